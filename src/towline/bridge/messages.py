@@ -1,9 +1,7 @@
 """Messages of a downlink over Arrow columns: what a Kafka record becomes, as `towline.bridge.routes` for the other way.
 
-    reject   Spark SQL; its text says why the record is refused
-    where    Spark SQL; false leaves the record out, and so does null, which is counted apart
-    render   topic, payload and properties of the message: each a template, a column that Spark has made of the user's
-             SQL, or what the record's headers say
+Topic, payload and properties of a message are each a template, a column that Spark has made of the user's SQL, or what
+the record's headers say.
 
 Every text is UTF-8 or nothing: a key or header with other bytes is null where a template names it, and what would be
 lost by it makes the record a dead letter. So does whatever MQTT can't carry. Nothing here raises on a record.
@@ -14,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from typing import Any, Final
 
@@ -22,21 +21,24 @@ import pyarrow.compute as pc
 
 from towline.bridge.patterns import Template, payload_path
 from towline.bridge.routes import (
+    FAULT,
+    OUTCOME,
     RECORD_SCHEMA,
     REJECT,
     WHERE,
     JsonFields,
-    RouteOutcome,
+    RenderedColumns,
     RowOutcome,
     Values,
+    faults,
     first_case,
     first_named,
+    read_problems,
     running_sums,
     utf8_text,
     verdicts,
     whole_text,
 )
-from towline.kafka.deadletters import DeadLetter, Reason, to_record
 from towline.kafka.properties import HEADERS, user_property
 from towline.schema import MESSAGE_SCHEMA
 
@@ -51,8 +53,8 @@ DOCUMENT: Final = "value"
 VALUES: Final = ("topic", "payload", "retain", "expiry", "content_type", "response_topic", "correlation_data")
 #: Types of Spark's of those that are no text.
 KINDS: Final = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
-#: Begins the columns of what a notice says in SQL, and of the line's fields as texts; columns of outcome and reason.
-NOTICE, TEXT, OUTCOME, FAULT = "notice_", "text_", "__outcome", "fault"
+#: Begins the columns of what a notice says in SQL, and of the line's fields as texts.
+NOTICE, TEXT = "notice_", "text_"
 #: Headers the way up writes that are no user properties; the last three stand in dead letters only.
 _OURS: Final = frozenset({*HEADERS, "mqtt.gateway", "mqtt.offset", "mqtt.duplicate"})
 #: What goes on of a record only where it is refused.
@@ -84,38 +86,21 @@ _SENT: Final = tuple(field for field in MESSAGE_SCHEMA if field.name != "qos")
 RENDERED_SCHEMA: Final = pa.schema(
     [*(field.with_name(own(field.name)) for field in _SENT), (OUTCOME, pa.int8()), (FAULT, pa.string())]
 )
-#: A record for the dead-letter topic, or what Kafka is told of it.
-LETTER_SCHEMA: Final = pa.schema([RECORD_SCHEMA.field(name) for name in ("topic", "key", "value", "headers")])
-
-
-_TOPIC_RULE: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
-_NO_TOPIC: Final = "the record lacks what its MQTT topic is made of, or that is no UTF-8 text"
-_NO_PROPERTY: Final = "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"
-_LOST: Final = "a header is no UTF-8 text, and MQTT has no other; properties may leave it out"
-_CONTROLS_WORDS: Final = (
-    "a topic or property has a control character, at which a broker may end the connection; "
-    'control_characters = "send" would send it'
+#: A refused record, or what Kafka is told of it.
+LETTER_SCHEMA: Final = pa.schema(
+    [
+        *(RECORD_SCHEMA.field(name) for name in ("topic", "key", "value", "headers", "timestamp", OUTCOME, FAULT)),
+        ("partition", pa.int32()),
+    ]
 )
 
 
-class MessageOutcome(RowOutcome):
-    """What becomes of a record: below zero it is left out, above it is refused."""
+@dataclass(frozen=True)
+class LetterColumns(RenderedColumns):
+    """Batches of `LETTER_SCHEMA`."""
 
-    UNDECIDED = -2
-    FILTERED = -1
-    MESSAGE = 0
-    REJECT_RAISED = 1, Reason.UNMAPPED, "the SQL of reject raised an error on this record"
-    REJECTED = 2, Reason.REJECTED
-    WHERE_RAISED = 3, Reason.UNMAPPED, "the condition where raised an error on this record"
-    NO_JSON = 4, Reason.UNMAPPED, "the line names a field of the value, which is no JSON"
-    NO_TEXT = 5, Reason.UNMAPPED, "a field of the value that the line names is neither text nor a number"
-    TOPIC_ABSENT = 6, Reason.TOPIC_ABSENT, _NO_TOPIC
-    TOPIC_ILLEGAL = 7, Reason.TOPIC_ILLEGAL, f"MQTT takes no such topic: {_TOPIC_RULE}"
-    HEADER_NO_TEXT = 8, Reason.UNDELIVERABLE, _LOST
-    RESPONSE_TOPIC = 9, Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_TOPIC_RULE}"
-    PROPERTY = 10, Reason.UNDELIVERABLE, _NO_PROPERTY
-    CONTROLS = 11, Reason.UNDELIVERABLE, _CONTROLS_WORDS
-    TOO_LARGE = 12, Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"
+    topic: str | None = None
+    present: frozenset[str] = frozenset(("topic", "key", "value", "headers", "timestamp", "partition"))
 
 
 class MessageTable:
@@ -124,7 +109,7 @@ class MessageTable:
     Args:
         written: Plain values; of what is said (`VALUES`, ``notice``) a template, a constant, null for nothing, or an
             empty table for a column that Spark has made of SQL. ``limit`` is the largest packet that the broker takes
-            in bytes, 0 for no limit, ``letters`` the dead-letter topic and who signs them, null for none.
+            in bytes, 0 for no limit.
     """
 
     def __init__(self, written: Mapping[str, Any]) -> None:
@@ -132,7 +117,6 @@ class MessageTable:
         self.reads_json = any(payload_path(name, DOCUMENT) for one in _templates(self.said) for name in one.fields)
         self.properties, self.send_controls = written["properties"], written["send_controls"]
         self.line, self.qos, self.limit = written["line"], written["qos"], written["limit"]
-        self.letters: tuple[str, str] | None = written["letters"]
         self._notice = _read(written["notice"])
         copied: list[str] = written["copied"]
         self._exact = {name for name in copied if not name.endswith("*")}
@@ -149,52 +133,39 @@ class MessageTable:
         """
         made = _Messages(self, rows)
         columns, outcomes, refusals = made.columns(), *made.outcomes()
-        refused = pc.greater(outcomes, int(MessageOutcome.MESSAGE))
-        details = [one.detail.format(limit=self.limit) or None for one in MessageOutcome if one.reason]
-        texts = pa.array(details, pa.string())
-        faults = texts.take(pc.if_else(refused, pc.subtract(outcomes, 1), pa.scalar(None, pa.int8())))
-        columns[own("payload")] = _only(columns[own("payload")], pc.equal(outcomes, int(MessageOutcome.MESSAGE)))
-        columns |= {OUTCOME: outcomes, FAULT: pa.array(_texts(pc.coalesce(faults, refusals)), pa.string())}
-        keep = lasting(rows.schema.names)
-        record = [_only(rows.column(n), refused) if n in _OF_LETTERS else rows.column(n) for n in keep]
+        columns[own("payload")] = _only(columns[own("payload")], pc.equal(outcomes, int(RowOutcome.RENDERED)))
+        columns |= {OUTCOME: outcomes, FAULT: whole_text(faults(outcomes, refusals, self.limit))}
+        keep, bad = lasting(rows.schema.names), pc.greater(outcomes, int(RowOutcome.FALLBACK))
+        record = [_only(rows.column(n), bad) if n in _OF_LETTERS else rows.column(n) for n in keep]
         return pa.RecordBatch.from_arrays([*record, *columns.values()], names=[*keep, *columns])
 
-    def dead_letters(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The dead letters of refused records, each followed by its notice, in `LETTER_SCHEMA`.
+    def dead_letters(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Refused records, and what Kafka is told of them, in `LETTER_SCHEMA`.
 
         Args:
             rows: Of `rendered`, each refused; with what Spark has made of the SQL of the notice.
         """
-        assert self.letters is not None
-        (topic, source), records = self.letters, list[tuple[Any, ...]]()
-        millis = rows.column("timestamp").cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
-        plain = [rows.column(name) for name in ("topic", "key", "value", "headers", "partition", FAULT, OUTCOME)]
-        columns = (column.to_pylist() for column in (millis, *plain))
-        for *row, notice in zip(*columns, self._notices(rows), strict=True):
-            moment, origin, key, value, headers, partition, why, code = row
-            pairs, reason = [(one["key"], one["value"]) for one in headers or ()], MessageOutcome(code).reason
-            assert reason is not None
-            letter = DeadLetter(reason, origin, key, value, pairs, partition, moment, why or "", source)
-            records.append((topic, *to_record(letter)))
-            if notice is not None:
-                copied = (one for one in pairs if one[0] in self._exact or one[0].startswith(self._begins))
-                records.append((*notice[:3], [*notice[3], *copied]))
-        made = [dict(zip(LETTER_SCHEMA.names, one, strict=True)) for one in records]
-        return pa.RecordBatch.from_pylist(made, schema=LETTER_SCHEMA)
+        yield rows.select(LETTER_SCHEMA.names).cast(LETTER_SCHEMA)
+        if self._notice and (notices := self._notices(rows)):
+            yield pa.RecordBatch.from_pylist(notices, schema=LETTER_SCHEMA)
 
-    def _notices(self, rows: pa.RecordBatch) -> list[tuple[Any, ...] | None]:
-        """Topic, key, value and own headers of what Kafka is told of each dead letter; None for nothing."""
-        if not self._notice:
-            return [None] * rows.num_rows
+    def _notices(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         view = _Records(rows, self._notice, NOTICE)
-        said = {name: view.said(name).cast(pa.binary()).to_pylist() for name in self._notice if name != "where"}
-        keys, values, _ = said.pop("key"), said.pop("payload"), said.pop("topic")
-        wanted = view.said("where").to_pylist() if self._notice["where"] is not None else [True] * view.size
-        notices: list[tuple[Any, ...] | None] = []
-        for at, topic in enumerate(_texts(view.said("topic"))):
-            own_headers = [(bytes.fromhex(k[7:]).decode(), one[at]) for k, one in said.items() if one[at] is not None]
+        said = {name: view.said(name) for name in self._notice}
+        topics, wanted = whole_text(said.pop("topic")).to_pylist(), said.pop("where").to_pylist()
+        texts = {name: column.cast(pa.binary()).to_pylist() for name, column in said.items()}
+        keys, values, headers = texts.pop("key"), texts.pop("payload"), rows.column("headers").to_pylist()
+        notices = []
+        for at in range(view.size):
+            if topics[at] is None or (self._notice["where"] is not None and not wanted[at]):
+                continue
+            made = [{"key": bytes.fromhex(name[7:]).decode(), "value": one[at]} for name, one in texts.items()]
+            made = [one for one in made if one["value"] is not None]
+            made += [
+                one for one in headers[at] or () if one["key"] in self._exact or one["key"].startswith(self._begins)
+            ]
             value = b"" if self._notice["payload"] is None else values[at]
-            notices.append((topic, keys[at], value, own_headers) if wanted[at] and topic is not None else None)
+            notices.append({"topic": topics[at], "key": keys[at], "value": value, "headers": made, OUTCOME: 0})
         return notices
 
 
@@ -220,17 +191,11 @@ def _only(column: pa.Array, mask: pa.Array) -> pa.Array:
     return column if ends["min"] else column.take(pc.if_else(mask, pa.array(range(len(column)), pa.int64()), None))
 
 
-def _texts(column: pa.Array) -> list[str | None]:
-    """Texts; what is no UTF-8 has U+FFFD there."""
-    texts: list[str | None] = whole_text(column).to_pylist()
-    return texts
-
-
 class _Records(Values):
     """The fields of records, and what is said over them; its columns of SQL have a prefix."""
 
     def __init__(self, rows: pa.RecordBatch, said: Mapping[str, Any], prefix: str = "") -> None:
-        super().__init__(rows.num_rows, self._value)
+        super().__init__(rows.num_rows)
         self._rows, self._said, self._prefix = rows, said, prefix
 
     def _value(self, name: str) -> pa.Array:
@@ -260,10 +225,6 @@ class _Records(Values):
         if isinstance(value, Template):
             return self.text(value)
         return self.constant(None, pa.binary()) if value is None else self._rows.column(own(self._prefix + name))
-
-    def constant(self, value: bool | int | None, kind: pa.DataType) -> pa.Array:  # noqa: FBT001 - a value
-        """The same in each row."""
-        return pa.repeat(pa.scalar(value, kind), self.size)
 
 
 class _Messages(_Records):
@@ -318,34 +279,33 @@ class _Messages(_Records):
         return pc.min_element_wise(pc.max_element_wise(column, 0, skip_nulls=False), _LONGEST_EXPIRY, skip_nulls=False)
 
     def outcomes(self) -> tuple[pa.Array, pa.Array]:
-        """Codes of `MessageOutcome`, the first reason that holds; and what ``reject`` says."""
-        asked, refusals = verdicts(self._rows, MessageOutcome)
-        return first_case([*asked, *self._faults()], self.constant(int(MessageOutcome.MESSAGE), pa.int8())), refusals
+        """Codes of `RowOutcome`, the first reason that holds; and what ``reject`` says."""
+        asked, refusals = verdicts(self._rows)
+        return first_case([*asked, *self._faults()], self.constant(int(RowOutcome.RENDERED), pa.int8())), refusals
 
     def _faults(self) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be a message: rows, and an outcome."""
         table, users, clean = self._table, self._users, self._clean
         if table.reads_json:
-            for code in (RouteOutcome.NO_JSON, RouteOutcome.NO_TEXT):
-                yield pc.equal(self.document.outcomes, int(code)), MessageOutcome[code.name]
+            yield read_problems(self.document.outcomes)
         broken = {name: pc.and_(raw.is_valid(), clean[name].is_null()) for name, raw in self._raw.items()}
-        yield self._raw["topic"].is_null(), MessageOutcome.TOPIC_ABSENT
-        yield pc.or_(broken["topic"], _bad(clean["topic"], _WILD)), MessageOutcome.TOPIC_ILLEGAL
+        yield self._raw["topic"].is_null(), RowOutcome.TOPIC_ABSENT
+        yield pc.or_(broken["topic"], _bad(clean["topic"], _WILD)), RowOutcome.MQTT_TOPIC
         if table.properties != "none":
-            yield users.any_of(lambda column: column.is_null()), MessageOutcome.HEADER_NO_TEXT
+            yield users.any_of(lambda column: column.is_null()), RowOutcome.HEADER_NO_TEXT
         for name in ("content_type", "response_topic"):
             if table.said[name] is None:
-                yield broken[name], MessageOutcome.HEADER_NO_TEXT
-        yield pc.or_(broken["response_topic"], _bad(clean["response_topic"], _WILD)), MessageOutcome.RESPONSE_TOPIC
-        yield pc.or_(broken["content_type"], _bad(clean["content_type"], _NUL)), MessageOutcome.PROPERTY
-        yield users.any_of(lambda column: _bad(column, _NUL)), MessageOutcome.PROPERTY
-        yield pc.greater(_bytes(self._correlation), _LONGEST), MessageOutcome.PROPERTY
+                yield broken[name], RowOutcome.HEADER_NO_TEXT
+        yield pc.or_(broken["response_topic"], _bad(clean["response_topic"], _WILD)), RowOutcome.RESPONSE_TOPIC
+        yield pc.or_(broken["content_type"], _bad(clean["content_type"], _NUL)), RowOutcome.PROPERTY
+        yield users.any_of(lambda column: _bad(column, _NUL)), RowOutcome.PROPERTY
+        yield pc.greater(_bytes(self._correlation), _LONGEST), RowOutcome.PROPERTY
         if not table.send_controls:
             for column in clean.values():
-                yield _has(column, _CONTROLS), MessageOutcome.CONTROLS
-            yield users.any_of(lambda column: _has(column, _CONTROLS)), MessageOutcome.CONTROLS
+                yield _has(column, _CONTROLS), RowOutcome.CONTROLS
+            yield users.any_of(lambda column: _has(column, _CONTROLS)), RowOutcome.CONTROLS
         if table.limit:
-            yield pc.greater(self.packet_size(), table.limit), MessageOutcome.TOO_LARGE
+            yield pc.greater(self.packet_size(), table.limit), RowOutcome.TOO_LARGE
 
     def packet_size(self) -> pa.Array:
         """Bytes of each PUBLISH, a few too many: room for the longest lengths and a topic alias [MQTT 5, 3.3]."""

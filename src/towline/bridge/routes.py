@@ -1,4 +1,4 @@
-"""Routes of an uplink over Arrow columns: which route takes a message, and the Kafka record that it becomes.
+"""What becomes of the messages of an uplink, over Arrow columns; and what the other way makes in the same way.
 
     match    the first route whose filter matches takes the message, like the arms of a switch; so a message makes at
              most one record and the account adds up [I11]
@@ -12,18 +12,22 @@ Kafka name, an allowed one and not reserved, else the message goes to the route'
 device never names a topic outside the allowed list).
 
 All that follows from the MQTT topic alone is made once for each topic of a batch, the rest of each row.
+`towline.bridge.messages` renders the way down by the same outcomes, templates and verdicts.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache, partial, reduce
+from itertools import repeat
 from math import isfinite
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -40,8 +44,10 @@ from towline.bridge.patterns import (
     kafka_name_problem,
     payload_path,
 )
-from towline.kafka.deadletters import INTERNAL, Reason, reserved
-from towline.kafka.properties import USER_PREFIX
+from towline.kafka.columns import Columns, distinct_values, header_lists, longest, most
+from towline.kafka.deadletters import A_HEADER, INTERNAL, Reason, reserved
+from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
+from towline.kafka.screening import Fault
 from towline.schema import OPTIONAL, ROW_SCHEMA
 
 #: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:
@@ -53,12 +59,13 @@ REJECT, WHERE, DEDUPE, HEADER_MAP = "towline_reject", "towline_where", "towline_
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RARE: Final = ("retain", *OPTIONAL)
 _MOMENT: Final = ROW_SCHEMA.field("received_at").type
+#: What becomes of a row, of `RowOutcome`; and why, in words that a person reads, where it is refused.
+OUTCOME, FAULT = "__outcome", "fault"
 #: A record, and the message that it was: its properties become headers after the record is known to be sound, or those
 #: of its dead letter. Flat, because a struct a row doubles what a row costs (measured).
 #:   headers               the route's own
 #:   towline_rare          what only some messages have; null for the others
 #:   towline_properties    whether the properties of the message travel as headers of the record
-#:   towline_reason, towline_detail    why it can't be a record (`towline.kafka.deadletters`); null in all rows or none
 RECORD_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -74,43 +81,36 @@ RECORD_SCHEMA: Final = pa.schema(
         ("towline_offset", pa.int64()),
         ("towline_duplicate", pa.bool_()),
         ("towline_properties", pa.bool_()),
-        ("towline_reason", pa.string()),
-        ("towline_detail", pa.string()),
+        (OUTCOME, pa.int8()),
+        (FAULT, pa.string()),
     ]
 )
-#: Topics of a line that are remembered, and characters of them; then all are forgotten, so that devices can't fill the
-#: memory.
+#: Topics of a line that are remembered, none of them longer than a name of Kafka's: devices can't fill the memory.
 _TOPICS: Final = 50_000
-_CHARACTERS: Final = 16 << 20
 #: Last millisecond of the year 9999, which clients of Kafka can still show.
 _LAST_MS: Final = 253_402_300_799_999
 _MILLIS: Final = re.compile(r"[0-9]{1,15}")
+_CONTROL_CHARACTERS: Final = (
+    "a topic or property has a control character, at which a broker may end the connection; "
+    'control_characters = "send" would send it'
+)
+_TOPIC_RULE: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
 
 
 class RowOutcome(IntEnum):
-    """What becomes of a row, of a code.
+    """What becomes of a message, or on the way down of a record: below zero it is left out.
 
     Attributes:
-        reason: Of the dead letter, where it is refused; None where it is not.
+        reason: Of the dead letter, where it is refused, from `NOT_WHOLE` on; None where it is not.
         detail: What a person reads of that; "" where the SQL of ``reject`` says it.
     """
 
     reason: Reason | None
     detail: str
 
-    def __new__(cls, code: int, reason: Reason | None = None, detail: str = "") -> Self:
-        """A member, written as its attributes."""
-        outcome = int.__new__(cls, code)
-        outcome._value_, outcome.reason, outcome.detail = code, reason, detail
-        return outcome
-
-
-class RouteOutcome(RowOutcome):
-    """What becomes of a message: below zero it is left out, from `NOT_WHOLE` on it is refused."""
-
     UNDECIDED = -2
     FILTERED = -1
-    RECORD = 0
+    RENDERED = 0
     FALLBACK = 1
     NOT_WHOLE = (
         2,
@@ -119,12 +119,12 @@ class RouteOutcome(RowOutcome):
     )
     TOO_MANY = 3, Reason.TOO_MANY_PROPERTIES, "more than 1,000 properties; the value is the whole MQTT packet"
     UNROUTED = 4, Reason.UNROUTED, "no route takes this topic"
-    REJECT_RAISED = 5, Reason.UNMAPPED, "the SQL of reject raised an error on this message"
+    REJECT_RAISED = 5, Reason.UNMAPPED, "the SQL of reject raised an error on it"
     REJECTED = 6, Reason.REJECTED
-    WHERE_RAISED = 7, Reason.UNMAPPED, "the SQL of where raised an error on this message"
-    NO_JSON = 8, Reason.UNMAPPED, "the route names a field of the payload, which is no JSON"
-    NO_TEXT = 9, Reason.UNMAPPED, "a field of the payload that the route names is neither text nor a number"
-    TOPIC_ABSENT = 10, Reason.TOPIC_ABSENT, "the message lacks what the name of the Kafka topic is made of"
+    WHERE_RAISED = 7, Reason.UNMAPPED, "the SQL of where raised an error on it"
+    NO_JSON = 8, Reason.UNMAPPED, "a template names a field of JSON, and its payload or value is none"
+    NO_TEXT = 9, Reason.UNMAPPED, "a field of JSON that a template names is neither text nor a number"
+    TOPIC_ABSENT = 10, Reason.TOPIC_ABSENT, "it lacks what its topic is made of, or that is no UTF-8 text"
     TOPIC_RESERVED = (
         11,
         Reason.TOPIC_RESERVED,
@@ -135,6 +135,52 @@ class RouteOutcome(RowOutcome):
     KEY_ABSENT = 14, Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"
     VALUE_ABSENT = 15, Reason.UNMAPPED, "the message lacks what the value of its record is made of"
     NO_TIME = 16, Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"
+    MQTT_TOPIC = 17, Reason.TOPIC_ILLEGAL, f"MQTT takes no such topic: {_TOPIC_RULE}"
+    HEADER_NO_TEXT = (
+        18,
+        Reason.UNDELIVERABLE,
+        "a header is no UTF-8 text, and MQTT has no other; properties may leave it out",
+    )
+    RESPONSE_TOPIC = 19, Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_TOPIC_RULE}"
+    PROPERTY = (
+        20,
+        Reason.UNDELIVERABLE,
+        "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000",
+    )
+    CONTROLS = 21, Reason.UNDELIVERABLE, _CONTROL_CHARACTERS
+    TOO_LARGE = 22, Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"
+
+    def __new__(cls, code: int, reason: Reason | None = None, detail: str = "") -> Self:
+        """A member, written as its attributes."""
+        outcome = int.__new__(cls, code)
+        outcome._value_, outcome.reason, outcome.detail = code, reason, detail
+        return outcome
+
+
+_LAST_SOUND: Final = int(RowOutcome.FALLBACK)
+
+
+def refused(rows: pa.RecordBatch) -> pa.Array:
+    """Which rows are refused."""
+    return pc.greater(rows.column(OUTCOME), _LAST_SOUND)
+
+
+def outcomes_of(rows: pa.RecordBatch) -> Counter[RowOutcome]:
+    """How many rows have each outcome."""
+    counts = pc.value_counts(rows.column(OUTCOME)).to_pylist()
+    return Counter({RowOutcome(entry["values"]): entry["counts"] for entry in counts})
+
+
+def faults(outcomes: pa.Array, refusals: pa.Array, limit: int = 0) -> pa.Array:
+    """The words behind outcomes, null where nothing is refused.
+
+    Args:
+        outcomes: Codes of `RowOutcome`.
+        refusals: What ``reject`` says.
+        limit: Bytes of the largest packet that the broker takes.
+    """
+    texts = pa.array([one.detail.format(limit=limit) or None for one in RowOutcome], pa.string())
+    return pc.coalesce(texts.take(pc.subtract(outcomes, int(min(RowOutcome)))), refusals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,119 +262,59 @@ class Route:
         free = taken is None or not re.fullmatch(taken, name)
         return free and kafka_name_problem(name) is None and name.startswith(self.topic.parts[0])
 
-    def destination(self, name: str | None) -> tuple[str | None, RouteOutcome]:
+    def destination(self, name: str | None) -> tuple[str | None, RowOutcome]:
         """The Kafka topic behind a name that the template of the topic gives, or why there is none."""
-        problem = RouteOutcome.RECORD if self.topic.constant is not None else self._problem(name)
-        if problem is RouteOutcome.RECORD:
-            return name, RouteOutcome.RECORD
-        return self.fallback_topic, problem if self.fallback_topic is None else RouteOutcome.FALLBACK
+        problem = RowOutcome.RENDERED if self.topic.constant is not None else self._problem(name)
+        if problem is RowOutcome.RENDERED:
+            return name, RowOutcome.RENDERED
+        return self.fallback_topic, problem if self.fallback_topic is None else RowOutcome.FALLBACK
 
-    def _problem(self, name: str | None) -> RouteOutcome:
+    def _problem(self, name: str | None) -> RowOutcome:
         if name is None:
-            return RouteOutcome.TOPIC_ABSENT
+            return RowOutcome.TOPIC_ABSENT
         if (taken := self.reserved) is not None and re.fullmatch(taken, name):
-            return RouteOutcome.TOPIC_RESERVED
+            return RowOutcome.TOPIC_RESERVED
         if kafka_name_problem(name):
-            return RouteOutcome.TOPIC_ILLEGAL
-        return RouteOutcome.RECORD if allowed(name, self.allowed_topics) else RouteOutcome.TOPIC_NOT_ALLOWED
-
-    @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Self:
-        """From an entry of `to_json`."""
-        made: dict[str, Any] = {name: written[name] and Template.read(written[name]) for name in _TEMPLATES}
-        made |= {name: tuple(written[name]) for name in ("allowed_topics", "dead_letter_topics")}
-        made |= {name: written[name] for name in _PLAIN}
-        pattern = Pattern.parse(written["from"], checked=False)
-        headers = tuple((name, Template.read(text)) for name, text in written["headers"])
-        return cls(pattern, headers=headers, fields=tuple((name, "") for name in written["fields"]), **made)
+            return RowOutcome.TOPIC_ILLEGAL
+        return RowOutcome.RENDERED if allowed(name, self.allowed_topics) else RowOutcome.TOPIC_NOT_ALLOWED
 
 
-#: Attributes of a route that its JSON has as texts, and as they are.
-_TEMPLATES: Final = ("topic", "key", "value", "timestamp")
-_PLAIN: Final = ("fallback_topic", "properties", "key_required", "omit_missing", "key_tells")
+#: What of a route decides what a message becomes; the text of its SQL goes nowhere [I12].
+_DECIDING: Final = (
+    *("pattern", "topic", "key", "value", "timestamp", "headers", "allowed_topics", "fallback_topic", "properties"),
+    *("key_required", "omit_missing", "key_tells", "dead_letter_topics"),
+)
 
 
 def to_json(routes: Sequence[Route]) -> str:
-    """What tells the records of a line's messages, its SQL aside, as `from_json` takes it."""
-    return json.dumps(
-        [
-            {
-                "from": route.pattern.text,
-                **{name: None if (one := getattr(route, name)) is None else one.text for name in _TEMPLATES},
-                "headers": [(name, template.text) for name, template in route.headers],
-                "fields": [name for name, _ in route.fields],
-                **{name: getattr(route, name) for name in ("allowed_topics", "dead_letter_topics", *_PLAIN)},
-            }
-            for route in routes
-        ]
-    )
+    """What decides what a line's messages become, its SQL aside, as `from_json` takes it."""
+    written = [{name: getattr(route, name) for name in _DECIDING} for route in routes]
+    return json.dumps(written, default=attrgetter("text"))
 
 
 def from_json(text: str) -> tuple[Route, ...]:
     """The routes of `to_json`."""
-    return tuple(map(Route.of, json.loads(text)))
+    return tuple(map(_route, json.loads(text)))
 
 
-class Rendered(NamedTuple):
-    """What becomes of the rows of a batch, in their order.
+def _route(written: dict[str, Any]) -> Route:
+    for name in ("topic", "key", "value", "timestamp"):
+        written[name] = None if written[name] is None else Template.read(written[name])
+    for name in ("allowed_topics", "dead_letter_topics"):
+        written[name] = tuple(written[name])
+    headers = tuple((name, Template.read(template)) for name, template in written.pop("headers"))
+    return Route(Pattern.parse(written.pop("pattern"), checked=False), headers=headers, **written)
 
-    Attributes:
-        records: Columns of `RECORD_SCHEMA`, but for the last two; of a row that is no record what can be said.
-        outcomes: Codes of `RouteOutcome`.
-        refusals: What ``reject`` says.
+
+def of_writer(records: pa.RecordBatch, writer: int, writers: int) -> pa.RecordBatch:
+    """The rows of one of several writers: by the key of the record, else the topic of the message.
+
+    A total function of the row, so the writers of a batch have all rows, and each row one of them.
     """
-
-    records: pa.RecordBatch
-    outcomes: pa.Array
-    refusals: pa.Array
-
-    def parts(self, *, unrouted: bool = True) -> Iterator[pa.RecordBatch]:
-        """Records, then what is refused, each as batches of `RECORD_SCHEMA`; what is left out is in neither.
-
-        Args:
-            unrouted: Whether messages that no route takes are among the refused ones.
-        """
-        size = len(self.outcomes)
-        if (ends := pc.min_max(self.outcomes).as_py())["min"] is None:
-            return
-        if ends["min"] >= RouteOutcome.RECORD and ends["max"] <= RouteOutcome.FALLBACK:
-            yield _with_reasons(self.records, pa.nulls(size, pa.string()), pa.nulls(size, pa.string()))
-            return
-        sound = pc.is_in(self.outcomes, pa.array([RouteOutcome.RECORD, RouteOutcome.FALLBACK], pa.int8()))
-        good = self.records.filter(sound)
-        if good.num_rows:
-            yield _with_reasons(good, *[pa.nulls(good.num_rows, pa.string())] * 2)
-        bad = pc.greater_equal(self.outcomes, int(RouteOutcome.NOT_WHOLE))
-        if not unrouted:
-            bad = pc.and_(bad, pc.not_equal(self.outcomes, int(RouteOutcome.UNROUTED)))
-        if pc.any(bad).as_py():
-            codes = [RouteOutcome(code) for code in self.outcomes.filter(bad).to_pylist()]
-            refusals = zip(codes, self.refusals.filter(bad).to_pylist(), strict=True)
-            yield _with_reasons(
-                self.records.filter(bad),
-                pa.array([code.reason for code in codes], pa.string()),
-                pa.array([code.detail or refusal for code, refusal in refusals], pa.string()),
-            )
-
-    def of_writer(self, writer: int, writers: int) -> Self:
-        """The rows of one of several writers: by the key of the record, else the topic of the message.
-
-        A total function of the row, so the writers of a batch have all rows, and each row one of them.
-        """
-        keys = pc.coalesce(self.records.column("key"), self.records.column("towline_topic").cast(pa.binary()))
-        coded = keys.dictionary_encode()
-        numbers = pa.array([crc32c(key) % writers for key in coded.dictionary.to_pylist()], pa.int64())
-        own = pc.equal(numbers.take(coded.indices), writer)
-        return type(self)(self.records.filter(own), self.outcomes.filter(own), self.refusals.filter(own))
-
-    def tally(self) -> Counter[RouteOutcome]:
-        """How many rows have each outcome."""
-        counts = pc.value_counts(self.outcomes)
-        return Counter({RouteOutcome(entry["values"]): entry["counts"] for entry in counts.to_pylist()})
-
-
-def _with_reasons(records: pa.RecordBatch, reasons: pa.Array, details: pa.Array) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([*records.columns, reasons, details], schema=RECORD_SCHEMA)
+    keys = pc.coalesce(records.column("key"), records.column("towline_topic").cast(pa.binary()))
+    coded = keys.dictionary_encode()
+    numbers = pa.array([crc32c(key) % writers for key in coded.dictionary.to_pylist()], pa.int64())
+    return records.filter(pc.equal(numbers.take(coded.indices), writer))
 
 
 class RouteTable:
@@ -340,10 +326,12 @@ class RouteTable:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
-        #: Topic -> the number of the route that takes it; and characters of the topics.
-        self._numbers: dict[str, int | None] = {}
-        self._characters = 0
-        self._destination = lru_cache(_TOPICS)(lambda number, name: self.routes[number].destination(name))
+        self.taker = _remembered(self._taker)
+        self.destination = _remembered(lambda name, number: self.routes[number].destination(name))
+
+    def _taker(self, topic: str) -> int | None:
+        matches = (number for number, route in enumerate(self.routes) if route.pattern.match(topic) is not None)
+        return next(matches, None)
 
     def match(self, topics: pa.Array) -> pa.Array:
         """The number of the route that takes each topic; null for none."""
@@ -352,33 +340,23 @@ class RouteTable:
 
     def _matched(self, topics: pa.Array) -> pa.Array:
         """The same of topics that are all different."""
-        names, known = topics.to_pylist(), self._numbers
-        new = [name for name in names if name not in known]
-        if new and (len(known) + len(new) > _TOPICS or self._characters > _CHARACTERS):
-            known.clear()
-            new, self._characters = names, 0
-        known.update((name, self._taker(name)) for name in new)
-        self._characters += sum(map(len, new))
-        return pa.array([known[name] for name in names], pa.int32())
+        return pa.array([self.taker(topic) for topic in topics.to_pylist()], pa.int32())
 
-    def _taker(self, topic: str) -> int | None:
-        matches = (number for number, route in enumerate(self.routes) if route.pattern.match(topic) is not None)
-        return next(matches, None)
-
-    def values(self, rows: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
-        """What wildcards and fields of messages are, as texts; null in rows whose route does not have the wildcard.
+    def routed(self, rows: pa.RecordBatch, values: Mapping[str, str]) -> pa.RecordBatch:
+        """Rows with the number of their route in `ROUTE`, and what the SQL of a line names of them.
 
         Args:
             rows: Columns of `ROW_SCHEMA`.
-            names: Wildcards of any route, and fields of a message as templates name them.
+            values: Column -> the wildcard of any route, or the field of a message as templates name it, that it has as
+                text; null in rows whose route does not have the wildcard.
         """
-        made = _Columns(self, rows, self.match(rows.column("topic")))
-        return [made.joined(view.value(name) for view in made.views) for name in names]
+        made = _Rendering(self, rows, self.match(rows.column("topic")))
+        columns = [made.joined([view.value(name) for view in made.views]) for name in values.values()]
+        names = [*rows.schema.names, ROUTE, *values]
+        return pa.RecordBatch.from_arrays([*rows.columns, made.numbers, *columns], names=names)
 
-    def render(self, rows: pa.RecordBatch) -> Rendered:
-        """What becomes of messages.
-
-        What follows from the topic alone is made of the topics of the batch, and each row has it from there.
+    def render(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What becomes of messages, as rows of `RECORD_SCHEMA`; of a row that is no record what can be said.
 
         Args:
             rows: Columns of `ROW_SCHEMA`; where Spark has evaluated the line's SQL, `REJECT`, `WHERE`, `DEDUPE`,
@@ -386,18 +364,14 @@ class RouteTable:
         """
         coded = rows.column("topic").dictionary_encode()
         numbers, topics = self._matched(coded.dictionary), pa.RecordBatch.from_arrays([coded.dictionary], ["topic"])
-        over = _Columns(self, topics, numbers)
-        return _Rendering(self, rows, numbers.take(coded.indices), over, coded.indices).result()
+        over = _Rendering(self, topics, numbers)
+        return _Rendering(self, rows, numbers.take(coded.indices), over, coded.indices).records()
 
-    def destinations(self, number: int, names: pa.Array) -> pa.Array:
-        """Structs of `_DESTINATION` behind names that a route's messages give."""
-        coded = names.dictionary_encode(null_encoding="encode")
-        made = []
-        for name in coded.dictionary.to_pylist():
-            long = name is not None and len(name) > MAX_TOPIC_LENGTH  # not remembered
-            topic, outcome = self.routes[number].destination(name) if long else self._destination(number, name)
-            made.append({"name": name, "topic": topic, "outcome": int(outcome)})
-        return pa.array(made, _DESTINATION).take(coded.indices)
+
+def _remembered(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of a name, known again, but for long ones."""
+    known = lru_cache(_TOPICS)(ask)
+    return lambda name, *of: (ask if name is not None and len(name) > MAX_TOPIC_LENGTH else known)(name, *of)
 
 
 #: What the template of a Kafka topic gives, where the record goes, and the outcome of that name.
@@ -415,35 +389,42 @@ def _is_static(route: Route, templates: Iterable[Template | None]) -> bool:
     return all(name == "mqtt.topic" or name in route.pattern.names for one in templates if one for name in one.fields)
 
 
-class Values:
+class Values(ABC):
     """Fields of the rows of a batch as texts, and templates over them.
 
     Args:
         size: Rows.
-        column: The column of a field, null where a row has none; asked once for each.
     """
 
-    def __init__(self, size: int, column: Callable[[str], pa.Array]) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self._column_of = column
         self._values: dict[str, pa.Array] = {}
 
-    def value(self, name: str) -> pa.Array:
+    @abstractmethod
+    def _value(self, name: str) -> pa.Array:
         """A field of each row as text, null where it has none."""
+
+    def value(self, name: str) -> pa.Array:
+        """The same, made once."""
         if name not in self._values:
-            self._values[name] = self._column_of(name)
+            self._values[name] = self._value(name)
         return self._values[name]
 
     def text(self, template: Template) -> pa.Array:
         """The text of a template for each row, null where a field is."""
         if template.constant is not None:
-            return pa.repeat(pa.scalar(template.constant, pa.string()), self.size)
-        parts = [
-            pa.scalar(part) if i % 2 == 0 else self.value(part)
-            for i, part in enumerate(template.parts)
-            if i % 2 or part
-        ]
+            return self.constant(template.constant, pa.string())
+        numbered = enumerate(template.parts)
+        parts = [self.value(part) if i % 2 else pa.scalar(part) for i, part in numbered if i % 2 or part]
         return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(""))
+
+    def bytes_of(self, template: Template | None) -> pa.Array | None:
+        """The same as bytes; None without a template."""
+        return None if template is None else self.text(template).cast(pa.binary())
+
+    def constant(self, value: Any, kind: pa.DataType) -> pa.Array:
+        """The same in each row."""
+        return pa.repeat(pa.scalar(value, kind), self.size)
 
 
 class _View(Values):
@@ -457,7 +438,7 @@ class _View(Values):
     """
 
     def __init__(self, rows: pa.RecordBatch, at: pa.Array | None, number: int | None, routes: Sequence[Route]) -> None:
-        super().__init__(rows.num_rows if at is None else len(at), self._value)
+        super().__init__(rows.num_rows if at is None else len(at))
         self._rows = rows
         self.at = at
         self.number = number
@@ -511,108 +492,23 @@ class _View(Values):
         return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
 
 
-class _Columns:
-    """What routes make of rows that may be no more than topics, as columns.
-
-    Args:
-        table: Of the routes.
-        rows: What they are made of.
-        numbers: Of the routes that take them.
-        topics: The same over the topics of the rows; None where these are topics themselves.
-        indices: The topic of each row there.
-    """
-
-    def __init__(
-        self,
-        table: RouteTable,
-        rows: pa.RecordBatch,
-        numbers: pa.Array,
-        topics: _Columns | None = None,
-        indices: pa.Array | None = None,
-    ) -> None:
-        self._table, self._rows, self._numbers = table, rows, numbers
-        self._topics, self._indices = topics, indices
-        found = pc.unique(numbers).to_pylist() or [None]
-        masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
-        places = [(one, pc.indices_nonzero(mask)) for one, mask in masks] if len(found) > 1 else [(found[0], None)]
-        #: The rows of each route; and the routes.
-        self.views = [_View(rows, at, number, table.routes) for number, at in places]
-        self._routes = [view.route for view in self.views if view.route is not None]
-
-    @cached_property
-    def _order(self) -> pa.Array:
-        return pc.sort_indices(pa.concat_arrays([view.at for view in self.views if view.at is not None]))
-
-    def joined(self, columns: Iterable[pa.Array]) -> pa.Array:
-        """The columns of the views as one, in the order of the rows."""
-        parts = list(columns)
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._order)
-
-    def _made(
-        self,
-        kind: pa.DataType,
-        templates: Callable[[Route], Iterable[Template | None]],
-        made: Callable[[_View, Route], pa.Array | None],
-    ) -> pa.Array:
-        """A column, null where ``made`` gives None, and of rows without a route."""
-        if self._topics is not None and all(_is_static(route, templates(route)) for route in self._routes):
-            column = self._topics._made(kind, templates, made)  # noqa: SLF001 - the same over topics
-            return (
-                pa.nulls(self._rows.num_rows, kind) if column.null_count == len(column) else column.take(self._indices)
-            )
-        parts = [None if view.route is None else made(view, view.route) for view in self.views]
-        return self.joined(
-            pa.nulls(view.size, kind) if part is None else part for view, part in zip(self.views, parts, strict=True)
-        )
-
-    def destinations(self) -> list[pa.Array]:
-        """The columns of `_DESTINATION`."""
-        structs = self._made(
-            _DESTINATION,
-            lambda route: [route.topic],
-            lambda view, route: self._table.destinations(view.number or 0, whole_text(view.text(route.topic))),
-        )
-        return [pc.struct_field(structs, at) for at in range(len(_DESTINATION))]
-
-    def keys(self) -> pa.Array:
-        """The keys of the records."""
-        return self._made(
-            pa.binary(),
-            lambda route: [route.key],
-            lambda view, route: None if route.key is None else view.text(route.key).cast(pa.binary()),
-        )
-
-    def headers(self) -> pa.Array:
-        """The headers that the routes name."""
-        return self._made(
-            _HEADERS, lambda route: [text for _, text in route.headers], lambda view, route: view.headers(route)
-        )
-
-    def properties(self) -> pa.Array:
-        """Whether the properties of the messages travel."""
-        return self._made(
-            pa.bool_(), lambda _: [], lambda view, route: pa.repeat(pa.scalar(route.properties), view.size)
-        )
-
-
-def verdicts(rows: pa.RecordBatch, codes: type[IntEnum]) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
+def verdicts(rows: pa.RecordBatch) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
     """What ``reject`` and then ``where`` say of rows, for `first_case`; and the texts of ``reject``.
 
     Args:
         rows: With `REJECT` and `WHERE` where Spark has evaluated them.
-        codes: Have the names of `RouteOutcome`.
     """
     present, refusals = set(rows.schema.names), pa.nulls(rows.num_rows, pa.string())
     cases: list[tuple[pa.Array, Any]] = []
     if REJECT in present:
         column = rows.column(REJECT)
         refusals = whole_text(pc.struct_field(column, 0))
-        cases += [(column.is_null(), codes["REJECT_RAISED"]), (refusals.is_valid(), codes["REJECTED"])]
+        cases += [(column.is_null(), RowOutcome.REJECT_RAISED), (refusals.is_valid(), RowOutcome.REJECTED)]
     if WHERE in present:
         column = rows.column(WHERE)
         wanted = pc.struct_field(column, 0)
-        cases.append((column.is_null(), codes["WHERE_RAISED"]))
-        cases += [(wanted.is_null(), codes["UNDECIDED"]), (pc.invert(wanted), codes["FILTERED"])]
+        cases.append((column.is_null(), RowOutcome.WHERE_RAISED))
+        cases += [(wanted.is_null(), RowOutcome.UNDECIDED), (pc.invert(wanted), RowOutcome.FILTERED)]
     return cases, refusals
 
 
@@ -636,7 +532,7 @@ class JsonFields(NamedTuple):
 
     Attributes:
         fields: Name of a field -> texts.
-        outcomes: `RouteOutcome.RECORD`, `NO_JSON` or `NO_TEXT`: the fields of a row can't be had.
+        outcomes: `RowOutcome.RENDERED`, `NO_JSON` or `NO_TEXT`: the fields of a row can't be had.
     """
 
     fields: Mapping[str, pa.Array]
@@ -655,24 +551,31 @@ class JsonFields(NamedTuple):
 
         every = dict.fromkeys(name for one in templates for name in one.fields)
         named = {name: path for name in every if (path := payload_path(name, root))}
+        if not named:
+            return cls({}, pa.repeat(pa.scalar(int(RowOutcome.RENDERED), pa.int8()), len(payloads)))
         names, paths = list(named), list(named.values())
         texts: list[list[str | None]] = [[] for _ in names]
         outcomes = []
         for payload in payloads.to_pylist():
             found: list[str | None] = [None] * len(names)
-            outcome = RouteOutcome.RECORD
+            outcome = RowOutcome.RENDERED
             try:
                 document = None if payload is None else from_json(payload, allow_inf_nan=False, cache_strings="keys")
                 found = [_leaf(document, path) for path in paths]
             except ValueError:
-                outcome = RouteOutcome.NO_JSON
+                outcome = RowOutcome.NO_JSON
             except TypeError:
-                outcome = RouteOutcome.NO_TEXT
+                outcome = RowOutcome.NO_TEXT
             outcomes.append(int(outcome))
             for column, text in zip(texts, found, strict=True):
                 column.append(text)
         fields = {name: pa.array(column, pa.string()) for name, column in zip(names, texts, strict=True)}
         return cls(fields, pa.array(outcomes, pa.int8()))
+
+
+def read_problems(outcomes: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The case of `first_case` of the outcomes of `JsonFields`."""
+    return pc.not_equal(outcomes, int(RowOutcome.RENDERED)), outcomes
 
 
 def _leaf(document: Any, path: Sequence[str | int]) -> str | None:
@@ -747,14 +650,70 @@ def first_named(lists: pa.Array, key: str) -> pa.Array:
     return values.take(pc.index_in(pa.array(range(len(lists)), rows.type), value_set=rows))
 
 
-class _Rendering(_Columns):
-    """The records of one batch."""
+class _Rendering:
+    """What routes make of rows that may be no more than topics.
 
-    def result(self) -> Rendered:
-        """What becomes of the rows."""
+    Args:
+        table: Of the routes.
+        rows: What they are made of.
+        numbers: Of the routes that take them.
+        topics: The same over the topics of the rows; None where these are topics themselves.
+        indices: The topic of each row there.
+    """
+
+    def __init__(
+        self,
+        table: RouteTable,
+        rows: pa.RecordBatch,
+        numbers: pa.Array,
+        topics: _Rendering | None = None,
+        indices: pa.Array | None = None,
+    ) -> None:
+        self._table, self._rows, self.numbers = table, rows, numbers
+        self._topics, self._indices = topics, indices
+        found = pc.unique(numbers).to_pylist() or [None]
+        masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
+        places = [(one, pc.indices_nonzero(mask)) for one, mask in masks] if len(found) > 1 else [(found[0], None)]
+        #: The rows of each route; and the routes.
+        self.views = [_View(rows, at, number, table.routes) for number, at in places]
+        self._routes = [view.route for view in self.views if view.route is not None]
+
+    @cached_property
+    def _order(self) -> pa.Array:
+        return pc.sort_indices(pa.concat_arrays([view.at for view in self.views if view.at is not None]))
+
+    def joined(self, parts: Sequence[pa.Array]) -> pa.Array:
+        """The columns of the views as one, in the order of the rows."""
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._order)
+
+    def _made(
+        self,
+        kind: pa.DataType,
+        templates: Callable[[Route], Iterable[Template | None]],
+        make: Callable[[_View, Route], pa.Array | None],
+    ) -> pa.Array:
+        """A column, null where ``make`` gives None, and of rows without a route."""
+        if self._topics is not None and all(_is_static(route, templates(route)) for route in self._routes):
+            column = self._topics._made(kind, templates, make)  # noqa: SLF001 - the same over topics
+            none = column.null_count == len(column)
+            return pa.nulls(self._rows.num_rows, kind) if none else column.take(self._indices)
+        parts = [None if view.route is None else make(view, view.route) for view in self.views]
+        pairs = zip(self.views, parts, strict=True)
+        return self.joined([pa.nulls(view.size, kind) if part is None else part for view, part in pairs])
+
+    def _destinations(self, view: _View, route: Route) -> pa.Array:
+        """Structs of `_DESTINATION`."""
+        coded = whole_text(view.text(route.topic)).dictionary_encode(null_encoding="encode")
+        made = [(name, *self._table.destination(name, view.number)) for name in coded.dictionary.to_pylist()]
+        return pa.array(made, _DESTINATION).take(coded.indices)
+
+    def records(self) -> pa.RecordBatch:
+        """The rows as those of `RECORD_SCHEMA`."""
         rows = self._rows
-        names, topics, routed = self.destinations()
-        keys, headers = self.keys(), self.headers()
+        names, topics, routed = self._made(_DESTINATION, lambda route: [route.topic], self._destinations).flatten()
+        keys = self._made(pa.binary(), lambda route: [route.key], lambda view, route: view.bytes_of(route.key))
+        headers = self._made(_HEADERS, lambda route: [text for _, text in route.headers], _View.headers)
+        properties = self._made(pa.bool_(), lambda _: [], lambda view, one: view.constant(one.properties, pa.bool_()))
         if HEADER_MAP in rows.schema.names and (more := rows.column(HEADER_MAP)).null_count < rows.num_rows:
             headers = _both(headers, more.cast(_HEADERS))
         values, moments, late = self._values(), *self._moments()
@@ -773,30 +732,25 @@ class _Rendering(_Columns):
             "towline_gateway": rows.column("gateway"),
             "towline_offset": rows.column("offset"),
             "towline_duplicate": rows.column("duplicate"),
-            "towline_properties": self.properties(),
+            "towline_properties": properties,
+            OUTCOME: outcomes,
+            FAULT: faults(outcomes, refusals),
         }
-        schema = pa.schema(list(RECORD_SCHEMA)[: len(columns)])
-        return Rendered(pa.RecordBatch.from_arrays([*columns.values()], schema=schema), outcomes, refusals)
+        return pa.RecordBatch.from_arrays([*columns.values()], schema=RECORD_SCHEMA)
 
     def _values(self) -> pa.Array:
         if all(route.value is None for route in self._routes):
             return self._rows.column("payload")
-        values = [None if view.route is None else view.route.value for view in self.views]
-        return self.joined(
-            view.column("payload") if value is None else view.text(value).cast(pa.binary())
-            for view, value in zip(self.views, values, strict=True)
-        )
+        made = ((view, None if view.route is None else view.bytes_of(view.route.value)) for view in self.views)
+        return self.joined([view.column("payload") if value is None else value for view, value in made])
 
     def _moments(self) -> tuple[pa.Array, pa.Array | None]:
         """Times of the records, and in which rows a template gives none; None for no such row."""
         received = self._rows.column("received_at")
         if all(route.timestamp is None for route in self._routes):
             return received, None
-        texts = self._made(
-            pa.string(),
-            lambda route: [route.timestamp],
-            lambda view, route: None if route.timestamp is None else whole_text(view.text(route.timestamp)),
-        ).to_pylist()
+        said = self._made(pa.binary(), lambda one: [one.timestamp], lambda view, one: view.bytes_of(one.timestamp))
+        texts = whole_text(said).to_pylist()
         millis = [int(text) if text is not None and _MILLIS.fullmatch(text) else None for text in texts]
         made = [one * 1000 if one is not None and one <= _LAST_MS else None for one in millis]
         late = pa.array([text is not None and one is None for text, one in zip(texts, made, strict=True)])
@@ -805,15 +759,15 @@ class _Rendering(_Columns):
     def _outcomes(
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> tuple[pa.Array, pa.Array]:
-        """Codes of `RouteOutcome`, the first reason that holds; and what ``reject`` says."""
+        """Codes of `RowOutcome`, the first reason that holds; and what ``reject`` says."""
         payload, cases = self._rows.column("payload"), list[tuple[pa.Array, Any]]()
         if payload.null_count:
             why = first_named(self._rows.column("user_properties"), "towline-reason")
             many = pc.and_(payload.is_null(), pc.equal(why, Reason.TOO_MANY_PROPERTIES.value).fill_null(False))
-            cases += [(many, RouteOutcome.TOO_MANY), (payload.is_null(), RouteOutcome.NOT_WHOLE)]
-        if self._numbers.null_count:
-            cases.append((self._numbers.is_null(), RouteOutcome.UNROUTED))
-        asked, refusals = verdicts(self._rows, RouteOutcome)
+            cases += [(many, RowOutcome.TOO_MANY), (payload.is_null(), RowOutcome.NOT_WHOLE)]
+        if self.numbers.null_count:
+            cases.append((self.numbers.is_null(), RowOutcome.UNROUTED))
+        asked, refusals = verdicts(self._rows)
         return first_case([*cases, *asked, *self._faults(routed, keys, values, late)], routed), refusals
 
     def _faults(
@@ -821,28 +775,22 @@ class _Rendering(_Columns):
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
         if any(map(_reads_payload, self._routes)):
-            fine = pa.scalar(int(RouteOutcome.RECORD), pa.int8())
-            reads = (view.route is not None and _reads_payload(view.route) for view in self.views)
-            read = self.joined(
-                view.payload.outcomes if one else pa.repeat(fine, view.size)
-                for view, one in zip(self.views, reads, strict=True)
-            )
-            yield pc.not_equal(read, fine), read
-        yield pc.greater(routed, int(RouteOutcome.FALLBACK)), routed
+            yield read_problems(self.joined([view.payload.outcomes for view in self.views]))
+        yield pc.greater(routed, _LAST_SOUND), routed
         if keys.null_count and any(route.key_required for route in self._routes):
-            yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), RouteOutcome.KEY_ABSENT
+            yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), RowOutcome.KEY_ABSENT
         if DEDUPE in self._rows.schema.names:
             absent = self._rows.column(DEDUPE).is_null()
-            yield pc.and_(absent, self._where(lambda route: route.key_tells)), RouteOutcome.KEY_ABSENT
+            yield pc.and_(absent, self._where(lambda route: route.key_tells)), RowOutcome.KEY_ABSENT
         if values.null_count:
-            yield values.is_null(), RouteOutcome.VALUE_ABSENT
+            yield values.is_null(), RowOutcome.VALUE_ABSENT
         if late is not None:
-            yield late, RouteOutcome.NO_TIME
+            yield late, RowOutcome.NO_TIME
 
     def _where(self, holds: Callable[[Route], bool]) -> pa.Array:
         """The rows of routes of which something holds."""
         numbers = [n for n, route in enumerate(self._table.routes) if holds(route)]
-        return pc.is_in(self._numbers, pa.array(numbers, pa.int32()))
+        return pc.is_in(self.numbers, pa.array(numbers, pa.int32()))
 
 
 def _reads_payload(route: Route) -> bool:
@@ -871,3 +819,111 @@ def _rare(rows: pa.RecordBatch) -> pa.Array:
     if not there:
         return pa.nulls(rows.num_rows, kind)
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=pc.invert(reduce(pc.or_, there)))
+
+
+# -- records for the producer -----------------------------------------------------------------------------------------
+
+_WRITTEN: Final = frozenset(("topic", "key", "value", "headers", "timestamp"))
+#: What a message has that says nothing more than all do.
+_NOTHING: Final[Mapping[str, Any]] = dict.fromkeys(("retain", *OPTIONAL))
+#: What headers take at most beside texts, topics and properties of users: names, digits, and microseconds since 1970.
+_FIXED_BYTES: Final = 100
+_RARE_BYTES: Final = 200
+
+
+@dataclass(frozen=True)
+class RenderedColumns(Columns):
+    """Records with what becomes of them: batches of sound ones, and batches of refused ones."""
+
+    def refusals(self, batch: Any) -> list[Fault] | None:
+        """Why its rows are refused, of a batch of those."""
+        outcomes = batch.column(OUTCOME)
+        if not len(outcomes) or outcomes[0].as_py() <= _LAST_SOUND:
+            return None
+        reasons = [RowOutcome(code).reason for code in outcomes.to_pylist()]
+        texts = batch.column(FAULT).to_pylist()
+        return [Fault(reason, text) for reason, text in zip(reasons, texts, strict=True) if reason]
+
+
+@dataclass(frozen=True)
+class RecordColumns(RenderedColumns):
+    """Batches of `RECORD_SCHEMA`."""
+
+    topic: str | None = None
+    present: frozenset[str] = _WRITTEN
+
+    def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - not the record's
+        """The headers of a row's dead letter: all properties of its message, and where it came from."""
+        row = batch.slice(at, 1)
+        ((topic, qos, received),) = _names(row)
+        cells = {name: row.column(f"towline_{name}")[0].as_py() for name in ("gateway", "offset", "duplicate", "rare")}
+        place = {"mqtt.gateway": cells["gateway"] or "", "mqtt.offset": str(cells["offset"])}
+        place |= {"mqtt.duplicate": "true"} if cells["duplicate"] else {}
+        made = property_headers(topic, qos, received, cells["rare"] or _NOTHING)
+        return [*made, *((name, text.encode()) for name, text in place.items())]
+
+    def largest(self, batch: Any) -> int:
+        """As `Columns.largest`."""
+        rest = _FIXED_BYTES + longest(batch.column("towline_topic")) + _most_of(batch.column("towline_rare"))
+        return super().largest(batch) + rest
+
+    def _headers(self, batch: Any) -> Iterator[Any]:
+        own, travels = batch.column("headers"), batch.column("towline_properties").fill_null(False)
+        ends = pc.min_max(travels).as_py()
+        if not ends["max"]:
+            return header_lists(own)
+        rare, plain = batch.column("towline_rare"), _plain_headers(batch)
+        some = rare.null_count < batch.num_rows
+        if ends["min"] and not some and not len(own.flatten()):
+            return plain
+        more = rare.to_pylist() if some else repeat(None)
+        flags = repeat(True) if ends["min"] else travels.to_pylist()
+        return map(_joined, flags, plain, _names(batch), more, header_lists(own))
+
+
+def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
+    """Topic, QoS, and the microseconds since 1970 of each message."""
+    moments = distinct_values(batch.column("towline_received_at").cast(pa.int64()))
+    # What is the same in all rows is repeated.
+    topics = batch.column("towline_topic").cast(pa.binary()).to_pylist()
+    return zip(topics, distinct_values(batch.column("towline_qos")), moments, strict=False)
+
+
+def _plain_headers(batch: Any) -> Iterator[list[Header]]:
+    """The headers that every message has; what several messages say is one tuple for all of them."""
+    topics = _each_header(batch.column("towline_topic").cast(pa.binary()), "mqtt.topic")
+    levels = _each_header(batch.column("towline_qos"), "mqtt.qos")
+    moments = _each_header(batch.column("towline_received_at").cast(pa.int64()), "mqtt.received-at")
+    return map(list, zip(topics, levels, moments, strict=True))
+
+
+def _each_header(column: Any, name: str) -> Iterator[Header]:
+    coded = column.dictionary_encode(null_encoding="encode")
+    made = [(name, in_bytes(value)) for value in coded.dictionary.to_pylist()]
+    return repeat(made[0], len(column)) if len(made) == 1 else map(made.__getitem__, coded.indices.to_pylist())
+
+
+def _joined(
+    travels: bool,  # noqa: FBT001 - of one row, mapped
+    plain: list[Header],
+    name: tuple[bytes | None, int, int],
+    more: Mapping[str, Any] | None,
+    own: list[Header],
+) -> list[Header]:
+    if not travels:
+        return own
+    topic, qos, received = name
+    made = plain if more is None else property_headers(topic, qos, received, more)
+    return [*made, *own] if own else made
+
+
+def _most_of(rare: Any) -> int:
+    """At least the bytes of the headers that any message's rare properties become."""
+    if rare.null_count == len(rare):
+        return 0
+    parts = dict(zip(rare.type.names, rare.flatten(), strict=True))
+    texts = sum(longest(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
+    users, numbers = parts["user_properties"], parts["subscription_ids"]
+    pairs = users.flatten()
+    one = A_HEADER + len(USER_PREFIX) + longest(pairs.field("key")) + longest(pairs.field("value"))
+    return _RARE_BYTES + texts + most(users) * one + most(numbers) * (A_HEADER + _RARE_BYTES)

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from towline.bridge.routes import Route, RouteOutcome, RouteTable, to_json
-from towline.bridge.uplink.sink import RecordColumns, Routing
+from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, Route, RouteTable, RowOutcome
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA
@@ -32,7 +31,7 @@ def frame_of(
 ) -> DataFrame:
     """Messages as the source of a line with SQL gives them, in one partition."""
     batch = pa.RecordBatch.from_pylist([*messages], schema=ROW_SCHEMA)
-    rows = Routing(to_json(routes), statements.values).added(batch)
+    rows = RouteTable(routes).routed(batch, statements.values)
     return spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1)
 
 
@@ -49,16 +48,14 @@ def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:
     batch = of_schema(rows.toArrow().combine_chunks().to_batches()[0])
     rendered = RouteTable(routes).render(batch)
     columns = RecordColumns()
-    records = columns.rows(rendered.records, any_topic=True).records
+    records = columns.rows(rendered, any_topic=True).records
     made: list[Any] = []
-    for at, (code, refusal, record) in enumerate(
-        zip(rendered.outcomes.to_pylist(), rendered.refusals.to_pylist(), records, strict=True)
-    ):
-        if (outcome := RouteOutcome(code)).reason:
-            reason, detail = outcome.reason, outcome.detail
-            headers = tuple(columns.originals(rendered.records, at, ()))
+    codes, faults = (rendered.column(name).to_pylist() for name in (OUTCOME, FAULT))
+    for at, (code, fault, record) in enumerate(zip(codes, faults, records, strict=True)):
+        if reason := (outcome := RowOutcome(code)).reason:
+            headers = tuple(columns.originals(rendered, at, ()))
             topic, value, key, _, _, _, moment, _ = record
-            made.append(DeadLetter(reason, topic, key, value, headers, None, moment, detail or refusal, "line"))
+            made.append(DeadLetter(reason, topic, key, value, headers, None, moment, fault, "line"))
         else:
-            made.append(record if outcome >= RouteOutcome.RECORD else outcome.name.lower())
+            made.append(record if outcome >= RowOutcome.RENDERED else outcome.name.lower())
     return made

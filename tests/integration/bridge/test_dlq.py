@@ -306,5 +306,5 @@ def test_a_where_is_asked_again(kafka: Kafka, make: Make) -> None:
     assert code == 1
     assert json.loads(out)["mended"] == {target: 1}
     assert json.loads(out)["filtered"] == 1
-    assert json.loads(out)["dead"] == {"the SQL of where raised an error on this message": 1}
+    assert json.loads(out)["dead"] == {"the SQL of where raised an error on it": 1}
     assert values(kafka, target) == [b"m1"]

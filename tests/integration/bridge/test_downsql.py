@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.losing import numbers, progress_of_a_lost_shuffle
-from tests.unit.bridge.test_messages import SENT, line_of
+from tests.unit.bridge.test_messages import SENT, kafka_gets, line_of
 from towline.bridge.config.tables import DownlinkSection
 from towline.bridge.downlink import query as downsql
 from towline.bridge.downlink.sink import rendered
-from towline.bridge.messages import FAULT, OUTCOME, MessageOutcome, message_table, own
+from towline.bridge.messages import message_table, own
+from towline.bridge.routes import FAULT, OUTCOME, RowOutcome
 from towline.errors import ConfigError
 
 pytestmark = pytest.mark.spark
@@ -46,10 +47,10 @@ def down(spark: SparkSession, said: DownlinkSection, *records: tuple[Any, ...], 
     """Of each record its columns, and what Kafka gets of all that are refused."""
     rows = applied(spark.createDataFrame(records, RECORD), said, **more).toArrow().combine_chunks()
     table = message_table(line_of(said))
-    (made,) = rendered(table, rows.to_batches(), Counter())
+    (made,) = rendered(table, rows.to_batches(), Counter(), letters=True)
     messages = made.select([*map(own, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
     refused = made.filter(made.column(OUTCOME).cast("bool"))
-    return messages, table.dead_letters(refused).to_pylist()
+    return messages, kafka_gets(table, refused)
 
 
 @pytest.mark.parametrize("name", ["topic", "content_type", "response_topic"])
@@ -58,8 +59,8 @@ def test_text_that_is_said_in_sql_is_looked_at_too(spark: SparkSession, name: st
     values: dict[str, Any] = {"topic": "fine", name: {"sql": "concat('a/', CAST(key AS STRING))"}}
     (bad, fine, none), _ = down(spark, section(**values), record(b"\xff"), record("ü".encode()), record(None))
     assert "UTF-8" in bad[FAULT]
-    assert (fine["outcome"], fine[name]) == (MessageOutcome.MESSAGE, "a/ü")
-    assert (none["outcome"] == MessageOutcome.MESSAGE) is (name != "topic")
+    assert (fine["outcome"], fine[name]) == (RowOutcome.RENDERED, "a/ü")
+    assert (none["outcome"] == RowOutcome.RENDERED) is (name != "topic")
 
 
 NOTICE_OF: dict[str, Any] = {
@@ -84,20 +85,20 @@ def test_what_a_line_refuses_is_a_dead_letter_and_kafka_is_told(spark: SparkSess
     headers = [("keeper", b"\xff"), ("exact", None), ("id", b"7"), ("exactly", b"")]
     keys = [b"ok", b"bad", b"odd", b"+", b"mute+", b"mute"]
     records = [record(key, headers=headers, offset=at) for at, key in enumerate(keys)]
-    odd, refused = "the SQL of reject raised an error on this record", "no such device"
+    odd, refused = "the SQL of reject raised an error on it", "no such device"
     topic = "MQTT takes no such topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
     rows, letters = down(spark, said, *records, record(b"bad"))
     assert [row[FAULT] for row in rows] == [None, refused, odd, topic, topic, None, refused]
-    notices = [letter for letter in letters if letter["topic"] == "answers.t"]
-    assert [letter["topic"] for letter in letters] == [*["dead", "answers.t"] * 4, "dead"]
-    assert [(one["key"], json.loads(one["value"])) for one in notices] == [
+    assert [topic for topic, *_ in letters] == [*["dead"] * 5, *["answers.t"] * 4]
+    notices = letters[5:]
+    assert [(key, json.loads(value)) for _, key, value, _ in notices] == [
         (b"bad", {"error": refused, "key": "BAD"}),
         (b"odd", {"error": odd, "key": "ODD"}),
         (b"+", {"error": topic, "key": "+"}),
         (b"mute+", {"error": topic, "key": "MUTE+"}),
     ]
     own_headers = [("id", b"7"), ("status", b"400"), ("keeper", b"\xff"), ("exact", None)]
-    assert [(one["key"], one["value"]) for one in notices[0]["headers"]] == own_headers
+    assert notices[0][-1] == own_headers
 
 
 def test_everything_can_be_said_in_sql_or_as_a_template(spark: SparkSession) -> None:
@@ -135,7 +136,8 @@ def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession)
     assert sorted(row["offset"] for row in sent) == list(range(0, 40, 2))
     assert all((row["value"], row["headers"]) == (None, None) for row in sent), "only the payload goes on"
     counts = Counter[str]()
-    assert sum(batch.num_rows for batch in rendered(message_table(line_of(said)), rows.to_batches(), counts)) == 21
+    parts = rendered(message_table(line_of(said)), rows.to_batches(), counts, letters=True)
+    assert sum(batch.num_rows for batch in parts) == 21
     assert counts == Counter(records=40, filtered=18, undecided=1, unfit=1)
 
 

@@ -13,7 +13,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import NOW, frame_of, message, outcomes
-from tests.unit.bridge.test_messages import line_of
+from tests.unit.bridge.test_messages import kafka_gets, line_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.profiles import shipped
@@ -126,18 +125,17 @@ def outcome(made: Any) -> Any:
 
 
 #: Of a record that is refused, its dead letter and its notice, if there is one.
-Told = tuple[dict[str, Any], dict[str, Any] | None]
+Told = tuple[tuple[Any, ...], tuple[Any, ...] | None]
 
 
 def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Told]]:
     """The messages, and what Kafka is told of the other records."""
     made = downsql.apply(spark.createDataFrame(records, RECORD), section, line_of(section))
     table = message_table(line_of(section))
-    messages, refused = sorted_out(list(rendered(table, made.toArrow().combine_chunks().to_batches(), Counter())))
-    parts = map(table.dead_letters, refused)
-    letters = [row for part in parts for row in part.to_pylist()]
-    notices = [None if row["topic"] == "dead" else row for row in letters[1:]]
-    told = [(row, notice) for row, notice in zip_longest(letters, notices) if row["topic"] == "dead"]
+    batches = made.toArrow().combine_chunks().to_batches()
+    messages, refused = sorted_out(list(rendered(table, batches, Counter(), letters=True)))
+    each = [kafka_gets(table, part.slice(at, 1)) for part in refused for at in range(part.num_rows)]
+    told = [(letter, next(iter(notices), None)) for letter, *notices in each]
     return [row for part in messages for row in part.to_pylist()], told
 
 
@@ -455,18 +453,18 @@ def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(
     commands: tuple[list[Any], list[Told]],
 ) -> None:
     for (letter, notice), (record, words, told) in zip(commands[1][1:], BAD_COMMANDS, strict=True):
-        detail = next(one["value"].decode() for one in letter["headers"] if one["key"] == "towline.dlq.detail")
+        detail = dict(letter[-1])["towline.dlq.detail"].decode()
         assert words in detail
         assert (notice is not None) is told, record
         if notice:
-            assert json.loads(notice["value"])["error"] == detail.removeprefix("status 400: ")
+            assert json.loads(notice[2])["error"] == detail.removeprefix("status 400: ")
 
 
 def test_a_delivery_failure_has_the_headers_of_hono(commands: tuple[list[Any], list[Told]]) -> None:
     notice = commands[1][0][1]
     assert notice is not None
-    headers = {one["key"]: one["value"].decode() for one in notice["headers"]}
-    assert (notice["topic"], notice["key"]) == ("hono.command_response.t1", b"d1")
+    headers = {name: value.decode() for name, value in notice[-1]}
+    assert notice[:2] == ("hono.command_response.t1", b"d1")
     assert abs(int(headers.pop("creation-time")) / 1000 - datetime.now(UTC).timestamp()) < 600
     assert headers == {
         "content-type": "application/vnd.eclipse-hono-delivery-failure-notification+json",

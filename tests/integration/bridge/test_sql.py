@@ -260,7 +260,7 @@ def test_what_was_refused_goes_by_the_routes_as_they_are_now(spark: SparkSession
     letters = [one for one in made if isinstance(one, DeadLetter)]
     assert [(one.reason.value, one.detail) for one in letters] == [
         ("rejected", "no site evil"),
-        ("unmapped", "the SQL of reject raised an error on this message"),
+        ("unmapped", "the SQL of reject raised an error on it"),
     ]
     assert [one[0] for one in made if isinstance(one, tuple)] == ["p.a", "p.boom", "p.b", "other"]
     assert (made[0][2], made[0][7]) == (b"a-1", [("site", b"a"), ("loud", b"A"), ("x", b"q")])

@@ -17,7 +17,8 @@ from tests.unit.bridge.test_messages import RECORD
 from towline.bridge.deadletters.replay import Mapper
 from towline.bridge.downlink.sink import sorted_out
 from towline.bridge.lines.account import LineNotes, downlink_account
-from towline.bridge.messages import OUTCOME, PLACE, RENDERED_SCHEMA, own
+from towline.bridge.messages import PLACE, RENDERED_SCHEMA, own
+from towline.bridge.routes import OUTCOME, RowOutcome
 from towline.bridge.runtime import status
 from towline.bridge.runtime.screen import summary
 from towline.bridge.runtime.state import BridgeState
@@ -99,7 +100,7 @@ def test_messages_and_refused_records_come_in_the_order_of_kafka() -> None:
 
 def placed(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """Rendered records; one without an MQTT topic is refused."""
-    made = [{**row, OUTCOME: int(row[own("topic")] is None)} for row in rows]
+    made = [{**row, OUTCOME: int(RowOutcome.TOPIC_ABSENT) * (row[own("topic")] is None)} for row in rows]
     return pa.RecordBatch.from_pylist(made, schema=_PLACED)
 
 

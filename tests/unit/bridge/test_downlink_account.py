@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from towline.bridge.downlink.sink import DownlinkWriter, DownlinkWritten
+from towline.bridge.downlink.sink import DownlinkWriter, DownlinkWritten, LetterSink
 from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.bridge.messages import LETTER_SCHEMA
 from towline.kafka.delivery import Delivered
 from towline.spark import kafka_sink
-from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten
+from towline.spark.kafka_sink import KafkaWritten
 from towline.spark.sink import MqttWritten
 
 STEPS = ("planned", "in the outbox", "noted", "committed")
@@ -43,8 +43,8 @@ class ModelDownlink:
 
     @property
     def writer(self) -> DownlinkWriter:
-        options = {"kafka.bootstrap.servers": "k:1", "topic": "dead", "guarantee": "at_least_once"}
-        kafka = KafkaTransactional(options).streamWriter(from_arrow_schema(LETTER_SCHEMA), overwrite=False)
+        options = {"kafka.bootstrap.servers": "k:1", "deadLetterTopic": "dead", "guarantee": "at_least_once"}
+        kafka = LetterSink(options).streamWriter(from_arrow_schema(LETTER_SCHEMA), overwrite=False)
         kafka._location = str(self.place)
         mqtt: Any = SimpleNamespace(commit=lambda *_: None)
         return DownlinkWriter("", mqtt, kafka if self.letters else None, str(self.place))

@@ -16,21 +16,14 @@ from hypothesis import strategies as st
 from tests.unit.bridge.down_oracle import becomes
 from towline.bridge.config.tables import DownlinkSection, RouteSection
 from towline.bridge.downlink.sink import rendered as rendering
-from towline.bridge.messages import (
-    COLUMNS,
-    OUTCOME,
-    MessageOutcome,
-    MessageTable,
-    _Messages,
-    message_table,
-    own,
-)
-from towline.bridge.routes import REJECT, WHERE, RouteTable
-from towline.bridge.uplink.sink import RecordColumns
+from towline.bridge.messages import COLUMNS, LetterColumns, MessageTable, _Messages, message_table, own
+from towline.bridge.routes import OUTCOME, REJECT, WHERE, RecordColumns, RouteTable, RowOutcome
 from towline.delivery.outrows import arrived, outgoing, rows_of
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import DeadLetter, Reason, from_record
+from towline.kafka.options import SinkSettings
+from towline.kafka.screening import RecordCheck
 from towline.mqtt.message import OutboundMessage
 from towline.schema import MESSAGE_SCHEMA, ROW_SCHEMA
 from towline.timing import Stamp
@@ -114,9 +107,9 @@ answers = st.fixed_dictionaries(
 )
 
 
-def line_of(section: DownlinkSection, limit: int = 0, letters: Any = ("dead", "line")) -> str:
+def line_of(section: DownlinkSection, limit: int = 0) -> str:
     """What a line's records become, as its query says it."""
-    written = {**section.rendering(), "line": section.name, "qos": 1, "limit": limit, "letters": letters}
+    written = {**section.rendering(), "line": section.name, "qos": 1, "limit": limit}
     return json.dumps({**written, "send_controls": section.control_characters == "send"})
 
 
@@ -152,7 +145,7 @@ def rendered(table: MessageTable, batch: pa.RecordBatch) -> list[Any]:
     messages = out.select(list(map(own, SENT))).rename_columns(SENT).to_pylist()
     results: list[Any] = []
     for at, code in enumerate(out.column(OUTCOME).to_pylist()):
-        outcome = MessageOutcome(code)
+        outcome = RowOutcome(code)
         original = batch.select(COLUMNS).slice(at, 1).to_pylist()[0]
         kept = out.select(COLUMNS).slice(at, 1).to_pylist()[0]
         if outcome.reason:
@@ -160,7 +153,7 @@ def rendered(table: MessageTable, batch: pa.RecordBatch) -> list[Any]:
             results.append(outcome.reason.value)
         else:
             assert (kept["value"], kept["headers"], kept["offset"]) == (None, None, original["offset"])
-            results.append(messages[at] if outcome is MessageOutcome.MESSAGE else outcome.name.lower())
+            results.append(messages[at] if outcome is RowOutcome.RENDERED else outcome.name.lower())
     return results
 
 
@@ -198,14 +191,17 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
     return {"key": key, "value": value, "topic": "t", "partition": 0, "timestamp": NOW, "headers": headers, **more}
 
 
+def kafka_gets(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """Topic, key, value and headers of what Kafka gets of refused records: first the dead letters."""
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:1", "deadLetterTopic": "dead"})
+    columns = LetterColumns()
+    check, parts = RecordCheck(settings, columns, "line"), table.dead_letters(batch)
+    rows = (columns.rows(part) if columns.refusals(part) is None else check.rows(part) for part in parts)
+    return [(topic, key, value, headers) for one in rows for topic, value, key, *_, headers in one.records]
+
+
 def letters(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[str, DeadLetter]]:
-    made = []
-    for row in table.dead_letters(batch).to_pylist():
-        headers = [(one["key"], one["value"]) for one in row["headers"]]
-        letter = from_record(row["key"], row["value"], headers)
-        assert isinstance(letter, DeadLetter)
-        made.append((row["topic"], letter))
-    return made
+    return [(topic, from_record(*record)) for topic, *record in kafka_gets(table, batch)]
 
 
 def test_a_refused_record_is_a_letter_with_every_byte() -> None:
@@ -272,10 +268,9 @@ def test_an_expiry_is_one_that_mqtt_has() -> None:
 
 def test_a_line_without_dead_letters_stops_and_says_where() -> None:
     section = DownlinkSection.model_validate({"name": "line", "from": "t", "topic": "{key}"})
+    rows = [batch_of([record(), record(b"a/+")])]
     with pytest.raises(KafkaError, match=r"line line: record t/0 offset 1: MQTT takes no such topic.*\[TL-B05\]"):
-        list(
-            rendering(message_table(line_of(section, letters=None)), [batch_of([record(), record(b"a/+")])], Counter())
-        )
+        list(rendering(message_table(line_of(section)), rows, Counter(), letters=False))
 
 
 # -- what went up ----------------------------------------------------------------------------------------------------
@@ -312,7 +307,7 @@ def test_what_goes_up_comes_down_byte_for_byte(messages: list[dict[str, Any]]) -
     went = RouteTable([route.compile(Guarantee.AT_LEAST_ONCE)]).render(
         pa.RecordBatch.from_pylist(messages, schema=ROW_SCHEMA)
     )
-    rows = RecordColumns().rows(went.records).records
+    rows = RecordColumns().rows(went).records
     sent = [record(key, value, headers=headers) for _, value, key, *_, headers in rows]
     for came, message in zip(rendered(table_of({"control_characters": "send"}), batch_of(sent)), messages, strict=True):
         assert packet(came) == packet(message)
@@ -326,14 +321,9 @@ def test_a_reason_that_is_no_text_is_a_reason() -> None:
     ((_, letter),) = letters(table, table.rendered(batch_of([record()]).append_column(REJECT, why)))
     assert (letter.reason, letter.detail) == (Reason.REJECTED, "bad \ufffd")
     section = DownlinkSection.model_validate({"name": "line", "from": "t", "topic": "t", "reject": "r"})
+    rows = [batch_of([record()]).append_column(REJECT, why)]
     with pytest.raises(KafkaError, match=r"bad .\. The line stops"):
-        list(
-            rendering(
-                message_table(line_of(section, letters=None)),
-                [batch_of([record()]).append_column(REJECT, why)],
-                Counter(),
-            )
-        )
+        list(rendering(message_table(line_of(section)), rows, Counter(), letters=False))
 
 
 def test_kafka_is_told_of_a_letter() -> None:
@@ -354,10 +344,9 @@ def test_kafka_is_told_of_a_letter() -> None:
         "where": [True, False],
     }.items():
         refused = refused.append_column(own(f"notice_{name}"), pa.array(column))
-    rows = table.dead_letters(refused).to_pylist()
-    assert [row["topic"] for row in rows] == ["dead", "answers.t", "dead"]
-    assert (rows[1]["key"], rows[1]["value"]) == (b"+", b"x")
-    said = [(one["key"], one["value"]) for one in rows[1]["headers"]]
+    *dead, (topic, key, value, said) = kafka_gets(table, refused)
+    assert [one[0] for one in dead] == ["dead", "dead"]
+    assert (topic, key, value) == ("answers.t", b"+", b"x")
     assert said == [("id", b"7"), ("status", b"400"), ("keeper", b"\xff"), ("exact", None)]
 
 
@@ -367,12 +356,6 @@ def test_the_text_of_sql_goes_no_way_with_the_messages() -> None:
     notice = {"topic": {"sql": sql}, "headers": {"h": {"sql": sql}}, "where": sql}
     said = {"topic": {"sql": sql}, "fields": {"f": sql}, "where": sql, "reject": sql, "failure_notice": notice}
     assert "hidden" not in line_of(DownlinkSection.model_validate({"name": "line", "from": "t", **said}))
-
-
-def test_every_refusal_has_a_reason_of_dead_letters() -> None:
-    for outcome in MessageOutcome:
-        assert isinstance(outcome.reason, Reason) == (outcome > MessageOutcome.MESSAGE)
-        assert bool(outcome.detail) == (outcome > MessageOutcome.MESSAGE and outcome is not MessageOutcome.REJECTED)
 
 
 @pytest.mark.parametrize("name", ["value.a", "value[0].b", "key", "header.x"])

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tests.unit.bridge.test_config import changed, read, told
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.routes import DEDUPE, RouteOutcome, RouteTable
+from towline.bridge.routes import DEDUPE, RouteTable, RowOutcome, outcomes_of
 from towline.bridge.runtime.session import settings_of
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
@@ -165,7 +165,7 @@ def test_what_has_no_key_is_a_dead_letter_where_a_key_alone_tells_repeats(
     (line,) = read(text, tmp_path).uplinks
     message = pa.RecordBatch.from_pylist([{"topic": "telemetry/d/x", "payload": b""}], schema=ROW_SCHEMA)
     keyless = message.append_column(DEDUPE, pa.nulls(1, pa.string()))
-    assert (RouteOutcome.KEY_ABSENT in RouteTable(line.routes).render(keyless).tally()) is dead
+    assert (RowOutcome.KEY_ABSENT in outcomes_of(RouteTable(line.routes).render(keyless))) is dead
 
 
 def test_brokers_that_share_no_sessions_do_for_routes_that_may_lose_or_double(tmp_path: Path) -> None:

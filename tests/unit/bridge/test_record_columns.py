@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.bridge.routes import RECORD_SCHEMA
-from towline.bridge.uplink.sink import RecordColumns
+from towline.bridge.routes import FAULT, OUTCOME, RECORD_SCHEMA, RecordColumns, RowOutcome
 from towline.kafka.deadletters import A_HEADER, Reason
 from towline.kafka.properties import TRACE_CONTEXT, Header, property_headers
 from towline.kafka.screening import Fault
@@ -107,6 +106,8 @@ def test_a_dead_letter_has_the_properties_of_its_message(more: dict[str, Any], e
 
 
 def test_rows_that_the_routes_refuse_say_why() -> None:
-    assert RecordColumns().refusals(batch_of([MESSAGE])) is None
-    refused = batch_of([{**MESSAGE, "towline_reason": "unrouted", "towline_detail": "no route takes this topic"}])
+    for outcome in (RowOutcome.RENDERED, RowOutcome.FALLBACK):
+        assert RecordColumns().refusals(batch_of([{**MESSAGE, OUTCOME: outcome}])) is None
+    assert RecordColumns().refusals(batch_of([])) is None
+    refused = batch_of([{**MESSAGE, OUTCOME: RowOutcome.UNROUTED, FAULT: "no route takes this topic"}])
     assert RecordColumns().refusals(refused) == [Fault(Reason.UNROUTED, "no route takes this topic")]

@@ -21,18 +21,22 @@ from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge import routes as module
 from towline.bridge.config.file import parse
 from towline.bridge.config.tables import RouteSection
+from towline.bridge.patterns import Pattern
 from towline.bridge.routes import (
     DEDUPE,
+    FAULT,
     HEADER_MAP,
+    OUTCOME,
     REJECT,
     WHERE,
+    RecordColumns,
     Route,
-    RouteOutcome,
     RouteTable,
+    RowOutcome,
     from_json,
     to_json,
 )
-from towline.bridge.uplink.sink import LineWriter, LineWritten, RecordColumns, RecordMapping
+from towline.bridge.uplink.sink import LineWriter, LineWritten, records
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Reason
@@ -148,14 +152,19 @@ def _entries(more: dict[str, str] | None) -> list[dict[str, str]] | None:
     return None if more is None else [{"key": key, "value": value} for key, value in more.items()]
 
 
+def codes(rendered: pa.RecordBatch) -> list[int]:
+    found: list[int] = rendered.column(OUTCOME).to_pylist()
+    return found
+
+
 def rendered(table: RouteTable, batch: pa.RecordBatch) -> list[Any]:
     """As `becomes` says it."""
     out = table.render(batch)
-    made = iter(RecordColumns().rows(out.records, any_topic=True).records)
+    made = iter(RecordColumns().rows(out, any_topic=True).records)
     results: list[Any] = []
-    for code in out.outcomes.to_pylist():
+    for code in codes(out):
         topic, value, key, partition, _, _, millis, headers = next(made)
-        outcome = RouteOutcome(code)
+        outcome = RowOutcome(code)
         if outcome.reason:
             results.append(outcome.reason.value)
         elif outcome < 0:
@@ -187,13 +196,15 @@ def test_a_line_without_sql_needs_none_of_its_columns(rows: list[dict[str, Any]]
 # -- what becomes of a batch -----------------------------------------------------------------------------------------
 
 
-def mapping(*tables: Mapping[str, Any], letters: bool = True) -> RecordMapping:
-    return RecordMapping(to_json(compiled(*tables)), letters=letters)
-
-
-def whole(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int, int]:
-    """For the one writer that there is."""
-    return batch, 0, 1
+def written(
+    batch: pa.RecordBatch, *tables: Mapping[str, Any], letters: bool = True, writer: int = 0, writers: int = 1
+) -> tuple[list[pa.RecordBatch], Counter[str]]:
+    """What a task writes of a batch, and what it counts of it beside how many messages there are."""
+    counts = Counter[str]()
+    parts = list(records(RouteTable(compiled(*tables)), [(batch, writer, writers)], counts, letters=letters))
+    assert counts.pop("seen") == batch.num_rows
+    assert counts["own"] == batch.num_rows or writers > 1
+    return parts, counts
 
 
 def row(topic: str, payload: bytes | None = b"p", **more: Any) -> dict[str, Any]:
@@ -203,21 +214,23 @@ def row(topic: str, payload: bytes | None = b"p", **more: Any) -> dict[str, Any]
 
 def test_records_come_before_what_is_refused_and_both_keep_their_order() -> None:
     sent = [row(topic, offset=n) for n, topic in enumerate(["a/x/y", "d/1", "a/x y", "a/x/z", "d/2"])]
-    good, refused = mapping(*TABLES[:2]).records([whole(batch_of(sent))])
+    (good, refused), _ = written(batch_of(sent), *TABLES[:2])
     assert good.column("towline_offset").to_pylist() == [0, 3]
     assert refused.column("towline_offset").to_pylist() == [1, 2, 4]
-    assert refused.column("towline_reason").to_pylist() == ["unrouted", "topic_illegal", "unrouted"]
+    reasons = [RowOutcome(code).reason for code in codes(refused)]
+    assert reasons == [Reason.UNROUTED, Reason.TOPIC_ILLEGAL, Reason.UNROUTED]
+    assert refused.column(FAULT)[1].as_py() == "Kafka takes no such topic name"
+    assert good.column(FAULT).null_count == 2
     assert refused.column("topic").to_pylist() == [None, "to.x y", None]
     assert good.schema == refused.schema
 
 
 def test_what_is_left_out_is_counted_by_why() -> None:
-    made = mapping(TABLES[4], TABLES[7])
     said = [{"field": "a", "reject": None, "where": answer} for answer in (True, False, None, False, True)]
     sent = [row("s/a"), row("s/a"), row("s/a"), row("s/a"), row("c/a b")]
-    (batch,) = made.records([whole(batch_of(sent, said))])
+    (batch,), counts = written(batch_of(sent, said), TABLES[4], TABLES[7])
     assert batch.num_rows == 2
-    assert made.left_out == {"filtered": 2, "undecided": 1, "fallback": 1}
+    assert counts == {"own": 5, "filtered": 2, "undecided": 1, "fallback": 1}
 
 
 @pytest.mark.parametrize(
@@ -233,51 +246,57 @@ def test_without_a_place_for_it_the_first_refused_message_ends_the_batch(
     sent: dict[str, Any], said: dict[str, Any] | None, code: str, text: str
 ) -> None:
     with pytest.raises(KafkaError) as caught:
-        list(mapping(TABLES[1], TABLES[7], letters=False).records([whole(batch_of([sent], [said] if said else []))]))
+        written(batch_of([sent], [said] if said else []), TABLES[1], TABLES[7], letters=False)
     assert (caught.value.code, text in str(caught.value)) == (code, True), str(caught.value)
 
 
 def test_without_a_place_for_them_messages_of_no_route_are_left_out() -> None:
-    made = mapping(TABLES[0], letters=False)
-    (batch,) = made.records([whole(batch_of([row("a/b/c"), row("nobody"), row("nobody")]))])
-    assert (batch.num_rows, made.left_out) == (1, {"unrouted": 2})
+    sent = batch_of([row("a/b/c"), row("nobody"), row("nobody")])
+    (batch,), counts = written(sent, TABLES[0], letters=False)
+    assert (batch.num_rows, counts) == (1, {"own": 3, "unrouted": 2})
 
 
 def test_topics_without_end_are_forgotten() -> None:
-    table = RouteTable(compiled(*TABLES[:2]))
-    with patch.object(module, "_TOPICS", 3):
-        for first in range(0, 10, 2):
-            rows = batch_of([row(f"a/{n}/x") for n in range(first, first + 2)])
-            assert table.render(rows).records.column("key").to_pylist() == [b"%d" % n for n in range(first, first + 2)]
-            assert len(table._numbers) <= 3
+    with patch.object(module, "_TOPICS", 3), patch.object(Pattern, "match", autospec=True, side_effect=match) as asked:
+        table = RouteTable(compiled(*TABLES[:2]))
+        for numbers in ((0, 1), (0, 1), (2, 3), (0, 1)):
+            rows = batch_of([row(f"a/{n}/x") for n in numbers])
+            assert table.render(rows).column("key").to_pylist() == [b"%d" % n for n in numbers]
+    assert asked.call_count == 6
+
+
+match = Pattern.match
 
 
 def test_names_without_end_are_not_remembered() -> None:
-    table = RouteTable(compiled({"from": "a", "topic": "t.{payload}"}))
-    rows = batch_of([row("a", b"x" * 250), row("a", b"x"), row("a", b"y" * 5000)])
-    assert table.render(rows).outcomes.to_pylist() == [
-        RouteOutcome.TOPIC_ILLEGAL,
-        RouteOutcome.RECORD,
-        RouteOutcome.TOPIC_ILLEGAL,
-    ]
-    assert table._destination.cache_info().currsize == 1
-    with patch.object(module, "_CHARACTERS", 10):
-        for number in range(9):
-            table.render(batch_of([row(f"a/{number}")]))
-            assert len(table._numbers) <= 5
+    long = row("a/" + "x" * 250)
+    table = RouteTable(compiled({"from": "a/+", "topic": "t.{payload}"}))
+    rows = batch_of([row("a/b", b"x" * 250), row("a/b", b"x"), row("a/b", b"y" * 5000)])
+    illegal = RowOutcome.TOPIC_ILLEGAL
+    assert codes(table.render(rows)) == [illegal, RowOutcome.RENDERED, illegal]
+    with (
+        patch.object(Pattern, "match", autospec=True, side_effect=match) as asked,
+        patch.object(Route, "destination", autospec=True, return_value=("t", RowOutcome.RENDERED)) as named,
+    ):
+        for _ in range(3):
+            table.render(rows)
+            table.render(batch_of([long]))
+    assert (asked.call_count, named.call_count) == (3, 7)  # each time of three long names, once of one more
 
 
 def test_every_refusal_has_a_reason_of_dead_letters() -> None:
-    for outcome in RouteOutcome:
-        assert isinstance(outcome.reason, Reason) == (outcome > RouteOutcome.FALLBACK)
-        assert bool(outcome.detail) == (outcome > RouteOutcome.FALLBACK and outcome is not RouteOutcome.REJECTED)
+    for outcome in RowOutcome:
+        assert isinstance(outcome.reason, Reason) == (outcome > RowOutcome.FALLBACK)
+        assert bool(outcome.detail) == (outcome > RowOutcome.FALLBACK and outcome is not RowOutcome.REJECTED)
+    numbers = list(map(int, RowOutcome))
+    assert numbers == list(range(numbers[0], numbers[-1] + 1)), "faults are taken by the number"
 
 
 def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
     keyed = {"from": "a", "topic": "t", "qos": 1, "dedupe": {"key": "{mqtt.user.id}"}}
     route = RouteSection.model_validate(keyed).compile(Guarantee.EXACTLY_ONCE)
     batch = batch_of([row("a"), row("a")]).append_column(DEDUPE, pa.array([None, "1"], pa.string()))
-    assert RouteTable([route]).render(batch).outcomes.to_pylist() == [RouteOutcome.KEY_ABSENT, RouteOutcome.RECORD]
+    assert codes(RouteTable([route]).render(batch)) == [RowOutcome.KEY_ABSENT, RowOutcome.RENDERED]
 
 
 @given(st.lists(messages, min_size=1, max_size=12), st.integers(2, 5))
@@ -288,11 +307,10 @@ def test_each_message_has_one_of_several_writers_and_a_key_always_the_same(
     batch = batch_of([{**row, "offset": n} for n, row in enumerate(rows)])
     owners: dict[int, int] = {}
     for writer in range(writers):
-        made = mapping(*tables)
-        for part in made.records([(batch, writer, writers)]):
+        parts, counts = written(batch, *tables, writer=writer, writers=writers)
+        for part in parts:
             owners |= dict.fromkeys(part.column("towline_offset").to_pylist(), writer)
-        seen, own = made.rows
-        assert (seen, own) == (len(rows), sum(owner == writer for owner in owners.values()))
+        assert counts["own"] == sum(owner == writer for owner in owners.values())
     assert sorted(owners) == list(range(len(rows)))
     outcomes = rendered(RouteTable(compiled(*tables)), batch)
     keys = [

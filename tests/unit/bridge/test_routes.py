@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed, subscriptions
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.patterns import Pattern, Template, allowed, kafka_name_problem, payload_path
-from towline.bridge.routes import RouteOutcome, RouteTable
+from towline.bridge.routes import RouteTable, RowOutcome
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
 
@@ -153,7 +153,7 @@ def test_a_device_reaches_no_reserved_topic(template: str, level: str, topic: st
     section = {"from": "e/{x}", "topic": template, "allowed_topics": ["*"], "fallback_topic": "other"}
     compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
     name = template.replace("{x}", level)
-    assert compiled.destination(name) == ((topic, RouteOutcome.RECORD) if topic else ("other", RouteOutcome.FALLBACK))
+    assert compiled.destination(name) == ((topic, RowOutcome.RENDERED) if topic else ("other", RowOutcome.FALLBACK))
     assert replace(compiled, fallback_topic=None).destination(name)[0] == topic
 
 

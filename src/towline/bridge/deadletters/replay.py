@@ -27,8 +27,7 @@ import pyarrow as pa
 
 from towline.bridge.config.model import Line
 from towline.bridge.deadletters.dlq import MARK, DeadLetterTopic, Entry, Wanted
-from towline.bridge.routes import RouteOutcome, route_table, to_json
-from towline.bridge.uplink.sink import RecordColumns, Routing
+from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, RouteTable, RowOutcome
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
@@ -123,8 +122,7 @@ class Mapper:
     def __init__(self, line: AnyLine, spark: Callable[[], SparkSession]) -> None:
         routes = line.routes if isinstance(line, Line) else ()
         self._maps = isinstance(line, Line)
-        self._statements = Statements(routes)
-        self._routing = Routing(to_json(routes), self._statements.values)
+        self._statements, self._table = Statements(routes), RouteTable(routes)
         self._spark = spark
 
     def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
@@ -142,17 +140,15 @@ class Mapper:
             return
         batch = pa.RecordBatch.from_pylist(rows, schema=ROW_SCHEMA)
         if self._statements.needed:
-            batch = self._evaluated(self._routing.added(batch))
-        rendered = route_table(self._routing.routes).render(batch)
-        records = RecordColumns().rows(rendered.records, any_topic=True).records
-        for code, refusal, record in zip(*map(pa.Array.to_pylist, rendered[1:]), records, strict=True):
-            outcome = RouteOutcome(code)
+            batch = self._evaluated(self._table.routed(batch, self._statements.values))
+        made = self._table.render(batch)
+        records = RecordColumns().rows(made, any_topic=True).records
+        for code, fault, record in zip(*(made.column(n).to_pylist() for n in (OUTCOME, FAULT)), records, strict=True):
+            outcome = RowOutcome(code)
             if outcome.reason:
-                yield Remapped(why=outcome.detail or f"it is refused: {refusal}")
-            elif outcome in (RouteOutcome.RECORD, RouteOutcome.FALLBACK):
-                yield Remapped(record)
+                yield Remapped(why=f"it is refused: {fault}" if outcome is RowOutcome.REJECTED else fault)
             else:
-                yield Remapped()
+                yield Remapped(None if outcome < RowOutcome.RENDERED else record)
 
     def _evaluated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows with what Spark says of them."""

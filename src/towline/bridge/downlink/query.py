@@ -261,10 +261,8 @@ class DownlinkQuery(LineQuery[DownLine]):
     def _messages(self, identity: Identity) -> str:
         """What the line's records become, as `towline.bridge.messages.message_table` takes it."""
         line = self.line
-        letters = line.dead_letter_topic and (line.dead_letter_topic, identity.sink)
-        sends = line.control_characters == "send"
-        more = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit, "letters": letters or None}
-        return json.dumps({**line.rendering(), **more, "send_controls": sends})
+        more = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit}
+        return json.dumps({**line.rendering(), **more, "send_controls": line.control_characters == "send"})
 
     def _records(self, spark: SparkSession, identity: Identity) -> DataFrame:
         line = self.line

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -24,16 +24,8 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from towline.bridge.messages import (
-    FAULT,
-    LETTER_SCHEMA,
-    OUTCOME,
-    PLACE,
-    MessageOutcome,
-    MessageTable,
-    message_table,
-    own,
-)
+from towline.bridge.messages import LETTER_SCHEMA, PLACE, LetterColumns, MessageTable, message_table, own
+from towline.bridge.routes import FAULT, OUTCOME, RowOutcome, outcomes_of, refused
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, one_line
 from towline.journal.segment import BATCH_BYTES, RowSlice, combined
@@ -49,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql.types import StructType
+
+    from towline.kafka.columns import Columns
 
 FORMAT: Final = "towline_downlink"
 #: What options of either side begin with.
@@ -106,11 +100,21 @@ class DownlinkSink(DataSource):
         except KafkaError as problem:
             return FailingWriter(problem)
         mqtt = stream_writer(_part(self.options, MQTT), from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _SENT))))
-        messages = self.options[MESSAGES]
-        kafka = None
-        if message_table(messages).letters is not None:
-            kafka = KafkaTransactional(letters).streamWriter(from_arrow_schema(LETTER_SCHEMA), overwrite)
-        return DownlinkWriter(messages, mqtt, kafka, location)
+        sink = LetterSink(letters)
+        kafka = sink.streamWriter(from_arrow_schema(LETTER_SCHEMA), overwrite) if sink.takes_letters else None
+        return DownlinkWriter(self.options[MESSAGES], mqtt, kafka, location)
+
+
+class LetterSink(KafkaTransactional):
+    """Writes refused records as dead letters, and what Kafka is told of them."""
+
+    @property
+    def takes_letters(self) -> bool:
+        """Whether the line has a dead-letter topic."""
+        return self._settings.dead_letter_topic is not None
+
+    def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the rows are the bridge's own
+        return LetterColumns()
 
 
 def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -146,10 +150,10 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
         """
         table, counts = message_table(self.messages), Counter[str]()
         with Spool(_MEMORY, None) as spool:
-            spool.fill(rendered(table, iterator, counts))
-            messages, refused = sorted_out(list(spool))
+            spool.fill(rendered(table, iterator, counts, letters=self.kafka is not None))
+            messages, dead = sorted_out(list(spool))
             sent = self.mqtt.write(messages)
-            letters = self.kafka and self.kafka.write(map(table.dead_letters, refused))
+            letters = self.kafka and self.kafka.write(chain.from_iterable(map(table.dead_letters, dead)))
             counts["sent"] = sent.rows
             # A failure notice that Kafka refuses is a dead letter too, and is none of the records.
             counts["unlettered"] = max(0, counts["unfit"] - (letters.done.dead_lettered if letters else 0))
@@ -174,34 +178,33 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             self.kafka.abort([one and one.dead_letters for one in both], batchId)
 
 
-def counted(outcomes: Mapping[int, int]) -> Counter[str]:
-    """How many records there are, and how many are no messages, by why.
+def rendered(
+    table: MessageTable, batches: Iterable[pa.RecordBatch], counts: Counter[str], *, letters: bool
+) -> Iterator[pa.RecordBatch]:
+    """The records of a task with what becomes of them, but for those that are left out; all are counted.
 
     Args:
-        outcomes: How many have each code.
-    """
-    refused = sum(count for code, count in outcomes.items() if code > MessageOutcome.MESSAGE)
-    left_out = {one.name.lower(): outcomes.get(one, 0) for one in (MessageOutcome.FILTERED, MessageOutcome.UNDECIDED)}
-    return Counter(records=sum(outcomes.values()), unfit=refused, **left_out)
-
-
-def rendered(table: MessageTable, batches: Iterable[pa.RecordBatch], counts: Counter[str]) -> Iterator[pa.RecordBatch]:
-    """The records of a task with what becomes of them, but for those that are left out; all are counted.
+        table: Of the line.
+        batches: Records, rendered or not.
+        counts: As those of `DownlinkWritten`.
+        letters: Whether what can't be a message goes to a dead-letter topic; else the first one ends the batch.
 
     Raises:
         KafkaError: TL-B05, a record can't be a message, and has nowhere to go.
     """
     for batch in batches:
         rows = batch if OUTCOME in batch.schema.names else table.rendered(batch)
-        outcomes = rows.column(OUTCOME)
-        codes = {one["values"]: one["counts"] for one in pc.value_counts(outcomes).to_pylist()}
-        counts += counted(codes)
-        if table.letters is None and max(codes, default=0) > MessageOutcome.MESSAGE:
-            (row,) = rows.filter(pc.greater(outcomes, 0)).slice(0, 1).select([*PLACE, FAULT]).to_pylist()
+        outcomes = outcomes_of(rows)
+        unfit = sum(count for one, count in outcomes.items() if one.reason)
+        left_out = {one.name.lower(): outcomes[one] for one in (RowOutcome.FILTERED, RowOutcome.UNDECIDED)}
+        counts += Counter(records=rows.num_rows, unfit=unfit, **left_out)
+        if unfit and not letters:
+            (row,) = rows.filter(refused(rows)).slice(0, 1).select([*PLACE, FAULT]).to_pylist()
             where = f"line {table.line}: record {row['topic']}/{row['partition']} offset {row['offset']}"
             what = f"{row[FAULT]}. The line stops there rather than lose it"
             raise KafkaError("TL-B05", where, what, "Give it a dead_letter_topic.")
-        yield rows if min(codes, default=0) >= 0 else rows.filter(pc.greater_equal(outcomes, 0))
+        gone = any(left_out.values())
+        yield rows.filter(pc.greater_equal(rows.column(OUTCOME), int(RowOutcome.RENDERED))) if gone else rows
 
 
 def sorted_out(

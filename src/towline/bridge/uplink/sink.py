@@ -15,25 +15,31 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from towline.bridge.routes import ROUTE, Rendered, RouteOutcome, route_table
+from towline.bridge.routes import (
+    FAULT,
+    OUTCOME,
+    ROUTE,
+    RecordColumns,
+    RouteTable,
+    RowOutcome,
+    of_writer,
+    outcomes_of,
+    refused,
+    route_table,
+)
 from towline.bridge.uplink.statements import of_schema
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, one_line
 from towline.gateway.access import Access
-from towline.kafka.columns import Columns, distinct_values, header_lists, longest, most
-from towline.kafka.deadletters import A_HEADER, Reason
+from towline.kafka.columns import Columns
 from towline.kafka.options import FORMAT
-from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
-from towline.kafka.screening import Fault
 from towline.processes import ProcessMark
-from towline.schema import OPTIONAL
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline.spark.link import GatewayPlace
 from towline.spark.offsets import places_at
@@ -52,106 +58,6 @@ if TYPE_CHECKING:
     from towline.sinks import Task
     from towline.spark.readplan import ReadPlan, Slice
     from towline.spark.tally import SinkNote
-
-_WRITTEN: Final = frozenset(("topic", "key", "value", "headers", "timestamp"))
-#: What a message has that says nothing more than all do.
-_NOTHING: Final[Mapping[str, Any]] = dict.fromkeys(("retain", *OPTIONAL))
-#: What headers take at most beside texts, topics and properties of users: names, digits, and microseconds since 1970.
-_FIXED_BYTES: Final = 100
-_RARE_BYTES: Final = 200
-
-
-@dataclass(frozen=True)
-class RecordColumns(Columns):
-    """Batches of `towline.bridge.routes.RECORD_SCHEMA`."""
-
-    topic: str | None = None
-    present: frozenset[str] = _WRITTEN
-
-    def refusals(self, batch: Any) -> list[Fault] | None:
-        """Why its rows are refused, of a batch of those that the routes refuse."""
-        reasons = batch.column("towline_reason")
-        if reasons.null_count == batch.num_rows:
-            return None
-        details = batch.column("towline_detail").to_pylist()
-        return [Fault(Reason(one), text) for one, text in zip(reasons.to_pylist(), details, strict=True)]
-
-    def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - not the record's
-        """The headers of a row's dead letter: all properties of its message, and where it came from."""
-        row = batch.slice(at, 1)
-        ((topic, qos, received),) = _names(row)
-        cells = {name: row.column(f"towline_{name}")[0].as_py() for name in ("gateway", "offset", "duplicate", "rare")}
-        place = {"mqtt.gateway": cells["gateway"] or "", "mqtt.offset": str(cells["offset"])}
-        place |= {"mqtt.duplicate": "true"} if cells["duplicate"] else {}
-        made = property_headers(topic, qos, received, cells["rare"] or _NOTHING)
-        return [*made, *((name, text.encode()) for name, text in place.items())]
-
-    def largest(self, batch: Any) -> int:
-        """As `Columns.largest`."""
-        rest = _FIXED_BYTES + longest(batch.column("towline_topic")) + _most_of(batch.column("towline_rare"))
-        return super().largest(batch) + rest
-
-    def _headers(self, batch: Any) -> Iterator[Any]:
-        own, travels = batch.column("headers"), batch.column("towline_properties").fill_null(False)
-        ends = pc.min_max(travels).as_py()
-        if not ends["max"]:
-            return header_lists(own)
-        rare, plain = batch.column("towline_rare"), _plain_headers(batch)
-        some = rare.null_count < batch.num_rows
-        if ends["min"] and not some and not len(own.flatten()):
-            return plain
-        more = rare.to_pylist() if some else repeat(None)
-        flags = repeat(True) if ends["min"] else travels.to_pylist()
-        return map(_joined, flags, plain, _names(batch), more, header_lists(own))
-
-
-def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
-    """Topic, QoS, and the microseconds since 1970 of each message."""
-    moments = distinct_values(batch.column("towline_received_at").cast(pa.int64()))
-    # What is the same in all rows is repeated.
-    topics = batch.column("towline_topic").cast(pa.binary()).to_pylist()
-    return zip(topics, distinct_values(batch.column("towline_qos")), moments, strict=False)
-
-
-def _plain_headers(batch: Any) -> Iterator[list[Header]]:
-    """The headers that every message has; what several messages say is one tuple for all of them."""
-    topics = _each_header(batch.column("towline_topic").cast(pa.binary()), "mqtt.topic")
-    levels = _each_header(batch.column("towline_qos"), "mqtt.qos")
-    moments = _each_header(batch.column("towline_received_at").cast(pa.int64()), "mqtt.received-at")
-    return map(list, zip(topics, levels, moments, strict=True))
-
-
-def _each_header(column: Any, name: str) -> Iterator[Header]:
-    coded = column.dictionary_encode(null_encoding="encode")
-    made = [(name, in_bytes(value)) for value in coded.dictionary.to_pylist()]
-    return repeat(made[0], len(column)) if len(made) == 1 else map(made.__getitem__, coded.indices.to_pylist())
-
-
-def _joined(
-    travels: bool,  # noqa: FBT001 - of one row, mapped
-    plain: list[Header],
-    name: tuple[bytes | None, int, int],
-    more: Mapping[str, Any] | None,
-    own: list[Header],
-) -> list[Header]:
-    if not travels:
-        return own
-    topic, qos, received = name
-    made = plain if more is None else property_headers(topic, qos, received, more)
-    return [*made, *own] if own else made
-
-
-def _most_of(rare: Any) -> int:
-    """At least the bytes of the headers that any message's rare properties become."""
-    if rare.null_count == len(rare):
-        return 0
-    parts = dict(zip(rare.type.names, rare.flatten(), strict=True))
-    texts = sum(longest(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
-    users, numbers = parts["user_properties"], parts["subscription_ids"]
-    pairs = users.flatten()
-    one = A_HEADER + len(USER_PREFIX) + longest(pairs.field("key")) + longest(pairs.field("value"))
-    return _RARE_BYTES + texts + most(users) * one + most(numbers) * (A_HEADER + _RARE_BYTES)
-
 
 #: Name of the source.
 MESSAGES: Final = "towline_messages"
@@ -176,8 +82,8 @@ class LineSource(MqttDataSource):
     def __init__(self, options: dict[str, str]) -> None:
         own, rest = parted(options, _WRITERS, _ROUTES, _VALUES)
         super().__init__(rest)
-        self._writers = int(own[_WRITERS])
-        self._routing = Routing(own[_ROUTES], json.loads(own[_VALUES])) if _ROUTES in own else None
+        self._writers, self._routes = int(own[_WRITERS]), own.get(_ROUTES)
+        self._values: dict[str, str] = json.loads(own.get(_VALUES, "{}"))
 
     @classmethod
     def name(cls) -> str:
@@ -185,18 +91,18 @@ class LineSource(MqttDataSource):
         return MESSAGES
 
     def schema(self) -> str:
-        """The one column of slices; or those of the ``mqtt`` source, and of `Routing`."""
+        """The one column of slices; or those of the ``mqtt`` source, and of `RouteTable.routed`."""
         columns = super().schema()
-        if self._routing is None:
+        if self._routes is None:
             return f"{SLICE} string"
-        return f"{columns}, {ROUTE} int" + "".join(f", `{name}` string" for name in self._routing.values)
+        return f"{columns}, {ROUTE} int" + "".join(f", `{name}` string" for name in self._values)
 
     @one_line
     def streamReader(self, schema: StructType) -> SliceReader | RoutedReader:  # noqa: ARG002, N802 - Spark's signature
         """Make the reader of a stream."""
-        if self._routing is None:
+        if self._routes is None:
             return SliceReader(self._plan, self._writers)
-        return RoutedReader(self._plan, self._routing)
+        return RoutedReader(self._plan, self._routes, self._values)
 
 
 @dataclass(frozen=True)
@@ -258,33 +164,14 @@ def slice_of(text: str) -> tuple[Iterator[RecordBatch], int, int]:
 class RoutedReader(MqttStreamReader):
     """Reads as `MqttStreamReader`, and matches in the worker."""
 
-    def __init__(self, plan: ReadPlan, routing: Routing) -> None:
+    def __init__(self, plan: ReadPlan, routes: str, values: Mapping[str, str]) -> None:
         super().__init__(plan)
-        self._routing = routing
+        self._routes, self._values = routes, values
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a slice, the same ones each time [I4]."""
-        return map(self._routing.added, super().read(partition))
-
-
-@dataclass(frozen=True)
-class Routing:
-    """What the SQL of a line asks of a message beside its own columns.
-
-    Attributes:
-        routes: Of `towline.bridge.routes.to_json`.
-        values: Column -> the wildcard or field of a message that it has as text.
-    """
-
-    routes: str
-    values: Mapping[str, str]
-
-    def added(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows with the number of their route in `ROUTE`, and the values."""
-        table = route_table(self.routes)
-        columns = [table.match(rows.column("topic")), *table.values(rows, list(self.values.values()))]
-        names = [*rows.schema.names, ROUTE, *self.values]
-        return pa.RecordBatch.from_arrays([*rows.columns, *columns], names=names)
+        table = route_table(self._routes)
+        return (table.routed(rows, self._values) for rows in super().read(partition))
 
 
 #: Name of the format.
@@ -292,16 +179,8 @@ RECORDS: Final = "towline_records"
 _LETTERS, _DEDUPES, _EMPTY = "letters", "dedupes", "empty"
 #: Messages, the number of the writer that reads them, and how many writers there are.
 Part: TypeAlias = "tuple[RecordBatch, int, int]"
-#: Outcomes that are counted apart, and their names in the account.
-_COUNTED: Final = {
-    RouteOutcome.FILTERED: "filtered",
-    RouteOutcome.UNDECIDED: "undecided",
-    RouteOutcome.FALLBACK: "fallback",
-}
-#: Of those that a writer counts, and ``unrouted``: what did not come to the sink.
+#: What a writer counts that did not come to the sink.
 _LEFT_OUT: Final = ("filtered", "undecided", "unrouted")
-#: What a fallback topic would have taken.
-_NAMES: Final = frozenset(one for one in RouteOutcome if one.reason and one.reason.startswith("topic_"))
 
 
 class RecordSink(KafkaTransactional):
@@ -367,10 +246,11 @@ class LineWriter(StreamWriter):
 
     def _written(self, task: Task, batches: Iterator[RecordBatch]) -> LineWritten:
         """Write the rows of a task; TL-B02, TL-B29, TL-B33 for a message that has nowhere to go."""
-        mapping = RecordMapping(self._routes, letters=self._delivery.settings.dead_letter_topic is not None)
-        done = super()._written(task, mapping.records(_parts(batches)))
-        left_out = dict(mapping.left_out)
-        return LineWritten(done.partition, done.batch, done.query, done.done, done.given, left_out, *mapping.rows)
+        counts, letters = Counter[str](), self._delivery.settings.dead_letter_topic is not None
+        parts = records(route_table(self._routes), _parts(batches), counts, letters=letters)
+        done = super()._written(task, parts)
+        seen, own = counts.pop("seen", 0), counts.pop("own", 0)
+        return LineWritten(done.partition, done.batch, done.query, done.done, done.given, counts, seen, own)
 
     def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:
         """What became of the batch's messages, as the offset log numbers them.
@@ -405,63 +285,56 @@ def _check_slices(written: Sequence[KafkaWritten], batch: int) -> None:
         raise KafkaError("TL-K26", FORMAT, what, "The batch is not committed. Report it, with the bridge's file.")
 
 
-class RecordMapping:
-    """From messages to records, and what is left out on the way.
+def records(table: RouteTable, parts: Iterable[Part], counts: Counter[str], *, letters: bool) -> Iterator[RecordBatch]:
+    """Records, then what is refused, in batches of `towline.bridge.routes.RECORD_SCHEMA`; all are counted.
 
     Args:
-        routes: Of `towline.bridge.routes.to_json`.
+        table: Of the line.
+        parts: The messages of a task.
+        counts: Gets how many messages were ``seen``, how many of them are this writer's ``own``, and of those the ones
+            that are ``filtered``, ``undecided`` or ``unrouted``, or go to a ``fallback``.
         letters: Whether what can't be a record goes to a dead-letter topic; else the first one ends the batch, but for
             messages that no route takes, which are left out.
+
+    Raises:
+        KafkaError: TL-B02, TL-B29, TL-B33.
     """
-
-    def __init__(self, routes: str, *, letters: bool) -> None:
-        self._table = route_table(routes)
-        self._letters = letters
-        #: How many messages had an outcome that is counted apart.
-        self.left_out: Counter[str] = Counter()
-        self._seen = self._own = 0
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """How many messages were read, and how many of those were this writer's."""
-        return self._seen, self._own
-
-    def records(self, parts: Iterable[Part]) -> Iterator[RecordBatch]:
-        """Records and refused messages, in batches of `towline.bridge.routes.RECORD_SCHEMA`.
-
-        Raises:
-            KafkaError: TL-B02, TL-B29, TL-B33.
-        """
-        for rows, writer, writers in parts:
-            rendered = self._table.render(rows)
-            self._seen += rows.num_rows
-            if writers > 1:
-                rendered = rendered.of_writer(writer, writers)
-            self._own += len(rendered.outcomes)
-            counts = rendered.tally()
-            self.left_out += Counter({name: counts[one] for one, name in _COUNTED.items()})
-            if not self._letters:
-                self.left_out += Counter(unrouted=counts.pop(RouteOutcome.UNROUTED, 0))
-                if any(one.reason for one in counts):
-                    raise _nowhere(rendered)
-            yield from rendered.parts(unrouted=self._letters)
+    for rows, writer, writers in parts:
+        made = table.render(rows)
+        if writers > 1:
+            made = of_writer(made, writer, writers)
+        outcomes = outcomes_of(made)
+        if not letters:
+            counts += Counter(unrouted=outcomes.pop(RowOutcome.UNROUTED, 0))
+            if any(one.reason for one in outcomes):
+                raise _nowhere(made)
+        counted = {one.name.lower(): outcomes[one] for one in _COUNTED}
+        counts += Counter(seen=rows.num_rows, own=made.num_rows, **counted)
+        sound = pc.is_in(made.column(OUTCOME), _SOUND)
+        for mask in (sound, *([refused(made)] if letters else ())):
+            ends = pc.min_max(mask).as_py()
+            if ends["max"]:
+                yield made if ends["min"] else made.filter(mask)
 
 
-def _nowhere(rendered: Rendered) -> KafkaError:
+_COUNTED: Final = (RowOutcome.FILTERED, RowOutcome.UNDECIDED, RowOutcome.FALLBACK)
+_SOUND: Final = pa.array([RowOutcome.RENDERED, RowOutcome.FALLBACK], pa.int8())
+
+
+def _nowhere(made: RecordBatch) -> KafkaError:
     """The end of a line that has nowhere to put a refused message."""
-    codes = [RouteOutcome(code) for code in rendered.outcomes.to_pylist()]
-    at = next(n for n, code in enumerate(codes) if code.reason and code is not RouteOutcome.UNROUTED)
-    outcome, detail = codes[at], codes[at].detail or f"reject: {rendered.refusals[at].as_py()}"
+    codes = [RowOutcome(code) for code in made.column(OUTCOME).to_pylist()]
+    at = next(n for n, code in enumerate(codes) if code.reason and code is not RowOutcome.UNROUTED)
+    outcome, fault, topic = codes[at], made.column(FAULT)[at].as_py(), made.column("towline_topic")[at].as_py()
     code, do = "TL-B02", "Give the line a dead_letter_topic"
-    if outcome in (RouteOutcome.NOT_WHOLE, RouteOutcome.TOO_MANY):
-        code, detail = "TL-B29", "a message was not taken in whole, see towline-reason and max_packet_bytes"
-    elif outcome is RouteOutcome.REJECTED:
-        code = "TL-B33"
-    elif outcome in _NAMES:
+    if outcome in (RowOutcome.NOT_WHOLE, RowOutcome.TOO_MANY):
+        code, fault = "TL-B29", "a message was not taken in whole, see towline-reason and max_packet_bytes"
+    elif outcome is RowOutcome.REJECTED:
+        code, fault = "TL-B33", f"reject: {fault}"
+    elif str(outcome.reason).startswith("topic_"):
         do += ", or the route a fallback_topic"
-    topic = printable(rendered.records.column("towline_topic")[at].as_py() or "")
-    stop = "The line stops there rather than lose it"
-    return KafkaError(code, f'message of topic "{topic}"', f"{printable(detail)}. {stop}", f"{do}.")
+    what = f"{printable(fault)}. The line stops there rather than lose it"
+    return KafkaError(code, f'message of topic "{printable(topic or "")}"', what, f"{do}.")
 
 
 def _parts(batches: Iterable[RecordBatch]) -> Iterator[Part]:
