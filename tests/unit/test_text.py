@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
-from towline.bridge.deadletters import dlq, replay
+from towline.bridge import deadletters
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
@@ -94,7 +94,7 @@ def test_the_command_line_tells_an_error_harmlessly(
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     for raised in (TowlineError("TL-K01", HOSTILE, HOSTILE), ValueError(HOSTILE)):
-        monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", _raising(raised))
+        monkeypatch.setattr("towline.bridge.deadletters.shelves", _raising(raised))
         _, out, err = ran(capsys, "dlq", "show", str(file))
         assert out == ""
         assert_harmless(err)
@@ -122,10 +122,10 @@ def test_dlq_show(
         absent=True,
         nobodys=Counter([HOSTILE]),
         strange=0,
-        entries=lambda _: [dlq.Entry(0, 7, 0, letter)],
+        entries=lambda _: [deadletters.Entry(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
-    monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", lambda _: [shelf])
+    monkeypatch.setattr("towline.bridge.deadletters.shelves", lambda _: [shelf])
     code, out, _ = ran(capsys, "dlq", "show", str(file), *more)
     assert code == 0
     assert_harmless(out)
@@ -141,12 +141,12 @@ def test_dlq_replay(
 ) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
-    done = replay.Replay()
+    done = deadletters.Replay()
     done.mended[HOSTILE] = 1
     done.dead[HOSTILE] = 1
     shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]), strange=0)
-    monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", lambda _: [shelf])
-    monkeypatch.setattr("towline.bridge.deadletters.replay.replay", lambda *_, **__: done)
+    monkeypatch.setattr("towline.bridge.deadletters.shelves", lambda _: [shelf])
+    monkeypatch.setattr("towline.bridge.deadletters.replay", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
 
 

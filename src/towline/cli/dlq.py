@@ -17,9 +17,8 @@ from towline.timing import local_time
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from towline.bridge import deadletters
     from towline.bridge.config.model import Bridge
-    from towline.bridge.deadletters import dlq
-    from towline.bridge.deadletters import replay as replaying
 
 #: Signs of other bridges that are listed, for each topic.
 _MOST_NAMES = 10
@@ -44,12 +43,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
-    from towline.bridge.deadletters import dlq  # noqa: PLC0415
+    from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
     counts: Counter[tuple[str, str, str]] = Counter()
     first: list[dict[str, Any]] = []
-    ledgers = dlq.shelves(bridge)
+    ledgers = deadletters.shelves(bridge)
     for shelf in ledgers:
         for entry in shelf.entries(_wanted(bridge, line, reason)):
             owner = shelf.line_of(entry.dead_letter)
@@ -75,15 +74,14 @@ def replay(
     Each letter is replayed at most once: records and the mark that says so are one transaction. Those that still can't
     be mapped stay. Exit code 1 when some stayed.
     """
-    from towline.bridge.deadletters import dlq  # noqa: PLC0415
-    from towline.bridge.deadletters import replay as replaying  # noqa: PLC0415
+    from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
-    wanted, total = _wanted(bridge, line, reason), replaying.Replay()
-    ledgers = dlq.shelves(bridge)
+    wanted, total = _wanted(bridge, line, reason), deadletters.Replay()
+    ledgers = deadletters.shelves(bridge)
     for shelf in ledgers:
         left = None if limit is None else limit - total.letters
-        total.include(replaying.replay(shelf, wanted, partial(_session, bridge), limit=left, dry_run=dry_run))
+        total.include(deadletters.replay(shelf, wanted, partial(_session, bridge), limit=left, dry_run=dry_run))
     done = {"mended": dict(total.mended), "filtered": total.filtered, "dead": dict(total.dead)}
     found = {"dry_run": dry_run, **done, **_besides(ledgers)}
     print_result(found, _told(total, found, dry_run=dry_run), as_json=as_json)
@@ -91,14 +89,14 @@ def replay(
         raise typer.Exit(1)
 
 
-def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> dlq.Wanted:
-    from towline.bridge.deadletters import dlq  # noqa: PLC0415 - loaded when it is called
+def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> deadletters.Wanted:
+    from towline.bridge import deadletters  # noqa: PLC0415 - loaded when it is called
     from towline.kafka.deadletters import Reason as KnownReason  # noqa: PLC0415
 
     known = set(KnownReason)
     if reason is not None and reason not in known:
         raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, known))
-    return dlq.Wanted(bridge.line(line).name if line else None, reason)
+    return deadletters.Wanted(bridge.line(line).name if line else None, reason)
 
 
 def _session(bridge: Bridge) -> SparkSession:
@@ -108,7 +106,7 @@ def _session(bridge: Bridge) -> SparkSession:
     return session(bridge)
 
 
-def _facts(topic: str, line: str, entry: dlq.Entry) -> dict[str, Any]:
+def _facts(topic: str, line: str, entry: deadletters.Entry) -> dict[str, Any]:
     dead_letter = entry.dead_letter
     origin = next((value for name, value in dead_letter.headers if name == "mqtt.topic"), None)
     return {
@@ -125,7 +123,7 @@ def _facts(topic: str, line: str, entry: dlq.Entry) -> dict[str, Any]:
     }
 
 
-def _besides(ledgers: list[dlq.DeadLetterTopic]) -> dict[str, Any]:
+def _besides(ledgers: list[deadletters.DeadLetterTopic]) -> dict[str, Any]:
     """What is no letter of a line: topics that are not there, letters that no line here has signed, and the rest."""
     nobodys = [
         {"topic": ledger.topic, "signed": name, "letters": count}
@@ -162,7 +160,7 @@ def _shown(found: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _told(done: replaying.Replay, found: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
+def _told(done: deadletters.Replay, found: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     if not (done.mended or done.filtered or done.dead):
         yield from _none(found)

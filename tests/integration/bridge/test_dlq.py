@@ -20,10 +20,10 @@ from tests.conftest import NewTopic
 from tests.helpers import produce_all
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from tests.integration.kafka.test_topic_ids import make_anew
+from towline.bridge import deadletters
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
-from towline.bridge.deadletters import dlq, replay
-from towline.bridge.deadletters.replay import Mapper
+from towline.bridge.deadletters import Mapper
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline_prove.devstack import Kafka
@@ -80,8 +80,8 @@ def test_a_dead_letter_topic_made_anew_amid_a_replay_gets_no_mark_of_the_old_one
     """A mark names offsets: in another topic it would hide other dead letters."""
     bridge, _, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
-    (ledger,) = dlq.shelves(bridge)
-    waiting = list(ledger.entries(dlq.Wanted()))
+    (ledger,) = deadletters.shelves(bridge)
+    waiting = list(ledger.entries(deadletters.Wanted()))
     assert len(ledger.waiting(waiting)) == 3
     make_anew(kafka, dead)
     with pytest.raises(KafkaError, match=r"was deleted and made again while it was replayed.*TL-B30"):
@@ -93,49 +93,49 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody"), letter(2, size=9000), letter(3)], limit=4096)
     strange: list[str | bytes] = ["kcat", "-P", "-b", kafka.bootstrap, "-t", dead, "-p", "0", "-H", b"\xff=1"]
     subprocess.run(strange, input=b"somebody else's", check=True)
-    (shelf,) = dlq.shelves(bridge)
-    dry = replay.replay(shelf, dlq.Wanted(), no_spark, dry_run=True)
+    (shelf,) = deadletters.shelves(bridge)
+    dry = deadletters.replay(shelf, deadletters.Wanted(), no_spark, dry_run=True)
     assert dry.mended == {target: 3}
     assert values(kafka, target) == []
 
-    first = replay.replay(shelf, dlq.Wanted(), no_spark, limit=1)
+    first = deadletters.replay(shelf, deadletters.Wanted(), no_spark, limit=1)
     assert sum(first.mended.values()) == 1 or first.dead
-    rest = replay.replay(shelf, dlq.Wanted(), no_spark)
+    rest = deadletters.replay(shelf, deadletters.Wanted(), no_spark)
     assert rest.dead == {"no route takes this topic": 1}
-    again = replay.replay(shelf, dlq.Wanted(), no_spark)
+    again = deadletters.replay(shelf, deadletters.Wanted(), no_spark)
     assert (again.mended, again.dead) == ({}, {"no route takes this topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
-    assert [entry.dead_letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
+    assert [entry.dead_letter.value for entry in shelf.entries(deadletters.Wanted())] == [b"m1".ljust(10, b".")]
     assert shelf.strange == 1
 
 
 def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, reason=Reason.UNROUTED)])
-    (shelf,) = dlq.shelves(bridge)
-    made = replay.replay(shelf, dlq.Wanted(line="line", reason="unrouted"), no_spark)
+    (shelf,) = deadletters.shelves(bridge)
+    made = deadletters.replay(shelf, deadletters.Wanted(line="line", reason="unrouted"), no_spark)
     assert made.mended == {target: 1}
     assert values(kafka, target) == [b"m1"]
-    assert len(list(shelf.entries(dlq.Wanted()))) == 1
+    assert len(list(shelf.entries(deadletters.Wanted()))) == 1
 
 
 def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None:
     """All of it was sent, only the commit is missing: nothing of it counts, and nothing waits for it."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1)])
-    (shelf,) = dlq.shelves(bridge)
+    (shelf,) = deadletters.shelves(bridge)
     code = """if True:
         import os, sys
         from pathlib import Path
         from towline.bridge.config import file as config
-        from towline.bridge.deadletters import dlq, replay
+        from towline.bridge import deadletters
         from towline.kafka.producers import Transactional
         Transactional.commit = lambda producer: (producer.flush(20), os._exit(9))
         bridge = config.load(Path(sys.argv[1]))
-        replay.replay(dlq.shelves(bridge)[0], dlq.Wanted(), None)
+        deadletters.replay(deadletters.shelves(bridge)[0], deadletters.Wanted(), None)
     """
     assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
-    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 2}
+    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 2}
     assert sorted(values(kafka, target)) == [b"m0", b"m1"]
 
 
@@ -143,31 +143,34 @@ def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) ->
     """By a bridge of another name too, with a line of the same: a letter that names the line alone is of both."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,), (others,) = dlq.shelves(bridge), dlq.shelves(bridge.model_copy(update={"name": "another"}))
-    slow = replay._Writer(others)
-    waiting = list(shelf.entries(dlq.Wanted()))
-    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    (shelf,), (others,) = (
+        deadletters.shelves(bridge),
+        deadletters.shelves(bridge.model_copy(update={"name": "another"})),
+    )
+    slow = deadletters._Writer(others)
+    waiting = list(shelf.entries(deadletters.Wanted()))
+    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 1}
     mappers = {"line": Mapper(bridge.uplinks[0], no_spark)}
     with pytest.raises(KafkaError, match=r"TL-B30"):
-        slow.write(dead, waiting, replay._outcomes(shelf, mappers, waiting))
+        slow.write(dead, waiting, deadletters._outcomes(shelf, mappers, waiting))
     assert values(kafka, target) == [b"m0"]
 
 
 def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "CHUNK", 1)
+    monkeypatch.setattr(deadletters, "CHUNK", 1)
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
-    (shelf,), (other,) = dlq.shelves(bridge), dlq.shelves(bridge)
-    turns, write = [2, 0], replay._Writer.write
+    (shelf,), (other,) = deadletters.shelves(bridge), deadletters.shelves(bridge)
+    turns, write = [2, 0], deadletters._Writer.write
 
-    def overtaken(self: replay._Writer, *chunk: Any) -> None:
+    def overtaken(self: deadletters._Writer, *chunk: Any) -> None:
         write(self, *chunk)
         if limit := turns.pop(0) if turns else 0:
             self.close()
-            assert replay.replay(other, dlq.Wanted(), no_spark, limit=limit).mended == {target: 2}
+            assert deadletters.replay(other, deadletters.Wanted(), no_spark, limit=limit).mended == {target: 2}
 
-    monkeypatch.setattr(replay._Writer, "write", overtaken)
-    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 2}
+    monkeypatch.setattr(deadletters._Writer, "write", overtaken)
+    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 2}
     assert not turns
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
 
@@ -198,15 +201,15 @@ def test_marks_above_an_open_transaction_count(
 ) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,) = dlq.shelves(bridge)
-    waiting = list(shelf.entries(dlq.Wanted()))
+    (shelf,) = deadletters.shelves(bridge)
+    waiting = list(shelf.entries(deadletters.Wanted()))
     another(dead)
-    writer = replay._Writer(shelf)
-    writer.write(dead, waiting, replay._outcomes(shelf, {"line": Mapper(bridge.uplinks[0], no_spark)}, waiting))
+    writer = deadletters._Writer(shelf)
+    writer.write(dead, waiting, deadletters._outcomes(shelf, {"line": Mapper(bridge.uplinks[0], no_spark)}, waiting))
 
-    monkeypatch.setattr(dlq, "_OTHERS_S", 1.0)
+    monkeypatch.setattr(deadletters, "_OTHERS_S", 1.0)
     with pytest.raises(KafkaError, match="TL-B31"):
-        replay.replay(shelf, dlq.Wanted(), no_spark)
+        deadletters.replay(shelf, deadletters.Wanted(), no_spark)
     assert values(kafka, target) == [b"m0"]
 
 
@@ -215,12 +218,12 @@ def test_the_transaction_of_another_writer_is_waited_for(
 ) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,) = dlq.shelves(bridge)
+    (shelf,) = deadletters.shelves(bridge)
     later = threading.Timer(2.0, another(dead).abort_transaction, (20,))
     later.start()
-    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 1}
     later.join()
-    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {}
+    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {}
 
 
 def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
@@ -229,15 +232,15 @@ def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
     """The mark of it is not to be seen yet when the search begins: it lies above an open transaction."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
-    (shelf,), (other,) = dlq.shelves(bridge), dlq.shelves(bridge)
-    (first, *_) = shelf.entries(dlq.Wanted())
+    (shelf,), (other,) = deadletters.shelves(bridge), deadletters.shelves(bridge)
+    (first, *_) = shelf.entries(deadletters.Wanted())
     unfinished = another(dead)
-    writer = replay._Writer(other)
-    writer.write(dead, [first], replay._outcomes(other, {"line": Mapper(bridge.uplinks[0], no_spark)}, [first]))
+    writer = deadletters._Writer(other)
+    writer.write(dead, [first], deadletters._outcomes(other, {"line": Mapper(bridge.uplinks[0], no_spark)}, [first]))
 
     later = threading.Timer(2.0, unfinished.abort_transaction, (20,))
     later.start()
-    assert replay.replay(shelf, dlq.Wanted(), no_spark, limit=2).mended == {target: 2}
+    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark, limit=2).mended == {target: 2}
     later.join()
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2"]
 
@@ -245,8 +248,8 @@ def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
 def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)
-    (shelf,) = dlq.shelves(bridge)
-    made = replay.replay(shelf, dlq.Wanted(), no_spark)
+    (shelf,) = deadletters.shelves(bridge)
+    made = deadletters.replay(shelf, deadletters.Wanted(), no_spark)
     assert sum(made.dead.values()) == 1
     assert "2,000" in next(iter(made.dead))
     assert values(kafka, target) == []

@@ -15,7 +15,7 @@ from tests.integration.bridge.mapped import frame_of, mapped, message
 from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge.config.model import Line
 from towline.bridge.config.tables import RouteSection
-from towline.bridge.deadletters.replay import Mapper
+from towline.bridge.deadletters import Mapper
 from towline.bridge.patterns import literal
 from towline.bridge.routes import DEDUPE, REJECT, WHERE, Route
 from towline.bridge.uplink.statements import REPEATED, Statements

@@ -13,8 +13,8 @@ from tests.helpers import wait_until
 from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
-from towline.bridge.deadletters import dlq, replay
-from towline.bridge.deadletters.replay import Remapped
+from towline.bridge import deadletters
+from towline.bridge.deadletters import Remapped
 from towline.kafka import producers
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.columns import Rows
@@ -112,9 +112,11 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     letters = [DeadLetter(Reason.UNMAPPED, "mended", None, str(number).encode(), source="line") for number in (0, 1)]
     put(kafka.bootstrap, "letters", letters)
     client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
-    ledger = dlq.DeadLetterTopic(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
-    monkeypatch.setattr(replay, "Mapper", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
-    monkeypatch.setattr(replay, "CHUNK", 1)
+    ledger = deadletters.DeadLetterTopic(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
+    monkeypatch.setattr(
+        deadletters, "Mapper", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)])
+    )
+    monkeypatch.setattr(deadletters, "CHUNK", 1)
     rearm(proxy)
     write = producers.Transactional.write
 
@@ -125,7 +127,7 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
             release_in_the_middle(proxy)
 
     monkeypatch.setattr(producers.Transactional, "write", late)
-    assert replay.replay(ledger, dlq.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
+    assert deadletters.replay(ledger, deadletters.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert committed(kafka, "mended") == [0, 1]
 

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
-from towline.bridge.deadletters import dlq
+from towline.bridge import deadletters
 from towline.errors import KafkaError
 from towline.kafka import markerstore
 from towline.kafka.admin import KafkaAdmin
@@ -115,11 +115,11 @@ def test_dead_letters_are_read_to_the_leaders_end(
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(name, b"one")
     assert producer.flush(10) == 0
-    ledger = dlq.DeadLetterTopic(client, name, {})
+    ledger = deadletters.DeadLetterTopic(client, name, {})
     assert [record.value for record in ledger._records(ledger._ends())] == [b"one"]
 
     real = ledger._consumer
-    monkeypatch.setattr(dlq.DeadLetterTopic, "_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
     later = threading.Timer(1.0, producer.produce, (name, b"two"))
     later.start()
     assert [record.value for record in ledger._records(ledger._ends())] == [b"one", b"two"]

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.deadletters import dlq
-from towline.bridge.deadletters.dlq import MARK, DeadLetterTopic, _marked, _Record, _Settled, shelves
-from towline.bridge.deadletters.replay import _marks
+from towline.bridge import deadletters
+from towline.bridge.deadletters import MARK, DeadLetterTopic, Entry, _marked, _marks, _Record, joined, shelves
 from towline.bridge.lines.identity import Identity
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason, from_record, to_record
@@ -32,14 +31,21 @@ def test_a_mark_names_the_letters_that_were_replayed() -> None:
     assert [*_marked(record(None, b"", [(MARK, mark)]))] == [(1, 2), (5, 5)]
 
 
-def test_a_range_is_never_written_out() -> None:
+def test_a_range_is_never_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """And names nothing that came after the mark."""
     text = b'{"offsets":[[-5,1000000000000000000000],[7,3],[2,4]]}'
-    settled = _Settled()
-    settled.add(record(None, b"", [(MARK, text)]))
-    settled.add(record(None, b"", [(MARK, b'{"offsets":[[1,1]]}')]))
-    assert [offset for offset in range(12) if (3, offset) in settled] == list(range(9))
-    assert (2, 1) not in settled
+    marks = [record(None, b"", [(MARK, one)]) for one in (text, b'{"offsets":[[1,1]]}')]
+    monkeypatch.setattr(DeadLetterTopic, "_records", lambda *_: iter(marks))
+    topic = DeadLetterTopic({}, "dead", {})
+    topic._read_marks({3: 12})
+    assert topic._replayed == {3: [(0, 8)]}
+    letter = DeadLetter(Reason.UNMAPPED, None, None, b"x")
+    entries = [Entry(partition, offset, 0, letter) for partition in (2, 3) for offset in range(12)]
+    assert [entry.offset for entry in entries if topic._settled(entry)] == list(range(9))
+
+
+def test_ranges_that_touch_are_one() -> None:
+    assert joined([(7, 9), (1, 2), (3, 3), (8, 12), (5, 5)]) == [(1, 3), (5, 5), (7, 12)]
 
 
 def test_a_devices_header_marks_nothing() -> None:
@@ -110,12 +116,12 @@ def test_reading_stops_at_the_ends_that_were_there_first(grown: Growing) -> None
 def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
     grown: Growing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dlq, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(deadletters, "_SILENCE_S", 0.0)
     monkeypatch.setattr(grown, "poll", lambda _: grown.message(0, 7))
     with pytest.raises(KafkaError, match="can't be read to its end"):
         list(DEAD._records({0: 2, 1: 5}))
     stuck = KafkaError("TL-B31", "k", "a transaction is open", "Wait.")
-    monkeypatch.setattr(dlq, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(deadletters, "_OTHERS_S", 0.0)
     with pytest.raises(KafkaError, match="TL-B31"):
         list(DEAD._records({0: 2, 1: 5}, None, stuck))
     assert grown.closed
@@ -123,7 +129,7 @@ def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
 
 @pytest.mark.usefixtures("grown")
 def test_whoever_takes_his_time_with_a_letter_is_not_told_of_a_silent_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dlq, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(deadletters, "_SILENCE_S", 0.05)
     found = []
     for one in DEAD._records({0: 1, 1: 3}):
         found.append(one.offset)

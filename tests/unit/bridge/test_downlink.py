@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.bridge import test_downlink_file as down_file
 from tests.unit.bridge.noted import commit, down
 from tests.unit.bridge.test_messages import RECORD
-from towline.bridge.deadletters.replay import Mapper
+from towline.bridge.deadletters import Mapper
 from towline.bridge.downlink.sink import sorted_out
 from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.bridge.messages import PLACE, RENDERED_SCHEMA, own

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import CONSUMER, Bridge
-from towline.bridge.deadletters.dlq import shelves
+from towline.bridge.deadletters import shelves
 from towline.bridge.lines.identity import LINE_FILE, known_line, left_lines, left_texts, remember, settle
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen

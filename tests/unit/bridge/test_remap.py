@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.deadletters.dlq import Entry, Wanted, shelves
-from towline.bridge.deadletters.replay import Mapper, _marks, row_of
+from towline.bridge.deadletters import Entry, Mapper, Wanted, _marks, row_of, shelves
 from towline.kafka.deadletters import DeadLetter, Header, Reason
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
-from towline.bridge.deadletters import dlq
-from towline.bridge.deadletters import replay as replaying
+from towline.bridge import deadletters
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
@@ -53,12 +52,12 @@ def test_a_limit_is_for_all_topics_together(
     ]
     given: list[int | None] = []
 
-    def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> replaying.Replay:
+    def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> deadletters.Replay:
         given.append(limit)
-        return replaying.Replay(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
+        return deadletters.Replay(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
 
-    monkeypatch.setattr(dlq, "shelves", lambda _bridge: topics)
-    monkeypatch.setattr(replaying, "replay", replay)
+    monkeypatch.setattr(deadletters, "shelves", lambda _bridge: topics)
+    monkeypatch.setattr(deadletters, "replay", replay)
     code, out, _ = ran(capsys, "dlq", "replay", str(file), "--limit", "5")
     assert (code, given) == (0, [5, 3, 1])
     assert "3  written to t" in out
@@ -71,7 +70,7 @@ def test_a_letter_of_no_time_is_shown(
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"")
-    entries = [dlq.Entry(0, n, at, letter) for n, at in enumerate((0, 1 << 62))]
+    entries = [deadletters.Entry(0, n, at, letter) for n, at in enumerate((0, 1 << 62))]
     topic = SimpleNamespace(
         topic="dead",
         absent=False,
@@ -80,7 +79,7 @@ def test_a_letter_of_no_time_is_shown(
         entries=lambda _wanted: iter(entries),
         line_of=lambda _letter: None,
     )
-    monkeypatch.setattr(dlq, "shelves", lambda _bridge: [topic])
+    monkeypatch.setattr(deadletters, "shelves", lambda _bridge: [topic])
     code, out, err = ran(capsys, "dlq", "show", str(file))
     assert (code, err) == (0, "")
     assert "19" in out
@@ -98,13 +97,13 @@ def test_what_is_no_whole_letter_is_counted_and_told(
     assert len(whole) >= 2
     records = [*whole, *whole[:1], other[1], (b"k", b"v", ())]
 
-    def read(*_: Any, **__: Any) -> Iterator[dlq._Record]:
-        return (dlq._Record(0, at, 0, *one) for at, one in enumerate(records))
+    def read(*_: Any, **__: Any) -> Iterator[deadletters._Record]:
+        return (deadletters._Record(0, at, 0, *one) for at, one in enumerate(records))
 
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {})
-    monkeypatch.setattr(dlq.DeadLetterTopic, "_records", read)
-    monkeypatch.setattr(dlq.DeadLetterTopic, "_ends", lambda *_: {0: len(records)})
-    monkeypatch.setattr(dlq.DeadLetterTopic, "_read_marks", lambda *_: None)
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_records", read)
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_ends", lambda *_: {0: len(records)})
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_read_marks", lambda *_: None)
     code, out, _ = ran(capsys, "dlq", "show", str(file))
     assert code == 0
     assert "3  records that are no letter, or pieces of one that is not whole   in dlq" in out

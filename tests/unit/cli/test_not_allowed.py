@@ -48,7 +48,7 @@ print(json.dumps(told))
 """
 MODULES = [
     *(f"towline.cli.{name}" for name in ("status", "lines", "refused", "dlq")),
-    *(f"towline.bridge.{name}" for name in ("runtime.status", "runtime.state", "deadletters.dlq", "config.file")),
+    *(f"towline.bridge.{name}" for name in ("runtime.status", "runtime.state", "deadletters", "config.file")),
     *("towline.delivery.refused", "towline.gateway.launch", "difflib", "encodings.idna", "pwd"),
 ]
 

@@ -1,1 +1,0 @@
-"""Dead letters: shown, and sent again."""
