@@ -33,7 +33,6 @@ from towline.bridge.routes import (
     faults,
     first_case,
     first_named,
-    read_problems,
     running_sums,
     utf8_text,
     verdicts,
@@ -217,7 +216,7 @@ class _Records(Values):
     @cached_property
     def document(self) -> JsonFields:
         """The fields of JSON values that are named."""
-        return JsonFields.read(self._rows.column("value"), _templates(self._said), DOCUMENT)
+        return JsonFields(self._rows.column("value"), _templates(self._said), DOCUMENT)
 
     def said(self, name: str) -> pa.Array:
         """What is said; null where nothing is."""
@@ -287,7 +286,7 @@ class _Messages(_Records):
         """Why a record can't be a message: rows, and an outcome."""
         table, users, clean = self._table, self._users, self._clean
         if table.reads_json:
-            yield read_problems(self.document.outcomes)
+            yield JsonFields.case(self.document.outcomes)
         broken = {name: pc.and_(raw.is_valid(), clean[name].is_null()) for name, raw in self._raw.items()}
         yield self._raw["topic"].is_null(), RowOutcome.TOPIC_ABSENT
         yield pc.or_(broken["topic"], _bad(clean["topic"], _WILD)), RowOutcome.MQTT_TOPIC

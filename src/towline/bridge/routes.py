@@ -28,7 +28,7 @@ from functools import cached_property, lru_cache, partial, reduce
 from itertools import repeat
 from math import isfinite
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -90,11 +90,8 @@ _TOPICS: Final = 50_000
 #: Last millisecond of the year 9999, which clients of Kafka can still show.
 _LAST_MS: Final = 253_402_300_799_999
 _MILLIS: Final = re.compile(r"[0-9]{1,15}")
-_CONTROL_CHARACTERS: Final = (
-    "a topic or property has a control character, at which a broker may end the connection; "
-    'control_characters = "send" would send it'
-)
 _TOPIC_RULE: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
+_CONTROLS: Final = "a topic or property has a control character, at which a broker may end the connection"
 
 
 class RowOutcome(IntEnum):
@@ -108,51 +105,35 @@ class RowOutcome(IntEnum):
     reason: Reason | None
     detail: str
 
-    UNDECIDED = -2
-    FILTERED = -1
-    RENDERED = 0
-    FALLBACK = 1
-    NOT_WHOLE = (
-        2,
-        Reason.PACKET_TOO_LARGE,
-        "larger than max_packet_bytes; headers mqtt.user.towline-* hold its size and digest",
-    )
-    TOO_MANY = 3, Reason.TOO_MANY_PROPERTIES, "more than 1,000 properties; the value is the whole MQTT packet"
-    UNROUTED = 4, Reason.UNROUTED, "no route takes this topic"
-    REJECT_RAISED = 5, Reason.UNMAPPED, "the SQL of reject raised an error on it"
-    REJECTED = 6, Reason.REJECTED
-    WHERE_RAISED = 7, Reason.UNMAPPED, "the SQL of where raised an error on it"
-    NO_JSON = 8, Reason.UNMAPPED, "a template names a field of JSON, and its payload or value is none"
-    NO_TEXT = 9, Reason.UNMAPPED, "a field of JSON that a template names is neither text nor a number"
-    TOPIC_ABSENT = 10, Reason.TOPIC_ABSENT, "it lacks what its topic is made of, or that is no UTF-8 text"
-    TOPIC_RESERVED = (
-        11,
-        Reason.TOPIC_RESERVED,
-        "no message may choose this Kafka topic: markers, dead letters, Kafka's own",
-    )
-    TOPIC_NOT_ALLOWED = 12, Reason.TOPIC_NOT_ALLOWED, "the name of the Kafka topic is not among allowed_topics"
-    TOPIC_ILLEGAL = 13, Reason.TOPIC_ILLEGAL, "Kafka takes no such topic name"
-    KEY_ABSENT = 14, Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"
-    VALUE_ABSENT = 15, Reason.UNMAPPED, "the message lacks what the value of its record is made of"
-    NO_TIME = 16, Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"
-    MQTT_TOPIC = 17, Reason.TOPIC_ILLEGAL, f"MQTT takes no such topic: {_TOPIC_RULE}"
-    HEADER_NO_TEXT = (
-        18,
-        Reason.UNDELIVERABLE,
-        "a header is no UTF-8 text, and MQTT has no other; properties may leave it out",
-    )
-    RESPONSE_TOPIC = 19, Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_TOPIC_RULE}"
-    PROPERTY = (
-        20,
-        Reason.UNDELIVERABLE,
-        "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000",
-    )
-    CONTROLS = 21, Reason.UNDELIVERABLE, _CONTROL_CHARACTERS
-    TOO_LARGE = 22, Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"
+    UNDECIDED = None, ""
+    FILTERED = None, ""
+    RENDERED = None, ""
+    FALLBACK = None, ""
+    NOT_WHOLE = Reason.PACKET_TOO_LARGE, "larger than max_packet_bytes; mqtt.user.towline-* have its size and digest"
+    TOO_MANY = Reason.TOO_MANY_PROPERTIES, "more than 1,000 properties; the value is the whole MQTT packet"
+    UNROUTED = Reason.UNROUTED, "no route takes this topic"
+    REJECT_RAISED = Reason.UNMAPPED, "the SQL of reject raised an error on it"
+    REJECTED = Reason.REJECTED, ""
+    WHERE_RAISED = Reason.UNMAPPED, "the SQL of where raised an error on it"
+    NO_JSON = Reason.UNMAPPED, "a template names a field of JSON, and its payload or value is none"
+    NO_TEXT = Reason.UNMAPPED, "a field of JSON that a template names is neither text nor a number"
+    TOPIC_ABSENT = Reason.TOPIC_ABSENT, "it lacks what its topic is made of, or that is no UTF-8 text"
+    TOPIC_RESERVED = Reason.TOPIC_RESERVED, "no message may choose a topic of markers, dead letters, or Kafka's own"
+    TOPIC_NOT_ALLOWED = Reason.TOPIC_NOT_ALLOWED, "the name of the Kafka topic is not among allowed_topics"
+    TOPIC_ILLEGAL = Reason.TOPIC_ILLEGAL, "Kafka takes no such topic name"
+    KEY_ABSENT = Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"
+    VALUE_ABSENT = Reason.UNMAPPED, "the message lacks what the value of its record is made of"
+    NO_TIME = Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"
+    MQTT_TOPIC = Reason.TOPIC_ILLEGAL, f"MQTT takes no such topic: {_TOPIC_RULE}"
+    HEADER_NO_TEXT = Reason.UNDELIVERABLE, "MQTT has no header that is no UTF-8 text; properties may leave it out"
+    RESPONSE_TOPIC = Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_TOPIC_RULE}"
+    PROPERTY = Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"
+    CONTROLS = Reason.UNDELIVERABLE, f'{_CONTROLS}; control_characters = "send" would send it'
+    TOO_LARGE = Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"
 
-    def __new__(cls, code: int, reason: Reason | None = None, detail: str = "") -> Self:
-        """A member, written as its attributes."""
-        outcome = int.__new__(cls, code)
+    def __new__(cls, reason: Any, detail: str = "") -> Self:
+        """The next member: `RENDERED` is 0."""
+        outcome = int.__new__(cls, code := len(cls.__members__) - 2)
         outcome._value_, outcome.reason, outcome.detail = code, reason, detail
         return outcome
 
@@ -185,25 +166,14 @@ def faults(outcomes: pa.Array, refusals: pa.Array, limit: int = 0) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One arm of a line.
+    """One arm of a line: what a `towline.bridge.config.tables.RouteSection` says, which has the meaning of each word.
 
     Attributes:
         pattern: What it takes.
-        topic: Kafka topic.
-        key: Record key, or None for none.
-        value: Record value; None for the payload.
-        timestamp: Milliseconds since 1970 of the record; None, or null, for the time of receipt.
         headers: Names and templates, in order, after the properties of the message.
-        where: Spark SQL over the source's columns, the wildcards and the fields, or None.
-        allowed_topics: Names and globs a topic with fields is checked against.
-        fallback_topic: Where a message goes whose topic is illegal or not allowed; None makes it a dead letter, or
-            stops the line where there are none.
-        properties: Whether the MQTT properties travel as headers (`towline.kafka.properties.HEADERS`).
-        key_required: Whether a message that gives no key is a dead letter.
-        fields: Names that templates and SQL may use beside those of the message, and the Spark SQL of each, in order;
-            it may name the columns of the source, the wildcards and the fields before it.
-        reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
-        header_map: Spark SQL of a map of texts: further headers of the record; one without text is left out.
+        fallback_topic: None makes a message whose topic is illegal or not allowed a dead letter, or stops the line
+            where there are none.
+        fields: Names and Spark SQL, in order.
         omit_missing: Whether a header whose template gives null is left out, rather than be there without value.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
         key_tells: Whether that alone tells a repeat, as its QoS can't: a message without a key is a dead letter.
@@ -390,11 +360,7 @@ def _is_static(route: Route, templates: Iterable[Template | None]) -> bool:
 
 
 class Values(ABC):
-    """Fields of the rows of a batch as texts, and templates over them.
-
-    Args:
-        size: Rows.
-    """
+    """Fields of the rows of a batch as texts, and templates over them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -460,9 +426,8 @@ class _View(Values):
             return utf8_text(self.column("payload"))
         if payload_path(name):
             return self.payload.fields[name]
-        return (
-            self.column(name).cast(pa.string()) if name in self._rows.schema.names else pa.nulls(self.size, pa.string())
-        )
+        present = name in self._rows.schema.names
+        return self.column(name).cast(pa.string()) if present else pa.nulls(self.size, pa.string())
 
     @cached_property
     def _levels(self) -> pa.Array:
@@ -471,7 +436,7 @@ class _View(Values):
     @cached_property
     def payload(self) -> JsonFields:
         """The fields of the payloads that the route's templates name."""
-        return JsonFields.read(self.column("payload"), self.route.templates if self.route else ())
+        return JsonFields(self.column("payload"), self.route.templates if self.route else ())
 
     def headers(self, route: Route) -> pa.Array:
         """The headers that a route names."""
@@ -527,55 +492,43 @@ def first_case(cases: Iterable[tuple[pa.Array, Any]], otherwise: pa.Array) -> pa
     return pc.case_when(masks, *codes, otherwise)
 
 
-class JsonFields(NamedTuple):
-    """Fields of JSON documents.
+class JsonFields:
+    """The fields of JSON documents that templates name, as texts; none of a document that is null.
 
-    Attributes:
-        fields: Name of a field -> texts.
-        outcomes: `RowOutcome.RENDERED`, `NO_JSON` or `NO_TEXT`: the fields of a row can't be had.
+    Args:
+        documents: Bytes.
+        templates: They may name other fields too.
+        root: What the path of a field begins with.
     """
 
-    fields: Mapping[str, pa.Array]
-    outcomes: pa.Array
-
-    @classmethod
-    def read(cls, payloads: pa.Array, templates: Iterable[Template], root: str = PAYLOAD) -> Self:
-        """Read the fields that templates name of each payload; none of a payload that is null.
-
-        Args:
-            payloads: Bytes.
-            templates: They may name other fields too.
-            root: What the path of a field begins with.
-        """
+    def __init__(self, documents: pa.Array, templates: Iterable[Template], root: str = PAYLOAD) -> None:
         from pydantic_core import from_json  # noqa: PLC0415 - few lines need it
 
         every = dict.fromkeys(name for one in templates for name in one.fields)
-        named = {name: path for name in every if (path := payload_path(name, root))}
-        if not named:
-            return cls({}, pa.repeat(pa.scalar(int(RowOutcome.RENDERED), pa.int8()), len(payloads)))
-        names, paths = list(named), list(named.values())
-        texts: list[list[str | None]] = [[] for _ in names]
-        outcomes = []
-        for payload in payloads.to_pylist():
-            found: list[str | None] = [None] * len(names)
+        paths = {name: path for name in every if (path := payload_path(name, root))}
+        texts: dict[str, list[str | None]] = {name: [] for name in paths}
+        outcomes = list[int]()
+        for document in documents.to_pylist() if paths else ():
+            leaves: Iterable[str | None] = repeat(None)
             outcome = RowOutcome.RENDERED
             try:
-                document = None if payload is None else from_json(payload, allow_inf_nan=False, cache_strings="keys")
-                found = [_leaf(document, path) for path in paths]
+                value = None if document is None else from_json(document, allow_inf_nan=False, cache_strings="keys")
+                leaves = [_leaf(value, path) for path in paths.values()]
             except ValueError:
                 outcome = RowOutcome.NO_JSON
             except TypeError:
                 outcome = RowOutcome.NO_TEXT
             outcomes.append(int(outcome))
-            for column, text in zip(texts, found, strict=True):
+            for column, text in zip(texts.values(), leaves, strict=False):
                 column.append(text)
-        fields = {name: pa.array(column, pa.string()) for name, column in zip(names, texts, strict=True)}
-        return cls(fields, pa.array(outcomes, pa.int8()))
+        self.fields = {name: pa.array(column, pa.string()) for name, column in texts.items()}
+        #: `RowOutcome.RENDERED`, `NO_JSON` or `NO_TEXT`: the fields of a row can't be had.
+        self.outcomes = pa.array(outcomes if paths else [0] * len(documents), pa.int8())
 
-
-def read_problems(outcomes: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The case of `first_case` of the outcomes of `JsonFields`."""
-    return pc.not_equal(outcomes, int(RowOutcome.RENDERED)), outcomes
+    @staticmethod
+    def case(outcomes: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """That of rows whose fields can't be had, for `first_case`."""
+        return pc.not_equal(outcomes, int(RowOutcome.RENDERED)), outcomes
 
 
 def _leaf(document: Any, path: Sequence[str | int]) -> str | None:
@@ -669,8 +622,7 @@ class _Rendering:
         topics: _Rendering | None = None,
         indices: pa.Array | None = None,
     ) -> None:
-        self._table, self._rows, self.numbers = table, rows, numbers
-        self._topics, self._indices = topics, indices
+        self._table, self._rows, self.numbers, self._topics, self._indices = table, rows, numbers, topics, indices
         found = pc.unique(numbers).to_pylist() or [None]
         masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
         places = [(one, pc.indices_nonzero(mask)) for one, mask in masks] if len(found) > 1 else [(found[0], None)]
@@ -775,7 +727,7 @@ class _Rendering:
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
         if any(map(_reads_payload, self._routes)):
-            yield read_problems(self.joined([view.payload.outcomes for view in self.views]))
+            yield JsonFields.case(self.joined([view.payload.outcomes for view in self.views]))
         yield pc.greater(routed, _LAST_SOUND), routed
         if keys.null_count and any(route.key_required for route in self._routes):
             yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), RowOutcome.KEY_ABSENT
