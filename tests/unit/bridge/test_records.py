@@ -36,12 +36,13 @@ from towline.bridge.routes import (
     from_json,
     to_json,
 )
-from towline.bridge.uplink.sink import LineWriter, LineWritten, records
+from towline.bridge.uplink.sink import LineWriter, records
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Reason
 from towline.kafka.delivery import Delivered
 from towline.schema import ROW_SCHEMA
+from towline.spark.kafka_sink import KafkaWritten
 from towline.spark.tally import BatchResult, SinkNote, Span
 
 ROOT = Path(__file__).parents[3]
@@ -334,7 +335,10 @@ def test_each_message_has_one_of_several_writers_and_a_key_always_the_same(
 def test_writers_that_do_not_have_all_messages_between_them_commit_nothing(
     rows: list[tuple[int, int]], *, whole_batch: bool, tmp_path: Path
 ) -> None:
-    answers = [LineWritten(n, 7, "q", Delivered(own, 0), own, {}, seen, own) for n, (seen, own) in enumerate(rows)]
+    answers = [
+        KafkaWritten(n, 7, "q", Delivered(own, 0), own, {"seen": seen, "own": own})
+        for n, (seen, own) in enumerate(rows)
+    ]
     with nullcontext() if whole_batch else pytest.raises(KafkaError, match="TL-K26"):
         result_of_line(tmp_path, answers, 7)
 
@@ -344,7 +348,7 @@ def line_writer(place: Path, **more: Any) -> LineWriter:
     return LineWriter(delivery, str(place), "", **more)
 
 
-def result_of_line(place: Path, answers: list[LineWritten], batch: int, **more: Any) -> BatchResult:
+def result_of_line(place: Path, answers: list[KafkaWritten], batch: int, **more: Any) -> BatchResult:
     """Of a line whose batch begins at offset 5 and ends at 15."""
     (place / "offsets").mkdir()
     for number, offset in ((batch - 1, 5), (batch, 15)):
@@ -369,7 +373,7 @@ def result_of_line(place: Path, answers: list[LineWritten], batch: int, **more: 
 def test_messages_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(
     tmp_path: Path, given: int, left_out: dict[str, int], more: dict[str, Any], told: dict[str, int]
 ) -> None:
-    result = result_of_line(tmp_path, [LineWritten(0, 3, "q", Delivered(given, 0), given, left_out)], 3, **more)
+    result = result_of_line(tmp_path, [KafkaWritten(0, 3, "q", Delivered(given, 0), given, left_out)], 3, **more)
     known = {name: result.counts[name] for name in ("astray", "dropped", "skipped", "left_out")}
     assert {name: count for name, count in known.items() if count} == told
     assert (result.counts["messages"], result.spans) == (10, {"j": Span(5, 15)})
@@ -377,7 +381,7 @@ def test_messages_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(
 
 def test_of_a_batch_that_kafka_had_with_other_rows_nobody_knows_why_they_were_left_out(tmp_path: Path) -> None:
     """Its marker says six rows, and what a line filters may have been changed since."""
-    answer = LineWritten(0, 3, "q", Delivered(6, 0, skipped=True), 9, {"filtered": 1})
+    answer = KafkaWritten(0, 3, "q", Delivered(6, 0, skipped=True), 9, {"filtered": 1})
     counts = result_of_line(tmp_path, [answer], 3).counts
     assert (counts["given"], counts["filtered"], counts["left_out"]) == (6, 1, 3)
 
@@ -386,7 +390,7 @@ def test_a_batch_of_which_nobody_knows_where_it_begins_is_before_what_is_counted
     (tmp_path / "offsets").mkdir()
     end = {"gateways": {"plant": {"journal": "j", "offset": 15}}, "tick": 0}
     (tmp_path / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(end)}")
-    result = line_writer(tmp_path)._result([LineWritten(0, 0, "q", Delivered(15, 0), 15)], 0, SinkNote())
+    result = line_writer(tmp_path)._result([KafkaWritten(0, 0, "q", Delivered(15, 0), 15)], 0, SinkNote())
     assert (result.counts, result.spans) == (Counter(), {"j": Span(15, 15)})
 
 

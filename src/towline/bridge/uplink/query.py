@@ -54,7 +54,7 @@ from towline.kafka.options import SinkSettings
 from towline.spark.offsets import JournalPlace, places_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -78,10 +78,15 @@ def gather(line: Line, access: Access, identity: Identity) -> tuple[Evidence, di
     seen, logs = read_checkpoint(line.checkpoint), Checkpoint(str(line.checkpoint))
     planned, done = places_at(logs, seen.planned), places_at(logs, seen.done)
     begun = identity.begins if seen.planned is None else ()
+
+    def asked(client: GatewayClient) -> tuple[Mapping[str, Any], str]:
+        status = status_of(client)
+        place = _own(planned or begun, status)
+        return status, client.extent(place.offset).incarnation if place else ""
+
     where = places_of(line.gateways or [str(line.gateway.state_dir)], access)
-    told = awaited(where, lambda client: _asked(client, planned or begun), every=bool(begun), own=not line.gateways)
     parts = {}
-    for status, incarnation in told:
+    for status, incarnation in awaited(where, asked, every=bool(begun), own=not line.gateways):
         place, behind = _own(planned, status), _own(done, status)
         parts[str(status["name"])] = replace(
             seen,
@@ -99,11 +104,7 @@ def gather(line: Line, access: Access, identity: Identity) -> tuple[Evidence, di
 
 
 def belong(line: Line, file: Path | str, identity: Identity, parts: Mapping[str, Evidence]) -> None:
-    """See that the checkpoint and the journal of each gateway that answered belong together.
-
-    Raises:
-        TowlineError: TL-B22 to TL-B25, TL-B50, TL-B52, TL-B53, with both ways out.
-    """
+    """See that the checkpoint and the journal of each gateway that answered belong together; else raise `refusal`."""
     settings = CheckpointSettings.of(line, identity)
     for name, part in sorted(parts.items()):
         if reason := problem(identity, part, settings):
@@ -117,7 +118,7 @@ def beginnings(line: Line, identity: Identity, parts: Mapping[str, Evidence]) ->
     gives_up = not policy(line.guarantee).serves_again and identity.generation > 1
     starts = {}
     for name, part in parts.items():
-        place = _of_journal(identity.begins, part.gateway_journal)
+        place = next((one for one in identity.begins if one.journal == part.gateway_journal), None)
         starts[name] = part.tip if gives_up else max(part.first, part.committed)
         other = place and is_other(place.incarnation, part.written_by, place.offset, part.first)
         if place and not other and place.offset <= part.tip:
@@ -125,29 +126,10 @@ def beginnings(line: Line, identity: Identity, parts: Mapping[str, Evidence]) ->
     return starts
 
 
-def oldest_waiting(line: Line) -> float | None:
-    """When the oldest message came that waits in the line's journal, in seconds since 1970; None where none waits.
-
-    0 where that is not known: of gateways elsewhere, and of one that does not answer.
-    """
-    status = None if line.gateways else gateway_status(line.gateway.state_dir)
-    return 0.0 if status is None else status.get("oldest")
-
-
-def _asked(client: GatewayClient, places: Iterable[JournalPlace]) -> tuple[Mapping[str, Any], str]:
-    status = status_of(client)
-    place = _own(places, status)
-    return status, client.extent(place.offset).incarnation if place else ""
-
-
 def _own(places: Iterable[JournalPlace], status: Mapping[str, Any]) -> JournalPlace | None:
     """The place of a gateway: that of its journal, else that under its name, which is then another journal's."""
-    named = next((place for place in places if place.gateway == status["name"]), None)
-    return _of_journal(places, str(status["journal"])) or named
-
-
-def _of_journal(places: Iterable[JournalPlace], journal: str) -> JournalPlace | None:
-    return next((place for place in places if place.journal == journal), None)
+    mine = [one for one in places if status["journal"] == one.journal or status["name"] == one.gateway]
+    return min(mine, key=lambda one: one.journal != status["journal"], default=None)
 
 
 ROUTES_FILE: Final = "routes.json"
@@ -239,16 +221,14 @@ class KeptRoutes(Section):
         return mine != line and (mine.within is None) == (line.within is None)
 
 
-def _uncovered(routes: Sequence[RouteSection], retired: Iterable[RetiredRoute]) -> list[RetiredRoute]:
+def _uncovered(routes: Sequence[RouteSection], retired: Iterable[RetiredRoute]) -> Iterator[RetiredRoute]:
     """Those that may still get a message: a topic that an earlier one takes whole never comes to a later one."""
     patterns = [Pattern.parse(one.from_) for one in routes]
-    kept = []
     for one in retired:
         pattern = Pattern.parse(one.route.from_)
         if not any(covers(above, pattern) for above in patterns):
             patterns.append(pattern)
-            kept.append(one)
-    return kept
+            yield one
 
 
 _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -262,9 +242,6 @@ _REPEATS: Final = "numDroppedDuplicateRows"
 class UplinkQuery(LineQuery[Line]):
     """The query of an uplink."""
 
-    #: The batch that was begun before this start, and is served empty; None for none.
-    _empty: int | None = None
-
     def in_force(self) -> UplinkQuery:
         """By these routes and the retired ones; before that the batch that was begun with others.
 
@@ -275,7 +252,7 @@ class UplinkQuery(LineQuery[Line]):
         self._mended()
         decided = read_checkpoint(line.checkpoint).decided
         former = KeptRoutes.read(state_dir)
-        oldest = oldest_waiting(line) if former is not None and former.retired else None
+        oldest = self._oldest_waiting() if former is not None and former.retired else None
         kept = KeptRoutes.of(line, former, time.time(), oldest)
         query = self if kept.applied(line) == line else UplinkQuery(self.bridge, kept.applied(line))
         if former is not None and not decided and former.finishes(query.line):
@@ -283,6 +260,11 @@ class UplinkQuery(LineQuery[Line]):
         if kept != former and (decided or former is None):
             kept.save(state_dir)  # before there is a batch that was begun so
         return query
+
+    def _oldest_waiting(self) -> float | None:
+        """When the oldest message came that waits, in seconds since 1970; None where none waits, 0 for not known."""
+        status = None if self.line.gateways else gateway_status(self.line.gateway.state_dir)
+        return 0.0 if status is None else status.get("oldest")
 
     def _conf(self) -> dict[str, str]:
         limited = self.line.max_bytes_per_trigger > BATCH_BYTES
@@ -303,18 +285,14 @@ class UplinkQuery(LineQuery[Line]):
             begin_totals(line.checkpoint, first, gives_up=not again)
         elif seen.done is not None:
             begin_totals(line.checkpoint, places_at(Checkpoint(str(line.checkpoint)), seen.done), batch=seen.done)
-        if not again and not seen.decided:
-            self._empty = seen.planned
-        return self._writer(self.source(spark, begin), identity), identity
-
-    def _writer(self, rows: DataFrame, identity: Identity) -> DataStreamWriter:
         own = {
             "routes": self._routes,
-            "letters": self.line.dead_letter_topic or "",
-            "dedupes": str(self.line.within is not None).lower(),
-            "empty": "" if self._empty is None else str(self._empty),
+            "letters": line.dead_letter_topic or "",
+            "dedupes": str(line.within is not None).lower(),
+            "empty": str(seen.planned) if not again and not seen.decided else "",
         }
-        return self.prepared(rows).writeStream.format(RECORDS).options(**own, **self._sink_options(identity))
+        rows = self.prepared(self.source(spark, begin))
+        return rows.writeStream.format(RECORDS).options(**own, **self._sink_options(identity)), identity
 
     def sink_settings(self) -> SinkSettings:
         """What the sink of the line's next start is told; no connection is made."""

@@ -1,13 +1,8 @@
-"""What a bridge's uplink passes through Spark, and makes records of where it is written.
+"""The formats of a bridge's uplink: what it passes through Spark, and makes records of where it is written.
 
-Its source is ``format("mqtt")`` with the slices of a batch, or its rows with their routes. A line that asks nothing in
-SQL needs no rows in Spark: Spark plans the slices of the journal, and each passes it as one row, the ticket by which
-the task that writes fetches it. Any other line gets the rows, and beside them the number of each one's route and the
-wildcards and fields that its SQL may name.
-
-Its sink is ``format("kafka_transactional")`` for messages, which it makes records of: columns, with the headers that
-every message has each made once for all rows that say the same. Each format is the bridge's own: a place that data
-names is fetched from here and by no sink that users have [I13].
+A line that asks nothing in SQL needs no rows in Spark: Spark plans the slices of the journal, and each passes as one
+row, the ticket by which the task that writes fetches it. Any other line gets the rows. Each format is the bridge's own:
+a place that data names is fetched from here and by no sink that users have [I13].
 """
 
 from __future__ import annotations
@@ -179,7 +174,8 @@ RECORDS: Final = "towline_records"
 _LETTERS, _DEDUPES, _EMPTY = "letters", "dedupes", "empty"
 #: Messages, the number of the writer that reads them, and how many writers there are.
 Part: TypeAlias = "tuple[RecordBatch, int, int]"
-#: What a writer counts that did not come to the sink.
+#: What a writer counts: the messages that it has read, those of them that are its own, those that it does not write.
+_OF_WRITERS: Final = ("seen", "own")
 _LEFT_OUT: Final = ("filtered", "undecided", "unrouted")
 
 
@@ -214,19 +210,6 @@ class RecordSink(KafkaTransactional):
 FORMATS: Final = (LineSource, RecordSink)
 
 
-@dataclass
-class LineWritten(KafkaWritten):
-    """What a writer of a line has in Kafka.
-
-    Attributes:
-        seen: How many messages it has read.
-        own: How many of those are its own.
-    """
-
-    seen: int = 0
-    own: int = 0
-
-
 class LineWriter(StreamWriter):
     """Writes the micro-batches of a line.
 
@@ -244,13 +227,11 @@ class LineWriter(StreamWriter):
         super().__init__(delivery, location)
         self._routes, self._dedupes, self._empty = routes, dedupes, empty
 
-    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> LineWritten:
+    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaWritten:
         """Write the rows of a task; TL-B02, TL-B29, TL-B33 for a message that has nowhere to go."""
         counts, letters = Counter[str](), self._delivery.settings.dead_letter_topic is not None
         parts = records(route_table(self._routes), _parts(batches), counts, letters=letters)
-        done = super()._written(task, parts)
-        seen, own = counts.pop("seen", 0), counts.pop("own", 0)
-        return LineWritten(done.partition, done.batch, done.query, done.done, done.given, counts, seen, own)
+        return replace(super()._written(task, parts), counts=counts)
 
     def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:
         """What became of the batch's messages, as the offset log numbers them.
@@ -265,21 +246,21 @@ class LineWriter(StreamWriter):
         messages = BatchMessages.of(note.before(batch), places_at(logs, batch - 1), places_at(logs, batch))
         if messages.own is None:  # they are before what is counted
             return replace(result, counts=Counter(), spans=messages.spans)
-        counts = result.counts
+        counts = result.counts - Counter({name: result.counts[name] for name in _OF_WRITERS})
         missing = messages.own - counts["given"] - sum(counts[name] for name in _LEFT_OUT)
         certain = all(answer.marked in (None, answer.given) for answer in written)
         why = "skipped" if batch == self._empty else "dropped" if self._dedupes else "astray"
         why = "astray" if missing < 0 else why if certain else "left_out"
         counts.update({"messages": messages.own + messages.gap, "unwitnessed": messages.gap})
         counts[why] += missing
-        return replace(result, spans=messages.spans)
+        return replace(result, counts=counts, spans=messages.spans)
 
 
 def _check_slices(written: Sequence[KafkaWritten], batch: int) -> None:
     """See that the writers have read the same slices, and that each message is one's own."""
-    each = [answer for answer in written if isinstance(answer, LineWritten)]
-    seen, rows = {answer.seen for answer in each}, sum(answer.own for answer in each)
-    if any(answer.seen != answer.own for answer in each) and seen != {rows}:
+    each = [[answer.counts.get(name, 0) for name in _OF_WRITERS] for answer in written]
+    seen, rows = {count for count, _ in each}, sum(own for _, own in each)
+    if any(count != own for count, own in each) and seen != {rows}:
         counts = " and ".join(f"{count:,}" for count in sorted(seen))
         what = f"the writers of batch {batch} have read {counts} messages, and {rows:,} are theirs together"
         raise KafkaError("TL-K26", FORMAT, what, "The batch is not committed. Report it, with the bridge's file.")
