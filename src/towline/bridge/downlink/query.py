@@ -1,15 +1,15 @@
 """The query of a line from Kafka to MQTT: Spark's own Kafka source → mapping → outbox, dead letters to Kafka.
 
-Its topics are looked at before it starts: made anew, gone, and what of that cost records [I17]. Spark compares offsets
-alone. A topic made anew that is longer than the old one is read on from the old one's offset without a word; one that
-is gone ends the query, whether records of it were unread or not. So the topics' ids are held against those noted beside
-the offsets, and of a topic that is gone the checkpoint says whether all was delivered: a batch that took fewer records
-than it was allowed to took all there were (`KafkaMicroBatchStream.rateLimit`).
+Its topics are looked at before it starts [I17], because Spark compares offsets alone: a topic made anew that is longer
+than the old one is read on from the old one's offset without a word, and one that is gone ends the query, whether
+records of it were unread or not. So the ids of topics are held against those noted beside the offsets, and of one that
+is gone the checkpoint says whether all was delivered: a batch that took fewer records than it was allowed to took all
+there were (`KafkaMicroBatchStream.rateLimit`).
 
-What the line says in Spark SQL becomes columns beside those of its records. What a record becomes is not Spark's to
-say: the columns go with it to the task that writes (`towline.bridge.messages`). It is rendered before that, in a task
-of its own, only where Spark has to know what became of it: where several writers have a part of the MQTT topics each,
-and where a failure notice says in SQL why a record was refused.
+What the line says in Spark SQL becomes columns beside those of its records, which the task that writes renders
+(`towline.bridge.messages`). They are rendered before that, in a task of its own, only where Spark has to know what
+became of them: where several writers have a part of the MQTT topics each, and where a failure notice says in SQL why a
+record was refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -130,20 +131,15 @@ def look_at_topics(
     if not stood:
         line.checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
         keep_ids(logs, ids)
-    return TopicFindings(ids, tuple(_remarks(ids, gone, lost)), gone=bool(gone))
-
-
-def _remarks(ids: Mapping[str, str], gone: KafkaOffsets, lost: Mapping[str, str]) -> list[str]:
-    """What is weaker than it looks, or has become less."""
-    told = []
+    remarks = []
     for name, at in gone.items():
         known = f"lost are {lost[name]}" if lost[name] else "all that is known of it was delivered"
         why = "is not read any more" if name in ids else f"is gone from Kafka; {known}"
-        told.append(f'topic "{name}", read up to {", ".join(f"offset {end:,}" for end in at.values())}, {why}')
+        remarks.append(f'topic "{name}", read up to {", ".join(f"offset {end:,}" for end in at.values())}, {why}')
     if unknown := ", ".join(sorted(name for name, one in ids.items() if not one)):
         what = "this Kafka gives none, so a topic that is deleted and made again is not recognised"
-        told.append(f"topic ids unknown ({unknown}): {what}")
-    return told
+        remarks.append(f"topic ids unknown ({unknown}): {what}")
+    return TopicFindings(ids, tuple(remarks), gone=bool(gone))
 
 
 def _unread(name: str, evidence: Evidence, checkpoint: Path, limit: int) -> str:
@@ -231,8 +227,8 @@ class DownlinkQuery(LineQuery[DownLine]):
         self._passes = self._findings.gone and not evidence.decided
         self._finishes = self._finishes or self._passes
         identity = _with_mapping(line, identity, evidence)
-        records, messages, transform = self._records(spark, identity), self._messages(identity), _transform(line)
-        rows = apply(records, line, messages, transform, parallelism=line.parallelism)
+        records, transform = self._records(spark, identity), _transform(line)
+        rows = apply(records, line, self._messages(identity), transform, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
 
     def count_spark(self, progress: Mapping[str, Any]) -> None:
@@ -359,35 +355,25 @@ def mapping_of(line: DownLine) -> str:
 
 
 def begun_line(line: DownLine, mapping: str) -> DownLine:
-    """The line as its last batches were begun.
+    """The line as its last batches were begun, by the mapping of its identity; "" for a line that never ran.
 
-    Args:
-        line: As the file says it.
-        mapping: Of its identity; "" for a line that never ran. One that this version refuses says nothing.
+    A mapping that this version refuses says nothing.
     """
-    if (begun := _section(mapping)) is None:
-        return line
-    decided = [name for name in DownlinkSection.model_fields if name not in _UNDECIDING]
+    begun = _section(mapping)
+    decided = [name for name in DownlinkSection.model_fields if begun and name not in _UNDECIDING]
     return line.model_copy(update={name: getattr(begun, name) for name in decided})
 
 
 def _section(mapping: str) -> DownlinkSection | None:
-    try:
+    with suppress(ValidationError):
         return DownlinkSection.model_validate_json(mapping)
-    except ValidationError:
-        return None
+    return None
 
 
 def covering(
     stood: Mapping[str, Mapping[str, int]], topics: Mapping[str, int], section: DownlinkSection
 ) -> dict[str, dict[str, int]]:
-    """Offsets for every partition there is now; one that was added since begins at its start.
-
-    Args:
-        stood: Where the line stood, by topic and partition.
-        topics: Number of partitions of every topic of the cluster.
-        section: What the line reads.
-    """
+    """Offsets for every partition there is now of a line that stood somewhere; one added since begins at its start."""
     return {
         name: {str(part): stood.get(name, {}).get(str(part), _EARLIEST) for part in range(count)}
         for name, count in topics.items()
@@ -417,9 +403,7 @@ def find_modules(file: Path) -> None:
 
 def _offsets(place: Any) -> dict[tuple[str, str], int]:
     """Offsets by topic and partition, as Spark's Kafka source reports them."""
-    if not isinstance(place, dict):
-        return {}
-    parts = [(topic, one) for topic, one in place.items() if isinstance(one, dict)]
+    parts = [(topic, one) for topic, one in place.items() if isinstance(one, dict)] if isinstance(place, dict) else []
     return {(topic, part): at for topic, one in parts for part, at in one.items() if isinstance(at, int)}
 
 
