@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from benchmarks.rig import machine
 from towline.bridge.config.file import parse
+from towline.bridge.lines.sql import Statements
 from towline.bridge.routes import ROUTE
 from towline.bridge.runtime.session import session
-from towline.bridge.uplink.statements import Statements
 from towline.schema import SPARK_SCHEMA
 from towline_prove import processes
 from towline_prove.processes import Role

@@ -33,8 +33,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import Identity, former_topics
-from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, RouteTable, RowOutcome
-from towline.bridge.uplink.statements import Statements, of_schema
+from towline.bridge.lines.sql import Statements
+from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, RouteTable, RowOutcome, of_schema
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import KafkaAdmin, remade, watermarks

@@ -348,6 +348,13 @@ def _remembered(ask: Callable[..., Any]) -> Callable[..., Any]:
 _DESTINATION: Final = pa.struct([("name", pa.string()), ("topic", pa.string()), ("outcome", pa.int8())])
 
 
+def of_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of Spark's with the types of `ROW_SCHEMA`: its session may name the time zone otherwise."""
+    fields = [ROW_SCHEMA.field(one.name) if one.name in ROW_SCHEMA.names else one for one in batch.schema]
+    schema = pa.schema(fields)
+    return batch if batch.schema == schema else batch.cast(schema)
+
+
 @lru_cache(maxsize=4)
 def route_table(routes: str) -> RouteTable:
     """The table of a line, of `to_json`; a process runs tasks of several lines, one after the other."""

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, Route, RouteTable, RowOutcome
-from towline.bridge.uplink.statements import Statements, of_schema
+from towline.bridge.lines.sql import Statements
+from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, Route, RouteTable, RowOutcome, of_schema
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA
 

@@ -27,11 +27,11 @@ from tests.unit.bridge.test_messages import kafka_gets, line_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.profiles import shipped
-from towline.bridge.downlink import query as downsql
 from towline.bridge.downlink.sink import rendered, sorted_out
+from towline.bridge.lines import sql as downsql
+from towline.bridge.lines.sql import Statements
 from towline.bridge.messages import message_table
 from towline.bridge.routes import RouteTable
-from towline.bridge.uplink.statements import Statements
 from towline.kafka.deadletters import DeadLetter, Reason, to_record
 from towline.schema import ROW_SCHEMA
 

@@ -16,9 +16,9 @@ from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge.config.model import Line
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.deadletters import Mapper
+from towline.bridge.lines.sql import REPEATED, Statements
 from towline.bridge.patterns import literal
 from towline.bridge.routes import DEDUPE, REJECT, WHERE, Route
-from towline.bridge.uplink.statements import REPEATED, Statements
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import EVENT_TIME

@@ -18,26 +18,24 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import pyarrow as pa
 from pydantic import ValidationError
 
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
-from towline.bridge.config.tables import DownlinkSection, FailureNotice, KafkaPattern, Sql
+from towline.bridge.config.tables import DownlinkSection, KafkaPattern
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, LINE_NAME, MESSAGES, MQTT, WAYS_OUT, DownlinkSink
 from towline.bridge.lines.account import add_spark_counts
 from towline.bridge.lines.evidence import awaited, kafka_offsets, places_of, read_checkpoint, status_of
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.query import LineQuery, asked, refusal, tried
+from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import again_command, examine
-from towline.bridge.messages import COLUMNS, KINDS, NOTICE, RENDERED_SCHEMA, TEXT, lasting, message_table, own
-from towline.bridge.routes import REJECT, WHERE
+from towline.bridge.lines.sql import COUNTER, apply
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.gateway.access import Access
@@ -405,98 +403,3 @@ def _offsets(place: Any) -> dict[tuple[str, str], int]:
     """Offsets by topic and partition, as Spark's Kafka source reports them."""
     parts = [(topic, one) for topic, one in place.items() if isinstance(one, dict)] if isinstance(place, dict) else []
     return {(topic, part): at for topic, one in parts for part, at in one.items() if isinstance(at, int)}
-
-
-# -- what the line says in SQL ----------------------------------------------------------------------------------------
-
-#: Name of the observed metrics in a query's progress.
-COUNTER: Final = "towline"
-
-
-def apply(
-    frame: DataFrame,
-    section: DownlinkSection,
-    messages: str,
-    transform: Callable[[DataFrame], DataFrame] | None = None,
-    *,
-    parallelism: int = 1,
-) -> DataFrame:
-    """Records of Spark's Kafka source as the task that writes takes them.
-
-    They are counted in ``rows`` of `COUNTER`, each once, however often its task was run: Spark 4.3 takes of each task
-    the last attempt that ended well (`CollectMetricsExec.collectedMetricsRow`).
-
-    Args:
-        frame: Records, with headers.
-        section: What the line says.
-        messages: The same as `towline.bridge.messages.message_table` takes it.
-        transform: Of the user, before everything else.
-        parallelism: Parts of the result; more than one are split by MQTT topic.
-
-    Raises:
-        ConfigError: TL-C76 when the transform does not keep the columns.
-    """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
-
-    frame = frame.select(*COLUMNS).observe(COUNTER, F.expr("count(1)").alias("rows"))
-    if transform is not None:
-        frame = _transformed(frame, transform, section)
-    for name, text in _columns(section):
-        frame = frame.withColumn(name, tried(F.expr(text)))
-    notice = dict(_notice_columns(section.failure_notice))
-    if parallelism > 1 or notice:
-        frame = _rendered(frame, messages, section)
-    for name, text in notice.items():
-        frame = frame.withColumn(name, tried(F.expr(text)))
-    typed = [name for name in section.fields if name in frame.columns]
-    return (frame.coalesce(1) if parallelism == 1 else frame.repartition(parallelism, own("topic"))).drop(*typed)
-
-
-def _columns(section: DownlinkSection) -> Iterator[tuple[str, str]]:
-    """Columns and their SQL, in order."""
-    yield from ((name, f"(\n{text}\n)") for name, text in section.fields.items())
-    named = {name for template in section.templates for name in template.fields}
-    yield from ((own(TEXT + name), f"CAST({name} AS STRING)") for name in section.fields if name in named)
-    for name, said in section.spoken().items():
-        if isinstance(said, Sql):
-            yield own(name), f"CAST((\n{said.sql}\n) AS {KINDS.get(name, 'STRING')})"
-    if section.reject is not None:
-        yield REJECT, refusal(section.reject)
-    if section.where is not None:
-        yield WHERE, asked(section.where)
-
-
-def _notice_columns(notice: FailureNotice | None) -> Iterator[tuple[str, str]]:
-    for name, value in notice.spoken().items() if notice else ():
-        if isinstance(value, Sql):
-            yield own(NOTICE + name), f"CAST((\n{value.sql}\n) AS STRING)"
-    if notice and notice.where is not None:
-        yield own(NOTICE + "where"), f"CAST((\n{notice.where}\n) AS BOOLEAN)"
-
-
-def _rendered(frame: DataFrame, messages: str, section: DownlinkSection) -> DataFrame:
-    """What becomes of the records, in a task of Python's; the fields as the notice's SQL names them stay beside it."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply`
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
-    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
-
-    given = frame.select(*(name for name in frame.columns if name not in section.fields))
-    kept = [StructField(name, given.schema[name].dataType) for name in lasting(given.columns)]
-    kind = StructType([*kept, *from_arrow_schema(RENDERED_SCHEMA).fields])
-
-    def made(rows: pa.Array) -> pa.Array:
-        return message_table(messages).rendered(pa.RecordBatch.from_struct_array(rows)).to_struct_array()
-
-    functions: Any = F  # arrow_udf is not in their list of names
-    column = functions.arrow_udf(made, kind)(F.struct(*given.columns)).alias("made")
-    return frame.select(*section.fields, column).select("made.*", *section.fields)
-
-
-def _transformed(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], section: DownlinkSection) -> DataFrame:
-    transformed = transform(frame)
-    before, after = dict(frame.dtypes), dict(getattr(transformed, "dtypes", ()))
-    wrong = [name for name in COLUMNS if after.get(name) != before[name]]
-    if wrong:
-        what = f'transform "{section.transform}" does not keep the column {wrong[0]} ({before[wrong[0]]})'
-        raise ConfigError("TL-C76", f'line "{section.name}"', what, "Return a DataFrame with the columns it was given.")
-    return transformed.select(*COLUMNS)

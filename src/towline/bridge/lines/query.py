@@ -1,4 +1,4 @@
-"""The Spark query of a line, whichever way it goes: what the driver needs of it, and SQL that both ways are made of.
+"""The Spark query of a line, whichever way it goes: what the driver needs of it.
 
 Spark's workers import it: what needs pydantic is imported for types alone.
 """
@@ -11,21 +11,19 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from towline.bridge.patterns import literal
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import REMOTE
 from towline.spark.session import shares_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from towline.bridge.config.model import AnyLine, Bridge
     from towline.bridge.lines.identity import Identity
-    from towline.bridge.patterns import Template
     from towline.gateway.settings import ListenSettings
 
 #: Addresses that stand for all of a machine's.
@@ -133,41 +131,3 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
     finally:
         for name, old in before.items():
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
-
-
-# -- expressions of Spark SQL: no Python in the row path ---------------------------------------------------------------
-
-NO_TEXT: Final = "CAST(NULL AS STRING)"
-
-
-def template(parsed: Template, field: Callable[[str], str]) -> str:
-    """The text of a template as a SQL string, null when a field is; `field` makes SQL of a field's name."""
-    parts = [literal(part) if i % 2 == 0 else field(part) for i, part in enumerate(parsed.parts) if i % 2 or part]
-    return "''" if not parts else parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
-
-
-def asked(where: str | None) -> str:
-    """Whether a row is wanted, in a struct: that is null only where finding it out raises (see `tried`)."""
-    wanted = "true" if where is None else f"CAST((\n{where}\n) AS BOOLEAN)"
-    return f"named_struct('wanted', {wanted})"
-
-
-def refusal(reject: str | None) -> str:
-    """Why a row is refused, in a struct: that is null only where finding it out raises (see `tried`)."""
-    why = NO_TEXT if reject is None else f"CAST((\n{reject}\n) AS STRING)"
-    return f"named_struct('why', {why})"
-
-
-def tried(column: Column) -> Column:
-    """The same, null where it raises: one message that breaks a condition must not stop all that follow.
-
-    Spark has this expression for its ``try_`` functions and no name for it in SQL.
-    """
-    from pyspark.sql import Column as NewColumn  # noqa: PLC0415 - only the driver has it
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
-    jvm: Any = SparkSession.active()._jvm  # noqa: SLF001 - there is no public way
-    packages = jvm.org.apache.spark.sql
-    convert = packages.classic.ExpressionUtils
-    inner = convert.expression(column._jc)  # noqa: SLF001 - see above
-    return NewColumn(convert.column(packages.catalyst.expressions.TryEval(inner)))

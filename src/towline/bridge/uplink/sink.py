@@ -23,12 +23,12 @@ from towline.bridge.routes import (
     RecordColumns,
     RouteTable,
     RowOutcome,
+    of_schema,
     of_writer,
     outcomes_of,
     refused,
     route_table,
 )
-from towline.bridge.uplink.statements import of_schema
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, one_line
 from towline.gateway.access import Access
