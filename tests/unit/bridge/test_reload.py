@@ -201,7 +201,7 @@ def test_a_retired_route_takes_only_what_no_other_takes(tmp_path: Path) -> None:
     third = uplink(tmp_path, route("a/1", "five"))
     again = KeptRoutes.of(third, kept, 200.0)
     assert taken(again.applied(third)) == ["a/1 five", "c/# three", "b/# four", "a/{x} one-{x}"]
-    assert [one.at for one in again.retired] == [200.0, 200.0, 100.0]
+    assert [at for _, at in again.retired] == [200.0, 200.0, 100.0]
     wide = uplink(tmp_path, route("#", "all"))
     assert taken(KeptRoutes.of(wide, again, 300.0).applied(wide)) == ["# all"]
 

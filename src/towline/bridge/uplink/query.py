@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -137,16 +137,8 @@ ROUTES_FILE: Final = "routes.json"
 KEPT_S: Final = 86400.0
 
 
-class RetiredRoute(Section):
-    """A route that the file does not have any more.
-
-    Attributes:
-        route: As it was in force.
-        at: When it was retired, in seconds since 1970.
-    """
-
-    route: RouteSection
-    at: float
+#: A route that the file does not have any more, as it was in force; and when it was retired, in seconds since 1970.
+RetiredRoute: TypeAlias = tuple[RouteSection, float]
 
 
 class KeptRoutes(Section):
@@ -174,14 +166,13 @@ class KeptRoutes(Section):
             now: Seconds since 1970.
             oldest: When the oldest message came that waits; None where none does.
         """
-        before = [RetiredRoute(route=one, at=now) for one in former.routes] if former else []
-        before += former.retired if former else ()
+        before = [*((one, now) for one in former.routes), *former.retired] if former else []
         since = min(now, now if oldest is None else oldest) - KEPT_S
         return cls(
             routes=tuple(one.model_copy(update={"dedupe": one.dedupe or line.dedupe}) for one in line.route),
             dead_letter_topic=line.dead_letter_topic,
             dead_letter_topics=line.dead_letter_topics,
-            retired=tuple(_uncovered(line.route, (one for one in before if one.at >= since))),
+            retired=tuple(_uncovered(line.route, (one for one in before if one[1] >= since))),
         )
 
     @classmethod
@@ -204,7 +195,7 @@ class KeptRoutes(Section):
         """A line that makes its records by these routes; its subscriptions are still those of the file."""
         return line.model_copy(
             update={
-                "route": (*self.routes, *(one.route for one in self.retired)),
+                "route": (*self.routes, *(route for route, _ in self.retired)),
                 "dedupe": None,
                 "dead_letter_topic": self.dead_letter_topic,
                 "dead_letter_topics": self.dead_letter_topics,
@@ -224,11 +215,11 @@ class KeptRoutes(Section):
 def _uncovered(routes: Sequence[RouteSection], retired: Iterable[RetiredRoute]) -> Iterator[RetiredRoute]:
     """Those that may still get a message: a topic that an earlier one takes whole never comes to a later one."""
     patterns = [Pattern.parse(one.from_) for one in routes]
-    for one in retired:
-        pattern = Pattern.parse(one.route.from_)
+    for route, at in retired:
+        pattern = Pattern.parse(route.from_)
         if not any(covers(above, pattern) for above in patterns):
             patterns.append(pattern)
-            yield one
+            yield route, at
 
 
 _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -314,30 +305,30 @@ class UplinkQuery(LineQuery[Line]):
             spark: The session.
             begin: By gateway, where a query without a checkpoint begins.
         """
-        line, reader = self.line, spark.readStream.format(MESSAGES).option("writers", self.line.parallelism)
+        line = self.line
+        options = {
+            **self._gateway_options(),
+            "consumer": CONSUMER,
+            "guarantee": line.guarantee.value,
+            "maxMessagesPerTrigger": line.max_messages_per_trigger,
+            "maxBytesPerTrigger": line.max_bytes_per_trigger,
+            "maxTriggerDelayMs": line.max_trigger_delay_ms,
+            "startingOffset": json.dumps(begin) if line.gateways else str(*begin.values()),
+            "checkpointLocation": str(line.checkpoint),
+            "eventTime": str(line.within is not None).lower(),
+            "writers": line.parallelism,
+        }
         if self._statements.needed:
-            reader = reader.option("routes", self._routes).option("values", json.dumps(self._statements.values))
-        return (
-            reader.options(**self._gateway_options())
-            .option("consumer", CONSUMER)
-            .option("guarantee", line.guarantee.value)
-            .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
-            .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
-            .option("maxTriggerDelayMs", line.max_trigger_delay_ms)
-            .option("startingOffset", json.dumps(begin) if line.gateways else str(*begin.values()))
-            .option("checkpointLocation", str(line.checkpoint))
-            .option("eventTime", str(line.within is not None).lower())
-            .load()
-        )
+            options |= {"routes": self._routes, "values": json.dumps(self._statements.values)}
+        return spark.readStream.format(MESSAGES).options(**options).load()
 
     def _gateway_options(self) -> dict[str, str]:
         """How Spark finds the line's gateway, or its gateways elsewhere."""
         line = self.line
         if not line.gateways:
             return super()._gateway_options()
-        remote = any(map(is_remote, line.gateways))
         removed = {"removedGateways": ",".join(line.removed_gateways)} if line.removed_gateways else {}
-        known = self.bridge.gateway.options() if remote else {}
+        known = self.bridge.gateway.options() if any(map(is_remote, line.gateways)) else {}
         return {"gateways": json.dumps(line.gateways), **removed, **known}
 
     def prepared(self, rows: DataFrame) -> DataFrame:
@@ -348,8 +339,7 @@ class UplinkQuery(LineQuery[Line]):
 
     @cached_property
     def _statements(self) -> Statements:
-        line = self.line
-        return Statements(line.routes, line.within, line.parallelism)
+        return Statements(self.line.routes, self.line.within, self.line.parallelism)
 
     @cached_property
     def _routes(self) -> str:
