@@ -39,7 +39,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import KafkaAdmin, remade, watermarks
 from towline.kafka.clientconfig import connect, largest_message
-from towline.kafka.columns import Rows
+from towline.kafka.columns import Record, Rows
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, Reason, reserved
 from towline.kafka.markerstore import READER
 from towline.kafka.options import SinkSettings
@@ -113,7 +113,6 @@ class DeadLetterTopic:
 
     Attributes:
         client: Kafka's client configuration, unresolved.
-        topic: Its name.
         lines: The lines that write to it, by the names they sign with.
         former: Whether no line of the file has it any more.
         absent: Whether the topic was not there when it was read; a former one may have been deleted since.
@@ -332,8 +331,13 @@ def _former(identity: Identity, bridge: str) -> Iterator[str]:
 # -- what they become ------------------------------------------------------------------------------------------------
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: Largest numbers of the columns; what is larger was not written by a gateway.
-_QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1
+#: Columns of numbers: their headers, and the largest of each; what is larger was not written by a gateway.
+_NUMBERS: Final = {
+    "qos": ("mqtt.qos", 2),
+    "message_expiry_seconds": ("mqtt.message-expiry", 0xFFFFFFFF),
+    "offset": ("mqtt.offset", (1 << 63) - 1),
+}
+_SUBSCRIPTION, _MOMENT = 268_435_455, 1 << 57
 _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
 #: Letters that are not the message: no route can make of them what it was.
 _NOT_WHOLE: Final = {
@@ -344,14 +348,9 @@ _NOT_WHOLE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Remapped:
-    """The fate of one dead letter; with neither record nor reason a ``where`` leaves it out now.
+    """The fate of one dead letter: a record, or why it is still dead; with neither a ``where`` leaves it out now."""
 
-    Attributes:
-        record: Arguments of ``produce``: topic, value, key, partition, None, None, timestamp in ms, headers.
-        why: Why it is still dead; "" for others.
-    """
-
-    record: tuple[Any, ...] | None = None
+    record: Record | None = None
     why: str = ""
 
 
@@ -359,32 +358,23 @@ def row_of(dead_letter: DeadLetter) -> dict[str, Any] | None:
     """The source's row that a dead letter was; None if it is not from MQTT, or its properties were not kept."""
     headers = [one for one in dead_letter.headers if one[0].startswith("mqtt.") or one[0] in TRACE_CONTEXT]
     known: Mapping[str, bytes | None] = dict(reversed(headers))
-    topic = _text(known.get("mqtt.topic"))
-    if topic is None:
+    if known.get("mqtt.topic") is None:
         return None
     users = [{"key": key, "value": _text(value)} for name, value in headers if (key := user_property(name)) is not None]
-    form = _text(known.get("mqtt.payload-format"))
+    ids = [_number(value, _SUBSCRIPTION) for name, value in headers if name == "mqtt.subscription-id"]
+    texts = ("topic", "content_type", "response_topic", "gateway")
+    form = known.get("mqtt.payload-format")
     return {
-        "topic": topic,
+        **{name: _text(known.get(f"mqtt.{name.replace('_', '-')}")) for name in texts},
+        **{name: _number(known.get(header), most) for name, (header, most) in _NUMBERS.items()},
         "payload": dead_letter.value,
-        "qos": _number(known.get("mqtt.qos"), _QOS),
         "retain": known.get("mqtt.retain") == b"true",
         "duplicate": known.get("mqtt.duplicate") == b"true",
-        "content_type": _text(known.get("mqtt.content-type")),
-        "payload_is_utf8": None if form is None else form == "1",
-        "response_topic": _text(known.get("mqtt.response-topic")),
+        "payload_is_utf8": None if form is None else form == b"1",
         "correlation_data": known.get("mqtt.correlation-data"),
         "user_properties": users or None,
-        "message_expiry_seconds": _number(known.get("mqtt.message-expiry"), _EXPIRY),
-        "subscription_ids": [
-            number
-            for name, value in headers
-            if name == "mqtt.subscription-id" and (number := _number(value, _SUBSCRIPTION)) is not None
-        ]
-        or None,
+        "subscription_ids": [number for number in ids if number is not None] or None,
         "received_at": _EPOCH + timedelta(microseconds=_number(known.get("mqtt.received-at"), _MOMENT) or 0),
-        "gateway": _text(known.get("mqtt.gateway")),
-        "offset": _number(known.get("mqtt.offset"), _OFFSET),
     }
 
 
@@ -405,16 +395,14 @@ class Mapper:
 
     def __init__(self, line: AnyLine, spark: Callable[[], SparkSession]) -> None:
         routes = line.routes if isinstance(line, Line) else ()
-        self._maps = isinstance(line, Line)
-        self._statements, self._table = Statements(routes), RouteTable(routes)
-        self._spark = spark
+        self._statements, self._table, self._spark = Statements(routes), RouteTable(routes), spark
 
     def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
         """The fate of each, in order."""
         rows = {
             index: row
             for index, dead_letter in enumerate(dead_letters)
-            if self._maps and dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
+            if self._table.routes and dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
         }
         mapped = dict(zip(rows, self._mapped([*rows.values()]), strict=True))
         return [mapped.get(index) or _as_it_was(dead_letter) for index, dead_letter in enumerate(dead_letters)]
@@ -465,13 +453,7 @@ _CLOCK: Final = "transaction.timeout.ms"
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay did, or would do.
-
-    Attributes:
-        mended: Letters whose record was written, by topic.
-        filtered: Letters that a ``where`` leaves out now.
-        dead: Letters that stay, by why.
-    """
+    """What a replay did, or would do: letters by the topic of their record, left out now, and by why they stay."""
 
     mended: Counter[str] = field(default_factory=Counter)
     filtered: int = 0
@@ -511,7 +493,7 @@ def replay(
     Args:
         ledger: The dead-letter topic.
         wanted: Which dead letters.
-        spark: Makes a session, for routes with a ``where``.
+        spark: Makes a session, for routes with SQL.
         limit: At most so many; None for all.
         dry_run: Write nothing.
 

@@ -122,10 +122,7 @@ class MessageTable:
         self._begins = tuple(name[:-1] for name in copied if name.endswith("*"))
 
     def rendered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Records with what becomes of them, in `RENDERED_SCHEMA`.
-
-        A message has its payload in a column of that alone, and a refused record key, value, time and headers as they
-        were: a batch goes a long way.
+        """Records with what becomes of them, in `RENDERED_SCHEMA`; a batch goes a long way, so what has no use is null.
 
         Args:
             rows: `COLUMNS`, and what Spark has made of the line's SQL: `REJECT`, `WHERE`, and `own` columns.

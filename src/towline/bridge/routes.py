@@ -288,11 +288,7 @@ def of_writer(records: pa.RecordBatch, writer: int, writers: int) -> pa.RecordBa
 
 
 class RouteTable:
-    """Routes of a line, over columns of its messages.
-
-    Args:
-        routes: The arms, in order.
-    """
+    """The routes of a line, in order, over columns of its messages."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
@@ -401,20 +397,11 @@ class Values(ABC):
 
 
 class _View(Values):
-    """The rows of one route in a batch, and the values of fields in them.
-
-    Args:
-        rows: The batch.
-        at: Where they are; None for all.
-        number: Of the route; None for rows that no route takes.
-        routes: Of the line.
-    """
+    """The rows of one route in a batch, or those that no route takes; `at` is where they are, None for all."""
 
     def __init__(self, rows: pa.RecordBatch, at: pa.Array | None, number: int | None, routes: Sequence[Route]) -> None:
         super().__init__(rows.num_rows if at is None else len(at))
-        self._rows = rows
-        self.at = at
-        self.number = number
+        self._rows, self.at, self.number = rows, at, number
         self.route = None if number is None else routes[number]
 
     def column(self, name: str) -> pa.Array:
@@ -465,11 +452,7 @@ class _View(Values):
 
 
 def verdicts(rows: pa.RecordBatch) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
-    """What ``reject`` and then ``where`` say of rows, for `first_case`; and the texts of ``reject``.
-
-    Args:
-        rows: With `REJECT` and `WHERE` where Spark has evaluated them.
-    """
+    """What ``reject`` and then ``where`` say, where Spark was asked, for `first_case`; and the texts of ``reject``."""
     present, refusals = set(rows.schema.names), pa.nulls(rows.num_rows, pa.string())
     cases: list[tuple[pa.Array, Any]] = []
     if REJECT in present:
@@ -485,12 +468,7 @@ def verdicts(rows: pa.RecordBatch) -> tuple[list[tuple[pa.Array, Any]], pa.Array
 
 
 def first_case(cases: Iterable[tuple[pa.Array, Any]], otherwise: pa.Array) -> pa.Array:
-    """Of each row the code of the first case whose mask is true there.
-
-    Args:
-        cases: Masks, and a code or a column of codes each.
-        otherwise: Codes of rows of no case.
-    """
+    """Of each row the code, or that of a column of codes, of the first case whose mask is true there."""
     cases = [(mask, code) for mask, code in cases if pc.any(mask).as_py()]
     if not cases:
         return otherwise
@@ -611,14 +589,10 @@ def first_named(lists: pa.Array, key: str) -> pa.Array:
 
 
 class _Rendering:
-    """What routes make of rows that may be no more than topics.
+    """What routes make of rows, whose `numbers` say which route takes each.
 
-    Args:
-        table: Of the routes.
-        rows: What they are made of.
-        numbers: Of the routes that take them.
-        topics: The same over the topics of the rows; None where these are topics themselves.
-        indices: The topic of each row there.
+    `topics` is the same over the topics of the rows, `indices` the topic of each row there; None where the rows are
+    topics themselves.
     """
 
     def __init__(

@@ -1,13 +1,10 @@
 """``format("towline_downlink")``: messages to the outbox of a gateway, and dead letters to Kafka, as one sink.
 
-It makes both of records of Spark's Kafka source (`towline.bridge.messages`). Those of a part are sorted by where they
-stand in Kafka: a batch that is run again has to be the same rows in the same order, because the outbox remembers how
-many of them it has [I10].
-
 Spark gives a query one sink, and a dead letter has to be in Kafka before the batch that left it out is committed. So
-this sink hands the rows to ``format("mqtt")`` and the dead letters to ``format("kafka_transactional")``, each with its
-way of not writing a batch twice: the outbox remembers the batch, Kafka the marker [I9, I10]. A crash in between repeats
-the batch, and each side leaves out what it has.
+this sink makes both of the records (`towline.bridge.messages`), and hands the messages to ``format("mqtt")`` and the
+dead letters to ``format("kafka_transactional")``, each with its way of not writing a batch twice: the outbox remembers
+how many rows of the batch it has, Kafka the marker [I9, I10]. A crash in between repeats the batch, sorted by where the
+records stand in Kafka, and each side leaves out what it has.
 """
 
 from __future__ import annotations
@@ -84,11 +81,7 @@ class DownlinkSink(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Refuse to be read.
-
-        Raises:
-            ConfigError: TL-C49, always.
-        """
+        """Refuse to be read: raises TL-C49."""
         raise ConfigError("TL-C49", FORMAT, "this format only writes", 'Read with format("mqtt").')
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
@@ -125,14 +118,7 @@ def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 @dataclass
 class DownlinkWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a downlink.
-
-    Attributes:
-        messages: Of `message_table`.
-        mqtt: Takes the messages.
-        kafka: Takes the dead letters; None for a line that has none.
-        location: The checkpoint.
-    """
+    """Writes the micro-batches of a downlink; `messages` is of `message_table`, `location` the checkpoint."""
 
     messages: str
     mqtt: MqttStreamWriter
@@ -187,10 +173,7 @@ def rendered(
         table: Of the line.
         batches: Records, rendered or not.
         counts: As those of `DownlinkWritten`.
-        letters: Whether what can't be a message goes to a dead-letter topic; else the first one ends the batch.
-
-    Raises:
-        KafkaError: TL-B05, a record can't be a message, and has nowhere to go.
+        letters: Whether what can't be a message goes to a dead-letter topic; else the first ends the batch (TL-B05).
     """
     for batch in batches:
         rows = batch if OUTCOME in batch.schema.names else table.rendered(batch)

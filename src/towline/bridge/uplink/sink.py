@@ -211,15 +211,7 @@ FORMATS: Final = (LineSource, RecordSink)
 
 
 class LineWriter(StreamWriter):
-    """Writes the micro-batches of a line.
-
-    Args:
-        delivery: The strategy.
-        location: The checkpoint.
-        routes: Of `towline.bridge.routes.to_json`.
-        dedupes: Whether Spark drops repeats.
-        empty: The batch that is served empty; None for none.
-    """
+    """Writes the micro-batches of a line; its arguments are those of `RecordSink`."""
 
     def __init__(
         self, delivery: Delivery, location: str, routes: str, *, dedupes: bool = False, empty: int | None = None
@@ -274,11 +266,8 @@ def records(table: RouteTable, parts: Iterable[Part], counts: Counter[str], *, l
         parts: The messages of a task.
         counts: Gets how many messages were ``seen``, how many of them are this writer's ``own``, and of those the ones
             that are ``filtered``, ``undecided`` or ``unrouted``, or go to a ``fallback``.
-        letters: Whether what can't be a record goes to a dead-letter topic; else the first one ends the batch, but for
-            messages that no route takes, which are left out.
-
-    Raises:
-        KafkaError: TL-B02, TL-B29, TL-B33.
+        letters: Whether what can't be a record goes to a dead-letter topic; else the first one ends the batch (TL-B02,
+            TL-B29, TL-B33), but for messages that no route takes, which are left out.
     """
     for rows, writer, writers in parts:
         made = table.render(rows)
