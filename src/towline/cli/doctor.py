@@ -45,9 +45,8 @@ def doctor(
     Example:  towline doctor bridge.toml --mosquitto-conf /etc/mosquitto/mosquitto.conf
     """
     from towline import mosquitto_conf as mosquitto  # noqa: PLC0415 - loaded when it is called
-    from towline.doctor import table  # noqa: PLC0415
+    from towline.doctor import examine, table  # noqa: PLC0415
     from towline.doctor.case import Case  # noqa: PLC0415
-    from towline.doctor.examination import examine  # noqa: PLC0415
 
     def say(text: str) -> None:
         if not as_json:

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 
 from towline.bridge.config.model import Bridge
+from towline.doctor import ask_brokers
 from towline.doctor.case import Case
-from towline.doctor.examination import ask_brokers
 from towline.doctor.table import Answer, Standing
 from towline_prove.devstack import Mosquitto
 

@@ -12,7 +12,8 @@ import pytest
 
 from tests.unit.cli.test_main import ran
 from tests.unit.doctor.bridges import DOWN, UP, bridge_of
-from towline.doctor import examination, kafka, machine
+from towline import doctor
+from towline.doctor import kafka, machine
 from towline.doctor.table import Answer, Check, Standing
 
 LONG = "a fact of many words " * 20
@@ -64,7 +65,7 @@ def test_what_is_kept_is_counted_and_shown_where_it_is_asked_for(
     checks: Callable[..., Any] = Check
     well = checks("TL-D42", "disk", lambda _: [Answer(Standing.HOLDS, "quick")])
     monkeypatch.setattr(machine, "CHECKS", (well,))
-    monkeypatch.setattr(examination, "targets_of", lambda _bridge: ())
+    monkeypatch.setattr(doctor, "targets_of", lambda _bridge: ())
     monkeypatch.setattr(kafka, "CHECKS", ())
     code, out, _ = ran(capsys, "doctor", str(file), "--rate", "200")
     assert (code, out.splitlines()[-1], "quick" in out) == (0, "1 kept (-v)", False)
