@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import DownLine, Line
-from towline.doctor.case import PROBE, Case, LineGateway, LineLoad, Target, filters_of, within
+from towline.doctor.case import PROBE, WAY, Case, LineGateway, LineLoad, Target, filters_of, within
 from towline.doctor.table import Answer, Check, NotAsked, Standing, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
 from towline.journal.recovery import session_in
@@ -21,7 +21,6 @@ from towline.mqtt.events import Filter
 from towline.mqtt.filters import matches, unshared
 from towline.mqtt.versions import NAMES
 from towline.net.client import Client, Message, PublishResult
-from towline.net.credentials import read_credentials
 from towline.net.settings import ClientSettings, ProtocolName
 from towline.text import span
 
@@ -50,10 +49,7 @@ _GRANT: Final = f"Give this user read and write on {PROBE}/#, if only for the ti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptQueue:
-    """What a session held that was away: Session Present, how many messages were accepted, and the numbers that came.
-
-    Messages are numbered from 0, and stand as they came.
-    """
+    """What a session held that was away: Session Present, messages accepted, and the numbers of those that came."""
 
     present: bool
     accepted: int
@@ -352,16 +348,10 @@ class Broker(contextlib.ExitStack):
         With an expiry of 0 it ends a session that is there; without `adopt` such a session ends the connection, before
         anything of it is acknowledged.
         """
-        given, connection = self.target.settings, self.target.settings.connection
-        credentials, headers, _ = read_credentials(connection, lambda: False)
+        way = {name: getattr(self.target.settings, name) for name in WAY}
         level = vars(self).get("level", 0)  # what the broker answered to first
         settings = ClientSettings(
-            username=given.username,
-            **credentials,
-            tls=given.tls,
-            proxy=given.proxy,
-            proxy_password_file=given.proxy_password_file,
-            protocol=_PROTOCOLS.get(level, given.protocol),
+            **way | {"protocol": _PROTOCOLS.get(level, way["protocol"])},
             session_expiry_s=expiry_s,
             unknown_session="adopt" if adopt else "refuse",
             keep_alive_s=30,
@@ -369,8 +359,6 @@ class Broker(contextlib.ExitStack):
             connect_timeout_s=self.case.patience,
             reconnect_delay_s=_NEVER_S,
             reconnect_max_delay_s=_NEVER_S,
-            websocket_headers=dict(headers),
-            websocket_query_file=given.websocket_query_file,
         )
         return Client(self.target.endpoint, client_id=client_id, subscribe=subscribe, settings=settings)
 

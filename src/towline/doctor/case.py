@@ -21,9 +21,11 @@ from towline.text import counted, span
 
 #: How everything begins or ends that doctor makes: client ids, topics, transactional ids.
 PROBE: Final = "towline-doctor"
-_FURTHER: Final = ("websocket_headers_file", "websocket_query_file", "authenticator", "token_provider")
 #: Settings by which one way to a broker differs from another.
-_WAY: Final = ("username", "password_file", "tls", "proxy", "proxy_password_file", "protocol", *_FURTHER)
+WAY: Final = (
+    *("username", "password_file", "token_provider", "authenticator", "tls", "proxy", "proxy_password_file"),
+    *("protocol", "websocket_headers_file", "websocket_query_file"),
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def targets_of(bridge: Bridge) -> tuple[Target, ...]:
     for line in bridge.lines:
         for settings in line.each_gateway:
             for endpoint in settings.brokers:
-                key = (endpoint, *(getattr(settings, name) for name in _WAY))
+                key = (endpoint, *(getattr(settings, name) for name in WAY))
                 found.setdefault(key, []).append(LineGateway(line, settings))
     return tuple(Target(key[0], tuple(gateways), len(found) == 1) for key, gateways in found.items())
 
