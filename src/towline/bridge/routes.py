@@ -805,13 +805,20 @@ class RecordColumns(RenderedColumns):
         ends = pc.min_max(travels).as_py()
         if not ends["max"]:
             return header_lists(own)
-        rare, plain = batch.column("towline_rare"), _plain_headers(batch)
+        # What several messages say is one tuple for all of them.
+        topics = _each_header(batch.column("towline_topic").cast(pa.binary()), "mqtt.topic")
+        levels = _each_header(batch.column("towline_qos"), "mqtt.qos")
+        moments = _each_header(batch.column("towline_received_at").cast(pa.int64()), "mqtt.received-at")
+        plain, rare = zip(topics, levels, moments, strict=True), batch.column("towline_rare")
         some = rare.null_count < batch.num_rows
         if ends["min"] and not some and not len(own.flatten()):
-            return plain
-        more = rare.to_pylist() if some else repeat(None)
+            return map(list, plain)
+        more, names = (rare.to_pylist(), _names(batch)) if some else (repeat(None), repeat((None, 0, 0)))
         flags = repeat(True) if ends["min"] else travels.to_pylist()
-        return map(_joined, flags, plain, _names(batch), more, header_lists(own))
+        return (
+            [*(always if rest is None else property_headers(*name, rest)), *mine] if travel else mine
+            for travel, always, name, rest, mine in zip(flags, plain, names, more, header_lists(own), strict=False)
+        )
 
 
 def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
@@ -822,32 +829,10 @@ def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
     return zip(topics, distinct_values(batch.column("towline_qos")), moments, strict=False)
 
 
-def _plain_headers(batch: Any) -> Iterator[list[Header]]:
-    """The headers that every message has; what several messages say is one tuple for all of them."""
-    topics = _each_header(batch.column("towline_topic").cast(pa.binary()), "mqtt.topic")
-    levels = _each_header(batch.column("towline_qos"), "mqtt.qos")
-    moments = _each_header(batch.column("towline_received_at").cast(pa.int64()), "mqtt.received-at")
-    return map(list, zip(topics, levels, moments, strict=True))
-
-
 def _each_header(column: Any, name: str) -> Iterator[Header]:
     coded = column.dictionary_encode(null_encoding="encode")
     made = [(name, in_bytes(value)) for value in coded.dictionary.to_pylist()]
     return repeat(made[0], len(column)) if len(made) == 1 else map(made.__getitem__, coded.indices.to_pylist())
-
-
-def _joined(
-    travels: bool,  # noqa: FBT001 - of one row, mapped
-    plain: list[Header],
-    name: tuple[bytes | None, int, int],
-    more: Mapping[str, Any] | None,
-    own: list[Header],
-) -> list[Header]:
-    if not travels:
-        return own
-    topic, qos, received = name
-    made = plain if more is None else property_headers(topic, qos, received, more)
-    return [*made, *own] if own else made
 
 
 def _most_of(rare: Any) -> int:
