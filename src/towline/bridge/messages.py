@@ -113,7 +113,6 @@ class MessageTable:
 
     def __init__(self, written: Mapping[str, Any]) -> None:
         self.said = _read(written["values"])
-        self.reads_json = any(payload_path(name, DOCUMENT) for one in _templates(self.said) for name in one.fields)
         self.properties, self.send_controls = written["properties"], written["send_controls"]
         self.line, self.qos, self.limit = written["line"], written["qos"], written["limit"]
         self._notice = _read(written["notice"])
@@ -175,10 +174,6 @@ def _read(written: Mapping[str, Any]) -> dict[str, Any]:
     return {name: Template.read(v) if isinstance(v, str) else v for name, v in written.items()}
 
 
-def _templates(said: Mapping[str, Any]) -> list[Template]:
-    return [one for one in said.values() if isinstance(one, Template)]
-
-
 def _only(column: pa.Array, mask: pa.Array) -> pa.Array:
     """A column in the rows of a mask, null in others."""
     ends = pc.min_max(mask).as_py()
@@ -213,13 +208,16 @@ class _Records(Values):
     @cached_property
     def document(self) -> JsonFields:
         """The fields of JSON values that are named."""
-        return JsonFields(self._rows.column("value"), _templates(self._said), DOCUMENT)
+        templates = (one for one in self._said.values() if isinstance(one, Template))
+        return JsonFields(self._rows.column("value"), templates, DOCUMENT)
 
     def said(self, name: str) -> pa.Array:
         """What is said; null where nothing is."""
         value = self._said[name]
         if isinstance(value, Template):
             return self.text(value)
+        if isinstance(value, bool | int):
+            return self.constant(value, pa.bool_() if isinstance(value, bool) else pa.int64())
         return self.constant(None, pa.binary()) if value is None else self._rows.column(own(self._prefix + name))
 
 
@@ -260,15 +258,10 @@ class _Messages(_Records):
         return {own(field.name): made[field.name].cast(field.type) for field in _SENT}
 
     def _retain(self) -> pa.Array:
-        said = self._said["retain"]
-        if isinstance(said, bool):
-            return self.constant(said, pa.bool_())
         column = self._or_header("retain")
-        return (pc.equal(column, b"true") if said is None else column).fill_null(False)
+        return (column if pa.types.is_boolean(column.type) else pc.equal(column, b"true")).fill_null(False)
 
     def _seconds(self) -> pa.Array:
-        if isinstance(said := self._said["expiry"], int):
-            return self.constant(said, pa.int64())
         column = self._or_header("expiry")
         if not pa.types.is_integer(column.type):
             column = pa.array(map(_whole, utf8_text(column).to_pylist()), pa.int64())
@@ -282,8 +275,7 @@ class _Messages(_Records):
     def _faults(self) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be a message: rows, and an outcome."""
         table, users, clean = self._table, self._users, self._clean
-        if table.reads_json:
-            yield JsonFields.case(self.document.outcomes)
+        yield JsonFields.case(self.document.outcomes)
         broken = {name: pc.and_(raw.is_valid(), clean[name].is_null()) for name, raw in self._raw.items()}
         yield self._raw["topic"].is_null(), RowOutcome.TOPIC_ABSENT
         yield pc.or_(broken["topic"], _bad(clean["topic"], _WILD)), RowOutcome.MQTT_TOPIC

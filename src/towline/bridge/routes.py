@@ -487,12 +487,12 @@ class JsonFields:
     """
 
     def __init__(self, documents: pa.Array, templates: Iterable[Template], root: str = PAYLOAD) -> None:
-        from pydantic_core import from_json  # noqa: PLC0415 - few lines need it
-
         every = dict.fromkeys(name for one in templates for name in one.fields)
         paths = {name: path for name in every if (path := payload_path(name, root))}
         texts: dict[str, list[str | None]] = {name: [] for name in paths}
-        outcomes = list[int]()
+        outcomes = [] if paths else [int(RowOutcome.RENDERED)] * len(documents)
+        if paths:
+            from pydantic_core import from_json  # noqa: PLC0415 - few lines need it
         for document in documents.to_pylist() if paths else ():
             leaves: Iterable[str | None] = repeat(None)
             outcome = RowOutcome.RENDERED
@@ -508,7 +508,7 @@ class JsonFields:
                 column.append(text)
         self.fields = {name: pa.array(column, pa.string()) for name, column in texts.items()}
         #: `RowOutcome.RENDERED`, `NO_JSON` or `NO_TEXT`: the fields of a row can't be had.
-        self.outcomes = pa.array(outcomes if paths else [0] * len(documents), pa.int8())
+        self.outcomes = pa.array(outcomes, pa.int8())
 
     @staticmethod
     def case(outcomes: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -707,7 +707,7 @@ class _Rendering:
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
-        if any(map(_reads_payload, self._routes)):
+        if any(len(view.payload.fields) for view in self.views):
             yield JsonFields.case(self.joined([view.payload.outcomes for view in self.views]))
         yield pc.greater(routed, _LAST_SOUND), routed
         if keys.null_count and any(route.key_required for route in self._routes):
@@ -724,10 +724,6 @@ class _Rendering:
         """The rows of routes of which something holds."""
         numbers = [n for n, route in enumerate(self._table.routes) if holds(route)]
         return pc.is_in(self.numbers, pa.array(numbers, pa.int32()))
-
-
-def _reads_payload(route: Route) -> bool:
-    return any(payload_path(name) for template in route.templates for name in template.fields)
 
 
 def _both(first: pa.Array, second: pa.Array) -> pa.Array:
