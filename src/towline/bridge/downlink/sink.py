@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -214,16 +214,12 @@ def _runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
     if not batches:
         return []
     places = pa.Table.from_batches([batch.select(PLACE) for batch in batches])
-    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in PLACE])
+    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in PLACE]).cast(pa.int64())
     starts = list(accumulate((batch.num_rows for batch in batches), initial=0))
-    heads, runs = set(starts), list[tuple[int, int, int]]()
-    following = -1
-    for index in order.to_pylist():
-        if index == following and index not in heads:
-            number, first, count = runs[-1]
-            runs[-1] = (number, first, count + 1)
-        else:
-            number = bisect_right(starts, index) - 1
-            runs.append((number, index - starts[number], 1))
-        following = index + 1
+    follows = pc.equal(pc.pairwise_diff(order), 1).fill_null(False)
+    heads = pc.indices_nonzero(pc.or_(pc.invert(follows), pc.is_in(order, pa.array(starts, pa.int64()))))
+    runs = []
+    for first, (at, end) in zip(order.take(heads).to_pylist(), pairwise([*heads.to_pylist(), len(order)]), strict=True):
+        number = bisect_right(starts, first) - 1
+        runs.append((number, first - starts[number], end - at))
     return runs

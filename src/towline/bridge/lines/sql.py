@@ -85,9 +85,7 @@ class Statements:
     """
 
     def __init__(self, routes: Sequence[Route], within: str | None = None, parallelism: int = 1) -> None:
-        self._routes = tuple(routes)
-        self._within = within
-        self._parallelism = parallelism
+        self._routes, self._within, self._parallelism = tuple(routes), within, parallelism
 
     @property
     def needed(self) -> bool:
@@ -117,11 +115,9 @@ class Statements:
         return [*dedupe, *keys]
 
     def evaluated(self, frame: DataFrame, *, tolerant: bool) -> DataFrame:
-        """Rows of the source with what the routes' SQL says of them.
+        """Rows of the source, with `ROUTE` and `values`, and what the routes' SQL says of them.
 
-        Args:
-            frame: Columns of the ``mqtt`` source, `ROUTE` and `values`.
-            tolerant: Whether a message on which SQL raises an error is null there; else it ends the batch.
+        `tolerant` has a message on which SQL raises an error be null there; else it ends the batch.
         """
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
@@ -168,9 +164,7 @@ class Statements:
     def applied(self, frame: DataFrame, *, tolerant: bool) -> DataFrame:
         """The rows as the task that writes takes them: evaluated, repeats dropped, in as many parts as writers.
 
-        Args:
-            frame: As for `evaluated`, and `EVENT_TIME` where repeats are dropped.
-            tolerant: As for `evaluated`.
+        Where repeats are dropped `frame` has `EVENT_TIME` too.
         """
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `evaluated`
 
@@ -230,11 +224,8 @@ def apply(
         frame: Records, with headers.
         section: What the line says.
         messages: The same as `towline.bridge.messages.message_table` takes it.
-        transform: Of the user, before everything else.
+        transform: Of the user, before everything else; it keeps the columns, or raises ConfigError TL-C76.
         parallelism: Parts of the result; more than one are split by MQTT topic.
-
-    Raises:
-        ConfigError: TL-C76 when the transform does not keep the columns.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
