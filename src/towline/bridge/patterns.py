@@ -68,11 +68,7 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str, *, checked: bool = True) -> Self:
-        """Read a filter; ``{{`` and ``}}`` stand for braces.
-
-        Args:
-            text: As written.
-            checked: Whether MQTT's rules for filters are held against it; false for a filter that has passed them.
+        """Read a filter; ``{{`` and ``}}`` stand for braces. One that has passed MQTT's rules is not `checked` again.
 
         Raises:
             ValueError: If it is no topic filter, or a name is used twice or does not fill its level.
@@ -103,19 +99,14 @@ class Pattern:
         prefix = f"$share/{self.share}/" if self.share else ""
         return prefix + "/".join([*("+" if level is None else level for level in self.levels), *(["#"] * self.deep)])
 
-    def match(self, topic: str) -> dict[str, str] | None:
-        """The captures if the topic matches, else None.
-
-        A leading wildcard never matches a topic that begins with ``$`` [MQTT-4.7.2-1].
-        """
+    def takes(self, topic: str) -> bool:
+        """Whether the topic matches; a leading wildcard takes none that begins with ``$`` [MQTT-4.7.2-1]."""
         parts = topic.split("/")
         if len(parts) < len(self.levels) or (len(parts) > len(self.levels) and not self.deep):
-            return None
+            return False
         if topic.startswith("$") and (not self.levels or self.levels[0] is None):
-            return None
-        if any(level is not None and level != part for level, part in zip(self.levels, parts, strict=False)):
-            return None
-        return {name: parts[position] for name, position in self.names.items()}
+            return False
+        return all(level is None or level == part for level, part in zip(self.levels, parts, strict=False))
 
     def level_of(self, name: str) -> int | None:
         """The level of a wildcard; None for another name. SQL may name it in any case of letters."""
@@ -173,12 +164,7 @@ class Template:
 
     @classmethod
     def read(cls, text: str, problem: Callable[[str], str] = lambda _name: "") -> Self:
-        """Read a template whose fields another rule judges.
-
-        Args:
-            text: As written.
-            problem: Says what is wrong with a field's name, "" if nothing is; by default nothing is, of one that was
-                read before.
+        """Read a template; `problem` says what is wrong with a field's name, nothing with one that was read before.
 
         Raises:
             ValueError: For a lone brace, or a field with a problem.

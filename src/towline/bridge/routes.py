@@ -296,7 +296,7 @@ class RouteTable:
         self.destination = _remembered(lambda name, number: self.routes[number].destination(name))
 
     def _taker(self, topic: str) -> int | None:
-        matches = (number for number, route in enumerate(self.routes) if route.pattern.match(topic) is not None)
+        matches = (number for number, route in enumerate(self.routes) if route.pattern.takes(topic))
         return next(matches, None)
 
     def match(self, topics: pa.Array) -> pa.Array:
