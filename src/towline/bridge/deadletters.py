@@ -80,8 +80,8 @@ class _Record(NamedTuple):
     def of(cls, message: Any) -> _Record:
         """Take a message of the client's apart; headers with a name that is no UTF-8 are left out, ours never are.
 
-        confluent-kafka gives such headers back together with an exception, with holes where the names were, and whoever
-        looks at them ends the process. They are asked for once, in the one way where Python notices the exception.
+        confluent-kafka gives such headers back together with an exception, and whoever looks at them ends the process.
+        They are asked for once, in the one way where Python notices the exception.
         """
         try:
             headers = _HEADERS(message) or ()
@@ -137,10 +137,7 @@ class DeadLetterTopic:
         """The dead letters that wait, in the order of each partition; those replayed before are left out.
 
         What comes later than the first one is asked for is left out too: a line that runs may give up again what a
-        replay gives back. A topic that is not there, as before the first start, has none.
-
-        Raises:
-            KafkaError: TL-K01.
+        replay gives back. A topic that is not there, as before the first start, has none. Raises TL-K01.
         """
         self._replayed, self._known, self.nobodys, self.strange = {}, {}, Counter(), 0
         self._ids = KafkaAdmin(self.client).ids([self.topic])
@@ -490,12 +487,7 @@ def replay(
 ) -> Replay:
     """Put the mended dead letters of a topic back on their way; each dead letter at most once, also over crashes.
 
-    Args:
-        ledger: The dead-letter topic.
-        wanted: Which dead letters.
-        spark: Makes a session, for routes with SQL.
-        limit: At most so many; None for all.
-        dry_run: Write nothing.
+    `spark` makes a session for routes with SQL. At most `limit` letters are taken; a `dry_run` writes nothing.
 
     Raises:
         KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
@@ -567,8 +559,7 @@ class _Writer:
     def write(self, topic: str, chunk: list[Entry], outcomes: list[Remapped]) -> None:
         """One transaction: the records, and the marks of the dead letters they came from.
 
-        Raises:
-            KafkaError: TL-B30, nothing of it counts, or nobody knows whether it does: the next replay finds out.
+        After TL-B30 nothing of it counts, or nobody knows whether it does: the next replay finds out.
         """
         settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if not outcome.why]
         if not settled:

@@ -93,7 +93,7 @@ def look_at_topics(
         line: As its next batch is read.
         file: The bridge's, as a command names it.
         evidence: What the checkpoint says.
-        client: A client configuration, unresolved.
+        client: Unresolved.
         limit: Records that its last batches took at most.
 
     Raises:
@@ -196,11 +196,7 @@ class DownlinkQuery(LineQuery[DownLine]):
     _passes = False
 
     def in_force(self) -> DownlinkQuery:
-        """By the settings of the file, or those that a batch was begun with, until that is done.
-
-        Raises:
-            ConfigError: TL-C210, this version refuses those.
-        """
+        """By the settings of the file, or those that a batch was begun with until that is done (refused: TL-C210)."""
         line, mapping = self.line, Identity.of(self.bridge, self.line).mapping
         self._mended()
         if read_checkpoint(line.checkpoint).decided:
@@ -232,9 +228,8 @@ class DownlinkQuery(LineQuery[DownLine]):
     def count_spark(self, progress: Mapping[str, Any]) -> None:
         """Count what Spark took of Kafka, beside what the writer was given of it.
 
-        Observed are the rows of the attempt of each task that counts (`apply`).
-        ``numInputRows`` has those of every attempt that ended well: behind a shuffle a task whose output was lost with
-        its executor runs again, and Spark counts it twice (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
+        Observed are the rows of the attempt of each task that counts (`apply`). ``numInputRows`` counts a task twice
+        whose output was lost with its executor behind a shuffle (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
         """
         observed = (progress.get("observedMetrics") or {}).get(COUNTER)
         source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
@@ -332,10 +327,7 @@ def _with_mapping(line: DownLine, identity: Identity, evidence: Evidence) -> Ide
     """The identity with the settings of the next batches, durable before there is one; the same while one is undecided.
 
     The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so it is finished
-    by what decided which record becomes a row when it was begun, whatever the file says by then.
-
-    Raises:
-        GatewayUnreachable: TL-G01 when the gateway does not answer for a while.
+    by what decided which record becomes a row when it was begun. Raises TL-G01 when the gateway does not answer.
     """
     if not evidence.decided:
         return identity

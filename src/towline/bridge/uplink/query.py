@@ -135,8 +135,6 @@ def _own(places: Iterable[JournalPlace], status: Mapping[str, Any]) -> JournalPl
 ROUTES_FILE: Final = "routes.json"
 #: A retired route is kept for so long at least, in seconds: what a broker had queued has come by then.
 KEPT_S: Final = 86400.0
-
-
 #: A route that the file does not have any more, as it was in force; and when it was retired, in seconds since 1970.
 RetiredRoute: TypeAlias = tuple[RouteSection, float]
 
@@ -146,7 +144,6 @@ class KeptRoutes(Section):
 
     Attributes:
         routes: Those of the file, each with the dedupe that counts for it.
-        dead_letter_topic: Of the line.
         dead_letter_topics: Of all lines of the bridge.
         retired: Those that take what none of these takes, the newest first.
     """
@@ -158,13 +155,9 @@ class KeptRoutes(Section):
 
     @classmethod
     def of(cls, line: Line, former: KeptRoutes | None = None, now: float = 0.0, oldest: float | None = None) -> Self:
-        """What is in force from now on.
+        """What is in force from now on, behind what was `former`; None at the first start.
 
-        Args:
-            line: As the file says it.
-            former: What was in force before; None at the first start.
-            now: Seconds since 1970.
-            oldest: When the oldest message came that waits; None where none does.
+        `oldest` is when the oldest message came that waits, in seconds since 1970 as `now`; None where none does.
         """
         before = [*((one, now) for one in former.routes), *former.retired] if former else []
         since = min(now, now if oldest is None else oldest) - KEPT_S
@@ -299,12 +292,7 @@ class UplinkQuery(LineQuery[Line]):
         set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
 
     def source(self, spark: SparkSession, begin: Mapping[str, int]) -> DataFrame:
-        """The rows that the line's gateways give.
-
-        Args:
-            spark: The session.
-            begin: By gateway, where a query without a checkpoint begins.
-        """
+        """The rows that the line's gateways give; `begin` is where a query without a checkpoint begins at each."""
         line = self.line
         options = {
             **self._gateway_options(),
