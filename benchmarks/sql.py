@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from benchmarks.rig import machine
 from towline.bridge.config.file import parse
-from towline.bridge.lines.sql import Statements
+from towline.bridge.lines.statements import Statements
 from towline.bridge.routes import ROUTE
 from towline.bridge.runtime.session import session
 from towline.schema import SPARK_SCHEMA

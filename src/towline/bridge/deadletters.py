@@ -33,7 +33,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import Identity, former_topics
-from towline.bridge.lines.sql import Statements
+from towline.bridge.lines.statements import Statements
 from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, RouteTable, RowOutcome, of_schema
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from towline.bridge.lines.sql import Statements
+from towline.bridge.lines.statements import Statements
 from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, Route, RouteTable, RowOutcome, of_schema
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA

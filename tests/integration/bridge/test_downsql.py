@@ -16,7 +16,7 @@ from tests.integration.bridge.losing import numbers, progress_of_a_lost_shuffle
 from tests.unit.bridge.test_messages import SENT, kafka_gets, line_of
 from towline.bridge.config.tables import DownlinkSection
 from towline.bridge.downlink.sink import rendered
-from towline.bridge.lines import sql as downsql
+from towline.bridge.lines import statements as downsql
 from towline.bridge.messages import message_table, own
 from towline.bridge.routes import FAULT, OUTCOME, RowOutcome
 from towline.errors import ConfigError
@@ -142,7 +142,7 @@ def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession)
 
 
 def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tmp_path: Path) -> None:
-    """Of an executor that was lost with what it had written for a shuffle (`towline.bridge.lines.sql.apply`)."""
+    """Of an executor that was lost with what it had written for a shuffle (`towline.bridge.lines.statements.apply`)."""
     records = numbers(spark, 600).selectExpr(
         "CAST(CAST(n % 30 AS STRING) AS BINARY) AS key",
         "CAST('v' AS BINARY) AS value",

@@ -28,8 +28,8 @@ from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.profiles import shipped
 from towline.bridge.downlink.sink import rendered, sorted_out
-from towline.bridge.lines import sql as downsql
-from towline.bridge.lines.sql import Statements
+from towline.bridge.lines import statements as downsql
+from towline.bridge.lines.statements import Statements
 from towline.bridge.messages import message_table
 from towline.bridge.routes import RouteTable
 from towline.kafka.deadletters import DeadLetter, Reason, to_record

@@ -16,7 +16,7 @@ from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge.config.model import Line
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.deadletters import Mapper
-from towline.bridge.lines.sql import REPEATED, Statements
+from towline.bridge.lines.statements import REPEATED, Statements
 from towline.bridge.patterns import literal
 from towline.bridge.routes import DEDUPE, REJECT, WHERE, Route
 from towline.guarantee import Guarantee

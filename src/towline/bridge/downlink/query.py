@@ -35,7 +35,7 @@ from towline.bridge.lines.evidence import awaited, kafka_offsets, places_of, rea
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import again_command, examine
-from towline.bridge.lines.sql import COUNTER, apply
+from towline.bridge.lines.statements import COUNTER, apply
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.gateway.access import Access

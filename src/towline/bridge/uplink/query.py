@@ -41,7 +41,7 @@ from towline.bridge.lines.evidence import (
 from towline.bridge.lines.identity import Identity, read_kept
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import CheckpointSettings, examine, problem, refusal
-from towline.bridge.lines.sql import Statements
+from towline.bridge.lines.statements import Statements
 from towline.bridge.patterns import Pattern
 from towline.bridge.routes import to_json
 from towline.bridge.uplink.sink import MESSAGES, RECORDS
