@@ -142,7 +142,7 @@ class DeadLetterTopic:
         self._replayed, self._known, self.nobodys, self.strange = {}, {}, Counter(), 0
         self._ids = KafkaAdmin(self.client).ids([self.topic])
         self._read_marks(self._ends())
-        return (entry for entry in self._letters() if self._chosen(entry, wanted))
+        return (entry for entry in self._letters() if not self._settled(entry) and self._chosen(entry, wanted))
 
     def waiting(self, entries: Iterable[Entry]) -> list[Entry]:
         """Those that still wait; asked when a new producer has fenced all others, so that no mark can follow.
@@ -176,8 +176,6 @@ class DeadLetterTopic:
         return self.lines.get(dead_letter.source)
 
     def _chosen(self, entry: Entry, wanted: Wanted) -> bool:
-        if self._settled(entry):
-            return False
         line = self.line_of(entry.dead_letter)
         if line is None:
             self.nobodys[entry.dead_letter.source] += 1

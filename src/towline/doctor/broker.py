@@ -428,8 +428,7 @@ def _session(one: Broker) -> Iterator[Answer]:
 
 
 def _expiry(one: Broker) -> Iterator[Answer]:
-    for line, gateway in one.receiving.items():
-        yield _expiry_of(line, gateway.settings.session_expiry_s, one)
+    return (_expiry_of(line, gateway.settings.session_expiry_s, one) for line, gateway in one.receiving.items())
 
 
 def _expiry_of(line: str, wanted: int, one: Broker) -> Answer:
@@ -456,8 +455,7 @@ def _expiry_of(line: str, wanted: int, one: Broker) -> Answer:
 
 def _queue(one: Broker) -> Iterator[Answer]:
     """TL-D05: how long the intake may be away, by the limits in messages and in bytes."""
-    for line in one.receiving:
-        yield _queue_of(line, one.queue, one.conf, one.case.load_of((line,)))
+    return (_queue_of(line, one.queue, one.conf, one.case.load_of((line,))) for line in one.receiving)
 
 
 def _queue_of(line: str, queue: KeptQueue, conf: MosquittoConf | None, load: LineLoad | None) -> Answer:
@@ -591,10 +589,8 @@ def _rights(one: Broker) -> Iterator[Answer]:
             came = f"{heard.messages:,} messages came" if heard.messages else "no plugin and no acl_file decides"
             yield Answer(HOLDS, f"every filter is granted, and {came}", line=line)
         else:
-            because = (
-                f"every filter is granted; a broker may ask {rule} at each delivery, as Mosquitto does, and tells "
-            )
-            because += f"nobody: no message came in {heard.seconds:.1f} s"
+            because = f"every filter is granted; a broker may ask {rule} at each delivery, as Mosquitto does, and "
+            because += f"tells nobody: no message came in {heard.seconds:.1f} s"
             yield Answer(LIMITED, because, f"{rule} denies what the subscription asks for", line=line)
 
 

@@ -105,13 +105,12 @@ def answers(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterator[
             found.extend(check.rule(facts))  # what it has said before it raises stays
         except NotAsked as error:
             found.append(Answer(Standing.UNKNOWN, f"not asked: {error}", mend=error.mend))
-        except TowlineError as error:
-            because = f"could not be asked: {error.where}: {error.what} ({error.code})"
-            found.append(Answer(Standing.UNKNOWN, because, mend=error.do or _AGAIN))
         except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are told
-            because = f"could not be asked: {type(error).__name__}: {error}"
+            told = f"{type(error).__name__}: {error}"
             mend = _AGAIN if isinstance(error, OSError) else "Report it, with this row; the others hold."
-            found.append(Answer(Standing.UNKNOWN, because, mend=mend))
+            if isinstance(error, TowlineError):
+                told, mend = f"{error.where}: {error.what} ({error.code})", error.do or _AGAIN
+            found.append(Answer(Standing.UNKNOWN, f"could not be asked: {told}", mend=mend))
         for one in found:
             because, until, mend = map(printable, (one.because, one.until, one.mend))
             promise, where = one.promise or check.promise, one.line or line
@@ -196,11 +195,10 @@ def _summary(findings: Iterable[Answer], *, verbose: bool) -> str:
 
 def sized(count: float) -> str:
     """Bytes in the unit that suits them: ``1.5 MB``, ``29 GB``."""
-    for unit, size in (("B", 1), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)):
-        value = count / size
-        if abs(value) < 1000 or unit == "TB":
-            return f"{value:,.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
-    raise AssertionError
+    units = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    unit = next((name for name, size in units.items() if abs(count) < 1000 * size), "TB")
+    value = count / units[unit]
+    return f"{value:,.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
 
 
 def named(names: Iterable[str]) -> str:
