@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from towline.bridge.config import tables
-from towline.bridge.config.document import _keys_of
+from towline.bridge.config.document import keys_of
 from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreign, _letters, did_you_mean, one_line
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA
@@ -19,8 +19,8 @@ from towline.spark.options import SINK_OPTIONS as SINK
 from towline.spark.options import SOURCE_OPTIONS as SOURCE
 
 SECTIONS = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, tables.Section)]
-KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in _keys_of(kind)]
-MQTT = list(_keys_of(GatewaySettings))
+KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in keys_of(kind)]
+MQTT = list(keys_of(GatewaySettings))
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ MQTT = list(_keys_of(GatewaySettings))
         ("cleanSession", SOURCE, "Leave it out: a session is kept"),
         ("clean_session", MQTT, "Leave it out: a session is kept"),
         ("topic", SOURCE, "Give it in subscribe, with its QoS: telemetry/#:1."),
-        ("topic", [*_keys_of(tables.UplinkTable), "route"], "Give it in [[uplink.route]]"),
+        ("topic", [*keys_of(tables.UplinkTable), "route"], "Give it in [[uplink.route]]"),
         ("qos", SOURCE, "Give it behind each filter in subscribe"),
         ("maxOffsetsPerTrigger", SOURCE, 'Did you mean "maxMessagesPerTrigger"?'),
-        ("max_offsets_per_trigger", _keys_of(tables.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
+        ("max_offsets_per_trigger", keys_of(tables.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
         ("maxTriggerDelay", SOURCE, "In milliseconds: maxTriggerDelayMs."),
-        ("trigger_interval_s", _keys_of(tables.UplinkTable), "An uplink rests by the rate of its messages"),
+        ("trigger_interval_s", keys_of(tables.UplinkTable), "An uplink rests by the rate of its messages"),
         ("startingTimestamp", SOURCE, "There is no start by time"),
         ("startingOffsets", SOURCE, 'Did you mean "startingOffset"?'),
         ("keepAliveInterval", MQTT, 'Did you mean "keep_alive_s"?'),

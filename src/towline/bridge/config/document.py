@@ -361,12 +361,12 @@ def _keys_at(kind: type, loc: KeyPath) -> list[str]:
     """The keys that are known beside the last one of ``loc``; indices and branches of unions are no keys."""
     kinds = [kind]
     for part in loc[:-1]:
-        inner = [one for outer in kinds if part in (keys := _keys_of(outer)) for one in _tables_in(keys[str(part)])]
+        inner = [one for outer in kinds if part in (keys := keys_of(outer)) for one in _tables_in(keys[str(part)])]
         kinds = inner or [one for one in kinds if one.__name__ == part] or kinds
-    return [key for one in kinds for key in _keys_of(one)]
+    return [key for one in kinds for key in keys_of(one)]
 
 
-def _keys_of(kind: type) -> dict[str, Any]:
+def keys_of(kind: type) -> dict[str, Any]:
     """What a table may hold, as users write it, with the type of each."""
     if issubclass(kind, BaseModel):
         return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}

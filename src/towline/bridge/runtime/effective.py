@@ -1,17 +1,17 @@
 """What each line really tells its broker and Kafka, and where each setting comes from: ``towline check -v``.
 
-Nothing is worked out here a second time: the CONNECT is the packet that the gateway sends, the filters are its
-session's, and Kafka's settings are those that the query hands to the sink and the sink to librdkafka. A secret is named
-by its file, and what came from the environment by its variable.
+Nothing is worked out here a second time: the connection's settings are the gateway's, with what its session makes of
+them, and Kafka's are those that the query hands to the sink and the sink to librdkafka. A secret is named by its file,
+and what came from the environment by its variable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from towline.bridge.config.document import Document, KeyPath
+from towline.bridge.config.document import Document, KeyPath, keys_of
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
@@ -21,10 +21,9 @@ from towline.kafka.clientconfig import file_property
 from towline.kafka.markerstore import READER
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import OWN
-from towline.mqtt.events import Filter, SessionConfig
+from towline.mqtt.events import Filter
 from towline.mqtt.handshake import connect_packet
-from towline.mqtt.versions import NAMES
-from towline.net.settings import BrokerConnection, MqttSettings
+from towline.net.settings import MqttSettings, WillSettings
 from towline.net.tls import Tls
 
 DEFAULT: Final = "default"
@@ -33,32 +32,19 @@ ALWAYS: Final = "always"
 _FOR_EVER: Final = 0xFFFFFFFF
 _RETAINED: Final = ("retained messages always", "retained messages if new", "no retained messages")
 #: Settings of librdkafka that the sink makes of its own time-out.
-_TIMED: Final = frozenset({"message.timeout.ms", "transaction.timeout.ms"})
+_TIMED: Final = frozenset({"message.timeout.ms", "transaction.timeout.ms", "transactional.id"})
 #: Keys of [kafka] that stand for a setting.
 _NAMED: Final = {
     "bootstrap.servers": "bootstrap_servers",
     "sasl.password.file": "password_file",
     "ssl.key.password.file": "key_password_file",
 }
-#: Settings of a connection that rows of their own show, as CONNECT and the handshake say them.
-_IN_CONNECT: Final = frozenset(
-    {
-        "brokers", "protocol", "client_id", "username", "password_file", "token_provider", "authenticator", "tls",
-        "session_expiry_s", "receive_maximum", "keep_alive_s", "topic_alias_maximum", "max_packet_bytes", "will",
-        "retain_handling", "abandon_session",
-    }
-)  # fmt: skip
 #: Longest value, in characters, that the column of the sources waits for.
 _WIDEST: Final = 24
 
-
-#: A setting as its protocol or client calls it (``name``), its ``value`` in text, never a secret, and its ``source``:
-#: ``FILE:LINE``, ``guarantee = …``, ``default`` or ``always``.
+#: A setting as the bridge file or its client calls it (``name``), its ``value`` in text, never a secret, and its
+#: ``source``: ``FILE:LINE``, ``guarantee = …``, ``default`` or ``always``.
 Setting: TypeAlias = dict[str, str]
-
-
-def _setting(name: str, value: str, source: str) -> Setting:
-    return {"name": name, "value": value or '""', "source": source}
 
 
 class Origins:
@@ -77,6 +63,10 @@ class Origins:
         found = next((path for path in paths if self._document.value(path) is not None), None)
         return None if found is None else self._document.where(found)
 
+    def setting(self, name: str, value: object, source: str, key: str = "") -> Setting:
+        """A setting, as the file writes its value; `key` is that of the file, where its name is another."""
+        return {"name": name, "value": _text(self.shown(value, key or name)), "source": source}
+
 
 def effective(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
     """Every setting of every line: line → what it is about → settings, as JSON values."""
@@ -85,104 +75,71 @@ def effective(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
 
 
 def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterator[tuple[str, list[Setting]]]:
-    table = origins.table(line.kind, line.name)
     for gateway in line.each_gateway:
         name = f" of {gateway.name}" if gateway.share else ""
-        yield f"MQTT{name}", list(_connection(line, gateway, origins, table))
+        yield f"MQTT{name}", list(_connection(line, gateway, origins))
     if isinstance(line, Line):
         settings = UplinkQuery(bridge, line).sink_settings()
         yield "Kafka producer", _producer(bridge, settings, origins)
         if policy(settings.guarantee).transactions:
-            yield "Kafka consumer of markers", _client(bridge, settings, origins, {**settings.client, **READER})
+            own = {**_promised(settings), **dict.fromkeys(READER, ALWAYS)}
+            yield "Kafka consumer of markers", list(_kafka(bridge, origins, {**settings.client, **READER}, own))
         return
     query = DownlinkQuery(bridge, line)
-    own = {"isolation.level": origins.at((*table, "isolation_level")) or f"guarantee = {line.guarantee}"}
-    yield (
-        "Kafka consumer (Spark's source)",
-        [
-            _setting(
-                name,
-                # A login has the user's name in it, whoever gave that.
-                value.partition(" ")[0] if name == "sasl.jaas.config" else origins.shown(value, name),
-                own.get(name) or _of_client(bridge, name, origins) or ALWAYS,
-            )
-            for name, value in query.source_settings().items()
-        ],
-    )
+    java = query.source_settings()
+    if "sasl.jaas.config" in java:  # a login has the user's name in it, whoever gave that
+        java["sasl.jaas.config"] = java["sasl.jaas.config"].partition(" ")[0]
+    isolation = origins.at((*origins.table(line.kind, line.name), "isolation_level"))
+    own = {"isolation.level": isolation or f"guarantee = {line.guarantee}"}
+    yield "Kafka consumer (Spark's source)", list(_kafka(bridge, origins, java, own, ALWAYS))
     if (dead := query.sink_settings()) is not None:
         yield "Kafka producer of dead letters", _producer(bridge, dead, origins)
 
 
-def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> Iterator[Setting]:
-    """The settings of one gateway's connection; `table` is the kind and number of the line's."""
+# -- MQTT ------------------------------------------------------------------------------------------------------------
+
+
+def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins) -> Iterator[Setting]:
+    """The settings of one gateway's connection, by their keys in ``[mqtt]``; those without a value are left out."""
     connection = gateway.connection
     config = connection.session_at(connection.levels[0])
-
-    def settings(rows: Iterable[tuple[str, object, str]]) -> Iterator[Setting]:
-        names = origins.at(("mqtt", "client_id_prefix"), ("name",)), origins.at((*table, "name"))
-        for name, value, key in rows:
-            keys = key.split(".") if key else ()
-            own = DEFAULT if key != "client_id" else " and ".join(filter(None, names))
-            source = (origins.at((*table, "mqtt", *keys), ("mqtt", *keys)) or own) if key else ALWAYS
-            if value is not None:
-                yield _setting(name, _text(origins.shown(value, key)), source)
-
-    yield from settings(_session(gateway, connection, config, origins))
-    promised = f"guarantee = {line.guarantee}"
+    table, promised = origins.table(line.kind, line.name), f"guarantee = {line.guarantee}"
+    named = " and ".join(
+        filter(None, (origins.at(("mqtt", "client_id_prefix"), ("name",)), origins.at((*table, "name"))))
+    )
+    session = {key: getattr(config, key) for key in MqttSettings.model_fields if hasattr(config, key)}
+    session = {key: getattr(config, key) for key in MqttSettings.model_fields if hasattr(config, key)}
+    whole = {
+        "brokers": ", ".join(map(str, gateway.brokers)),
+        "will": gateway.will,
+        "authenticator": gateway.authenticator,
+    }
+    left_out = {"retain_handling"} if any(broker.tls for broker in gateway.brokers) else {"retain_handling", "tls"}
+    told = {**vars(gateway), **session, **whole}
+    told |= {"session_expiry_s": "for ever"} if config.session_expiry_s == _FOR_EVER else {}
+    keys = dict.fromkeys(("brokers", "client_id", *MqttSettings.model_fields))
+    for path, value in _flat({key: told[key] for key in keys if key not in left_out}):
+        own = named if path == ("client_id",) else DEFAULT
+        source = origins.at((*table, "mqtt", *path), ("mqtt", *path)) or own
+        yield origins.setting(".".join(path), value, source)
+    packet = connect_packet(config, None, discarding=False)
+    yield origins.setting("Clean Start", packet.clean_start, ALWAYS)
+    yield origins.setting("Maximum Packet Size", packet.max_packet_size or "not announced", ALWAYS)
     for one in config.filters:
         shown = origins.shown(one.pattern, "filter")
-        yield _setting(f"filter {shown}", _filter(one), _source_of(one, line, origins, table, promised))
+        yield origins.setting(f"filter {shown}", _filter(one), _source_of(one, line, origins, table, promised))
     if config.filters:
         place = origins.at((*table, "ack_after")) or promised
-        yield _setting("acknowledged after", gateway.acks.value, place)
-    yield from settings(_way(gateway, config))
+        yield origins.setting("acknowledged after", gateway.acks.value, place)
 
 
-def _session(
-    gateway: GatewaySettings, connection: BrokerConnection, config: SessionConfig, origins: Origins
-) -> Iterator[tuple[str, object, str]]:
-    """Name, value and key of who connects, and what the CONNECT says; nothing where the value is None."""
-    packet = connect_packet(config, None, discarding=False)
-    announced = packet.max_packet_size
-    yield "brokers", ", ".join(map(str, gateway.brokers)), "brokers"
-    yield "protocol", ", then ".join(NAMES[level] for level in connection.levels), "protocol"
-    yield "client id", config.client_id, "client_id"
-    yield "user name", config.username, "username"
-    yield "password", _file(gateway.password_file), "password_file"
-    yield "password", gateway.token_provider, "token_provider"
-    yield "authentication", gateway.authenticator, "authenticator"
-    yield "Clean Start", packet.clean_start, ""
-    yield "Session Expiry Interval", _seconds(packet.session_expiry_interval), "session_expiry_s"
-    yield "Receive Maximum", _text(packet.receive_max), "receive_maximum"
-    yield "Keep Alive", _seconds(packet.keep_alive), "keep_alive_s"
-    yield "Topic Alias Maximum", _text(packet.topic_alias_max), "topic_alias_maximum"
-    yield "Maximum Packet Size", "not announced" if announced is None else f"{announced:,} B", ""
-    yield "taken in whole", f"up to {gateway.max_packet_bytes:,} B", "max_packet_bytes"
-    if (will := packet.will) is not None:
-        retained = ", retained" if will.retain else ""
-        yield "will", f"{origins.shown(will.topic, 'topic')}, QoS {int(will.qos)}{retained}", "will"
-
-
-def _way(gateway: GatewaySettings, config: SessionConfig) -> Iterator[tuple[str, object, str]]:
-    """The same of the way to the broker: every setting that no row above says."""
-    if any(broker.tls for broker in gateway.brokers):
-        yield from _tls(gateway.tls)
-    values = {**vars(gateway), "unknown_session": config.unknown_session}
-    for name in MqttSettings.model_fields:
-        if name not in _IN_CONNECT:
-            yield _words(name), _shown(name, values[name]), name
-
-
-def _words(name: str) -> str:
-    return name.removesuffix("_s").removesuffix("_ms").removesuffix("_file").replace("_", " ")
-
-
-def _shown(name: str, value: object) -> object:
-    """A value with its unit; None for none."""
-    unit = " ms" if name.endswith("_ms") else " s" if name.endswith("_s") else ""
-    if value is None or value == "":
-        return None
-    return _file(value) if isinstance(value, Path) else f"{value:g}{unit}" if unit else value
+def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each value that is there, by its key and those of the tables around it."""
+    for key, value in table.items():
+        if isinstance(value, Tls | WillSettings):
+            yield from _flat({name: getattr(value, name) for name in keys_of(type(value))}, (*path, key))
+        elif value not in (None, "", ()):
+            yield (*path, key), value
 
 
 def _source_of(one: Filter, line: AnyLine, origins: Origins, table: tuple[str, int], promised: str) -> str:
@@ -203,18 +160,7 @@ def _filter(one: Filter) -> str:
     return ", ".join(parts)
 
 
-def _tls(tls: Tls) -> Iterator[tuple[str, object, str]]:
-    yield "TLS", f"{tls.min_version} and newer", "tls.min_version"
-    yield "certificate of the broker", "not verified: insecure" if tls.insecure else "verified", "tls.insecure"
-    if not tls.strict:
-        yield "rules of RFC 5280", "not checked", "tls.strict"
-    for name, key in (("authorities", "ca_file"), ("certificate", "cert_file"), ("key", "key_file")):
-        if (file := getattr(tls, key)) is not None:
-            yield name, file, f"tls.{key}"
-    if tls.server_name:
-        yield "server name", tls.server_name, "tls.server_name"
-    if tls.alpn:
-        yield "ALPN", ", ".join(tls.alpn), "tls.alpn"
+# -- Kafka -----------------------------------------------------------------------------------------------------------
 
 
 def _producer(bridge: Bridge, settings: SinkSettings, origins: Origins) -> list[Setting]:
@@ -222,41 +168,39 @@ def _producer(bridge: Bridge, settings: SinkSettings, origins: Origins) -> list[
     if policy(settings.guarantee).transactions and settings.sink_id is not None:
         parts = sorted({0, settings.parallelism - 1})
         more["transactional.id"] = " to ".join(settings.transactional_id(settings.sink_id, part) for part in parts)
-    return _client(bridge, settings, origins, {**settings.client, **more, **OWN})
+    own = {**_promised(settings), **dict.fromkeys(OWN, ALWAYS)}
+    return list(_kafka(bridge, origins, {**settings.client, **more, **OWN}, own))
 
 
-def _client(bridge: Bridge, settings: SinkSettings, origins: Origins, given: Mapping[str, Any]) -> list[Setting]:
-    """The settings that a client of librdkafka is given, and whose word each is."""
-    promise, found = policy(settings.guarantee), []
-    for name in sorted(given):
-        always = any(name in fixed and given[name] == fixed[name] for fixed in (OWN, READER))
-        promised = name in promise.kafka or name in _TIMED or name == "transactional.id"
-        own = ALWAYS if always else f"guarantee = {settings.guarantee}" if promised else DEFAULT
-        source = _of_client(bridge, name, origins) if settings.client.get(name) == given[name] else None
-        shown = _text(origins.shown(given[name], name))
-        value = f"in {shown}" if file_property(name) is not None else shown
-        found.append(_setting(name, value, source or own))
-    return found
+def _promised(settings: SinkSettings) -> dict[str, str]:
+    """Settings of librdkafka that the promise sets, with that."""
+    return dict.fromkeys({*policy(settings.guarantee).kafka, *_TIMED}, f"guarantee = {settings.guarantee}")
 
 
-def _of_client(bridge: Bridge, name: str, origins: Origins) -> str | None:
-    """Where [kafka] says a setting of the client; None where it does not."""
-    if name not in bridge.kafka.client():
-        return None
-    own: list[KeyPath] = [("kafka", _NAMED[name])] if name in _NAMED else []
-    return origins.at(*own, ("kafka", "settings", name), ("kafka", "settings", *name.split("."))) or "the file"
-
-
-def _file(path: Path | None) -> str | None:
-    return None if path is None else f"in {path}"
-
-
-def _seconds(value: float | None) -> str:
-    return "none" if value is None else "for ever" if value == _FOR_EVER else f"{value:g} s"
+def _kafka(
+    bridge: Bridge, origins: Origins, given: Mapping[str, Any], own: Mapping[str, str], otherwise: str = DEFAULT
+) -> Iterator[Setting]:
+    """The settings that a client is given: always, by ``[kafka]``, or as `own` and `otherwise` say."""
+    client = bridge.kafka.client()
+    for name, value in sorted(given.items()):
+        keys: list[KeyPath] = [("kafka", _NAMED[name])] if name in _NAMED else []
+        keys += [("kafka", "settings", name), ("kafka", "settings", *name.split("."))]
+        in_file = name in client and own.get(name) != ALWAYS
+        source = (origins.at(*keys) or "the file") if in_file else own.get(name, otherwise)
+        row = origins.setting(name, value, source)
+        yield {**row, "value": f"in {row['value']}"} if file_property(name) is not None else row
 
 
 def _text(value: object) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, value))
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value) or '""'
+    )
 
 
 def render_effective(settings: Mapping[str, Mapping[str, list[Setting]]]) -> list[str]:
