@@ -165,7 +165,7 @@ def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None
         assert line.gateway.connection.session.unknown_session == meets
         (plan,) = plan_of(bridge)["lines"]
         assert any(shown in text for text in plan["limits"])
-        assert ("as long as the broker keeps its session" in plan["lost"]) is (said == "kafka")
+        assert ("as long as the broker keeps its session" in plan["says"]["lost"]) is (said == "kafka")
     text = changed('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
     (line,) = read(text.replace("[mqtt]", '[mqtt]\nunknown_session = "refuse"'), tmp_path).uplinks
     assert line.gateway.connection.session.unknown_session == "refuse"

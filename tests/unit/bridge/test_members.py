@@ -217,7 +217,7 @@ def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:
         "gateways  grpc+tls://g1:8815",
         "broker    mqtt",
         "share     subscription",
-        "member    g1",
+        "g1   client id plant-7-telemetry-g1",
         "acks      when",
     ):
         assert part in text, text

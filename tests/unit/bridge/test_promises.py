@@ -122,7 +122,7 @@ def test_routes_that_promise_less_share_the_line_and_its_transaction(tmp_path: P
         "fast/#": 0,
         "alarm/#": 1,
     }
-    assert [route["promise"] for route in line["routes"]] == [None, "at_most_once", "at_least_once"]
+    assert [route["promise"] for route in line["route"]] == [None, "at_most_once", "at_least_once"]
     shown = render(plan)
     twice = text + PROMISES.replace('"fast/#"', '"x/#"').replace('"alarm/#"', '"y/#"')
     assert "limit     routes 3, 5: a message comes twice where the broker sends it again" in render(

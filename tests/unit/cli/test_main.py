@@ -89,7 +89,7 @@ def test_check_prints_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> No
     code, out, _ = ran(capsys, "check", "--json", str(EXAMPLE))
     plan = json.loads(out)
     assert code == 0
-    assert plan["lines"][0]["routes"][0]["filter"] == "telemetry/+/+/#"
+    assert plan["lines"][0]["subscriptions"][0]["filter"] == "telemetry/+/+/#"
     assert plan["kafka"]["topics"] == ["event.other", "event.t1", "event.t2", "plant-7.dead-letters", "telemetry"]
     assert plan["warnings"] == []
 

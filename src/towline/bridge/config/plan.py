@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from towline.bridge.config.document import Document
@@ -17,6 +17,8 @@ from towline.text import printable
 
 #: A line, or all, as JSON values.
 Plan: TypeAlias = dict[str, Any]
+#: Texts, each with what has to hold for it.
+Conditions: TypeAlias = Mapping[str, object]
 
 #: What the promise costs beside the CPU, in words.
 _COST_UP: Final = {
@@ -39,30 +41,8 @@ _REPEATS: Final = {
     Guarantee.AT_LEAST_ONCE: ", and what a publisher sends again",
     Guarantee.EXACTLY_ONCE: "a message that its publisher sends twice as two messages is two messages",
 }
-#: What a route gives up that promises less than its line, and what it keeps.
-_LIMITS_OF_ROUTE: Final = {
-    Guarantee.AT_MOST_ONCE: "a message is lost before it is in the journal, or in Kafka once",
-    Guarantee.AT_LEAST_ONCE: "a message comes twice where the broker sends it again",
-}
 #: What no switch can give.
-_LIMITS_UP: Final = (
-    "a broker that loses its store loses what only it held",
-    "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took",
-)
-_LIMITS_SEVERAL: Final = (
-    "a device's messages are in order as long as they come by one gateway",
-    "a gateway that is away holds back its own messages only; a batch that was begun with them waits for it",
-)
-#: Of gateways whose settings are in another file.
-_LIMITS_ELSEWHERE: Final = (
-    "each gateway has settings of its own: what it acknowledges when, and up to how much it keeps, is said there",
-    "the machine of a gateway holds what it acknowledged before Kafka had it",
-)
-_LIMITS_DOWN: Final = (
-    "a broker that loses its store loses what only it held",
-    "the machine that holds state_dir holds what was taken and is not yet delivered",
-    "Kafka deletes by retention whether a line has read it or not",
-)
+_BROKERS_STORE: Final = "a broker that loses its store loses what only it held"
 _ACKS: Final = {
     AckAfter.RECEIVED: "on receipt, before the message is on disk",
     AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
@@ -87,147 +67,219 @@ _SHARED: Final = {
 }
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 #: What of a line is shown in another form than it has.
-_OTHERWISE: Final = {"gateway", "members", "route", "dead_letter_topics"}
+_OTHERWISE: Final = {"gateway", "members", "dead_letter_topics"}
 
 
 def plan_of(bridge: Bridge) -> Plan:
     """The plan as JSON values; what the file says with a variable of the environment is as it stands there [I12]."""
-    plan = {
+    document = Document.again(bridge.file, bridge.file)
+    kafka = {"bootstrap_servers": bridge.kafka.bootstrap_servers, "topics": list(bridge.topics)}
+    return {
         "bridge": bridge.name,
         "file": str(bridge.file),
         "state_dir": str(bridge.state_dir),
         "kafka": {
-            "bootstrap_servers": bridge.kafka.bootstrap_servers,
-            "topics": list(bridge.topics),
+            **document.shown(kafka),
             "create_topics": bridge.kafka.create_topics is not None,
             "insecure": bool(insecurities(bridge.kafka.client())),
         },
         "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": source_text(bridge)},
-        "lines": [_line(line) for line in bridge.lines],
-        "warnings": warnings(bridge),
+        "lines": [_line(line, document) for line in bridge.lines],
+        "warnings": warnings(bridge, document),
     }
-    shown: Plan = Document.again(bridge.file, bridge.file).shown(plan)
-    return shown
 
 
-def _line(line: Line | DownLine) -> Plan:
-    """What the file says of a line, or leaves to its defaults, and whom it meets."""
+def _line(line: Line | DownLine, document: Document) -> Plan:
+    """What the file says of a line, or leaves to its defaults, and whom it meets; in words under ``says``."""
     gateway, elsewhere = line.gateway, not line.each_gateway
-    return {
-        **line.model_dump(mode="json", by_alias=True, exclude=_OTHERWISE),
-        "brokers": [] if elsewhere else [str(broker) for broker in gateway.brokers],
-        "client_id": None if elsewhere else gateway.mqtt_client_id,
-        "kafka_topics": list(line.fixed_topics),
-        "state_dir": str(gateway.state_dir),
-        **(_uplink(line) if isinstance(line, Line) else _downlink(line)),
-    }
-
-
-def _uplink(line: Line) -> Plan:
-    gateway, promise = line.gateway, policy(line.guarantee)
-    keyed = all(route.dedupe is not None for route in line.routes)
-    at_broker = "the broker keeps its session" if gateway.acks is AckAfter.KAFKA else "the state directory is kept"
-    cost = {
-        _COST_UP[line.guarantee]: True,
-        "an acknowledgement waits for its batch in Kafka": gateway.acks is AckAfter.KAFKA,
-        "two more packets a message (QoS 2)": any(one.qos == 2 for one in gateway.subscriptions),
-        "a place in Spark's state store for each message, some 200 B": line.within,
-    }
-    writes = "records as they come" + (f", by {line.parallelism} tasks" if line.parallelism > 1 else "")
-    if promise.transactions:
-        writes = "one transaction a batch, all topics and the marker at once"
-        if line.parallelism > 1:
-            writes = f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
-    routes = [
+    plan = document.shown(
         {
-            **one.model_dump(mode="json", by_alias=True),
-            "filter": route.pattern.filter,
-            "qos": route.qos,
-            "dedupe": route.dedupe and {"key": getattr(route.dedupe, "text", route.dedupe)},
+            **line.model_dump(mode="json", by_alias=True, exclude=_OTHERWISE),
+            "brokers": [] if elsewhere else [str(broker) for broker in gateway.brokers],
+            "client_id": None if elsewhere else gateway.mqtt_client_id,
+            "kafka_topics": list(line.fixed_topics),
+            "state_dir": str(gateway.state_dir),
+            "ack_after": gateway.acks.value,
+            "subscriptions": _subscriptions(gateway),
+            "share": _share(line),
         }
-        for route, one in zip(line.routes, line.route, strict=True)
-    ]
-    return {
-        "lost": promise.lost.replace("the state directory is kept", at_broker),
-        "doubled": promise.doubled.replace(_REPEATS.get(line.guarantee, ""), "") if keyed else promise.doubled,
-        "cost": "; ".join(text for text, paid in cost.items() if paid),
-        "limits": _uplink_limits(line, keyed=keyed),
-        "replay": promise.replay,
-        "ack_after": gateway.acks.value,
-        "acks": _ACKS[gateway.acks],
-        "subscriptions": _subscriptions(gateway),
-        "routes": routes,
-        "journal_max_bytes": gateway.journal.max_bytes,
-        "writes": writes,
-        "dedupe_within": line.within,
-        "share": _share(line),
-    }
+    )
+    rows = _uplink(line, plan) if isinstance(line, Line) else _downlink(line, plan)
+    limits = _uplink_limits(line) if isinstance(line, Line) else _downlink_limits(line)
+    return {**plan, "says": {label: text for label, text in rows if text}, "limits": _holding(limits)}
 
 
 def _subscriptions(gateway: GatewaySettings) -> list[Plan]:
     return [{"filter": one.pattern, "qos": one.qos} for one in gateway.subscriptions]
 
 
-def _share(line: Line) -> Plan | None:
-    """How the line is shared; None for a line with one gateway."""
-    members = [
-        {
-            "name": one.share.member,
-            "client_id": one.mqtt_client_id,
-            "gateway": one.name,
-            "subscriptions": _subscriptions(one),
-            "state_dir": str(one.state_dir),
-        }
-        for one in line.members
+def _share(line: Line | DownLine) -> list[Plan]:
+    """The members of a line; none for a line with one gateway."""
+    return [
+        {"name": one.share.member, "client_id": one.mqtt_client_id, "subscriptions": _subscriptions(one)}
+        for one in line.each_gateway
         if one.share
     ]
-    if line.way is None:
-        return None
-    order, cost = _SHARED[line.way]
-    return {"way": line.way.value, "order": order, "cost": cost, "members": members}
 
 
-def _uplink_limits(line: Line, *, keyed: bool) -> list[str]:
-    limits = []
-    if line.guarantee is Guarantee.EXACTLY_ONCE:
-        limits.append("a consumer without isolation.level=read_committed sees aborted records too")
-        limits += [] if keyed else [_REPEATS[line.guarantee]]
-    for promise, text in _LIMITS_OF_ROUTE.items():
-        if numbers := [str(number) for number, one in enumerate(line.route, start=1) if one.promise is promise]:
-            limits.append(f"route{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {text}")
-    if line.within:
-        longer = "and longer while nothing else comes: a key must never name two messages"
-        limits.append(f"repeats are dropped for {line.within} at least, {longer}")
-        limits.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
-    limits += _LIMITS_SEVERAL if line.gateways else ()
-    if not line.each_gateway:
-        return [*limits, *_LIMITS_ELSEWHERE, *_LIMITS_UP]
-    if line.gateway.acks is AckAfter.KAFKA:
-        rests_on = "while Kafka is down no more than the broker's window is received: its queue has to hold the rest"
-    else:
-        machine = "the machine of a member" if line.members else "the machine that holds state_dir"
-        rests_on = f"{machine} holds what was acknowledged and is not yet in Kafka"
-    return [*limits, rests_on, *_LIMITS_UP]
+def _keyed(line: Line) -> bool:
+    return all(route.dedupe is not None for route in line.routes)
 
 
-def _downlink(line: DownLine) -> Plan:
-    once = line.guarantee is Guarantee.EXACTLY_ONCE
-    limits = ["a subscriber with QoS 0 or 1 may lose or double what the broker got once"] if once else []
-    return {
-        "lost": policy(line.guarantee).lost.replace("from the broker's hand-over on", "from Kafka to the broker"),
-        "doubled": _DOUBLED_DOWN[line.guarantee],
-        "cost": _COST_DOWN[line.guarantee] + ("; a transaction a batch" if line.transacts else ""),
-        "limits": [*limits, *_LIMITS_DOWN],
-        "outbox_max_bytes": line.gateway.outbox.max_bytes if line.gateway.outbox else None,
+def _uplink(line: Line, plan: Plan) -> Iterator[tuple[str, str | list[str]]]:
+    """What an uplink does, row by row."""
+    gateway, promise, members = line.gateway, policy(line.guarantee), plan["share"]
+    after_kafka = gateway.acks is AckAfter.KAFKA
+    yield "gateways", plan["gateways"]
+    if line.each_gateway:  # what the gateways of this file take in, and where
+        yield from _broker(plan)
+        yield "share", f"{line.way}   order {'; '.join(_SHARED[line.way])}" if line.way else ""
+        yield "member", [f"{one['name']}   client id {one['client_id']}   {_filters(one)}" for one in members]
+        yield "filters", "" if members else _filters(plan)
+    for number, route in enumerate(plan["route"], start=1):
+        yield f"route {number}", _route(route, route["dedupe"] or plan["dedupe"])
+    yield "acks", _ACKS[gateway.acks] if line.each_gateway else ""
+    several = line.parallelism > 1
+    writes = "records as they come" + f", by {line.parallelism} tasks" * several
+    if promise.transactions:
+        writes = "one transaction a batch, all topics and the marker at once"
+        if several:
+            writes = f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
+    yield "kafka", f"{writes}   {_dead_letters(plan)}"
+    yield "replay", f"a batch that a crash interrupted is {promise.replay}"
+    kept = "the state directory is kept"
+    yield "lost", promise.lost.replace(kept, "the broker keeps its session") if after_kafka else promise.lost
+    yield "doubled", promise.doubled.replace(_REPEATS.get(line.guarantee, ""), "") if _keyed(line) else promise.doubled
+    cost = {
+        _COST_UP[line.guarantee]: True,
+        "an acknowledgement waits for its batch in Kafka": after_kafka,
+        "two more packets a message (QoS 2)": any(one.qos == 2 for one in gateway.subscriptions),
+        "a place in Spark's state store for each message, some 200 B": line.within,
     }
+    yield "cost", "; ".join(_holding(cost))
+    where = "checkpoint and identity; the messages wait at the gateways"
+    yield "state", f"{plan['state_dir']}   {where if line.gateways else _room('journal', gateway.journal.max_bytes)}"
+
+
+def _uplink_limits(line: Line) -> Conditions:
+    once, elsewhere = line.guarantee is Guarantee.EXACTLY_ONCE, not line.each_gateway
+    after_kafka = line.gateway.acks is AckAfter.KAFKA
+    machine = "the machine of a member" if line.members else "the machine that holds state_dir"
+    lost, doubled = (_numbers(line, promise) for promise in (Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE))
+    return {
+        "a consumer without isolation.level=read_committed sees aborted records too": once,
+        _REPEATS[Guarantee.EXACTLY_ONCE]: once and not _keyed(line),
+        f"{lost}: a message is lost before it is in the journal, or in Kafka once": lost,
+        f"{doubled}: a message comes twice where the broker sends it again": doubled,
+        f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
+        "a key must never name two messages": line.within,
+        f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it": line.within,
+        "a device's messages are in order as long as they come by one gateway": line.gateways,
+        "a gateway that is away holds back its own messages only; a batch that was begun with them waits for it": (
+            line.gateways
+        ),
+        "each gateway has settings of its own: what it acknowledges when, and up to how much it keeps, is said there": (
+            elsewhere
+        ),
+        "the machine of a gateway holds what it acknowledged before Kafka had it": elsewhere,
+        "while Kafka is down no more than the broker's window is received: its queue has to hold the rest": (
+            after_kafka and not elsewhere
+        ),
+        f"{machine} holds what was acknowledged and is not yet in Kafka": not (after_kafka or elsewhere),
+        _BROKERS_STORE: True,
+        "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took": True,
+    }
+
+
+def _numbers(line: Line, promise: Guarantee) -> str:
+    """The routes that promise this, less than their line; "" for none."""
+    numbers = [str(number) for number, one in enumerate(line.route, start=1) if one.promise is promise]
+    return f"route{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
+
+
+def _downlink(line: DownLine, plan: Plan) -> Iterator[tuple[str, str | list[str]]]:
+    """What a downlink does, row by row."""
+    read, topic, start = plan["from"], plan["topic"], plan["starting_offsets"]
+    names = ", ".join([read] if isinstance(read, str) else read)
+    source = f"topics like {read['pattern']}" if isinstance(read, dict) else names
+    topic = f"SQL {topic['sql']}" if isinstance(topic, dict) else topic
+    start = start if isinstance(start, str) else "as listed"
+    parts = {
+        f"mqtt:{_cut(topic)}": True,
+        f"QoS {line.qos}": True,
+        f"properties {line.properties}": True,
+        f"where {_cut(plan['where'] or '')}": line.where,
+        f"transform {line.transform}": line.transform,
+    }
+    yield "kafka", f"{source}   {line.isolation_level}   from {start}   {_WORDS[line.on_data_loss]}"
+    yield from _broker(plan)
+    yield "publish", "   ".join(_holding(parts))
+    yield "confirm", f"{_WORDS[line.confirm]}   {_dead_letters(plan)}"
+    yield "text", _WORDS[line.control_characters]
+    yield "replay", "a batch that a crash interrupted is served again; what is in the outbox stays out"
+    yield "lost", policy(line.guarantee).lost.replace("from the broker's hand-over on", "from Kafka to the broker")
+    yield "doubled", _DOUBLED_DOWN[line.guarantee]
+    yield "cost", _COST_DOWN[line.guarantee] + ("; a transaction a batch" if line.transacts else "")
+    outbox = line.gateway.outbox
+    yield "state", f"{plan['state_dir']}   {_room('outbox', outbox.max_bytes if outbox else None)}"
+
+
+def _downlink_limits(line: DownLine) -> Conditions:
+    return {
+        "a subscriber with QoS 0 or 1 may lose or double what the broker got once": (
+            line.guarantee is Guarantee.EXACTLY_ONCE
+        ),
+        _BROKERS_STORE: True,
+        "the machine that holds state_dir holds what was taken and is not yet delivered": True,
+        "Kafka deletes by retention whether a line has read it or not": True,
+    }
+
+
+def _filters(one: Plan) -> str:
+    return "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in one["subscriptions"])
+
+
+def _cut(sql: str, most: int = 100) -> str:
+    """The beginning of a long expression."""
+    return sql if len(sql) <= most else f"{sql[: most - 3]}..."
+
+
+def _broker(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "broker", f"{', then '.join(plan['brokers'])}   client id {plan['client_id']}"
+
+
+def _dead_letters(plan: Plan) -> str:
+    return f"dead letters to {plan['dead_letter_topic']}" if plan["dead_letter_topic"] else "no dead letters"
+
+
+def _room(store: str, most: int | None) -> str:
+    return f"{store} up to {f'{most:,} B' if most else 'the disk'}"
+
+
+def _holding(texts: Conditions) -> list[str]:
+    return [text for text, holds in texts.items() if holds]
+
+
+def _route(route: Plan, dedupe: Plan | None) -> str:
+    parts = {
+        f"{route['from']} → kafka:{route['topic']}": True,
+        route["promise"]: route["promise"],
+        "no key" if route["key"] is None else f"key {route['key']}": True,
+        f"headers {', '.join(route['headers'])}": route["headers"],
+        "no MQTT properties": route["properties"] == "none",
+        f"where {_cut(route['where'] or '')}": route["where"],
+        f"else kafka:{route['fallback_topic']}": route["fallback_topic"],
+        "key required": route["key_required"],
+        f"repeats by {(dedupe or {}).get('key')}": dedupe,
+    }
+    return "   ".join(_holding(parts))
 
 
 # -- warnings --------------------------------------------------------------------------------------------------------
 
 
-def warnings(bridge: Bridge) -> list[str]:
+def warnings(bridge: Bridge, document: Document) -> list[str]:
     """What is allowed and yet deserves a thought."""
-    document = Document.again(bridge.file, bridge.file)
     texts = [f"insecure: [kafka] {text}" for text in insecurities(bridge.kafka.client())]
     lines: dict[str, list[str]] = {}
     for line in bridge.lines:
@@ -331,94 +383,12 @@ def render(plan: Plan) -> str:
     for line in lines:
         down = line["direction"] == "down"
         out += ["", f'▸ line "{line["name"]}"   {line["guarantee"]}{"   Kafka → MQTT" if down else ""}']
-        out += [f"  {label:9} {text}" for label, text in (_down_rows if down else _up_rows)(line)]
+        for label, said in line["says"].items():
+            first, *others = [said] if isinstance(said, str) else said
+            out += [f"  {label:9} {first}", *(f"  {'':9} {text}" for text in others)]
     out += ["", "What no promise covers:"]
     for text in dict.fromkeys(text for line in lines for text in line["limits"]):
         names = [line["name"] for line in lines if text in line["limits"]]  # said where it is not true of all
         out.append(f"  limit     {', '.join(names) + ': ' if len(names) < len(lines) else ''}{text}")
     out += ["", f"Nothing was contacted. Run it:   towline run {plan['file']}"]
     return "\n".join(map(printable, out)) + "\n"
-
-
-def _up_rows(line: Plan) -> Iterator[tuple[str, str]]:
-    for number, place in enumerate(line["gateways"]):
-        yield "" if number else "gateways", place
-    elsewhere = line["gateways"] and not line["share"]
-    if not elsewhere:  # what the gateways of this file take in, and where
-        yield _broker(line)
-    if share := line["share"]:
-        yield "share", f"{share['way']}   order {share['order']}; {share['cost']}"
-        for one in share["members"]:
-            yield "member", f"{one['name']}   client id {one['client_id']}   {_filters(one)}"
-    elif not elsewhere:
-        yield "filters", _filters(line)
-    for number, route in enumerate(line["routes"], start=1):
-        yield f"route {number}", _route(route)
-    if not elsewhere:
-        yield "acks", line["acks"]
-    yield "kafka", f"{line['writes']}   {_dead_letters(line)}"
-    yield "replay", f"a batch that a crash interrupted is {line['replay']}"
-    yield from _promise(line, "journal")
-
-
-def _down_rows(line: Plan) -> Iterator[tuple[str, str]]:
-    read, topic, start = line["from"], line["topic"], line["starting_offsets"]
-    source = f"topics like {read['pattern']}" if isinstance(read, dict) else _listed(read)
-    start = start if isinstance(start, str) else "as listed"
-    topic = _cut(f"SQL {topic['sql']}" if isinstance(topic, dict) else topic)
-    parts = [f"mqtt:{topic}", f"QoS {line['qos']}", f"properties {line['properties']}"]
-    parts += [f"where {_cut(line['where'])}"] if line["where"] else []
-    parts += [f"transform {line['transform']}"] if line["transform"] else []
-    yield "kafka", f"{source}   {line['isolation_level']}   from {start}   {_WORDS[line['on_data_loss']]}"
-    yield _broker(line)
-    yield "publish", "   ".join(parts)
-    yield "confirm", f"{_WORDS[line['confirm']]}   {_dead_letters(line)}"
-    yield "text", _WORDS[line["control_characters"]]
-    yield "replay", "a batch that a crash interrupted is served again; what is in the outbox stays out"
-    yield from _promise(line, "outbox")
-
-
-def _filters(one: Plan) -> str:
-    return "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in one["subscriptions"])
-
-
-def _listed(names: str | list[str]) -> str:
-    return names if isinstance(names, str) else ", ".join(names)
-
-
-def _cut(sql: str, most: int = 100) -> str:
-    """The beginning of a long expression."""
-    return sql if len(sql) <= most else f"{sql[: most - 3]}..."
-
-
-def _broker(line: Plan) -> tuple[str, str]:
-    return "broker", f"{', then '.join(line['brokers'])}   client id {line['client_id']}"
-
-
-def _dead_letters(line: Plan) -> str:
-    return f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"
-
-
-def _promise(line: Plan, store: str) -> Iterator[tuple[str, str]]:
-    """What it promises, what that costs, and where the journal or outbox is."""
-    yield from ((key, line[key]) for key in ("lost", "doubled", "cost"))
-    most = line[f"{store}_max_bytes"]
-    where = f"{store} up to {f'{most:,} B' if most else 'the disk'}"
-    if line.get("gateways"):
-        where = "checkpoint and identity; the messages wait at the gateways"
-    yield "state", f"{line['state_dir']}   {where}"
-
-
-def _route(route: Plan) -> str:
-    parts = {
-        f"{route['from']} → kafka:{route['topic']}": True,
-        route["promise"]: route["promise"],
-        "no key" if route["key"] is None else f"key {route['key']}": True,
-        f"headers {', '.join(route['headers'])}": route["headers"],
-        "no MQTT properties": route["properties"] == "none",
-        f"where {_cut(route['where'] or '')}": route["where"],
-        f"else kafka:{route['fallback_topic']}": route["fallback_topic"],
-        "key required": route["key_required"],
-        f"repeats by {(route['dedupe'] or {}).get('key')}": route["dedupe"],
-    }
-    return "   ".join(text for text, holds in parts.items() if holds)
