@@ -29,6 +29,7 @@ __all__ = [
     "Option",
     "OptionText",
     "directory",
+    "host_port",
     "label",
     "options_of",
     "parts",
@@ -271,11 +272,19 @@ def parts(text: str, of: str, example: str, kinds: Any = str) -> list[Any]:
 
 
 def size(text: str) -> int:
-    """Read a size: ``1048576``, ``512m``, ``2g`` (powers of 1024, as Spark's own sizes)."""
-    match = re.fullmatch(r"([0-9]{1,15}) ?([kmgt]?)i?b?", text.lower())
+    """Read bytes: ``1048576``, ``20 GB`` (powers of 1000), ``20 GiB``, or ``20g`` as Spark's own sizes (of 1024)."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?) ?([kmgt]?)(i?b?)", text.strip().lower())
     if not match:
-        raise ValueError("must be a size such as 1048576, 512m or 2g")
-    return int(match[1]) << (10 * " kmgt".index(match[2] or " "))
+        raise ValueError('must be a size; write bytes as a number, or as "20 GB", "512 MiB" or 512m')
+    return int(float(match[1]) * (1000 if match[3] == "b" else 1024) ** " kmgt".index(match[2] or " "))
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT`` to listen on, an address of IP version 6 in brackets, or a port of 127.0.0.1 alone."""
+    match = re.fullmatch(r"(?:(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):)?([0-9]{1,5})", text.strip())
+    if not match or int(match[2]) > 0xFFFF:
+        raise ValueError('it is no address to listen on; write it as "127.0.0.1:9464"')
+    return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
 
 
 def path(text: str) -> str:

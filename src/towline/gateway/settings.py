@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from towline.delivery.receipts.payload import PREFIX
 from towline.errors import ConfigError
@@ -22,7 +22,7 @@ from towline.mqtt.events import Filter
 from towline.mqtt.filters import overlapping
 from towline.mqtt.rules import filter_problem
 from towline.net.settings import BrokerConnection, Brokers, MqttSettings
-from towline.options import OptionText, label, parts
+from towline.options import OptionText, host_port, label, parts
 from towline.validation import SettingsModel
 
 
@@ -143,8 +143,13 @@ class ReceiptSettings(SettingsModel):
     keep_s: Annotated[float, Field(ge=60)] = 30 * 86400
 
 
-#: ``HOST:PORT``, an address of IP version 6 in brackets.
-_ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+def _address(value: str) -> str:
+    host_port(value)
+    return value.strip() if ":" in value else f"127.0.0.1:{value.strip()}"
+
+
+#: ``HOST:PORT``.
+ListenAddress = Annotated[str, AfterValidator(_address)]
 _NEEDED: Final = ("cert_file", "key_file", "token_file")
 
 
@@ -155,14 +160,14 @@ class ListenSettings(SettingsModel):
     which the rights of a file protect and which needs neither.
 
     Attributes:
-        address: ``HOST:PORT`` to listen on; ``0.0.0.0`` or ``[::]`` for every address of the machine, port 0 for one
-            that is free.
+        address: ``HOST:PORT`` to listen on, or a port of 127.0.0.1 alone; ``0.0.0.0`` or ``[::]`` for every address of
+            the machine, port 0 for one that is free.
         cert_file: Certificate chain of the gateway (PEM).
         key_file: Its private key (PEM).
         token_file: Tokens, one a line; each of them lets a client in, so that one can be replaced without a stop.
     """
 
-    address: str
+    address: ListenAddress
     cert_file: Path
     key_file: Path
     token_file: Path
@@ -172,16 +177,9 @@ class ListenSettings(SettingsModel):
     def _secured(cls, value: Any) -> Any:
         missing = [name for name in _NEEDED if not value.get(name)] if isinstance(value, Mapping) else []
         if missing:
-            raise ValueError(f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing")
+            what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
+            raise ValueError(f"{what}; add it, in a bridge file to [gateway], or remove listen")
         return value
-
-    @field_validator("address")
-    @classmethod
-    def _parsed(cls, value: str) -> str:
-        match = _ADDRESS.fullmatch(value.strip())
-        if match is None or int(match["port"]) > 65535:
-            raise ValueError("it is HOST:PORT")
-        return value.strip()
 
     @property
     def location(self) -> str:
@@ -288,7 +286,8 @@ class GatewaySettings(MqttSettings):
         if table.persistent and self.session_expiry_s == 0:
             yield f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
         if self.acks not in table.acks:
-            yield f"guarantee {self.guarantee} needs ack_after {' or '.join(table.acks)}, not {self.acks}"
+            wanted = " or ".join(table.acks)
+            yield f"guarantee {self.guarantee} needs ack_after {wanted}, not {self.acks}; change one of the two"
         if self.receipts is not None and not table.serves_again:
             yield f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} gives messages up"
         if pair := next(overlapping(self.single), None):

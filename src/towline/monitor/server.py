@@ -38,7 +38,6 @@ from uvicorn.server import ServerState
 from towline import files
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.tables import read_address
 from towline.bridge.runtime.state import pause, request_restart, resume
 from towline.bridge.runtime.status import collect_bridge
 from towline.errors import ConfigError, GatewayError, TowlineError, did_you_mean
@@ -46,6 +45,7 @@ from towline.gateway.access import TokenFile
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.gateway import GatewayMonitor
 from towline.monitor.table import TableCollector, build
+from towline.options import host_port
 from towline.threads import guarded_thread
 
 #: Answers at once.
@@ -98,7 +98,7 @@ async def _accept(listener: socket.socket, config: Config, closed: threading.Eve
 
 def _listener(address: str) -> socket.socket:
     try:
-        host, port = read_address(address)
+        host, port = host_port(address)
     except ValueError as error:
         raise ConfigError(
             "TL-C145", "--metrics", f'"{address}": {error}', "A port alone is one of 127.0.0.1."

@@ -89,7 +89,7 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
         *(("[[downlink]]\n", f'[[downlink]]\nfields = {{ "{name}" = "1" }}\n', f'bridge.toml:6  downlink "commands": "{shown}" can\'t name a field. Take small letters, digits and _, and no column\'s name.   [TL-C05]') for name, shown in [("key", "key"), ("fault", "fault"), ("A", "A"), ("a\\n", "a\\x0a")]),
         ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:6  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C05]'),
         ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: letters, digits, dots, _ and - only. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
-        ("[[downlink]]\n", "[[downlink]]\nmqtt = { session_expiry_s = 0 }\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
+        ("[[downlink]]\n", "[[downlink]]\nmqtt = { session_expiry_s = 0 }\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once needs a session that outlives the connection. Raise session_expiry_s.   [TL-C12]'),
         ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line, or a member of one, is "commands" too. Rename one.   [TL-C18]'),
     ],
 )  # fmt: skip

@@ -102,7 +102,7 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
         ("/server.", "/over.", "cert_file: the certificate is over."),
         ("pki/token", "pki/open", "token_file: no file of tokens: every user of this machine may read or write it."),
         ("pki/token", "pki/short", "a token has at least 16 letters, digits and signs"),
-        ('listen = "0.0.0.0:8815"', 'listen = "8815"', "it is HOST:PORT"),
+        ('listen = "0.0.0.0:8815"', 'listen = "host"', "it is no address to listen on"),
         ('token_file = "pki/token"\n', "", "has TLS and a token, and token_file is missing."),
         (
             'token_file = "pki/token"',

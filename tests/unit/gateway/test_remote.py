@@ -264,13 +264,18 @@ def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
         ({"address": "0.0.0.0:8815"}, "cert_file and key_file and token_file is missing"),
         ({"address": "h:1", "cert_file": "c", "key_file": "k"}, "token_file is missing"),
         ({"address": "127.0.0.1:8815", "token_file": "t"}, "cert_file and key_file is missing"),
-        ({"address": "8815", "cert_file": "c", "key_file": "k", "token_file": "t"}, "HOST:PORT"),
-        ({"address": "h:99999", "cert_file": "c", "key_file": "k", "token_file": "t"}, "HOST:PORT"),
+        ({"address": "host", "cert_file": "c", "key_file": "k", "token_file": "t"}, "it is no address to listen on"),
+        ({"address": "h:99999", "cert_file": "c", "key_file": "k", "token_file": "t"}, "it is no address to listen on"),
     ],
 )
 def test_what_listens_has_tls_and_a_token_or_does_not(given: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ListenSettings.model_validate(given)
+
+
+def test_a_port_alone_is_one_of_loopback() -> None:
+    files = {"cert_file": "c", "key_file": "k", "token_file": "t"}
+    assert ListenSettings.model_validate({"address": "8815", **files}).location == "grpc+tls://127.0.0.1:8815"
 
 
 def test_a_reader_on_a_network_sends_signs_of_life(far: Remote, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.tables import read_address
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import ConfigError
 from towline.monitor.serving import bridge_endpoint, gateway_endpoint
+from towline.options import host_port
 
 
 def bridge(tmp_path: Path, monitor: str = "") -> Bridge:
@@ -42,7 +42,7 @@ route = [{{ from = "#", topic = "t" }}]
     ],
 )
 def test_an_address(text: str, address: tuple[str, int]) -> None:
-    assert read_address(text) == address
+    assert host_port(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":9464", "1:2:3", "host:65536", "http://h:1", "h:1/x"])

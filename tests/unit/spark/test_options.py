@@ -14,6 +14,7 @@ from towline.gateway.settings import GatewaySettings, subscriptions
 from towline.guarantee import AckAfter
 from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls
+from towline.options import size
 from towline.spark.link import GatewayPlace
 from towline.spark.options import (
     DEFAULT_MAX_BYTES,
@@ -312,7 +313,10 @@ MISTAKES = [
     ({"tlsInsecure": "maybe"}, 'option "tlsInsecure" = "maybe": must be true or false.   [TL-C21]'),
     (
         {"journalMaxBytes": "lots"},
-        'option "journalMaxBytes" = "lots": must be a size such as 1048576, 512m or 2g.   [TL-C21]',
+        (
+            'option "journalMaxBytes" = "lots": must be a size. Write bytes as a number, or as "20 GB", "512 MiB" '
+            "or 512m.   [TL-C21]"
+        ),
     ),
     (
         {"journalMaxBytes": "5"},
@@ -528,3 +532,26 @@ def test_partitions_are_as_sparks_kafka_source_names_them() -> None:
             several(**{name: "0"})
     with pytest.raises(ConfigError, match=r"belongs to the option gateways.*TL-C23"):
         parse(removedGateways="g3")
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("1048576", 1 << 20),
+        ("512m", 512 << 20),
+        ("2g", 2 << 30),
+        ("512 MiB", 512 << 20),
+        ("20 GB", 20 * 1000**3),
+        ("1.5kB", 1500),
+        (" 1 T ", 1 << 40),
+    ],
+)
+def test_a_size_is_the_same_on_every_face(text: str, read: int) -> None:
+    """Bytes, or a unit: with a B of 1000 or, with an i, of 1024; without one of 1024, as Spark's own sizes."""
+    assert size(text) == read
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1 2", "5 XB", "1e3"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match='"20 GB", "512 MiB" or 512m'):
+        size(text)

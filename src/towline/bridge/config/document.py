@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from towline.errors import ConfigError, ConfigErrors, did_you_mean, explanations
 from towline.net.endpoint import Endpoint
+from towline.options import size
 from towline.validation import requirement
 
 if TYPE_CHECKING:
@@ -407,7 +408,7 @@ def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
         what, do = sentence(error["ctx"]["error"])
         if what.startswith("must "):  # of a type that several keys have
             what, do = f'"{key}" {what}', do or "Correct the value."
-        return "TL-C05", what, do
+        return "TL-C12" if what.startswith("guarantee ") else "TL-C05", what, do
     if kind == "string_pattern_mismatch":
         what = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
         return "TL-C03", what, "Rename it."
@@ -422,8 +423,6 @@ def sentence(error: ValueError | str, otherwise: str = "") -> tuple[str, str]:
 
 # -- values ----------------------------------------------------------------------------------------------------------
 
-_SIZE: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
-_UNITS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
 #: Tables whose keys are the user's, or another program's.
 _OPEN: Final = frozenset({"fields", "headers", "settings", "conf"})
 #: Tables whose keys are ours: in those of a profile's parameters nothing is a size or a file.
@@ -476,13 +475,12 @@ class FileValues:
         return self._there(text, path, key, do or "Write the secret into it, mode 0600.", file=True)
 
     def _size(self, text: str, path: KeyPath) -> int:
-        """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
-        if not (match := _SIZE.match(text)):
-            do = 'Write bytes as a number, or as "20 GB" or "512 MiB".'
-            self._mistakes.add("TL-C03", path, f'"{path[-1]}" must be a size', do)
+        try:
+            return size(text)
+        except ValueError as error:
+            what, do = sentence(error)
+            self._mistakes.add("TL-C03", path, f'"{path[-1]}" {what}', do)
             return 1 << 30
-        unit = match[2].removesuffix("B")
-        return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
 
     def _there(self, text: str, path: KeyPath, key: str, do: str, *, file: bool = False) -> str:
         """The path of what must be there, a ``file`` or a directory too [design section 10]."""

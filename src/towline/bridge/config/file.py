@@ -22,6 +22,7 @@ from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import CHECKPOINT, Bridge, DownLine, Line
 from towline.bridge.config.profiles import Profile, graft, profile_of, shipped
 from towline.bridge.config.rules import (
+    MQTT,
     ROOT,
     Violation,
     cluster_problems,
@@ -30,7 +31,6 @@ from towline.bridge.config.rules import (
     gateway_problems,
     line_problems,
     member_problems,
-    mqtt_problems,
     route_problems,
 )
 from towline.bridge.config.subscriptions import SubscribedRoute, repeatable, restricted, subscriptions
@@ -50,6 +50,7 @@ from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.identity import MEMBERS
 from towline.gateway.settings import GatewaySettings, ListenSettings, ShareSettings, ShareWay
 from towline.guarantee import AckAfter, policy
+from towline.net.settings import MqttSettings
 from towline.spark.cadence import DEFAULT_DELAY_MS
 from towline.spark.session import is_cluster
 
@@ -57,6 +58,8 @@ from towline.spark.session import is_cluster
 _OWNED: Final = frozenset(
     ["bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks", "isolation.level"]
 )
+#: Keys of a line and of the tables around it that its gateway is told under the same name.
+_CONNECTION: Final = frozenset([*MqttSettings.model_fields, "ack_after", "listen", "receipts"])
 #: Milliseconds that a gateway waits for more after a moment of silence, on a line whose batches rest longer.
 _LINGER_MS: Final = 20.0
 #: In place of a table or key with mistakes, so that what it has to do with others is looked at all the same.
@@ -142,9 +145,16 @@ class _Reader:
         of_base = self._document.subject((*base, ""))
         for code, key, what, *do in problems:
             elsewhere = key[:1] == (ROOT,)
-            place = key[1:] if elsewhere else (*base, *key)
-            self._mistakes.add(code, place, what, *do, subject=of_base if elsewhere and base else None)
+            place = key[1:] if elsewhere else self._said(base, str(key[1])) if key[:1] == (MQTT,) else (*base, *key)
+            self._mistakes.add(code, place, what, *do, subject=of_base if place[: len(base)] != base else None)
         return bool(problems)
+
+    def _said(self, line: KeyPath, *names: str) -> KeyPath:
+        """Where the first of these settings of a line's connection is said: in its table, or for all lines."""
+        around = (line, (*line, "mqtt"), ("mqtt",), ("gateway",))
+        places = ((*table, name) for name in names if name in _CONNECTION for table in around)
+        nowhere = ("mqtt", "brokers") if "brokers" in names else line
+        return next((place for place in places if self._document.value(place) is not None), nowhere)
 
     # -- profiles and tables
 
@@ -266,11 +276,7 @@ class _Reader:
         files = {name: getattr(section, name) for name in LISTENING}
         own = [table.get("listen") for _, _, table in self._line_tables()]
         listens = section.listen is not None or any(isinstance(one, str) for one in own)
-        missing = [name for name, file in files.items() if file is None]
-        if listens and missing:
-            what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
-            self._mistakes.add("TL-C02", ("gateway", "listen"), what, "Add it to [gateway], or remove listen.")
-        elif listens and all(file.is_file() for file in files.values()):  # else noted
+        if listens and all(file is not None and file.is_file() for file in files.values()):  # else it is noted
             with self._noting("gateway"):
                 ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **files}))
         for table, tokens in (("gateway", section.token_file), ("monitor", monitor.token_file)):
@@ -333,35 +339,33 @@ class _Reader:
             "repeatable": repeatable(routes, [one.pattern for one in filters]),
             "journal": table.journal,
             "receipts": table.receipts,
-            "ack_after": table.ack_after if table.ack_after in policy(table.guarantee).acks else None,
+            "ack_after": table.ack_after,
             "checkpoint": str(self._state_dir / table.name / CHECKPOINT),
             "linger_after_silence_ms": _LINGER_MS if delay_ms else 0.0,
         }
         if table.gateways and not table.member:  # they run elsewhere: nothing is reached, and nothing listens here
             own |= {"brokers": "mqtt://x", "listen": None}
-        gateway, origins = self._gateway(path, table, own)
-        if gateway is None:
+        if (gateway := self._gateway(path, table, own)) is None:
             return None
         members = []
         if not self._note(member_problems(table, gateway), path):
             for number in range(len(table.member)):
                 values = self._member(table, number, gateway, routes)
-                members.append(self._settings(values, (*path, "member", number), origins))
+                members.append(self._settings(values, (*path, "member", number)))
         resolved = {
             "gateway": gateway,
             "members": [one for one in members if one],
             "max_trigger_delay_ms": delay_ms,
             "dead_letter_topic": dead_letter_topic(table, self._tables),
         }
-        line = Line.model_validate({**_said(table, UplinkSection), **resolved})
-        self._note(gateway_problems(line, routes, origins), path)
+        line = Line.model_validate({**_fields(table, UplinkSection), **resolved})
+        self._note(gateway_problems(line, routes), path)
         return line
 
     def _downlink(self, path: KeyPath, table: DownlinkTable) -> DownLine | None:
         checkpoint = str(self._state_dir / table.name / CHECKPOINT)
         own = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
-        gateway, origins = self._gateway(path, table, own)
-        if gateway is None:
+        if (gateway := self._gateway(path, table, own)) is None:
             return None
         topic = dead_letter_topic(table, self._tables)
         resolved = {
@@ -370,24 +374,16 @@ class _Reader:
             "qos": policy(table.guarantee).publish_qos if table.qos is None else table.qos,
             "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
         }
-        line = DownLine.model_validate({**_said(table, DownlinkSection), **resolved})
-        self._note(gateway_problems(line, (), origins), path)
+        line = DownLine.model_validate({**_fields(table, DownlinkSection), **resolved})
+        self._note(gateway_problems(line, ()), path)
         return line
 
     def _gateway(
         self, path: KeyPath, table: UplinkTable | DownlinkTable, own: Mapping[str, Any]
-    ) -> tuple[GatewaySettings | None, dict[str, KeyPath]]:
-        """What the line's gateway is told, and where in the file each of its keys is said."""
-        mqtt: dict[str, Any] = {}
-        origins: dict[str, KeyPath] = {key: ("mqtt", key) for key in ("brokers", "follow_redirects")}
-        origins |= {"listen": (*path, "listen") if table.listen else ("gateway", "listen")}
-        origins |= {"receipts": (*path, "receipts")}
-        for place, section in ((("mqtt",), self._tables.mqtt), ((*path, "mqtt"), table.mqtt)):
-            mqtt |= {key: getattr(section, key) for key in section.model_fields_set}
-            origins |= {key: (*place, key) for key in section.model_fields_set}
-        for key, problem in mqtt_problems(table.guarantee, mqtt, origins):
-            self._note([problem], path)
-            mqtt.pop(key)
+    ) -> GatewaySettings | None:
+        """What the line's gateway is told; None where that has mistakes."""
+        said = (self._tables.mqtt, table.mqtt)
+        mqtt = {key: getattr(section, key) for section in said for key in section.model_fields_set}
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
         values = {
             "client_id": f"{prefix}-{table.name}",
@@ -398,19 +394,18 @@ class _Reader:
             "listen": self._listen(table),
             **own,
         }
-        return self._settings(values, path, origins), origins
+        return self._settings(values, path)
 
-    def _settings(
-        self, values: Mapping[str, Any], path: KeyPath, origins: Mapping[str, KeyPath]
-    ) -> GatewaySettings | None:
+    def _settings(self, values: Mapping[str, Any], path: KeyPath) -> GatewaySettings | None:
         """Settings of a gateway; None where they have mistakes, each at the key that it is of, or names first."""
         try:
             return GatewaySettings.model_validate(values)
         except ValidationError as error:
             for one in error.errors():
                 words = [str(one["loc"][0])] if one["loc"] else re.findall(r"\w+", re.sub('".*?"', "", one["msg"]))
-                place = next((origins[word] for word in words if word in origins), (*path, *one["loc"][:1]))
-                self._mistakes.add_details([one], GatewaySettings, place[:-1] if one["loc"] else place)
+                place = self._said(path[:2], *words)
+                at = (*path, *one["loc"][:1]) if place == path[:2] else place
+                self._mistakes.add_details([one], GatewaySettings, at[:-1] if one["loc"] else at)
             return None
 
     def _member(
@@ -424,7 +419,7 @@ class _Reader:
         taken = tuple(replace(one, pattern=f"{prefix}/{one.pattern}") for one in every)
         taken = restricted(member.filters, every) if way is ShareWay.FILTERS else taken
         return {
-            **_said(gateway, GatewaySettings),
+            **_fields(gateway, GatewaySettings),
             "name": f"{gateway.name}-{member.name}",
             "client_id": share.id_of(member.name),
             "state_dir": gateway.state_dir / MEMBERS / member.name,
@@ -434,15 +429,12 @@ class _Reader:
         }
 
     def _listen(self, table: UplinkTable | DownlinkTable) -> dict[str, object] | None:
-        """Where its gateway listens on a network; None for nowhere, and where what that needs is missing and noted."""
+        """Where its gateway listens on a network; None for nowhere."""
         section = self._tables.gateway
-        files = {name: getattr(section, name) for name in LISTENING}
         address = section.listen if table.listen is None else table.listen
-        if not isinstance(address, str) or None in files.values():
-            return None
-        return {"address": address, **files}
+        return {"address": address, **{name: getattr(section, name) for name in LISTENING}} if address else None
 
 
-def _said(table: Any, section: type[BaseModel]) -> dict[str, Any]:
+def _fields(table: Any, section: type[BaseModel]) -> dict[str, Any]:
     """What a table says of a section, as that is made."""
     return {field.alias or name: getattr(table, name) for name, field in section.model_fields.items()}

@@ -42,6 +42,8 @@ _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _LONGEST_NAME: Final = 64
 #: Begins a key that stands elsewhere than in the table that a rule looks at.
 ROOT: Final = ""
+#: Begins a key of a line's connection: it stands in the line's own ``mqtt``, or in that of all lines.
+MQTT: Final = "mqtt"
 #: Code, key from the table that the rule looks at (after `ROOT` from the root of the file), what is wrong, and
 #: what to do where the code's explanation is too wide for it.
 Violation: TypeAlias = tuple[str, KeyPath, str] | tuple[str, KeyPath, str, str]
@@ -136,29 +138,9 @@ _IDLE: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeTable], bool], s
 )
 #: Keys of which a guarantee takes some values alone: what it does with them, and the values.
 _PROMISED: Final = (
-    ("ack_after", "acknowledges after", "acks"),
     ("qos", "publishes with QoS", "publish_levels"),
     ("isolation_level", "reads", "isolations"),
 )
-
-
-def mqtt_problems(
-    guarantee: Guarantee, mqtt: Mapping[str, Any], origins: Mapping[str, KeyPath]
-) -> Iterator[tuple[str, Violation]]:
-    """What a line says to its broker by ``[mqtt]`` and its own ``mqtt`` together, and can't, by its key.
-
-    Args:
-        guarantee: Of the line.
-        mqtt: What it says.
-        origins: Where each key is said.
-    """
-    if mqtt.get("session_expiry_s") == 0 and policy(guarantee).persistent:
-        what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
-        do, key = "Raise it; without the key it is for ever.", "session_expiry_s"
-        yield key, ("TL-C12", (ROOT, *origins[key]), what, do)
-    if "tls" in mqtt and mqtt.get("brokers") and not any(broker.tls for broker in mqtt["brokers"]):
-        what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
-        yield "tls", ("TL-C17", (ROOT, *origins["tls"]), what)
 
 
 def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Iterator[Violation]:
@@ -231,24 +213,24 @@ def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Vio
                 yield "TL-C124", (*key, at), what
 
 
-def gateway_problems(
-    line: Line | DownLine, routes: Sequence[SubscribedRoute], origins: Mapping[str, KeyPath]
-) -> Iterator[Violation]:
+def gateway_problems(line: Line | DownLine, routes: Sequence[SubscribedRoute]) -> Iterator[Violation]:
     """What contradicts a line's promise in what its gateways are told; keys are the line's.
 
     Args:
         line: With its gateways.
         routes: Its routes, compiled; none of a downlink.
-        origins: Where each key of its connection is said.
     """
+    gateway = line.gateway
     if pair := at_odds(routes):
         narrow, wide = (routes[number].pattern.text for number in pair)
         what = f'"{narrow}" is subscribed as part of "{wide}", with other options'
         do = "Give both routes the same no_local, retain_as_published, retain_handling and subscription_id."
         yield "TL-C67", ("route", pair[0], "from"), what, do
     if problem := _sharing(line):
-        key = "brokers" if len(line.gateway.brokers) > 1 else "follow_redirects"
-        yield "TL-C90", (ROOT, *origins[key]), *problem
+        yield "TL-C90", (MQTT, "brokers" if len(gateway.brokers) > 1 else "follow_redirects"), *problem
+    if "tls" in gateway.model_fields_set and line.each_gateway and not any(broker.tls for broker in gateway.brokers):
+        what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
+        yield "TL-C17", (MQTT, "tls"), what
     # No topic is taken by two members: it would be stored twice.
     members = [one for one in line.each_gateway if one.share and one.share.way is ShareWay.FILTERS]
     for (first, one), (second, other) in combinations(enumerate(members), 2):

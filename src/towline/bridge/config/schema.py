@@ -25,7 +25,7 @@ _VARIABLE: Final = {
     "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}",
     "description": "The value of an environment variable: ${NAME}.",
 }
-_SIZE: Final = {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*[kMGT]?i?B\s*$"}
+_SIZE: Final = {"type": "string", "pattern": r"^\s*\d+(\.\d+)? ?[kKmMgGtT]?i?[bB]?\s*$"}
 _SETTING: Final = {
     "anyOf": [
         {"type": ["string", "boolean", "number"]},

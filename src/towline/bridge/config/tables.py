@@ -18,7 +18,7 @@ from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
 from towline.bridge.patterns import Pattern, Template, kafka_name_problem, payload_path
 from towline.gateway.access import DEFAULT_VALID_S, LONGEST_VALID_S, Access, gateway_list
-from towline.gateway.settings import OutboxLimits, ReceiptSettings, ShareWay
+from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
@@ -80,9 +80,6 @@ def check_sql(name: str, text: str, column: Callable[[str], str | None]) -> None
 
 #: Keys of ``[gateway]`` that let Spark in, by the options of ``format("mqtt")`` that say the same.
 _KEYS: Final = {to_camel(f"gateway_{key}"): key for key in ("token_file", "ca_file", "server_name")}
-#: ``HOST:PORT``, or a port of the loopback address; an address of IP version 6 in brackets.
-_ADDRESS: Final = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):)?(?P<port>[0-9]{1,5})")
-_LOOPBACK: Final = "127.0.0.1"
 
 
 class CreateTopics(Section):
@@ -200,18 +197,6 @@ def in_the_file(message: str) -> str:
     return re.sub("|".join(_KEYS), lambda found: f"{_KEYS[found[0]]} of [gateway]", message)
 
 
-def read_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; without a host it is the loopback address.
-
-    Raises:
-        ValueError: It is neither; the message says what is wanted.
-    """
-    found = _ADDRESS.fullmatch(text.strip())
-    if not found or int(found["port"]) > 0xFFFF:
-        raise ValueError('it is no address to listen on; write it as "127.0.0.1:9464"')
-    return (found["host"] or _LOOPBACK).strip("[]"), int(found["port"])
-
-
 class MonitorSection(Section):
     """Where metrics are served, and what has to be told for them.
 
@@ -225,16 +210,9 @@ class MonitorSection(Section):
             ``max_queued_messages``; for the metric of that outage budget. Default no limit, or not known.
     """
 
-    listen: str | None = None
+    listen: ListenAddress | None = None
     token_file: Path | None = None
     broker_queue_messages: Annotated[int, Field(ge=1)] | None = None
-
-    @field_validator("listen")
-    @classmethod
-    def _an_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            read_address(value)
-        return value if value is None or ":" in value else f"{_LOOPBACK}:{value}"
 
 
 # -- routes ---------------------------------------------------------------------------------------------------------
