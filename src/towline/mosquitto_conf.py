@@ -1,4 +1,4 @@
-"""A Mosquitto configuration as data: what was set, where, and what holds where nothing was; and what that promises.
+"""A Mosquitto configuration as data: what was set, where, and what holds where nothing was.
 
 Reads as ``config__read_file_core`` of Mosquitto 2.0 (src/conf.c) does. The name of a setting says what it belongs to:
 the broker, the listener begun last, or the bridge connection begun last; the two go on side by side, and each file
@@ -71,6 +71,8 @@ _TRUE_FALSE: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": Fals
 
 #: Bytes of one file at most; a configuration is text that somebody wrote.
 _LARGEST: Final = 8 << 20
+#: What a setting is called, with ``plugin_opt_ANY``.
+_NAME: Final = re.compile(r"[a-z][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,6 @@ class Setting:
     Attributes:
         name: As it is called at present: ``remote_username`` for ``username``.
         value: The rest of the line; it may be a secret, and is not shown by ``repr``.
-        file: Where it stands.
         line: From 1.
     """
 
@@ -94,16 +95,24 @@ class Setting:
         """File and line, as errors name them."""
         return f"{self.file}:{self.line}"
 
+    def wrong(self, what: str) -> ConfigError:
+        """The error of this line, TL-C156."""
+        return _damaged(self.where, what)
+
+    def port(self, word: str) -> int:
+        """A word of the value as a port; TL-C156 if it is none."""
+        if re.fullmatch(r"[0-9]{1,5}", word) and 0 < int(word) < 1 << 16:
+            return int(word)
+        raise self.wrong(f'"{self.name}" needs a port from 1 to 65,535')
+
 
 class BridgeTopic(NamedTuple):
     """A ``topic`` line of a connection: ``topic PATTERN [out|in|both [QOS [LOCAL REMOTE]]]``.
 
     Attributes:
         direction: ``out`` goes to the remote broker, ``in`` comes from it, ``both`` goes either way.
-        qos: 0, 1 or 2.
         local: The topic filter at the broker whose configuration this is.
         remote: The topic filter at the remote broker.
-        setting: The line.
     """
 
     direction: str
@@ -111,6 +120,21 @@ class BridgeTopic(NamedTuple):
     local: str
     remote: str
     setting: Setting
+
+    @classmethod
+    def read(cls, setting: Setting) -> BridgeTopic:
+        """Read the line (TL-C156); a prefix that is ``""`` or begins a comment is none, as in Mosquitto."""
+        words = setting.value.split()[:5]
+        pattern, direction, qos, *prefixes = [*words, *("", "out", "0", "", "")[len(words) :]]
+        pattern = "" if pattern == '""' else pattern
+        local, remote = ("" if prefix == '""' or prefix.startswith("#") else prefix for prefix in prefixes)
+        if direction not in ("out", "in", "both"):
+            raise setting.wrong('the direction of a "topic" must be out, in or both')
+        if qos not in ("0", "1", "2"):
+            raise setting.wrong('the QoS of a "topic" must be 0, 1 or 2')
+        if not pattern and not (local and remote):
+            raise setting.wrong('a "topic" needs a pattern, or both prefixes')
+        return cls(direction, int(qos), local + pattern, remote + pattern, setting)
 
 
 @dataclass(slots=True)
@@ -127,13 +151,12 @@ class ConfSection:
     settings: list[Setting] = field(default_factory=list)
 
     def all(self, name: str) -> list[Setting]:
-        """Every line with this setting."""
+        """Every line with this setting; the last one holds."""
         return [one for one in self.settings if one.name == name]
 
     def get(self, name: str) -> Setting | None:
-        """The line that holds: the last one with this setting."""
-        found = self.all(name)
-        return found[-1] if found else None
+        """The line that holds."""
+        return next(iter(reversed(self.all(name))), None)
 
     def text(self, name: str, otherwise: str = "") -> str:
         """The value that holds, as written."""
@@ -141,28 +164,18 @@ class ConfSection:
         return otherwise if found is None else found.value
 
     def flag(self, name: str) -> bool:
-        """The value that holds, as ``conf__parse_bool`` reads it; false where nothing is said.
-
-        Raises:
-            ConfigError: TL-C156, if it is neither true nor false.
-        """
-        if (found := self.get(name)) is None:
-            return False
-        if (word := found.value.lower()) in _TRUE_FALSE:
-            return _TRUE_FALSE[word]
-        raise _damaged(found.where, f'"{name}" must be true or false')
+        """The value that holds, as ``conf__parse_bool`` reads it (TL-C156), else false."""
+        found = self.get(name)
+        if found and found.value.lower() not in _TRUE_FALSE:
+            raise found.wrong(f'"{name}" must be true or false')
+        return found is not None and _TRUE_FALSE[found.value.lower()]
 
     def number(self, name: str) -> int:
-        """The value that holds, as a whole number; as `DEFAULTS` has it where nothing is said.
-
-        Raises:
-            ConfigError: TL-C156, if it is none.
-        """
-        if (found := self.get(name)) is None:
-            return DEFAULTS.get(name, 0)
-        if re.fullmatch(r"-?[0-9]{1,18}", found.value):
-            return int(found.value)
-        raise _damaged(found.where, f'"{name}" must be a whole number')
+        """The value that holds, as a whole number (TL-C156), else that of `DEFAULTS`."""
+        found = self.get(name)
+        if found and not re.fullmatch(r"-?[0-9]{1,18}", found.value):
+            raise found.wrong(f'"{name}" must be a whole number')
+        return int(found.value) if found else DEFAULTS.get(name, 0)
 
     # -- of a listener --
 
@@ -173,7 +186,7 @@ class ConfSection:
         if line is None:
             return DEFAULTS["port"]
         word = line.value.partition(" ")[0]
-        return 0 if word == "0" and self.address.startswith("/") else _port(word, line)
+        return 0 if word == "0" and self.address.startswith("/") else line.port(word)
 
     @property
     def address(self) -> str:
@@ -200,12 +213,19 @@ class ConfSection:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Hosts and ports of the remote broker, in order; the port is 1883 where none is named."""
-        return [_address(word, one) for one in self.all("address") for word in one.value.split()]
+        found = []
+        for one in self.all("address"):
+            for word in one.value.split():
+                host, colon, port = word.rpartition(":")
+                if colon and not host:
+                    raise one.wrong('"address" needs a host')
+                found.append((host, one.port(port)) if colon else (word, 1883))
+        return found
 
     @property
     def topics(self) -> list[BridgeTopic]:
-        """The ``topic`` lines, in order; TL-C156 if one can't be read."""
-        return [_topic(one) for one in self.all("topic")]
+        """The ``topic`` lines, in order."""
+        return [BridgeTopic.read(one) for one in self.all("topic")]
 
 
 @dataclass(slots=True)
@@ -214,30 +234,20 @@ class MosquittoConf(ConfSection):
 
     Attributes:
         file: The main file.
-        named: The listeners that were begun by a line.
-        unnamed: What was set for the listener that has no line (``port``, ``bind_address``, and settings of listeners
-            before the first ``listener``).
+        listeners: Where the broker listens: first the one without a line, which has ``port``, ``bind_address`` and the
+            settings of listeners before the first ``listener``, as far as that is used.
         connections: Its bridges.
     """
 
     file: Path = Path()
-    named: list[ConfSection] = field(default_factory=list)
-    unnamed: ConfSection = field(default_factory=ConfSection)
+    listeners: list[ConfSection] = field(default_factory=lambda: [ConfSection()])
     connections: list[ConfSection] = field(default_factory=list)
-
-    @property
-    def listeners(self) -> list[ConfSection]:
-        """Where the broker listens: what lines name, and the one without a line where it is used."""
-        return self.named if self.named and not self._default_used else [self.unnamed, *self.named]
 
     @property
     def local_only(self) -> bool:
         """Whether it listens on loopback only, since no listener is configured [mosquitto.conf(5)]."""
-        return not self.named and not self._default_used
-
-    @property
-    def _default_used(self) -> bool:
-        return any(self.unnamed.all(name) for name in _OF_DEFAULT)
+        (first, *others) = self.listeners
+        return first.begun is None and not others and not any(map(first.all, _OF_DEFAULT))
 
     @property
     def session_expiry_s(self) -> float | None:
@@ -291,14 +301,18 @@ def read(file: Path) -> MosquittoConf:
     """
     conf = MosquittoConf(file=file)
     _read_file(conf, file, main=True)
-    elsewhere = conf.named or conf.connections or conf.unnamed.settings
+    default, *others = conf.listeners
+    elsewhere = others or conf.connections or default.settings
     if conf.settings and not elsewhere and not any(one.name in _HOMES for one in conf.settings):
         raise _damaged(str(file), f'it is no mosquitto.conf: Mosquitto has no setting "{conf.settings[0].name}"')
+    if others and not any(map(default.all, _OF_DEFAULT)):
+        conf.listeners = others
     return conf
 
 
 def _read_file(conf: MosquittoConf, file: Path, *, main: bool) -> None:
-    listener, connection = conf.unnamed, None
+    default = listener = conf.listeners[0]
+    connection = None
     for setting in _lines(file):
         name, home = setting.name, _home(setting.name)
         if name == "include_dir":
@@ -306,17 +320,17 @@ def _read_file(conf: MosquittoConf, file: Path, *, main: bool) -> None:
                 for included in _included(setting):
                     _read_file(conf, included, main=False)
         elif name == "listener":
-            conf.named.append(listener := ConfSection(setting))
+            conf.listeners.append(listener := ConfSection(setting))
             _ = listener.port  # a mistake in it is told here
         elif name == "connection":
             conf.connections.append(connection := ConfSection(setting))
         elif home == "connection":
             if connection is None:
-                raise _damaged(setting.where, f'"{name}" stands before the first connection')
+                raise setting.wrong(f'"{name}" stands before the first connection')
             connection.settings.append(setting)
         elif name in _OF_DEFAULT:
-            conf.unnamed.settings.append(setting)
-            _ = conf.unnamed.port
+            default.settings.append(setting)
+            _ = default.port
         else:
             own = home == "listener" or (home == "either" and conf.flag("per_listener_settings"))
             (listener if own else conf).settings.append(setting)
@@ -342,9 +356,7 @@ def _lines(file: Path) -> Iterator[Setting]:
             line = raw.decode("utf-8").strip()
         except UnicodeDecodeError as error:
             raise _damaged(f"{file}:{number}", "it is not UTF-8 text") from error
-        name, _, value = line.partition(" ") if " " in line else line.partition("\t")
-        name = name.strip()
-        value = value.strip()
+        name, value = [*line.split(maxsplit=1), ""][:2]
         known = bool(_home(name))
         if not _NAME.fullmatch(name) or value.startswith("= ") or (value[:1] in ("=", "{") and not known):
             what = f'it is no mosquitto.conf: "{name}" is no name of a setting, as Mosquitto writes NAME VALUE'
@@ -352,10 +364,6 @@ def _lines(file: Path) -> Iterator[Setting]:
         if not value and known:
             raise _damaged(f"{file}:{number}", f'"{name}" has no value')
         yield Setting(_RENAMED.get(name, name), value, file, number)
-
-
-#: What a setting is called, with ``plugin_opt_ANY``.
-_NAME: Final = re.compile(r"[a-z][A-Za-z0-9_.-]*")
 
 
 def _included(setting: Setting) -> list[Path]:
@@ -368,36 +376,6 @@ def _included(setting: Setting) -> list[Path]:
         what = f"include_dir {setting.value} can't be read ({files.why(error)})"
         raise ConfigError("TL-C155", setting.where, what, do) from error
     return sorted(found, key=lambda one: [(letter.lower(), letter) for letter in one.name])
-
-
-def _port(word: str, setting: Setting) -> int:
-    if re.fullmatch(r"[0-9]{1,5}", word) and 0 < int(word) < 1 << 16:
-        return int(word)
-    raise _damaged(setting.where, f'"{setting.name}" needs a port from 1 to 65,535')
-
-
-def _address(word: str, setting: Setting) -> tuple[str, int]:
-    host, colon, port = word.rpartition(":")
-    if not colon:
-        return word, 1883
-    if not host:
-        raise _damaged(setting.where, '"address" needs a host')
-    return host, _port(port, setting)
-
-
-def _topic(setting: Setting) -> BridgeTopic:
-    """A ``topic`` line; a prefix that is ``""`` or begins a comment is none, as in Mosquitto."""
-    words = setting.value.split()[:5]
-    pattern, direction, qos, *prefixes = [*words, *("", "out", "0", "", "")[len(words) :]]
-    pattern = "" if pattern == '""' else pattern
-    local, remote = ("" if prefix == '""' or prefix.startswith("#") else prefix for prefix in prefixes)
-    if direction not in ("out", "in", "both"):
-        raise _damaged(setting.where, 'the direction of a "topic" must be out, in or both')
-    if qos not in ("0", "1", "2"):
-        raise _damaged(setting.where, 'the QoS of a "topic" must be 0, 1 or 2')
-    if not pattern and not (local and remote):
-        raise _damaged(setting.where, 'a "topic" needs a pattern, or both prefixes')
-    return BridgeTopic(direction, int(qos), local + pattern, remote + pattern, setting)
 
 
 def _damaged(where: str, what: str) -> ConfigError:
