@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Final
 
 from towline.bridge.patterns import Pattern
@@ -36,14 +37,15 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
     return common(unshared(wide.filter), inner) == inner
 
 
+def _within(route: SubscribedRoute, wide: SubscribedRoute) -> bool:
+    """Whether the other's filter covers a route's, in the same share group."""
+    return wide.pattern.share == route.pattern.share and covers(wide.pattern, route.pattern)
+
+
 def shadowed(routes: Sequence[SubscribedRoute]) -> list[tuple[int, int]]:
     """Pairs (route, earlier route) where the earlier one takes everything the route could."""
-    pairs = []
-    for later, route in enumerate(routes):
-        above = next((i for i in range(later) if covers(routes[i].pattern, route.pattern)), None)
-        if above is not None:
-            pairs.append((later, above))
-    return pairs
+    above = ([i for i in range(at) if covers(routes[i].pattern, one.pattern)] for at, one in enumerate(routes))
+    return [(at, earlier[0]) for at, earlier in enumerate(above) if earlier]
 
 
 def subscriptions(routes: Sequence[SubscribedRoute]) -> tuple[Filter, ...]:
@@ -52,17 +54,11 @@ def subscriptions(routes: Sequence[SubscribedRoute]) -> tuple[Filter, ...]:
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
     would become a record; so a filter that another covers is left out, and the covering one gets the higher QoS.
     """
-    kept: list[tuple[SubscribedRoute, int]] = []
-    for route in routes:
-        pattern, qos = route.pattern, route.qos
-        rivals = [(r, q) for r, q in kept if r.pattern.share == pattern.share]
-        if any(covers(r.pattern, pattern) for r, _ in rivals):
-            kept = [(r, max(q, qos) if (r, q) in rivals and covers(r.pattern, pattern) else q) for r, q in kept]
-            continue
-        swallowed = [(r, q) for r, q in rivals if covers(pattern, r.pattern)]
-        kept = [entry for entry in kept if entry not in swallowed]
-        kept.append((route, max([qos, *(q for _, q in swallowed)])))
-    return tuple(replace(route.terms, pattern=route.pattern.filter, qos=qos) for route, qos in kept)
+    return tuple(
+        replace(route.terms, pattern=route.pattern.filter, qos=max(one.qos for one in routes if _within(one, route)))
+        for at, route in enumerate(routes)
+        if not any(_within(route, one) and (i < at or not _within(one, route)) for i, one in enumerate(routes))
+    )
 
 
 def repeatable(routes: Sequence[SubscribedRoute], filters: Iterable[str]) -> tuple[str, ...]:
@@ -78,11 +74,9 @@ def _bear(routes: Sequence[SubscribedRoute], pattern: str) -> bool:
 
 def at_odds(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
     """A route, and another whose filter covers its own and is subscribed with other options; None for no such pair."""
-    for one, route in enumerate(routes):
-        for other, wide in enumerate(routes):
-            same_group = one != other and wide.pattern.share == route.pattern.share
-            if same_group and covers(wide.pattern, route.pattern) and wide.terms != route.terms:
-                return one, other
+    for (one, route), (other, wide) in permutations(enumerate(routes), 2):
+        if _within(route, wide) and wide.terms != route.terms:
+            return one, other
     return None
 
 
