@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -202,34 +202,26 @@ class _Reader:
 
     def _validated(self, parameters: Sequence[str]) -> BridgeTable:
         """All tables, with stand-ins for those that have mistakes; unknown keys hide no other mistake."""
-        lines = [table for _, _, table in self._line_tables()]
-        if lines and all("gateways" in table for table in lines):
-            self._raw.setdefault("mqtt", {})  # nothing here speaks MQTT
+        extra: Literal["forbid", "ignore"] = "forbid"
         while True:  # what a table says together is validated once its keys are right
             try:
-                return BridgeTable.model_validate(self._raw)
+                return BridgeTable.model_validate(self._raw, extra=extra)
             except ValidationError as error:
                 details = error.errors()
             self._mistakes.add_details(details, BridgeTable, also=parameters)
-            for one in sorted(details, key=lambda one: one["type"] not in UNKNOWN):
-                self._replace(one["loc"], unknown=one["type"] in UNKNOWN)
+            for place in (one["loc"] for one in details if one["type"] not in UNKNOWN):
+                self._replace(*place)
+            extra = "ignore"
 
-    def _replace(self, place: KeyPath, *, unknown: bool) -> None:
-        """Take an unknown key out, or the table around another mistake for its stand-in."""
-        if unknown:
-            table: Any = self._raw
-            for part in place[:-1]:  # a branch of a union is no key
-                inside = part in table if isinstance(table, dict) else isinstance(table, list) and isinstance(part, int)
-                table = table[part] if inside else table
-            if isinstance(table, dict):
-                table.pop(place[-1], None)
-            return
-        key, number = str(place[0]), place[1:2] if place[0] in LINES else ()
-        if key in _STAND_INS and (number or key not in LINES):
-            around: Any = self._raw[key] if number else self._raw
-            around[number[0] if number else key] = _STAND_INS[key]
+    def _replace(self, key: str | int, *place: str | int) -> None:
+        """Put a stand-in where a table has a mistake, or take it out."""
+        number = place[:1] if key in LINES else ()
+        if number:
+            self._raw[str(key)][number[0]] = _STAND_INS[str(key)]
+        elif key in _STAND_INS and key not in LINES:
+            self._raw[str(key)] = _STAND_INS[str(key)]
         else:
-            self._raw.pop(key, None)
+            self._raw.pop(str(key), None)
         self._broken.add((key, *number))
 
     # -- what stands in more places than its table

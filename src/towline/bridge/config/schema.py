@@ -62,7 +62,7 @@ def bridge_schema() -> dict[str, Any]:
     _lines_need(defs)
     for kind in LINES:
         made["properties"][kind]["minItems"] = 1
-    made |= _brokers(made)
+    made |= _brokers()
     defs |= {"Variable": _VARIABLE, "Setting": _SETTING}
     for one in defs.values():
         one.pop("title", None)
@@ -141,21 +141,11 @@ def _lines_need(defs: dict[str, Any]) -> None:
     defs["DownlinkTable"]["anyOf"] = [{"required": ["from"]}, {"required": ["profile"]}]
 
 
-def _brokers(made: dict[str, Any]) -> dict[str, Any]:
+def _brokers() -> dict[str, Any]:
     """At least one line; and brokers in [mqtt], or in each line that does not read gateways elsewhere."""
     brokers = {"required": ["mqtt"], "properties": {"mqtt": {"required": ["brokers"]}}}
-    elsewhere = {"required": ["gateways"]}
-    ways = [
-        brokers,
-        {"required": ["mqtt"], **_each_line({"anyOf": [brokers, elsewhere]})},
-        _each_line(elsewhere),
-    ]
-    required = [name for name in made["required"] if name != "mqtt"]
-    return {"required": required, "allOf": [{"anyOf": [{"required": [kind]} for kind in LINES]}, {"anyOf": ways}]}
-
-
-def _each_line(needs: dict[str, Any]) -> dict[str, Any]:
-    return {"properties": {kind: {"items": needs} for kind in LINES}}
+    lines = {"properties": {kind: {"items": {"anyOf": [brokers, {"required": ["gateways"]}]}} for kind in LINES}}
+    return {"allOf": [{"anyOf": [{"required": [kind]} for kind in LINES]}, {"anyOf": [brokers, lines]}]}
 
 
 def _with_variables(schema: Any) -> Any:

@@ -75,7 +75,7 @@ def _bear(routes: Sequence[SubscribedRoute], pattern: str) -> bool:
 def at_odds(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
     """A route, and another whose filter covers its own and is subscribed with other options; None for no such pair."""
     for (one, route), (other, wide) in permutations(enumerate(routes), 2):
-        if _within(route, wide) and wide.terms != route.terms:
+        if wide.terms != route.terms and _within(route, wide):
             return one, other
     return None
 

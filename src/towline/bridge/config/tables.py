@@ -795,6 +795,6 @@ class BridgeTable(BridgeSection):
         downlink: Lines from Kafka to MQTT.
     """
 
-    mqtt: MqttTable
+    mqtt: MqttTable = MqttTable()
     uplink: Annotated[tuple[UplinkTable, ...], _lines("uplink")] = ()
     downlink: Annotated[tuple[DownlinkTable, ...], _lines("downlink")] = ()
