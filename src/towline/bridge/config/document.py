@@ -92,26 +92,18 @@ class Document:
         except (OSError, ValueError, ConfigError):
             return cls("", shown)
 
-    def graft(self, line: KeyPath, document: Document, place: KeyPath) -> None:
-        """Have what a line's table does not say itself be told as of a line in another document, its profile."""
-        self._grafts[line] = document, place
+    def graft(self, place: KeyPath, document: Document, home: KeyPath) -> None:
+        """Have a key, and what is in it, be told as one of another document, a line's profile."""
+        self._grafts[place] = document, home
 
     def _home(self, path: KeyPath) -> tuple[Document, KeyPath]:
-        own, (document, place) = self.value(path[:2], graft=False), self._grafts.get(path[:2], (self, ()))
-        if not place or len(path) < 3 or not isinstance(own, dict):
-            return self, path
-        if path[2] != "route":
-            return (self, path) if path[2] in own else (document, (*place, *path[2:]))
-        first = own.get("route", [])
-        if len(path) < 4 or not isinstance(first, list) or int(path[3]) < len(first):
-            return self, path
-        route = (*place, "route", int(path[3]) - len(first))  # behind those of the file
-        homes = [(*home, *path[4:]) for home in (route, (*place, "common"))]  # what routes have in common
-        return document, next((home for home in homes if document.value(home) is not None), homes[0])
+        end = next((end for end in range(len(path), 1, -1) if path[:end] in self._grafts), 0)
+        document, home = self._grafts[path[:end]] if end else (self, ())
+        return document, (*home, *path[end:])
 
-    def value(self, path: KeyPath, *, graft: bool = True) -> Any:
+    def value(self, path: KeyPath) -> Any:
         """What the file says at a key, its variables as they are written; None for nothing."""
-        document, path = self._home(path) if graft else (self, path)
+        document, path = self._home(path)
         here: Any = document.raw
         for part in path:
             try:

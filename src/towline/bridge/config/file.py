@@ -111,11 +111,10 @@ class _Reader:
         self._document, self._file = document, document.file.absolute()
         self._mistakes = Mistakes(document)
         self._raw: dict[str, Any] = FileValues(document, self._mistakes).read(document.values)
-        graft(document, self._file.parent)
-        parameters = self._apply_profiles()
         #: Places of tables that are stand-ins for others with mistakes.
         self._broken: set[KeyPath] = set()
-        self._tables = self._validated(parameters)
+        graft(document, self._file.parent)
+        self._tables = self._validated(self._apply_profiles())
         self._state_dir = self._file.parent / self._tables.state_dir.expanduser()
 
     def bridge(self) -> Bridge:
@@ -168,27 +167,24 @@ class _Reader:
 
     def _apply_profiles(self) -> Sequence[str]:
         """Have each line with a profile say all that this says; the names of the tables with their parameters."""
-        lines = [one for one in self._line_tables() if "profile" in one[2]]
-        profiles = [self._profile(*one) for one in lines]
-        tables = {one.file.table: one for one in (*shipped(), *(profile for profile, _ in profiles))}
-        values = {one: self._parameters(one) for one in (*tables.values(), *(profile for profile, _ in profiles))}
-        for (kind, number, table), (profile, at) in zip(lines, profiles, strict=True):
-            self._raw[kind][number] = profile.applied(kind, at, table, values[profile])
+        used: list[tuple[str, int, Profile, int]] = []
+        for kind, number, table in (one for one in self._line_tables() if "profile" in one[2]):
+            try:
+                used.append((kind, number, *profile_of(self._file.parent, kind, str(table["profile"]))))
+            except ConfigError as error:
+                if error.where:
+                    raise  # a mistake in the profile itself
+                self._mistakes.add(error.code, (kind, number, "profile"), error.what, error.do)
+                if error.code != "TL-C06":  # else its table of parameters would be unknown
+                    self._mistakes.raise_if_any()
+                self._replace(kind, number)
+        tables = {one.file.table: one for one in (*shipped(), *(profile for _, _, profile, _ in used))}
+        values = {one: self._parameters(one) for one in {*tables.values(), *(profile for _, _, profile, _ in used)}}
+        for kind, number, profile, at in used:
+            self._raw[kind][number] = profile.applied(kind, at, self._raw[kind][number], values[profile])
         for name in tables:
             self._raw.pop(name, None)
         return list(tables)
-
-    def _profile(self, kind: str, number: int, table: dict[str, Any]) -> tuple[Profile, int]:
-        """The profile of a line; of another name than there is the first one, so that other mistakes are found too."""
-        try:
-            return profile_of(self._file.parent, kind, str(table["profile"]))
-        except ConfigError as error:
-            if error.where:
-                raise  # a mistake in the profile itself
-            self._mistakes.add(error.code, (kind, number, "profile"), error.what, error.do)
-            if error.code != "TL-C06":
-                self._mistakes.raise_if_any()
-            return shipped()[0], 0
 
     def _parameters(self, profile: Profile) -> dict[str, Any]:
         """The parameters of a profile by their names, or its defaults where the table has mistakes."""

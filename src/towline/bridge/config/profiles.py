@@ -243,4 +243,15 @@ def graft(document: Document, directory: Path) -> None:
             if isinstance(own, dict) and "profile" in own:
                 with suppress(ConfigError):  # it is told where the file is read
                     profile, number = profile_of(directory, kind, str(own["profile"]))
-                    document.graft((kind, at), profile.document, (kind, number))
+                    _graft_line(document, (kind, at), own, profile, (kind, number))
+
+
+def _graft_line(document: Document, line: KeyPath, own: Mapping[str, Any], profile: Profile, home: KeyPath) -> None:
+    said, first = profile.document.value(home), own.get("route", [])
+    for key in said.keys() - own.keys():
+        document.graft((*line, key), profile.document, (*home, key))
+    for number, route in enumerate(said.get("route", [])):  # behind those of the file
+        place = (*line, "route", number + (len(first) if isinstance(first, list) else 0))
+        document.graft(place, profile.document, (*home, "route", number))
+        for key in said.get("common", {}).keys() - route.keys():
+            document.graft((*place, key), profile.document, (*home, "common", key))
