@@ -45,7 +45,6 @@ class DraftLine(NamedTuple):
     """An uplink.
 
     Attributes:
-        name: Unique in the file.
         filters: Topic filters, with named wildcards; a route for each.
         broker: Keys of ``[mqtt]``.
     """
@@ -71,18 +70,13 @@ class Known:
     notes: Sequence[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    @property
-    def questions(self) -> frozenset[str]:
-        """Those that need no answer."""
-        return frozenset(key for key, known in (("broker", self.broker), ("topics", self.lines)) if known)
-
 
 def draft_of(answers: Answers, file: Path, head: Mapping[str, str], known: Known | None = None) -> str:
     """The text of a bridge file: the template, filled.
 
     Args:
         answers: To every question.
-        file: Name of the file, for the commands at its head.
+        file: Named in the commands at its head.
         head: The file's own keys.
         known: In place of answers.
     """
@@ -183,35 +177,31 @@ def answered(
         ConfigError: TL-C163, an option says what can't be, or answers what is known.
     """
     answers = dict(DEFAULTS)
-
-    def refused(where: str, mistake: ConfigError | None) -> None:
-        if mistake is not None:
-            raise ConfigError("TL-C163", where, mistake.what, mistake.do)
+    of_file = {"broker": known.broker, "topics": known.lines} if known else {}
 
     def judge(key: str, text: str) -> ConfigError | None:
         return mistake_in(draft_of(answers | {key: text}, file, head, known), file)
 
-    refused("towline init", mistake_in(draft_of(answers, file, head, known), file))
+    def refuse(where: str, mistake: ConfigError | None) -> None:
+        if mistake is not None:
+            raise ConfigError("TL-C163", where, mistake.what, mistake.do)
+
+    refuse("towline init", mistake_in(draft_of(answers, file, head, known), file))
     for key, words in QUESTIONS.items():
         given = said[key]
-        if known and key in known.questions:
-            if given is not None:
-                do = "Leave out the option, or --from."
-                raise ConfigError("TL-C163", f"--{key}", "the file that --from names says this", do)
-        elif given is not None:
-            refused(f"--{key}", judge(key, given))
+        if given is not None and of_file.get(key):
+            do = "Leave out the option, or --from."
+            raise ConfigError("TL-C163", f"--{key}", "the file that --from names says this", do)
+        if given is not None:
+            refuse(f"--{key}", judge(key, given))
             answers[key] = given
-        elif ask is not None:
+        elif ask is not None and not of_file.get(key):
             answers[key] = ask(words, answers[key], partial(judge, key))
     return answers
 
 
 def refuse_present(file: Path, *, force: bool) -> None:
-    """Say that a file is there before anything is asked.
-
-    Raises:
-        ConfigError: TL-C162.
-    """
+    """Say that a file is there, TL-C162, before anything is asked."""
     if not force and (file.exists() or file.is_symlink()):
         raise _present(file)
 
@@ -226,7 +216,7 @@ def write(text: str, file: Path, secrets: Mapping[str, str], *, force: bool) -> 
         force: Replace what is there.
 
     Returns:
-        What was written: the bridge file first.
+        The files, the bridge file first.
 
     Raises:
         ConfigError: TL-C162, one of them is there; TL-C164, the directory does not take them. Nothing was written then.

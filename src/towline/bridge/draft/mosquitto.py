@@ -59,7 +59,7 @@ def known_of(conf: MosquittoConf, file: Path) -> Known:
 
     Args:
         conf: The configuration.
-        file: Name of the bridge file; password files beside it begin with its stem.
+        file: The bridge file; password files beside it begin with its stem.
 
     Raises:
         ConfigError: TL-C165, a connection has no address; TL-C156, a value can't be read.
