@@ -123,6 +123,10 @@ class Document:
         """The same as ``FILE:LINE``."""
         return f"{self._home(path)[0].file}:{self.line(path)}"
 
+    def at(self, *paths: KeyPath) -> str | None:
+        """``FILE:LINE`` of the first of these keys that is there; None for none."""
+        return next((self.where(path) for path in paths if self.value(path) is not None), None)
+
     def subject(self, path: KeyPath) -> str:
         """The table around a key in words: a line with its name and the number of its route, or ``[table]``."""
         if len(path) < 2 or not isinstance(path[0], str):

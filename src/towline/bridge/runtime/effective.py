@@ -47,67 +47,50 @@ _WIDEST: Final = 24
 Setting: TypeAlias = dict[str, str]
 
 
-class Origins:
-    """Where the keys of a bridge stand in its file.
-
-    Args:
-        bridge: Whose; where its file can't be read, no line is named.
-    """
-
-    def __init__(self, bridge: Bridge) -> None:
-        self._document = Document.again(bridge.file, Path(bridge.file.name))
-        self.shown, self.table = self._document.shown, self._document.table
-
-    def at(self, *paths: KeyPath) -> str | None:
-        """``FILE:LINE`` of the first of these keys that is there; None for none."""
-        found = next((path for path in paths if self._document.value(path) is not None), None)
-        return None if found is None else self._document.where(found)
-
-    def setting(self, name: str, value: object, source: str, key: str = "") -> Setting:
-        """A setting, as the file writes its value; `key` is that of the file, where its name is another."""
-        return {"name": name, "value": _text(self.shown(value, key or name)), "source": source}
-
-
 def effective(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
     """Every setting of every line: line → what it is about → settings, as JSON values."""
-    origins = Origins(bridge)
-    return {line.name: dict(_of_line(bridge, line, origins)) for line in bridge.lines}
+    document = Document.again(bridge.file, Path(bridge.file.name))
+    return {line.name: dict(_of_line(bridge, line, document)) for line in bridge.lines}
 
 
-def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterator[tuple[str, list[Setting]]]:
+def _setting(document: Document, name: str, value: object, source: str) -> Setting:
+    """A setting, as the file writes its value."""
+    return {"name": name, "value": _text(document.shown(value, name)), "source": source}
+
+
+def _of_line(bridge: Bridge, line: Line | DownLine, document: Document) -> Iterator[tuple[str, list[Setting]]]:
     for gateway in line.each_gateway:
         name = f" of {gateway.name}" if gateway.share else ""
-        yield f"MQTT{name}", list(_connection(line, gateway, origins))
+        yield f"MQTT{name}", list(_connection(line, gateway, document))
     if isinstance(line, Line):
         settings = UplinkQuery(bridge, line).sink_settings()
-        yield "Kafka producer", _producer(bridge, settings, origins)
+        yield "Kafka producer", _producer(bridge, settings, document)
         if policy(settings.guarantee).transactions:
             own = {**_promised(settings), **dict.fromkeys(READER, ALWAYS)}
-            yield "Kafka consumer of markers", list(_kafka(bridge, origins, {**settings.client, **READER}, own))
+            yield "Kafka consumer of markers", list(_kafka(bridge, document, {**settings.client, **READER}, own))
         return
     query = DownlinkQuery(bridge, line)
     java = query.source_settings()
     if "sasl.jaas.config" in java:  # a login has the user's name in it, whoever gave that
         java["sasl.jaas.config"] = java["sasl.jaas.config"].partition(" ")[0]
-    isolation = origins.at((*origins.table(line.kind, line.name), "isolation_level"))
+    isolation = document.at((*document.table(line.kind, line.name), "isolation_level"))
     own = {"isolation.level": isolation or f"guarantee = {line.guarantee}"}
-    yield "Kafka consumer (Spark's source)", list(_kafka(bridge, origins, java, own, ALWAYS))
+    yield "Kafka consumer (Spark's source)", list(_kafka(bridge, document, java, own, ALWAYS))
     if (dead := query.sink_settings()) is not None:
-        yield "Kafka producer of dead letters", _producer(bridge, dead, origins)
+        yield "Kafka producer of dead letters", _producer(bridge, dead, document)
 
 
 # -- MQTT ------------------------------------------------------------------------------------------------------------
 
 
-def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins) -> Iterator[Setting]:
+def _connection(line: AnyLine, gateway: GatewaySettings, document: Document) -> Iterator[Setting]:
     """The settings of one gateway's connection, by their keys in ``[mqtt]``; those without a value are left out."""
     connection = gateway.connection
     config = connection.session_at(connection.levels[0])
-    table, promised = origins.table(line.kind, line.name), f"guarantee = {line.guarantee}"
+    table, promised = document.table(line.kind, line.name), f"guarantee = {line.guarantee}"
     named = " and ".join(
-        filter(None, (origins.at(("mqtt", "client_id_prefix"), ("name",)), origins.at((*table, "name"))))
+        filter(None, (document.at(("mqtt", "client_id_prefix"), ("name",)), document.at((*table, "name"))))
     )
-    session = {key: getattr(config, key) for key in MqttSettings.model_fields if hasattr(config, key)}
     session = {key: getattr(config, key) for key in MqttSettings.model_fields if hasattr(config, key)}
     whole = {
         "brokers": ", ".join(map(str, gateway.brokers)),
@@ -120,17 +103,17 @@ def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins) -> It
     keys = dict.fromkeys(("brokers", "client_id", *MqttSettings.model_fields))
     for path, value in _flat({key: told[key] for key in keys if key not in left_out}):
         own = named if path == ("client_id",) else DEFAULT
-        source = origins.at((*table, "mqtt", *path), ("mqtt", *path)) or own
-        yield origins.setting(".".join(path), value, source)
+        source = document.at((*table, "mqtt", *path), ("mqtt", *path)) or own
+        yield _setting(document, ".".join(path), value, source)
     packet = connect_packet(config, None, discarding=False)
-    yield origins.setting("Clean Start", packet.clean_start, ALWAYS)
-    yield origins.setting("Maximum Packet Size", packet.max_packet_size or "not announced", ALWAYS)
+    yield _setting(document, "Clean Start", packet.clean_start, ALWAYS)
+    yield _setting(document, "Maximum Packet Size", packet.max_packet_size or "not announced", ALWAYS)
     for one in config.filters:
-        shown = origins.shown(one.pattern, "filter")
-        yield origins.setting(f"filter {shown}", _filter(one), _source_of(one, line, origins, table, promised))
+        shown = document.shown(one.pattern, "filter")
+        yield _setting(document, f"filter {shown}", _filter(one), _source_of(one, line, document, table, promised))
     if config.filters:
-        place = origins.at((*table, "ack_after")) or promised
-        yield origins.setting("acknowledged after", gateway.acks.value, place)
+        place = document.at((*table, "ack_after")) or promised
+        yield _setting(document, "acknowledged after", gateway.acks.value, place)
 
 
 def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -142,12 +125,12 @@ def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tupl
             yield (*path, key), value
 
 
-def _source_of(one: Filter, line: AnyLine, origins: Origins, table: tuple[str, int], promised: str) -> str:
+def _source_of(one: Filter, line: AnyLine, document: Document, table: tuple[str, int], promised: str) -> str:
     """Where a filter's QoS comes from: a route that says it, or the guarantee."""
     for number, route in enumerate(line.routes if isinstance(line, Line) else ()):
         if route.pattern.filter == one.pattern:
             own = (*table, "route", number)
-            return origins.at((*own, "qos")) or ", ".join(filter(None, (promised, origins.at((*own, "from")))))
+            return document.at((*own, "qos")) or ", ".join(filter(None, (promised, document.at((*own, "from")))))
     return promised
 
 
@@ -163,13 +146,13 @@ def _filter(one: Filter) -> str:
 # -- Kafka -----------------------------------------------------------------------------------------------------------
 
 
-def _producer(bridge: Bridge, settings: SinkSettings, origins: Origins) -> list[Setting]:
+def _producer(bridge: Bridge, settings: SinkSettings, document: Document) -> list[Setting]:
     more: dict[str, Any] = {}
     if policy(settings.guarantee).transactions and settings.sink_id is not None:
         parts = sorted({0, settings.parallelism - 1})
         more["transactional.id"] = " to ".join(settings.transactional_id(settings.sink_id, part) for part in parts)
     own = {**_promised(settings), **dict.fromkeys(OWN, ALWAYS)}
-    return list(_kafka(bridge, origins, {**settings.client, **more, **OWN}, own))
+    return list(_kafka(bridge, document, {**settings.client, **more, **OWN}, own))
 
 
 def _promised(settings: SinkSettings) -> dict[str, str]:
@@ -178,7 +161,7 @@ def _promised(settings: SinkSettings) -> dict[str, str]:
 
 
 def _kafka(
-    bridge: Bridge, origins: Origins, given: Mapping[str, Any], own: Mapping[str, str], otherwise: str = DEFAULT
+    bridge: Bridge, document: Document, given: Mapping[str, Any], own: Mapping[str, str], otherwise: str = DEFAULT
 ) -> Iterator[Setting]:
     """The settings that a client is given: always, by ``[kafka]``, or as `own` and `otherwise` say."""
     client = bridge.kafka.client()
@@ -186,8 +169,8 @@ def _kafka(
         keys: list[KeyPath] = [("kafka", _NAMED[name])] if name in _NAMED else []
         keys += [("kafka", "settings", name), ("kafka", "settings", *name.split("."))]
         in_file = name in client and own.get(name) != ALWAYS
-        source = (origins.at(*keys) or "the file") if in_file else own.get(name, otherwise)
-        row = origins.setting(name, value, source)
+        source = (document.at(*keys) or "the file") if in_file else own.get(name, otherwise)
+        row = _setting(document, name, value, source)
         yield {**row, "value": f"in {row['value']}"} if file_property(name) is not None else row
 
 
