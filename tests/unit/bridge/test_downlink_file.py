@@ -80,14 +80,14 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('topic = "command', 'topic = "{nope}/', 'bridge.toml:6  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C05]'),
+        ('topic = "command', 'topic = "{nope}/', 'bridge.toml:9  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C66]'),
         ('from = "commands"\n', "", 'bridge.toml:6  downlink "commands": "from" is missing. Add it.   [TL-C02]'),
         ("[[downlink]]\n", '[[downlink]]\ntransform = "x"\n', 'bridge.toml:7  downlink "commands": "transform" must be module:function. Correct the value.   [TL-C05]'),
         ("[[downlink]]\n", "[[downlink]]\nqos = 0\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once publishes with QoS 1 or 2, not qos = 0. Change one of the two.   [TL-C12]'),
         ("[[downlink]]\n", '[[downlink]]\nguarantee = "exactly_once"\nisolation_level = "read_uncommitted"\n', 'bridge.toml:8  downlink "commands": guarantee exactly_once reads read_committed, not isolation_level = read_uncommitted. Change one of the two.   [TL-C12]'),
         ("[[downlink]]\n", "[[downlink]]\nqso = 1\n", 'bridge.toml:7  downlink "commands": unknown key "qso". Did you mean "qos"?   [TL-C01]'),
-        *(("[[downlink]]\n", f'[[downlink]]\nfields = {{ "{name}" = "1" }}\n', f'bridge.toml:6  downlink "commands": "{shown}" can\'t name a field. Take small letters, digits and _, and no column\'s name.   [TL-C05]') for name, shown in [("key", "key"), ("fault", "fault"), ("A", "A"), ("a\\n", "a\\x0a")]),
-        ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:6  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C05]'),
+        *(("[[downlink]]\n", f'[[downlink]]\nfields = {{ "{name}" = "1" }}\n', f'bridge.toml:7  downlink "commands": the field "{shown}" has a name that {why}. Name it with small letters, digits and _, and as no column of the source and no wildcard.   [TL-C66]') for name, shown, why in [("key", "key", "is taken"), ("fault", "fault", "is taken"), ("A", "A", "SQL could not say"), ("a\\n", "a\\x0a", "SQL could not say")]),
+        ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:7  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C69]'),
         ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: letters, digits, dots, _ and - only. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
         ("[[downlink]]\n", "[[downlink]]\nmqtt = { session_expiry_s = 0 }\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once needs a session that outlives the connection. Raise session_expiry_s.   [TL-C12]'),
         ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line, or a member of one, is "commands" too. Rename one.   [TL-C18]'),
@@ -98,6 +98,31 @@ def test_a_mistake_is_one_line(old: str, new: str, message: str, tmp_path: Path)
     with pytest.raises(ConfigErrors) as caught:
         read(GOOD.replace(old, new, 1), tmp_path)
     assert content(str(caught.value.errors[0]).replace(f"{tmp_path}/", "")) == content(message)
+
+
+@pytest.mark.parametrize("name", ["value.a", "value[0].b", "key", "header.x"])
+@pytest.mark.parametrize(
+    "said", ["where = \"'NAME' = 'x'\"", "content_type = { sql = \"concat('NAME')\" }", "fields = { f = \"'NAME'\" }"]
+)
+def test_braces_in_sql_are_no_field(said: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match=r"which SQL takes for text\. Write the column .*TL-C69"):
+        read(GOOD + said.replace("NAME", f"{{{name}}}") + "\n", tmp_path)
+
+
+def test_each_template_and_sql_has_its_own_line(tmp_path: Path) -> None:
+    """As those of a route, failure notices too."""
+    own = 'payload = "{nope}"\nwhere = "key = \'{key}\'"\ndead_letter_topic = "dead"\n'
+    notice = '[downlink.failure_notice]\ntopic = "{no.such}"\nheaders = { a = { sql = " " } }\n'
+    with pytest.raises(ConfigErrors) as caught:
+        read(GOOD + own + notice, tmp_path)
+    last = GOOD.count("\n")
+    found = [(one.code, one.where.replace(f"{tmp_path}/", "").partition(" ")[0]) for one in caught.value.errors]
+    assert found == [
+        ("TL-C66", f"bridge.toml:{last + 1}"),
+        ("TL-C69", f"bridge.toml:{last + 2}"),
+        ("TL-C66", f"bridge.toml:{last + 5}"),
+        ("TL-C69", f"bridge.toml:{last + 6}"),
+    ]
 
 
 def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:

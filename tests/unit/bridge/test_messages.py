@@ -358,12 +358,3 @@ def test_the_text_of_sql_goes_no_way_with_the_messages() -> None:
     assert "hidden" not in line_of(DownlinkSection.model_validate({"name": "line", "from": "t", **said}))
 
 
-@pytest.mark.parametrize("name", ["value.a", "value[0].b", "key", "header.x"])
-def test_braces_in_sql_are_no_field(name: str) -> None:
-    for said in (
-        {"where": f"'{{{name}}}' = 'x'"},
-        {"topic": {"sql": f"concat('{{{name}}}')"}},
-        {"fields": {"f": f"'{{{name}}}'"}},
-    ):
-        with pytest.raises(ValueError, match="which SQL takes for text; write the column"):
-            table_of(said)

@@ -6,7 +6,7 @@ A rule yields each mistake as code, key, what is wrong and what to do. Rules of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any, Final, TypeAlias
@@ -15,14 +15,16 @@ from towline.bridge.config.document import KeyPath, sentence
 from towline.bridge.config.model import DownLine, Line
 from towline.bridge.config.subscriptions import SubscribedRoute, at_odds, restricted
 from towline.bridge.config.tables import (
+    RECORD_COLUMNS,
     BridgeTable,
     Dedupe,
+    DownlinkSection,
     DownlinkTable,
     RouteSection,
     UplinkTable,
-    check_sql,
-    names_a_field,
+    record_column,
     said_in_sql,
+    template_of,
 )
 from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka_name_problem
 from towline.gateway.access import is_remote
@@ -49,35 +51,71 @@ MQTT: Final = "mqtt"
 Violation: TypeAlias = tuple[str, KeyPath, str] | tuple[str, KeyPath, str, str]
 
 
+# -- templates and SQL -----------------------------------------------------------------------------------------------
+
+#: A field is a column for what comes after it; names that begin with towline_ are columns of ours.
+_FIELD: Final = re.compile(r"(?!towline_)[a-z][a-z0-9_]*")
+_BRACES: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
+
+
+def _texts(
+    section: RouteSection | DownlinkSection,
+    templates: Mapping[KeyPath, Callable[[], object]],
+    column: Callable[[str], str | None],
+    taken: Collection[str],
+) -> Iterator[Violation]:
+    """What is wrong with templates, each given by what reads it, with SQL, and with the names of fields.
+
+    Args:
+        section: That says them.
+        templates: By their keys.
+        column: The column behind a field of templates; None for another name.
+        taken: Names of columns.
+    """
+    for key, read in templates.items():
+        try:
+            read()
+        except ValueError as error:
+            yield "TL-C66", key, *sentence(error, "Correct it.")
+    for key, text in said_in_sql(section):
+        name = key[-2 if key[-1] == "sql" else -1]
+        if not text.strip():
+            kind = "a condition" if name == "where" else "an expression"
+            yield "TL-C69", key, f"{name} is empty", f"Give {kind} in Spark SQL, or remove it."
+        elif behind := [(field, found) for field in _BRACES.findall(text) if (found := column(field)) is not None]:
+            what = f"{name} names {{{behind[0][0]}}}, which SQL takes for text"
+            yield "TL-C69", key, what, f"Write the column {behind[0][1]}, without braces."
+    for name in section.fields:
+        if name in taken or not _FIELD.fullmatch(name):
+            why = "is taken" if name in taken else "SQL could not say"
+            do = "Name it with small letters, digits and _, and as no column of the source and no wildcard."
+            yield "TL-C66", ("fields", name), f'the field "{name}" has a name that {why}', do
+
+
 # -- a route ---------------------------------------------------------------------------------------------------------
 
 
 def route_problems(route: RouteSection, guarantee: Guarantee, dedupe: Dedupe | None) -> list[Violation]:
     """What is wrong with a route of a line with this promise and this ``dedupe``; keys are the route's."""
     dedupe = route.dedupe or dedupe
-    sql = dict(said_in_sql(route))
     problems: list[Violation] = []
     captures: tuple[str, ...] = ()
-    readings: list[tuple[str, KeyPath, Callable[[], object]]] = []
+    templates: dict[KeyPath, Callable[[], object]] = {}
     try:
         captures = tuple(Pattern.parse(route.from_).names)
         names = (*captures, *route.fields)
-        readings += [("TL-C66", key, partial(Template.parse, text, names)) for key, text in route.texts().items()]
-        readings += [("TL-C66", ("dedupe",), partial(dedupe.compile, names))] if dedupe else []
+        templates |= {key: partial(Template.parse, text, names) for key, text in route.texts().items()}
+        templates |= {("dedupe",): partial(dedupe.compile, names)} if dedupe else {}
     except ValueError as error:
         problems.append(("TL-C67", ("from",), *sentence(error, "Correct it.")))
 
     def column(name: str) -> str | None:
         return name if name in (*captures, *route.fields) else column_of(name)
 
-    readings += [("TL-C69", key, partial(check_sql, str(key[-1]), text, column)) for key, text in sql.items()]
-    for code, key, read in readings:
-        try:
-            read()
-        except ValueError as error:
-            problems.append((code, key, *sentence(error, "Correct it.")))
+    problems += _texts(route, templates, column, (*_COLUMNS, *captures))
     problems += _qos(route, guarantee, keyed=dedupe is not None)
-    problems += _names(route, captures, in_sql=bool(sql) or (dedupe is not None and "{" not in dedupe.key))
+    in_sql = any(said_in_sql(route)) or (dedupe is not None and "{" not in dedupe.key)
+    problems += _names(route, captures, in_sql=in_sql)
     return problems or list(_topic(route.compile(guarantee, dedupe)))
 
 
@@ -90,13 +128,7 @@ def _qos(route: RouteSection, guarantee: Guarantee, *, keyed: bool) -> Iterator[
 
 
 def _names(route: RouteSection, captures: Sequence[str], *, in_sql: bool) -> Iterator[Violation]:
-    """A field or a wildcard is a column for SQL, so it has a name of its own; headers and topics have legal ones."""
-    for name in route.fields:
-        if not names_a_field(name, (*_COLUMNS, *captures)):
-            taken = name in _COLUMNS or name in captures
-            what = f'the field "{name}" has a name that ' + ("is taken" if taken else "SQL could not say")
-            do = "Name it with small letters, digits and _, and as no column of the source and no wildcard."
-            yield "TL-C66", ("fields", name), what, do
+    """A wildcard is a column for SQL, so it has a name of its own; headers and topics have legal ones."""
     folded = [name.lower() for name in captures]
     columns = {*_COLUMNS, *(name for name in folded if name.startswith("towline_") or folded.count(name) > 1)}
     if in_sql and (doubled := [name for name in captures if name.lower() in columns]):
@@ -165,6 +197,14 @@ def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Itera
         yield from _one_within(line, file)
         if any(map(is_remote, line.gateways)) and file.gateway.token_file is None:
             yield "TL-C112", ("gateways",), "a gateway on a network lets nobody in without a token"
+    else:
+        yield from message_problems(line)
+
+
+def message_problems(section: DownlinkSection) -> Iterator[Violation]:
+    """What is wrong with what a downlink says of its messages and failure notices."""
+    templates = {key: partial(template_of, text, section.fields) for key, text in section.texts().items()}
+    return _texts(section, templates, partial(record_column, fields=section.fields), RECORD_COLUMNS)
 
 
 def dead_letter_topic(line: UplinkTable | DownlinkTable, file: BridgeTable) -> str | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -40,39 +39,6 @@ LISTENING: Final = ("cert_file", "key_file", "token_file")
 
 class Section(SettingsModel):
     """A table of the file."""
-
-
-# -- SQL ------------------------------------------------------------------------------------------------------------
-
-#: Names that begin with towline_ are columns of ours.
-_FIELD: Final = re.compile(r"(?!towline_)[a-z][a-z0-9_]*")
-_BRACES: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
-
-
-def names_a_field(name: str, taken: Container[str]) -> bool:
-    """Whether a field of the user's may have this name: it is a column for what comes after it."""
-    return name not in taken and _FIELD.fullmatch(name) is not None
-
-
-def check_sql(name: str, text: str, column: Callable[[str], str | None]) -> None:
-    """Refuse SQL without a word, or with a field in braces, which would be the text of its name.
-
-    Args:
-        name: The key.
-        text: What it says.
-        column: The column behind a field of templates; None for another name.
-
-    Raises:
-        ValueError: What is wrong, and what to do.
-    """
-    if not text.strip():
-        kind = "a condition" if name == "where" else "an expression"
-        raise ValueError(f"{name} is empty; give {kind} in Spark SQL, or remove it")
-    for field in _BRACES.findall(text):
-        if (behind := column(field)) is not None:
-            raise ValueError(
-                f"{name} names {{{field}}}, which SQL takes for text; write the column {behind}, without braces"
-            )
 
 
 # -- [kafka], [spark], [gateway], [monitor] -------------------------------------------------------------------------
@@ -514,8 +480,8 @@ class UplinkTable(LineTable, UplinkSection):
 # -- a downlink -----------------------------------------------------------------------------------------------------
 
 
-#: Names no field may have: columns of Spark's Kafka source and of the sink.
-_COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
+#: Columns of Spark's Kafka source and of the sink: names that no field may have.
+RECORD_COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
 #: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
 _UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _UNKNOWN: Final = (
@@ -572,7 +538,7 @@ class KafkaPattern(Section):
     pattern: str = Field(min_length=1)
 
 
-def _column_of(name: str, fields: Collection[str]) -> str | None:
+def record_column(name: str, fields: Collection[str]) -> str | None:
     """The column behind a field that a template may name; None for another name."""
     if name in ("key", "value") or name in fields:
         return name
@@ -591,7 +557,7 @@ def template_of(text: str, fields: Collection[str] = ()) -> Template:
     Raises:
         ValueError: As `Template.read`.
     """
-    return Template.read(text, lambda name: "" if _column_of(name, fields) else _UNKNOWN)
+    return Template.read(text, lambda name: "" if record_column(name, fields) else _UNKNOWN)
 
 
 def said_in_sql(section: Section) -> Iterator[tuple[KeyPath, str]]:
@@ -685,19 +651,6 @@ class DownlinkSection(LineSection):
             raise ValueError(f"{problem or 'from names no topic'}; name one, several in a list, or {{ pattern = ... }}")
         return value
 
-    @model_validator(mode="after")
-    def _words(self) -> DownlinkSection:
-        for text in self._texts():
-            template_of(text, self.fields)
-        for name in self.fields:
-            if not names_a_field(name, _COLUMNS):
-                raise ValueError(
-                    f"\"{name}\" can't name a field; take small letters, digits and _, and no column's name"
-                )
-        for key, said in said_in_sql(self):
-            check_sql(str(key[-2 if key[-1] == "sql" else -1]), said, partial(_column_of, fields=self.fields))
-        return self
-
     def rendering(self) -> dict[str, Any]:
         """What `towline.bridge.messages.MessageTable` takes of it: SQL is a table without its text [I12]."""
         notice, values, told = self.failure_notice, self.spoken(), dict[str, Any]()
@@ -712,15 +665,18 @@ class DownlinkSection(LineSection):
         """What is said of the messages: templates, SQL, constants; None for nothing."""
         return {name: getattr(self, name) for name in VALUES}
 
+    def texts(self) -> dict[KeyPath, str]:
+        """The templates of its messages and of their failure notices, by their keys."""
+        said: dict[KeyPath, Any] = {(name,): value for name, value in self.spoken().items()}
+        if notice := self.failure_notice:
+            said |= {("failure_notice", key): getattr(notice, key) for key in ("topic", "key", "payload")}
+            said |= {("failure_notice", "headers", name): text for name, text in notice.headers.items()}
+        return {key: text for key, text in said.items() if isinstance(text, str)}
+
     @property
     def templates(self) -> tuple[Template, ...]:
         """Those of its messages and of their failure notices."""
-        return tuple(template_of(text, self.fields) for text in self._texts())
-
-    def _texts(self) -> Iterator[str]:
-        """Its templates, as written."""
-        told = self.failure_notice.spoken() if self.failure_notice else {}
-        return (said for said in (*self.spoken().values(), *told.values()) if isinstance(said, str))
+        return tuple(template_of(text, self.fields) for text in self.texts().values())
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
+from towline.bridge.config.rules import message_problems
 from towline.bridge.config.tables import DownlinkSection, KafkaPattern
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, LINE_NAME, MESSAGES, MQTT, WAYS_OUT, DownlinkSink
 from towline.bridge.lines.account import add_spark_counts
@@ -356,7 +357,8 @@ def begun_line(line: DownLine, mapping: str) -> DownLine:
 
 def _section(mapping: str) -> DownlinkSection | None:
     with suppress(ValidationError):
-        return DownlinkSection.model_validate_json(mapping)
+        section = DownlinkSection.model_validate_json(mapping)
+        return None if any(message_problems(section)) else section
     return None
 
 
