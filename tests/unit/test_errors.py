@@ -17,8 +17,9 @@ from towline.net.settings import WillSettings
 from towline.net.tls import Tls
 from towline.spark.options import SINK_OPTIONS as SINK
 from towline.spark.options import SOURCE_OPTIONS as SOURCE
+from towline.validation import SettingsModel
 
-SECTIONS = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, tables.Section)]
+SECTIONS = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, SettingsModel)]
 KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in keys_of(kind)]
 MQTT = list(keys_of(GatewaySettings))
 

@@ -19,9 +19,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from towline.bridge.config.document import REFERENCE, Document, KeyPath, Mistakes, filled
-from towline.bridge.config.tables import NAME, Section
+from towline.bridge.config.tables import NAME
 from towline.bridge.patterns import literal
 from towline.errors import ConfigError, did_you_mean
+from towline.validation import SettingsModel
 
 _FOLDER: Final = Path(__file__).parents[1] / "profiles"
 #: Keys whose texts are Spark SQL, beside all below ``fields``.
@@ -33,7 +34,7 @@ _BASIC: Final[Mapping[str, tuple[Any, Any]]] = {
 }
 
 
-class Parameter(Section):
+class Parameter(SettingsModel):
     """A parameter of a profile, or a type that parameters name."""
 
     about: str = ""
@@ -46,7 +47,7 @@ class Parameter(Section):
     default: Any = None
 
 
-class Derived(Section):
+class Derived(SettingsModel):
     """A parameter that is made of another."""
 
     of: str
@@ -61,7 +62,7 @@ class ProfileLine(BaseModel, extra="allow"):
     route: tuple[dict[str, Any], ...] = ()
 
 
-class ProfileFile(Section):
+class ProfileFile(SettingsModel):
     """The file of a profile."""
 
     table: str = Field(pattern=NAME, description="Name the table of the bridge file that has the parameters.")
@@ -112,7 +113,7 @@ class Profile:
                 kind, default = self._kind(inner, key, (*place, key))
                 fields[key] = (kind, Field(default=default, description=inner.about or None))
             title = "".join(word.capitalize() for word in re.findall(r"[A-Za-z0-9]+", name))
-            kind = create_model(title, __base__=Section, __doc__=one.about, **fields)
+            kind = create_model(title, __base__=SettingsModel, __doc__=one.about, **fields)
             default = kind()
         elif one.type in self.file.types:
             kind, default = self._kind(self.file.types[one.type], one.type, ("types", one.type))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 from towline.bridge.config.document import Document, KeyPath, Mistakes, names_variable
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.profiles import graft
-from towline.bridge.config.tables import Section, said_in_sql
+from towline.bridge.config.tables import said_in_sql
 from towline.bridge.messages import KINDS
 from towline.bridge.patterns import Pattern
 from towline.schema import SPARK_SCHEMA
+from towline.validation import SettingsModel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +102,7 @@ def _expressions(bridge: Bridge) -> Iterator[tuple[Line | DownLine, KeyPath, lis
     """
     for line in bridge.lines:
         expressions: set[str] = set()
-        tables: list[tuple[KeyPath, Section]] = [((), line)]
+        tables: list[tuple[KeyPath, SettingsModel]] = [((), line)]
         if isinstance(line, Line):
             tables += ((("route", number), one) for number, one in enumerate(line.route))
         for table, section in tables:

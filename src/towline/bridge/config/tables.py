@@ -37,10 +37,6 @@ BATCH_BYTES: Final = 64 << 20
 LISTENING: Final = ("cert_file", "key_file", "token_file")
 
 
-class Section(SettingsModel):
-    """A table of the file."""
-
-
 # -- [kafka], [spark], [gateway], [monitor] -------------------------------------------------------------------------
 
 
@@ -48,7 +44,7 @@ class Section(SettingsModel):
 _KEYS: Final = {to_camel(f"gateway_{key}"): key for key in ("token_file", "ca_file", "server_name")}
 
 
-class CreateTopics(Section):
+class CreateTopics(SettingsModel):
     """How missing topics are made; off unless the table is there.
 
     Attributes:
@@ -70,7 +66,7 @@ _SWITCHED: Final = BeforeValidator(
 )
 
 
-class KafkaSection(Section):
+class KafkaSection(SettingsModel):
     """Where records go.
 
     Attributes:
@@ -101,7 +97,7 @@ class KafkaSection(Section):
         return made
 
 
-class SparkSection(Section):
+class SparkSection(SettingsModel):
     """The Spark session of the bridge.
 
     Attributes:
@@ -125,7 +121,7 @@ class SparkSection(Section):
     tier: Tier = Tier.AUTO
 
 
-class GatewaySection(Section):
+class GatewaySection(SettingsModel):
     """Where gateways listen on a network, and what lets Spark in to gateways elsewhere.
 
     Attributes:
@@ -163,7 +159,7 @@ def in_the_file(message: str) -> str:
     return re.sub("|".join(_KEYS), lambda found: f"{_KEYS[found[0]]} of [gateway]", message)
 
 
-class MonitorSection(Section):
+class MonitorSection(SettingsModel):
     """Where metrics are served, and what has to be told for them.
 
     Attributes:
@@ -190,7 +186,7 @@ _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _LONGEST_S = 30 * 86400
 
 
-class Dedupe(Section):
+class Dedupe(SettingsModel):
     """How repeats are recognised.
 
     Attributes:
@@ -223,7 +219,7 @@ class Dedupe(Section):
 _AS_WRITTEN: Final = ("where", "allowed_topics", "fallback_topic", "key_required", "reject", "header_map")
 
 
-class RouteSection(Section):
+class RouteSection(SettingsModel):
     """``[[uplink.route]]`` as written; `compile` makes it a `SubscribedRoute`.
 
     Attributes:
@@ -356,7 +352,7 @@ def _gateways(value: tuple[str, ...]) -> tuple[str, ...]:
         raise PydanticCustomError("TL-C110", "{what}", {"what": f"{error}; {do}"}) from None
 
 
-class LineSection(Section):
+class LineSection(SettingsModel):
     """What a line of either direction says.
 
     Attributes:
@@ -378,7 +374,7 @@ class LineSection(Section):
     dead_letter_topic: str | Literal[False] | None = None
 
 
-class LineTable(Section):
+class LineTable(SettingsModel):
     """What the table of a line says beside that; its gateway has it all.
 
     Attributes:
@@ -403,7 +399,7 @@ class MqttTable(MqttSettings):
     client_id_prefix: str | None = None
 
 
-class MemberSection(Section):
+class MemberSection(SettingsModel):
     """``[[uplink.member]]`` as written.
 
     Attributes:
@@ -490,7 +486,7 @@ _UNKNOWN: Final = (
 )
 
 
-class Sql(Section):
+class Sql(SettingsModel):
     """A value said in Spark SQL.
 
     Attributes:
@@ -503,7 +499,7 @@ class Sql(Section):
 Spoken: TypeAlias = str | Sql
 
 
-class FailureNotice(Section):
+class FailureNotice(SettingsModel):
     """What Kafka is told of a record that MQTT can't carry, beside its dead letter: one more record.
 
     Its SQL may name ``fault``, why the record can't go, beside the columns of Spark's Kafka source.
@@ -532,7 +528,7 @@ class FailureNotice(Section):
         return {"topic": self.topic, "key": self.key, "payload": self.payload, **headers}
 
 
-class KafkaPattern(Section):
+class KafkaPattern(SettingsModel):
     """Topics by a regular expression, as Spark's ``subscribePattern`` takes it (java.util.regex)."""
 
     pattern: str = Field(min_length=1)
@@ -560,7 +556,7 @@ def template_of(text: str, fields: Collection[str] = ()) -> Template:
     return Template.read(text, lambda name: "" if record_column(name, fields) else _UNKNOWN)
 
 
-def said_in_sql(section: Section) -> Iterator[tuple[KeyPath, str]]:
+def said_in_sql(section: SettingsModel) -> Iterator[tuple[KeyPath, str]]:
     """What a section says in Spark SQL, with its keys."""
     for name, value in section:
         if name in ("where", "reject", "sql", "header_map") and value is not None:
@@ -571,7 +567,7 @@ def said_in_sql(section: Section) -> Iterator[tuple[KeyPath, str]]:
             yield from [((name, "key"), value.key)] if "{" not in value.key else []
         else:
             inner = {(name, key): one for key, one in value.items()} if isinstance(value, dict) else {(name,): value}
-            tables = [(path, one) for path, one in inner.items() if isinstance(one, Section)]
+            tables = [(path, one) for path, one in inner.items() if isinstance(one, SettingsModel)]
             yield from (((*path, *key), text) for path, one in tables for key, text in said_in_sql(one))
 
 
@@ -709,7 +705,7 @@ def _lines(kind: str) -> BeforeValidator:
     return _tables("TL-C60", f"[[{kind}]] must be written [[{kind}]]; add one with a name")
 
 
-class BridgeSection(Section):
+class BridgeSection(SettingsModel):
     """What a bridge has, its lines apart.
 
     Attributes:

@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from towline import files
 from towline.bridge.config.model import CONSUMER, Line
 from towline.bridge.config.subscriptions import covers
-from towline.bridge.config.tables import BATCH_BYTES, RouteSection, Section
+from towline.bridge.config.tables import BATCH_BYTES, RouteSection
 from towline.bridge.lines.account import add_spark_counts, begin_totals
 from towline.bridge.lines.evidence import (
     Evidence,
@@ -52,6 +52,7 @@ from towline.guarantee import policy
 from towline.kafka.markerstore import set_markers
 from towline.kafka.options import SinkSettings
 from towline.spark.offsets import JournalPlace, places_at
+from towline.validation import SettingsModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -139,7 +140,7 @@ KEPT_S: Final = 86400.0
 RetiredRoute: TypeAlias = tuple[RouteSection, float]
 
 
-class KeptRoutes(Section):
+class KeptRoutes(SettingsModel):
     """What a line makes its records by.
 
     Attributes:
