@@ -42,20 +42,19 @@ def init(
 
     Example:  towline init      or:  towline init --from /etc/mosquitto/mosquitto.conf
     """
-    from towline.bridge.draft.answers import answered, default_name, draft_of, refuse_present, write, write_examples  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.draft.mosquitto import known_of  # noqa: PLC0415
+    from towline.bridge.draft import answers as draft  # noqa: PLC0415 - loaded when it is called
     from towline.mosquitto_conf import read  # noqa: PLC0415
 
     if examples is not None:
-        print_lines(f"wrote {path}" for path in write_examples(examples, force=force))
+        print_lines(f"wrote {path}" for path in draft.write_examples(examples, force=force))
         return
-    refuse_present(file, force=force)
-    known = None if source is None else known_of(read(source), file)
-    head = {"name": default_name() if name is None else name, "state_dir": state_dir}
+    draft.refuse_present(file, force=force)
+    known = None if source is None else draft.known_of(read(source), file)
+    head = {"name": draft.default_name() if name is None else name, "state_dir": state_dir}
     said = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
     ask = _prompt if sys.stdin.isatty() and sys.stdout.isatty() else None
-    text = draft_of(answered(said, file, head, ask, known), file, head, known)
-    written = write(text, file, known.secrets if known else {}, force=force)
+    text = draft.draft_of(draft.answered(said, file, head, ask, known), file, head, known)
+    written = draft.write(text, file, known.secrets if known else {}, force=force)
     print_lines(_told(known, file, written, source))
 
 

@@ -20,11 +20,11 @@ from towline.bridge.draft.answers import (
     answered,
     default_name,
     draft_of,
+    known_of,
     legal_name,
     mistake_in,
     write,
 )
-from towline.bridge.draft.mosquitto import known_of
 from towline.errors import ConfigError
 from towline.mosquitto_conf import read
 
