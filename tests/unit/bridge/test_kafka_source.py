@@ -104,7 +104,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     text = GOOD + '[spark]\nkafka_jars = ["spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"]\n'
     bridge = read(text, tmp_path)
     assert kafka_source.equipped(bridge) is bridge
-    assert kafka_source.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
+    assert kafka_source.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13-9.9.9")
     with pytest.raises(ConfigErrors, match=r"no jar is at .*gone\.jar"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 

@@ -8,7 +8,6 @@ replaces it (``EnvVarConfigProvider``, KIP-887).
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 _PACKAGES: Final = "spark.jars.packages"
 #: What the connector is called among those packages.
 _KAFKA: Final = "spark-sql-kafka-0-10"
-_CONNECTOR: Final = re.compile(r"^(spark-(?:sql|token-provider)-kafka-[\d-]+_[\d.]+)-(.+)\.jar$")
 #: Same name, same meaning.
 _SAME: Final = frozenset(
     {
@@ -86,11 +84,10 @@ def source_text(bridge: Bridge) -> str:
     jars: Sequence[Path] | None = bridge.spark.kafka_jars or known_spark_kafka_jars(ours)
     if not jars:
         return f"Spark's Kafka source for PySpark {ours}: Maven brings its jars at the first start"
-    connectors = [match for jar in jars if (match := _CONNECTOR.match(jar.name))]
-    pair = " + ".join(f"{one[1]} {one[2]}" for one in connectors) or ", ".join(jar.name for jar in jars)
-    same = all(one[2] == ours for one in connectors)
-    why = "" if same or bridge.spark.kafka_jars else f" (the tested pair: there is none of {ours})"
-    return f"Spark's Kafka source for PySpark {ours}: {pair}{why}"
+    connectors = [jar.stem for jar in jars if jar.name.startswith("spark-")] or [jar.stem for jar in jars]
+    same = bridge.spark.kafka_jars or all(name.endswith(f"-{ours}") for name in connectors)
+    why = "" if same else f" (the tested pair: there is none of {ours})"
+    return f"Spark's Kafka source for PySpark {ours}: {' + '.join(connectors)}{why}"
 
 
 def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
