@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bridge.test_config import read, told
+from tests.unit.bridge.test_config import content, read, told
 from towline.bridge.config.tables import KafkaPattern
 from towline.guarantee import Guarantee
 
@@ -79,28 +79,40 @@ def test_without_tenants_in_the_file_every_tenant_may_send(tmp_path: Path) -> No
 
 
 MISTAKES = [
-    ('"hono-errors"', '"hono-error"', '18  downlink "errors": there is no profile "hono-error". Did you mean'),
+    (
+        '"hono-errors"',
+        '"hono-error"',
+        'bridge.toml:18  downlink "errors": there is no profile "hono-error". Did you mean "hono-errors"?   [TL-C06]',
+    ),
     (
         'name = "up"\nprofile = "hono"',
         'name = "up"\nprofile = "homo"',
-        '12  uplink "up": there is no profile "homo". Did you mean "hono"?',
+        'bridge.toml:12  uplink "up": there is no profile "homo". Did you mean "hono"?   [TL-C06]',
     ),
     (
         "[hono.tenants.t1]",
         '[hono.tenants."a b"]',
-        '9  [hono]: "a b" is no tenant id. Write letters, digits and',
+        'bridge.toml:9  [hono]: "a b" is no tenant id. Write letters, digits and ._-.   [TL-C05]',
     ),
-    ("[hono.tenants.t1]", "[hono]\nadaptor = 1", '10  [hono]: unknown key "adaptor". Did you mean "adapter"?'),
-    ("[hono.tenants.t1]", '[hono]\nmount = "{x}"', '10  [hono]: "{x}" is no level of a mount. Write {tenant},'),
+    (
+        "[hono.tenants.t1]",
+        "[hono]\nadaptor = 1",
+        'bridge.toml:10  [hono]: unknown key "adaptor". Did you mean "adapter"?   [TL-C01]',
+    ),
+    (
+        "[hono.tenants.t1]",
+        '[hono]\nmount = "{x}"',
+        'bridge.toml:10  [hono]: "{x}" is no level of a mount. Write {tenant}, {device}, {device}@{tenant}.   [TL-C05]',
+    ),
     (
         "[hono.tenants.t1]",
         "[hono.tenants.t1]\ndefaults = { qos = 1 }",
-        '10  [hono]: "qos" is a header that the profile makes. Remove it.',
+        'bridge.toml:10  [hono]: "qos" is a header that the profile makes. Remove it.   [TL-C05]',
     ),
     (
         "[hono.tenants.t1]",
         '[hono.tenants.t1]\ndefaults = { ttl = "1h" }',
-        '10  [hono]: "ttl" is a time in whole seconds. Write a number.',
+        'bridge.toml:10  [hono]: "ttl" is a time in whole seconds. Write a number.   [TL-C05]',
     ),
 ]
 
@@ -109,4 +121,4 @@ MISTAKES = [
 def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert FILE.count(old) == 1
     (line,) = told(FILE.replace(old, new), tmp_path)
-    assert line.replace("bridge.toml:", "").startswith(expected)
+    assert content(line) == content(expected)
