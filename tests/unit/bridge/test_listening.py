@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bridge.test_config import GOOD, read, told
+from tests.unit.bridge.test_config import GOOD, content, read, told
 from tests.unit.gateway.remote import Pki
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.status import render
@@ -93,23 +93,59 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("cert_file", "cert_fil", 'unknown key "cert_fil". Did you mean "cert_file"?   [TL-C01]'),
-        ("pki/token", "pki/tokens", "is not there. Make one: openssl rand -hex 32, mode 0600.   [TL-C15]"),
-        ("pki/server.pem", "pki/none.pem", "is not there. It is a file in PEM.   [TL-C15]"),
-        ("pki/server.key", "pki/client.key", "key_file: the key does not fit the certificate in cert_file."),
-        ("pki/server.key", "pki/server.pem", "key_file: it holds no private key in PEM without a password."),
-        ("pki/server.pem", "pki/token", "cert_file: it holds no certificate in PEM."),
-        ("/server.", "/over.", "cert_file: the certificate is over."),
-        ("pki/token", "pki/open", "token_file: no file of tokens: every user of this machine may read or write it."),
-        ("pki/token", "pki/short", "a token has at least 16 letters, digits and signs"),
-        ('listen = "0.0.0.0:8815"', 'listen = "host"', "it is no address to listen on"),
-        ('token_file = "pki/token"\n', "", "has TLS and a token, and token_file is missing."),
+        (
+            "cert_file",
+            "cert_fil",
+            'bridge.toml:18  [gateway]: unknown key "cert_fil". Did you mean "cert_file"?   [TL-C01]',
+        ),
+        (
+            "pki/token",
+            "pki/tokens",
+            "bridge.toml:20  [gateway]: token_file pki/tokens is missing: openssl rand -hex 32, mode 0600.   [TL-C15]",
+        ),
+        (
+            "pki/server.pem",
+            "pki/none.pem",
+            "bridge.toml:18  [gateway]: cert_file pki/none.pem is not there.   [TL-C15]",
+        ),
+        (
+            "pki/server.key",
+            "pki/client.key",
+            "bridge.toml:19  [gateway]: key_file: the key does not fit the certificate in cert_file.   [TL-C97]",
+        ),
+        (
+            "pki/server.key",
+            "pki/server.pem",
+            "bridge.toml:19  [gateway]: key_file: it holds no private key.   [TL-C97]",
+        ),
+        ("pki/server.pem", "pki/token", "bridge.toml:18  [gateway]: cert_file: it holds no certificate.   [TL-C97]"),
+        ("/server.", "/over.", "bridge.toml:18  [gateway]: cert_file: the certificate is over.   [TL-C97]"),
+        (
+            "pki/token",
+            "pki/open",
+            "bridge.toml:20  [gateway]: token_file: every user may read it. chmod 600 it.   [TL-C98]",
+        ),
+        (
+            "pki/token",
+            "pki/short",
+            "bridge.toml:20  [gateway]: token_file: a token has at least 16 letters. openssl rand -hex 32   [TL-C98]",
+        ),
+        (
+            'listen = "0.0.0.0:8815"',
+            'listen = "host"',
+            'bridge.toml:17  [gateway]: it is no address. Write it as "127.0.0.1:9464".   [TL-C05]',
+        ),
+        ('token_file = "pki/token"\n', "", "bridge.toml:17  [gateway]: token_file is missing.   [TL-C05]"),
         (
             'token_file = "pki/token"',
             'token = "abc"',
-            '"token" would put a secret into this file. Write it into a file',
+            'bridge.toml:20  [gateway]: "token" would put a secret here. A file of mode 0600, token_file.   [TL-C16]',
         ),
-        ('token_file = "pki/token"', 'token_file = "pki/token"\nticket_valid_s = 5', "must be at least 60"),
+        (
+            'token_file = "pki/token"',
+            'token_file = "pki/token"\nticket_valid_s = 5',
+            'bridge.toml:21  [gateway]: "ticket_valid_s" must be at least 60.   [TL-C03]',
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, pki: Pki, old: str, new: str, expected: str) -> None:
@@ -119,7 +155,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, pki: Pki, old: str, new: str, exp
         (pki.directory / name).write_text(text)
         (pki.directory / name).chmod(mode)
     lines = told(GOOD + LISTENING.replace(old, new), tmp_path)
-    assert any(expected in line for line in lines), lines
+    assert content(expected) in map(content, lines), lines
     assert all(line.startswith("bridge.toml:") for line in lines)
     assert "hush-hush" not in "".join(lines)
 
