@@ -60,8 +60,7 @@ _MOST_WAITING: Final = 10_000
 _MOST_READY: Final = 1000
 #: Nothing is handed over while the transport holds this many bytes the system has not taken.
 _MOST_UNSENT: Final = 1 << 20
-#: What is done reaches the disk after this many messages, or this many seconds.
-_FLUSH_MESSAGES: Final = 5_000
+#: What is done reaches the disk after so many seconds.
 _FLUSH_S: Final = 0.2
 #: Counter of the ledger: taken by the broker, which has nobody to give them to.
 UNMATCHED: Final = "unmatched"
@@ -129,7 +128,6 @@ class Downlink:
         self._culprits = Culprits(lambda number: number in self._dispatch.open)
         #: Bytes of the largest message that the broker has taken.
         self._largest = 0
-        self._unflushed = 0
         #: Numbers that a life before this one had kept as refused; the outbox learns of it now.
         self._refused_before: set[int] = set()
         #: At the start for what a crash left done without a word of it: nothing else may ever bring its room back.
@@ -240,7 +238,7 @@ class Downlink:
         self._keep_refused(now)
         if self._outbox.settle():
             self._noted()
-        if self._flush_at is not None and (now >= self._flush_at or self._unflushed >= _FLUSH_MESSAGES):
+        if self._flush_at is not None and now >= self._flush_at:
             self.flush()
         if self._session is not None and self._culprits.pace(self._session, now):
             self._handle(PublishMany(()))
@@ -267,7 +265,7 @@ class Downlink:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         self._outbox.flush()
-        self._unflushed, self._flush_at = 0, None
+        self._flush_at = None
 
     def close(self) -> None:
         """Write what memory alone knows; the outbox stays open."""
@@ -408,7 +406,6 @@ class Downlink:
 
     def _noted(self) -> None:
         """Something is done: the disk learns of it soon, and whoever waits for it."""
-        self._unflushed += 1
         self._news = True
         if self._flush_at is None:
             self._flush_at = time.monotonic() + _FLUSH_S

@@ -114,8 +114,7 @@ class Journal:
         self._counting = threading.Lock()
         #: counters whose totals are not on the disk yet
         self._uncounted: set[str] = set()
-        self._sequence = opened.sequence
-        self._active = Active(disk, directory, self._snapshot(opened.previous_bytes), self._syncs)
+        self._active = Active(disk, directory, self._snapshot(opened.sequence, opened.previous_bytes), self._syncs)
         #: all of them, oldest first; the last is written to. Replaced, never changed
         self._segments: tuple[Segment, ...] = (*opened.segments, self._active)
         #: set last, so that whoever sees it finds the rows
@@ -534,9 +533,9 @@ class Journal:
         self._room.reserve()
         return True
 
-    def _snapshot(self, previous_bytes: int) -> Snapshot:
+    def _snapshot(self, sequence: int, previous_bytes: int) -> Snapshot:
         with self._counting:
-            return Snapshot(self._state, self._schema, self._sequence, previous_bytes)
+            return Snapshot(self._state, self._schema, sequence, previous_bytes)
 
     def _has_rows(self) -> bool:
         return self._state.end > self._active.first
@@ -545,12 +544,8 @@ class Journal:
         """Go on in a new segment. The old one is whole and durable before the new one has a name."""
         self._active.sync()
         self._active.size = self._active.synced
-        self._sequence += 1
-        try:
-            active = Active(self._disk, self._directory, self._snapshot(self._active.size), self._syncs)
-        except JournalFull:
-            self._sequence -= 1
-            raise
+        snapshot = self._snapshot(self._active.name.sequence + 1, self._active.size)
+        active = Active(self._disk, self._directory, snapshot, self._syncs)
         self._active.close()
         self._active = active
         self._segments = (*self._segments, active)
