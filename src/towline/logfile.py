@@ -75,11 +75,6 @@ def own_log() -> Path | None:
         return None
 
 
-def _appended() -> bool:
-    """Whether standard error is opened for appending: only then a file that was cut has no gap."""
-    return bool(fcntl.fcntl(2, fcntl.F_GETFL) & os.O_APPEND)
-
-
 class LogStream:
     """Standard error as a log that never ends the process: a full disk costs lines, not messages.
 
@@ -96,7 +91,8 @@ class LogStream:
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
-            if self._most is not None and (log := own_log()) is not None and _appended():
+            # Only one that is opened for appending has no gap when it was cut.
+            if self._most and (log := own_log()) and fcntl.fcntl(2, fcntl.F_GETFL) & os.O_APPEND:
                 trim(log, self._most)
         return len(text)
 

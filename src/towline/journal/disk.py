@@ -175,18 +175,14 @@ def prepare(directory: Path, disk: Disk) -> None:
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
             path.chmod(0o700)
-        _sync_above(directory, disk)
+        for path in directory.absolute().parents:
+            with contextlib.suppress(PermissionError):  # one that we can't even list is none that was made for us
+                disk.sync_directory(path)
         if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(0, "no right to write here")
         os.listdir(directory)  # noqa: PTH208 a file in its place shows here
     except OSError as error:
         raise _unusable(directory, "can't keep a journal here", error) from error
-
-
-def _sync_above(directory: Path, disk: Disk) -> None:
-    for path in directory.absolute().parents:
-        with contextlib.suppress(PermissionError):  # a directory that we can't even list is none that was made for us
-            disk.sync_directory(path)
 
 
 def segment_names(directory: Path) -> list[Name]:

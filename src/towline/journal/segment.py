@@ -380,10 +380,10 @@ def offset_after_bytes(segments: Sequence[Segment], start: int, end: int, max_by
     for segment in _overlapping(segments, start):
         view = segment.view()
         position, header = segment.find(view, max(start, segment.first))
-        byte = position + (max(start, segment.first) - header.first) * header.size // header.rows + budget
+        byte = _byte_at(position, header, max(start, segment.first)) + budget
         if byte < len(view.memory):
-            frame = segment.find_byte(view, byte) or (position, header)
-            return min(_row_at(*frame, byte), end)
+            position, header = segment.find_byte(view, byte) or (position, header)
+            return min(header.first + (byte - position) * header.rows // header.size, header.end, end)
         budget = byte - len(view.memory)
     return end
 
@@ -404,10 +404,6 @@ def bytes_between(segments: Sequence[Segment], start: int, end: int) -> int:
 
 def _byte_at(position: int, header: Header, row: int) -> int:
     return position + (row - header.first) * header.size // header.rows
-
-
-def _row_at(position: int, header: Header, byte: int) -> int:
-    return min(header.first + (byte - position) * header.rows // header.size, header.end)
 
 
 def origin_below(segments: Sequence[Segment], offset: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,17 +42,13 @@ def publisher_metrics(publisher: Publisher, name: str = "") -> Collector:
         publisher: Whose.
         name: Value of the label ``publisher``; default its MQTT client id.
     """
-    return TableCollector(lambda: _samples(publisher, name))
 
+    def samples() -> Iterator[Sample]:
+        with contextlib.suppress(PublisherError):  # it belongs to the process that this one was forked from
+            if not (status := publisher.status())["closed"]:
+                yield from of_status(status, name or str(status["client_id"]), publisher.journal_id)
 
-def _samples(publisher: Publisher, name: str) -> Iterator[Sample]:
-    try:
-        status = publisher.status()
-    except PublisherError:  # it belongs to the process that this one was forked from
-        return
-    if status["closed"]:
-        return
-    yield from of_status(status, name or str(status["client_id"]), publisher.journal_id)
+    return TableCollector(samples)
 
 
 def of_status(status: Mapping[str, Any], name: str, journal: str) -> Iterator[Sample]:

@@ -466,7 +466,8 @@ class Publisher:
         self._mqtt_thread.join()
         with self._life.settling():
             self._life.ended = True
-            self._life.abandon(self._life.dead or self._left_behind())
+            what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."
+            self._life.abandon(self._life.dead or PublisherError("TL-O03", str(self._directory), what, do))
         atexit.unregister(self._at_exit)
         try:
             self._driver.leave()
@@ -478,10 +479,6 @@ class Publisher:
             finally:
                 with contextlib.suppress(JournalError):
                     self._outbox.close()
-
-    def _left_behind(self) -> PublisherError:
-        what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."
-        return PublisherError("TL-O03", str(self._directory), what, do)
 
     def _at_exit(self) -> None:
         """The interpreter ends without `close`: give the broker a moment, and say what stays."""
