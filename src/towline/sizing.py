@@ -116,16 +116,12 @@ def journal_bytes_s(rate: float, content_bytes_s: float) -> float:
 
     Of so many messages a second, with so many bytes of topics, payloads and properties.
     """
-    return content_bytes_s + rate * _ROW_BYTES + _chunks(rate) * _FRAME_BYTES
-
-
-def _chunks(rate: float) -> float:
-    return min(rate, _CHUNKS_PER_S)
+    return content_bytes_s + rate * _ROW_BYTES + min(rate, _CHUNKS_PER_S) * _FRAME_BYTES
 
 
 def _of_one_gateway(load: Load, gateways: int) -> list[Need]:
     rate, qos = load.rate / gateways, policy(load.guarantee).qos
-    chunks = _chunks(rate)
+    chunks = min(rate, _CHUNKS_PER_S)
     cpu = (rate * _GATEWAY_US[qos] + chunks * _CHUNK_US[qos]) / 1e6
     row = load.message_bytes + _ROW_BYTES
     written = journal_bytes_s(rate, rate * load.message_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -73,8 +73,12 @@ class Ranges:
         if start == self.watermark and not self._starts:  # in order, as nearly always
             self.watermark = end
             return
-        self._merge(start, end)
-        if self._starts and self._starts[0] <= self.watermark:
+        first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
+        if first < last:  # it is put in together with all that it touches
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+        if self._starts[0] <= self.watermark:
             self.watermark = self._ends[0]
             del self._starts[0], self._ends[0]
 
@@ -86,17 +90,6 @@ class Ranges:
         """Put in all numbers of another set."""
         for start, end in others.ranges:
             self.add(start, end)
-
-    def _merge(self, start: int, end: int) -> None:
-        """Put a range in, together with all that it touches."""
-        first = bisect_right(self._starts, start)
-        if first and self._ends[first - 1] >= start:
-            first -= 1
-        last = bisect_right(self._starts, end)
-        if first < last:
-            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
-        self._starts[first:last] = [start]
-        self._ends[first:last] = [end]
 
     @property
     def ranges(self) -> tuple[Range, ...]:

@@ -27,8 +27,6 @@ from towline.timing import Histogram, Pace
 
 #: Patience with a status, in seconds; less than Prometheus has with us.
 _ASK_S: Final = 3.0
-#: An answer is good for so long, in seconds: whoever asks more often learns nothing.
-_FRESH_S: Final = 0.5
 #: The present rate is that of so many seconds: long enough to see past one burst.
 WINDOW_S: Final = 300.0
 #: Metric → where a gateway's status says it, of several keys the sum; on the way up.
@@ -135,8 +133,6 @@ class GatewayMonitor:
         self._facts, self._state_dir, self._queue = facts, state_dir, queue
         self._client: GatewayClient | None = None
         self._lock = threading.Lock()
-        self._status: dict[str, Any] = {}
-        self._asked_at = float("-inf")
         #: When it answered last; None before the first answer.
         self._heard_at: float | None = None
         self._pace = Pace(WINDOW_S)
@@ -144,12 +140,10 @@ class GatewayMonitor:
     def facts(self) -> GatewayFacts:
         """What is known now."""
         with self._lock:
-            if time.monotonic() - self._asked_at >= _FRESH_S:
-                self._status = self._ask()
-                self._asked_at = time.monotonic()
-                if self._status:
-                    self._heard_at = self._asked_at
-            return replace(self._facts, status=self._status).at_pace(self._pace, self._asked_at)
+            status, now = self._ask(), time.monotonic()
+            if status:
+                self._heard_at = now
+            return replace(self._facts, status=status).at_pace(self._pace, now)
 
     def _ask(self) -> dict[str, Any]:
         if self._client is None:
