@@ -81,7 +81,7 @@ class Outcome(Enum):
 
 
 class Downlink:
-    """Delivers one outbox.
+    """Delivers one outbox; where that is dead (`JournalFailed`), each of these methods raises it.
 
     Args:
         outbox: What is to be sent; what is done of it is the caller's thread to note.
@@ -203,7 +203,6 @@ class Downlink:
         Raises:
             JournalFull: TL-J02, what is about to leave can't be made durable: it must not leave, and the session has
                 to be renewed.
-            JournalFailed: TL-J04, the outbox is dead [I6].
         """
         if isinstance(action, Acknowledged):
             self._acknowledged(action)
@@ -229,11 +228,7 @@ class Downlink:
         return min((*on_disk, *self._refusals, *(() if waiting is None else (waiting,))), default=None)
 
     def turn(self, *, unsent: int = 0) -> None:
-        """Hand over what may go, and bring to the disk what is due.
-
-        Raises:
-            JournalFailed: TL-J04, the outbox is dead [I6].
-        """
+        """Hand over what may go, and bring to the disk what is due."""
         now = time.monotonic()
         self._keep_refused(now)
         if self._outbox.settle():
@@ -259,11 +254,7 @@ class Downlink:
         return min((at for at in times if at is not None), default=None)
 
     def flush(self) -> None:
-        """Bring to the disk what is done, without waiting for it.
-
-        Raises:
-            JournalFailed: TL-J04, the outbox is dead [I6].
-        """
+        """Bring to the disk what is done, without waiting for it."""
         self._outbox.flush()
         self._flush_at = None
 

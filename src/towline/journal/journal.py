@@ -87,7 +87,8 @@ def _changes(
 class Journal:
     """A durable list of rows with a watermark per consumer; `open` returns one.
 
-    After `JournalFailed` the object is dead: every later call raises the same, and no file is synced again [I6].
+    Where a write or sync fails, whatever changes something raises `JournalFailed` (TL-J04), and the object is dead:
+    every later call raises the same, and no file is synced again [I6].
 
     Attributes:
         journal_id: 12 hex digits made at creation; with an offset it names a row for ever.
@@ -292,11 +293,7 @@ class Journal:
 
     @_changes
     def sync(self) -> None:
-        """Make durable what was written without a sync of its own.
-
-        Raises:
-            JournalFailed: TL-J04, the object is dead [I6].
-        """
+        """Make durable what was written without a sync of its own."""
         self._active.sync()
 
     def set_session(self, session: Mapping[str, object]) -> None:
@@ -304,7 +301,6 @@ class Journal:
 
         Raises:
             JournalFull: TL-J02, the disk took no more; the older session stands.
-            JournalFailed: TL-J04, the object is dead [I6].
         """
         self._write_session(decode_json(self.where, encode_json(session)))
 
@@ -337,7 +333,6 @@ class Journal:
             ids and notes are to be given again.
 
         Raises:
-            JournalFailed: TL-J04, the object is dead [I6].
             JournalError: TL-J08, `upto` is beyond the end.
         """
         if upto > self.end:
@@ -355,11 +350,7 @@ class Journal:
 
     @_changes
     def forget(self, consumer: str) -> None:
-        """Drop a consumer, so that rows no longer wait for it. One that is unknown is nothing to forget.
-
-        Raises:
-            JournalFailed: TL-J04, the object is dead [I6].
-        """
+        """Drop a consumer, so that rows no longer wait for it. One that is unknown is nothing to forget."""
         consumers = self._state.consumers
         if consumer in consumers:
             self._set_consumers({name: upto for name, upto in consumers.items() if name != consumer})
@@ -422,12 +413,7 @@ class Journal:
         return end
 
     def size(self, start: int, end: int) -> int:
-        """Return how many bytes a range is, as `locate` counts them.
-
-        Raises:
-            JournalError: TL-J07, the range is not, or no longer, there. TL-J10, closed.
-            JournalDamaged: TL-J05, the frames on the way no longer read as they were written.
-        """
+        """Return how many bytes a range is, as `locate` counts them; it raises what that raises."""
         return bytes_between(self._holding(start, end), start, end)
 
     def _holding(self, start: int, end: int) -> tuple[Segment, ...]:

@@ -276,7 +276,6 @@ class Outbox(Journal):
 
         Raises:
             JournalFull: TL-J02, the disk took no more: the last batches go later by themselves.
-            JournalFailed: TL-J04, the outbox is dead [I6].
         """
         with self._entering:
             writers = [writer for writer in self.last_batches if job_of(writer) == job]
@@ -365,7 +364,6 @@ class Outbox(Journal):
 
         Raises:
             JournalFull: TL-J02, the disk took no more: none of the packets may leave, but those of QoS 1.
-            JournalFailed: TL-J04, the outbox is dead [I6].
         """
         phases = {i: (flight.number, flight.phase | flight.reason << 8) for i, flight in flights.items()}
         if not durable and self._freed.isdisjoint(phases):
@@ -394,7 +392,6 @@ class Outbox(Journal):
 
         Raises:
             JournalFull: TL-J02, with `durable` and a disk that took no more.
-            JournalFailed: TL-J04, the outbox is dead [I6].
         """
         freed = tuple(self._freed)
         written = self.commit(_SENDER, self.done.watermark, released=freed, notes=self._finished())

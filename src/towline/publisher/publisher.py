@@ -346,11 +346,7 @@ class Publisher:
             self._turn()
 
     def _turn(self) -> None:
-        """Do what is due, and wait for more.
-
-        Raises:
-            JournalFailed: TL-J04, the outbox is dead [I6].
-        """
+        """Do what is due, and wait for more."""
         driver = self._driver
         try:
             driver.turn(self._downlink.due(), self._awaited.due() if self._awaited is not None else None)

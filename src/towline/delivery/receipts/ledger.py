@@ -402,11 +402,7 @@ class ReceiptSender:
         self.sent = 0
 
     def turn(self, now: float, *, online: bool) -> None:
-        """Send what is due.
-
-        Raises:
-            JournalFailed: TL-J04 [I6].
-        """
+        """Send what is due."""
         if self.ledger.counts["forged"] and not self._warned:
             self._warned = True
             self._log.warning(_FORGED, code="TL-M35")
