@@ -66,7 +66,7 @@ OPTIONAL = (
 EVENT_TIME = "event_time"
 TIMED_SCHEMA = ROW_SCHEMA.append(pa.field(EVENT_TIME, pa.timestamp("us", "UTC")))
 
-#: For a frame that brings only packet ids or notes.
+#: For a chunk without messages.
 NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 
 #: What a received message has and a message to be sent has too: what came up can be sent down as it is.

@@ -64,7 +64,6 @@ from towline.mqtt.subscriptions import UNSURE
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
 from towline.processes import notify
-from towline.schema import NO_ROWS
 from towline.text import printable
 from towline.timing import Stamp
 
@@ -398,7 +397,7 @@ class Pump:
         config = replace(self._connection.session_at(level), filters=filters)
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
-            self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})
+            self._inbox.append(released=list(self._inbox.held))
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
         session = Session(config, record, self._inbox.end, held)
         if self._filters is None and not (record and record.established):  # it may be subscribed to all of them

@@ -17,8 +17,6 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-import pyarrow as pa
-
 from towline.errors import JournalError, JournalFailed, JournalFull, TowlineError
 from towline.journal.disk import Disk, Limits, Lock, Room, failing, prepare
 from towline.journal.frames import (
@@ -97,7 +95,6 @@ class Journal:
         repair: One line for a person when opening cut an unfinished write; else "".
         where: The directory it lies in, for people.
         end: The next offset; every row below it is durable.
-        no_rows: A batch of this journal's schema without rows: for frames that bring only packet ids or notes.
     """
 
     def __init__(
@@ -109,7 +106,6 @@ class Journal:
         self.journal_id, self.epoch, self.incarnation = state.journal_id, state.epoch, state.incarnation
         self.repair, self.where = opened.note, str(directory)
         self._directory, self._schema, self._room, self._disk, self._lock = directory, schema, room, disk, lock
-        self.no_rows = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
         self._syncs, self._bytes_written = Histogram(), 0
         #: guards the ledger alone; never held during a system call
         self._counting = threading.Lock()
@@ -250,7 +246,7 @@ class Journal:
     @_changes
     def append(
         self,
-        batch: Any,
+        batch: Any = None,
         *,
         held: Mapping[int, tuple[int, int]] | None = None,
         released: Sequence[int] = (),
@@ -260,8 +256,8 @@ class Journal:
         """Make the rows of a record batch durable, in one frame with one sync, and return the new end.
 
         Args:
-            batch: Rows of the journal's schema; an offset column is the caller's business. No rows and no packet ids:
-                nothing happens.
+            batch: Rows of the journal's schema; an offset column is the caller's business. None for packet ids or notes
+                alone; without either nothing happens.
             held: QoS 2 packet ids that come with these rows: number and digest of each one's row [I3].
             released: QoS 2 packet ids that are free again, before those of `held`.
             notes: JSON values by name that become durable in the same frame; None removes one.
@@ -272,12 +268,12 @@ class Journal:
             JournalFailed: TL-J04, nothing of this batch is promised; the object is dead [I6].
             JournalError: TL-J06 another schema, TL-J08 larger than 2 GiB, TL-J10 closed.
         """
-        if not batch.schema.equals(self._schema):
+        if batch is not None and not batch.schema.equals(self._schema):
             what = "a batch has another schema than this journal"
             raise JournalError("TL-J06", self.where, what, "This is a mistake in the program, not in the data.")
         given = {"released": released, "held": held, "notes": notes}
         changes = {name: value for name, value in given.items() if value}
-        rows: int = batch.num_rows
+        rows: int = batch.num_rows if batch is not None else 0
         if not rows:
             if changes:
                 self._write(changes, durable=durable)

@@ -249,7 +249,7 @@ class Outbox(Journal):
         notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
         for writer, last in partial.items():
             notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
-        self.append(self.no_rows, notes=notes)
+        self.append(notes=notes)
         self._renew()
 
     def _renew(self, *, back: int | None = None) -> None:
@@ -281,7 +281,7 @@ class Outbox(Journal):
             writers = [writer for writer in self.last_batches if job_of(writer) == job]
             self._give_up(writers)
             notes: dict[str, Any] = {_BATCH + writer: None for writer in writers}
-            self.append(self.no_rows, notes={**notes, _OVER + job: int(time.time())})
+            self.append(notes={**notes, _OVER + job: int(time.time())})
 
     def _look(self) -> None:
         """Give up what no writer asked for in a while; now and then."""
@@ -299,7 +299,7 @@ class Outbox(Journal):
                 if last.at < now - _JOB_S and not last.ranges:
                     notes[name] = None
         if notes:
-            self.append(self.no_rows, notes=notes)
+            self.append(notes=notes)
 
     # -- going out; the sending thread --
 
@@ -367,10 +367,10 @@ class Outbox(Journal):
         """
         phases = {i: (flight.number, flight.phase | flight.reason << 8) for i, flight in flights.items()}
         if not durable and self._freed.isdisjoint(phases):
-            self.append(self.no_rows, held=phases, durable=False)
+            self.append(held=phases, durable=False)
             return
         notes = self._finished() if self._freed else {}
-        self.append(self.no_rows, held=phases, released=tuple(self._freed), notes=notes, durable=durable)
+        self.append(held=phases, released=tuple(self._freed), notes=notes, durable=durable)
         self._freed = set()
 
     def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:

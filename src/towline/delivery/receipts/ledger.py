@@ -36,7 +36,6 @@ from towline.mqtt.inbound import NOTHING, Screening
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.stubs import Published
-from towline.schema import NO_ROWS
 from towline.timing import Stamp
 
 _NOTE: Final = "publisher:"
@@ -429,7 +428,7 @@ class ReceiptSender:
     def _keep(self, notes: Mapping[str, Any]) -> bool:
         try:
             if notes:
-                self._inbox.append(NO_ROWS, held={}, released=(), notes=notes)
+                self._inbox.append(notes=notes)
         except JournalFull:
             self._next_at = time.monotonic() + 1.0
             return False
