@@ -23,7 +23,6 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -144,9 +143,9 @@ class AtLeastOnce(Delivery):
                 with producers.borrowed(settings) as client:
                     return self._write(client, screen, chain(first, rows), lessons)
             except Indefinite as problem:
-                if problem.refusal is None:
+                if problem.refused is None:
                     raise problem.told from None
-                lessons.take(problem.refusal, problem.told)
+                lessons.take(problem.refused, problem.told)
                 whole = True
                 if not copies.complete():
                     raise problem.told from None
@@ -171,9 +170,9 @@ class AtLeastOnce(Delivery):
         except producers.QueueStuck:
             left = client.pending
         except faults.FOREIGN as problem:
-            raise Indefinite(faults.gave_up(self.settings.servers, problem), client.refusal) from None
+            raise Indefinite(faults.gave_up(self.settings.servers, problem), client.refused) from None
         if lost := left + client.failures:
-            raise Indefinite(self._undelivered(client, lost, rows), client.refusal)
+            raise Indefinite(self._undelivered(client, lost, rows), client.refused)
         if lessons.unclear is not None:  # each alone was taken
             lessons.conclude()
         dead = screen.dead_letters
@@ -356,15 +355,19 @@ class _Batch:
             try:
                 return self._attempt()
             except Indefinite as problem:
-                if problem.refusal is not None:
-                    self.lessons.take(problem.refusal, problem.told)
+                if problem.refused is not None:
+                    self.lessons.take(problem.refused, problem.told)
                     continue
-                before, former, tries_left = self._longer(), self.rate, tries_left - (problem.rate is None)
-                if problem.rate is not None:  # a quota lets a burst pass first, so it may be less
-                    self.rate = min(problem.rate, former or problem.rate) / 2
-                if not tries_left or (self.rate != former and self._longer() == before):
+                tries_left -= problem.rate is None
+                if not tries_left or (problem.rate is not None and not self._slowed(problem.rate)):
                     raise problem.told from None
                 screening.forget(self.sink.settings)
+
+    def _slowed(self, rate: float) -> bool:
+        """Whether a batch that Kafka took too slowly gets more time."""
+        before = self._longer()
+        self.rate = min(rate, self.rate or rate) / 2  # a quota lets a burst pass first, so it may be less
+        return self._longer() != before
 
     def _attempt(self) -> Delivered:
         if self.lessons.unclear is not None:
@@ -393,9 +396,8 @@ class _Batch:
         return screen
 
     def _longer(self, most: int | None = None) -> dict[str, str]:
-        settings = self.sink.settings
-        longest = partial(producers.longest_ms, settings) if most is None else lambda: most
-        return producers.clock(settings, self.spool.size, self.rate, longest)
+        longest = self.store.cluster.longest_transaction_ms if most is None else lambda: most
+        return producers.clock(self.sink.settings, self.spool.size, self.rate, longest)
 
     def _producer(self, screen: RecordCheck) -> Transactional:
         requests = dict(self._paced().client.items() - self.sink.settings.client.items())
@@ -432,7 +434,7 @@ class _Batch:
             with suppress(Indefinite, *faults.FOREIGN):  # from the first refusal on
                 producer.write(Rows(0, 0, frozenset({topic}), alone))
                 producer.flush(self.sink.settings.timeout_s, to_failure=True)
-            self.lessons.conclude(producer.refusal)
+            self.lessons.conclude(producer.refused)
         finally:
             producer.close()
 

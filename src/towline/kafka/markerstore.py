@@ -192,16 +192,14 @@ class MarkerStore:
                     raise self._short(place, f"could be read up to {end}, and its leader has {leaders_end}")
                 continue
             error = message.error()
-            end = message.offset() if error is None else max(end, message.offset() or 0)
-            if error is not None and error.name() == "_PARTITION_EOF":
-                if end >= leaders_end:
-                    return found, value
-                continue  # whoever answered is behind the leader: the rest is still to come
-            if error is not None and error.name() == "GROUP_AUTHORIZATION_FAILED":
-                continue  # librdkafka asks for the coordinator of a group that is joined and committed to by nobody
-            if error is not None:
+            name = "" if error is None else error.name()
+            end = max(end, message.offset() or 0) if name else message.offset()
+            if name == "_PARTITION_EOF" and end >= leaders_end:  # else who answered is behind: the rest is to come
+                return found, value
+            # librdkafka asks for the coordinator of a group that is joined and committed to by nobody.
+            if name not in {"", "_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED"}:
                 raise KafkaException(error)
-            if message.key() == key:
+            if not name and message.key() == key:
                 found, value = True, message.value()
 
     def _short(self, place: TopicPartition, what: str) -> KafkaError:

@@ -17,18 +17,18 @@ import gc
 import time
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from confluent_kafka import KafkaException, Producer
 
 from towline.errors import KafkaError
 from towline.kafka import faults
-from towline.kafka.admin import LONGEST_MS, KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.clientconfig import connect, largest_message, lent
 from towline.kafka.columns import Rows
 from towline.kafka.faults import KEPT, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT
-from towline.kafka.screening import Refusal
+from towline.kafka.screening import FailedRecord
 from towline.threads import later
 
 if TYPE_CHECKING:
@@ -64,13 +64,6 @@ MESSAGE_TIMEOUT: Final = "message.timeout.ms"
 OWN: Final[Mapping[str, Any]] = MappingProxyType({"delivery.report.only.error": True})
 
 
-class FailedRecord(NamedTuple):
-    """The topic of a record that Kafka did not take, and librdkafka's error."""
-
-    topic: str
-    error: Any
-
-
 class KafkaProducer:
     """A producer, with more settings of librdkafka than the sink's, and its delivery reports. Not thread-safe.
 
@@ -93,8 +86,6 @@ class KafkaProducer:
         #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
         self.failures = 0
         self.failed: FailedRecord | None = None
-        #: What Kafka refused of them for what it is.
-        self.refusal: Refusal | None = None
         #: Whether another task may have it.
         self.healthy = True
         self.last.why = ""
@@ -103,14 +94,16 @@ class KafkaProducer:
         if error is None:
             return
         self.failures += 1
-        if faults.means(error, Meaning.RECORD, Meaning.SIZE):
-            code = faults.name_of(error)
-            self.refusal = self.refusal or Refusal(message.topic(), code)
-            if size is not None:
-                self.refusal = self.refusal.alone(code, message, size)
         more = self.failed is None or faults.means(self.failed.error, Meaning.TIMEOUT)
         if more and faults.name_of(error) != "_INVALID_DIFFERENT_RECORD":
             self.failed = FailedRecord(message.topic(), error)
+        if size is not None and self.failed is not None:
+            self.failed = self.failed.alone(error, message, size)
+
+    @property
+    def refused(self) -> FailedRecord | None:
+        """What Kafka refused for what it is."""
+        return self.failed if self.failed is not None and self.failed.refused else None
 
     def reported(self, record: Record, size: int) -> Record:
         """A record whose report says its size, in bytes as `screening` counts them: a report has no headers."""
@@ -234,30 +227,18 @@ def clock(settings: SinkSettings, size: int, rate: float | None, longest: Callab
     return {_CLOCK: str(max(own, needed)), MESSAGE_TIMEOUT: str(needed)} if needed > usual else {}
 
 
-#: Bootstrap servers -> the longest transaction that they allow, in ms; of this process.
-_longest: Final[dict[str, int]] = {}
-
-
-def longest_ms(settings: SinkSettings) -> int:
-    """The longest transaction that the cluster allows, in ms; Kafka's own limit where this user may not see it."""
-    if settings.servers not in _longest:
-        with contextlib.suppress(KafkaError):
-            _longest[settings.servers] = KafkaAdmin(settings.client, settings.timeout_s).longest_transaction_ms()
-    return _longest.setdefault(settings.servers, LONGEST_MS)
-
-
 class Indefinite(Exception):
     """The attempt failed in a way that a new producer may mend.
 
     Args:
         told: The error for people.
-        refusal: What Kafka refused in it for what it is.
+        refused: What Kafka refused in it for what it is.
         rate: Bytes a second that Kafka took in it, if it was too slow; else None.
     """
 
-    def __init__(self, told: KafkaError, refusal: Refusal | None = None, rate: float | None = None) -> None:
+    def __init__(self, told: KafkaError, refused: FailedRecord | None = None, rate: float | None = None) -> None:
         super().__init__(told)
-        self.told, self.refusal, self.rate = told, refusal, rate
+        self.told, self.refused, self.rate = told, refused, rate
 
 
 class Transactional(KafkaProducer):
@@ -375,7 +356,7 @@ class Transactional(KafkaProducer):
             slow = self._too_slow()
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            return slow or Indefinite(self._aborted(doing, problem), self.refusal)
+            return slow or Indefinite(self._aborted(doing, problem), self.refused)
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.FENCED:
             what = f"another producer took over the transactional id {self.transactional_id}, or this one slept past"

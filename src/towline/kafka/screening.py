@@ -326,30 +326,34 @@ def has_learned(settings: SinkSettings) -> bool:
     return any(servers == settings.servers for servers, _ in _lessons)
 
 
-class Refusal(NamedTuple):
-    """What Kafka refused for what it is.
+class FailedRecord(NamedTuple):
+    """A record that Kafka did not take.
 
     Attributes:
-        topic: The topic of the first record.
-        code: Kafka's code by librdkafka's name.
-        lesson: What the topic takes, by those records that were a request each: one among others may not be to blame.
+        topic: Its topic.
+        error: librdkafka's.
+        lesson: What the topic takes, by those refused that were a request each: one among others may not be to blame.
     """
 
     topic: str
-    code: str
+    error: Any
     lesson: TopicFacts = ANY
 
-    def alone(self, code: str, message: Any, size: int) -> Refusal:
-        """With what a report on a record tells that was a request of its own and has so many bytes."""
+    @property
+    def refused(self) -> bool:
+        """Whether it was refused for what it is."""
+        return faults.means(self.error, Meaning.RECORD, Meaning.SIZE)
+
+    def alone(self, error: Any, message: Any, size: int) -> FailedRecord:
+        """With what a report tells on a record of so many bytes that was a request of its own."""
         lesson, ahead = ANY, message.timestamp()[1] - int(time.time() * 1000)
-        if faults.means(code, Meaning.SIZE):
+        if faults.means(error, Meaning.SIZE):
             lesson = replace(ANY, max_bytes=size - 1)
-        elif code != "INVALID_TIMESTAMP":  # nothing new if it has a key, and the reason is the broker's own
-            lesson = ANY if message.key() is not None else replace(ANY, policy="compact")
-        elif ahead > 0:  # clocks go on until it is looked at again
-            lesson = replace(ANY, after_ms=max(0, ahead - _CLOCKS_MS))
-        else:
-            lesson = replace(ANY, before_ms=-ahead)
+        elif faults.name_of(error) == "INVALID_TIMESTAMP":  # clocks go on until it is looked at again
+            late = replace(ANY, before_ms=-ahead)
+            lesson = replace(ANY, after_ms=max(0, ahead - _CLOCKS_MS)) if ahead > 0 else late
+        elif faults.means(error, Meaning.RECORD) and message.key() is None:  # else the reason is the broker's own
+            lesson = replace(ANY, policy="compact")
         return self._replace(lesson=self.lesson.narrowed(lesson))
 
 
@@ -362,24 +366,24 @@ class Lessons:
         self._told: KafkaError
         #: What came of a request of many records, of which the next attempt is to tell which it was: it sends them one
         #: a request. librdkafka blames all records of a request alike, but for some of INVALID_RECORD (KIP-467).
-        self.unclear: Refusal | None = None
+        self.unclear: FailedRecord | None = None
 
     @property
     def large(self) -> bool:
         """Whether something was refused for its size, or that of the others."""
-        return self.unclear is not None and faults.means(self.unclear.code, Meaning.SIZE)
+        return self.unclear is not None and faults.means(self.unclear.error, Meaning.SIZE)
 
-    def take(self, refusal: Refusal, told: KafkaError) -> None:
+    def take(self, failed: FailedRecord, told: KafkaError) -> None:
         """Learn from what was refused in an attempt: which records it were, or that this has to be found out.
 
         Raises:
             KafkaError: ``told``, if nothing new can be learned; TL-K29, there are too many kinds.
         """
         if self.unclear is not None:
-            self.conclude(refusal)
+            self.conclude(failed)
         else:
-            self._told, self.unclear = told, refusal
-            if self.large and self._changed(refusal.topic):
+            self._told, self.unclear = told, failed
+            if self.large and self._changed(failed.topic):
                 self.unclear = None
 
     def alone(
@@ -390,11 +394,11 @@ class Lessons:
         for record in records:
             yield client.reported(record, size(record)) if record[0] == self.unclear.topic else record
 
-    def conclude(self, refusal: Refusal | None = None) -> None:
+    def conclude(self, failed: FailedRecord | None = None) -> None:
         """Learn what was unclear, after requests of one record, and what was refused of them; raises as `take`."""
         assert self.unclear is not None, "there was a refusal"
-        topic, code, _ = self.unclear
-        place, lesson = (self._settings.servers, topic), ANY if refusal is None else refusal.lesson
+        topic, code = self.unclear.topic, faults.name_of(self.unclear.error)
+        place, lesson = (self._settings.servers, topic), ANY if failed is None else failed.lesson
         former, size = _learned(place), lesson.max_bytes
         if size is not None or (self.large and lesson == ANY):
             batch = former.batch_bytes

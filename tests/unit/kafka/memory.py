@@ -443,7 +443,7 @@ class MemoryAdmin:
 
 #: What a process remembers of Kafka.
 _CACHES: tuple[Any, ...] = (
-    *(producers._clients, producers._longest, screening._facts, screening._lessons),
+    *(producers._clients, screening._facts, screening._lessons),
     *(markerstore._consumers, markerstore._ends),
 )
 

@@ -15,6 +15,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import Record, Rows
 from towline.kafka.producers import KafkaProducer, QueueStuck, borrowed, take
+from towline.kafka.screening import FailedRecord
 
 FULL = BufferError("Local: Queue full")
 
@@ -82,7 +83,7 @@ def test_all_failures_are_counted_and_the_first_is_kept(memory: MemoryKafka) -> 
     client.config["on_delivery"](None, None)
     assert producer.failures == 0, "a report of success is none of a failure"
     client.refuse()
-    assert (producer.failures, producer.failed) == (9, ("t", kafka.REFUSED))
+    assert (producer.failures, producer.failed) == (9, FailedRecord("t", kafka.REFUSED))
     producer.reset()
     assert producer.failures == 0
     assert producer.failed is None
@@ -175,4 +176,4 @@ def test_a_refusal_tells_more_than_a_record_whose_time_was_up(memory: MemoryKafk
     for error in (ClientError(ClientError._MSG_TIMED_OUT), kafka.UNFIT, kafka.REFUSED):
         producer.send(rows(b"x"))
         memory.producers[0].refuse(error)
-    assert producer.failed == ("t", kafka.UNFIT)
+    assert producer.failed == FailedRecord("t", kafka.UNFIT)

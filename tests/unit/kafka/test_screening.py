@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError as ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record, to_record
 from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
-from towline.kafka.screening import Lessons, RecordCheck, RecordLimits, Refusal, fault_of
+from towline.kafka.screening import FailedRecord, Lessons, RecordCheck, RecordLimits, fault_of
 from towline.sinks import Task
 
 HOUR = 3_600_000
@@ -105,11 +106,11 @@ def test_a_segment_holds_a_whole_batch() -> None:
 def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
     told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
     lessons = Lessons(kafka_settings())
-    refusal = Refusal("u", "INVALID_TIMESTAMP")
-    lessons.take(refusal, told)
+    failed = FailedRecord("u", ClientError(ClientError.INVALID_TIMESTAMP))
+    lessons.take(failed, told)
     assert lessons.unclear is not None
     message = SimpleNamespace(timestamp=lambda: (1, moment), key=lambda: b"k")
-    lessons.take(refusal.alone("INVALID_TIMESTAMP", message, 90), told)
+    lessons.take(failed.alone(failed.error, message, 90), told)
     limits = RecordLimits({"u": TopicFacts(1).narrowed(screening._lessons["k:9092", "u"][1])}, 20_000, None, NOW)
     assert fault_of(record("u", moment=NOW), limits) is None
     fault = fault_of(record("u", moment=bad), limits)
@@ -122,10 +123,10 @@ def test_a_request_that_is_too_large_though_none_of_its_records_is_makes_request
     lessons = Lessons(kafka_settings())
     screening._lessons.clear()
     for size in (16 << 10, 4 << 10, 1 << 10):
-        lessons.take(Refusal("v", "RECORD_LIST_TOO_LARGE"), told)
+        lessons.take(FailedRecord("v", ClientError(ClientError.RECORD_LIST_TOO_LARGE)), told)
         lessons.conclude()
         assert screening._lessons["k:9092", "v"][1] == replace(ANY, batch_bytes=size)
-    lessons.take(Refusal("v", "INVALID_RECORD"), told)
+    lessons.take(FailedRecord("v", ClientError(ClientError.INVALID_RECORD)), told)
     with pytest.raises(KafkaError, match="it was refused"):
         lessons.conclude()
     screening._lessons.clear()
