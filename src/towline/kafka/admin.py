@@ -282,7 +282,6 @@ class KafkaAdmin:
         if not new:
             return []
         patience: Any = {"operation_timeout": self._timeout, "request_timeout": self._timeout}
-        self.info()  # says why there is no answer
         outcomes = self.ask_each(
             lambda admin: admin.create_topics(new, **patience),
             lambda problem: not faults.means(problem, Meaning.PASSING),

@@ -227,31 +227,28 @@ class AtMostOnce(Delivery):
         """Write what can be written now; the rest is counted as lost."""
         if task.attempt > 0:
             return _count(batches, f"attempt {task.attempt + 1} of a task writes nothing")
-        with producers.borrowed(self.settings) as client:
-            return self._deliver(client, batches)
-
-    def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any]) -> Delivered:
         rows = size = sent = 0
         remaining = iter(batches)
         why, screen = "", RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
-        try:
-            for batch in remaining:
-                refused = self.columns.refusals(batch) is not None
-                converted = screen.rows(batch) if refused else self.columns.rows(batch)
-                rows, size = rows + converted.size, size + converted.bytes
-                require_topics(self.settings, converted.topics)
-                client.send(converted)
-                sent = rows
-            client.flush(self.settings.timeout_s)
-        except (KafkaError, producers.QueueStuck, *faults.FOREIGN) as problem:
-            if isinstance(problem, KafkaError) and problem.code not in faults.SILENCE:
-                raise
-            why = problem.what if isinstance(problem, KafkaError) else faults.reason(problem)
-        rest = _count(remaining)
-        reached = max(0, sent - client.pending - client.failures)
-        if lost := rows + rest.lost - reached:
-            client.healthy, failed = False, client.failed
-            why = why or ("Kafka did not take them in time" if failed is None else faults.reason(failed.error))
+        with producers.borrowed(self.settings) as client:
+            try:
+                for batch in remaining:
+                    refused = self.columns.refusals(batch) is not None
+                    converted = screen.rows(batch) if refused else self.columns.rows(batch)
+                    rows, size = rows + converted.size, size + converted.bytes
+                    require_topics(self.settings, converted.topics)
+                    client.send(converted)
+                    sent = rows
+                client.flush(self.settings.timeout_s)
+            except (KafkaError, producers.QueueStuck, *faults.FOREIGN) as problem:
+                if isinstance(problem, KafkaError) and problem.code not in faults.SILENCE:
+                    raise
+                why = problem.what if isinstance(problem, KafkaError) else faults.reason(problem)
+            rest = _count(remaining)
+            reached = max(0, sent - client.pending - client.failures)
+            if lost := rows + rest.lost - reached:
+                client.healthy, failed = False, client.failed
+                why = why or ("Kafka did not take them in time" if failed is None else faults.reason(failed.error))
         dead = min(screen.dead_letters, reached)
         return Delivered(reached - dead, size + rest.bytes, lost, why, dead)
 
@@ -516,8 +513,8 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
     first = newest == 0 and checkpoint.last_commit_batch() is None
     if first and sink_id:
         _check_first_batch(settings, MarkerStore(settings, sink_id), checkpoint)
-    hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
-    return BatchOrigin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
+    batches = (newest - 1, newest)
+    return BatchOrigin(newest=newest, hashes={one: text for one in batches if (text := checkpoint.offsets_hash(one))})
 
 
 def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint) -> None:

@@ -139,9 +139,8 @@ class RecordCheck:
         """Settings of a producer whose batches fit into the topics: their limit is on the batch, not on the record."""
         facts = reduce(TopicFacts.narrowed, self._limits.topics.values(), ANY)
         most = least(facts.batch_bytes, facts.max_bytes)
-        if most is None or int(self._settings.client.get(_BATCH_SIZE, "0")) <= most:
-            return {}
-        return {_BATCH_SIZE: str(most)}
+        fits = most is None or int(self._settings.client.get(_BATCH_SIZE, "0")) <= most
+        return {} if fits else {_BATCH_SIZE: str(most)}
 
     def look(self, batches: Iterable[Any]) -> None:
         """Ask Kafka about the topics of these batches; without a dead-letter topic every record is checked now.
@@ -190,17 +189,16 @@ class RecordCheck:
 
     def _check_place(self) -> None:
         """Letters have the keys of their records, or none, and headers that must fit beside a part of them."""
-        name = self._settings.dead_letter_topic
-        if name is None:
+        name, room = self._settings.dead_letter_topic, self._room()
+        if name is not None and self._limits.topics[name].compacted:
+            code, what = "TL-K71", "is compacted: it keeps one letter a key, and takes none without"
+            do = "Set cleanup.policy=delete for it."
+        elif name is not None and room < _LEAST_ROOM:
+            code, what = "TL-K72", f"takes {room:,} bytes: not every letter fits, not even in parts"
+            do = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_LEAST_ROOM:,} at least."
+        else:
             return
-        if self._limits.topics[name].compacted:
-            what = f'the dead-letter topic "{name}" is compacted: it keeps one letter a key, and takes none without'
-            do = f"Set cleanup.policy=delete for it. {faults.KEPT}"
-            raise KafkaError("TL-K71", self._settings.servers, what, do)
-        if (room := self._room()) < _LEAST_ROOM:
-            what = f'the dead-letter topic "{name}" takes {room:,} bytes: not every letter fits, not even in parts'
-            do = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_LEAST_ROOM:,} at least. {faults.KEPT}"
-            raise KafkaError("TL-K72", self._settings.servers, what, do)
+        raise KafkaError(code, self._settings.servers, f'the dead-letter topic "{name}" {what}', f"{do} {faults.KEPT}")
 
     def _topics(self, batch: Any) -> set[str]:
         if self._columns.topic is not None:
