@@ -80,7 +80,7 @@ class Marker:
         batch: The batch; `BEFORE_FIRST` if none.
         parallelism: Partitions the sink wrote its batches in (N).
         rows: Rows of this batch and partition, dead letters included.
-        crc: Order-insensitive sum over keys and values (`towline.kafka.spool.checksum`); None where nobody was
+        crc: Order-insensitive sum over keys and values (`towline.kafka.delivery.checksum`); None where nobody was
             to compare it.
         writer: Id of the query, which is random and lives in its checkpoint; `ANYONE` if set by hand.
         offsets: SHA-256 of the checkpoint's ``offsets/<batch>``; None where the checkpoint is not local.

@@ -34,11 +34,18 @@ from towline.guarantee import policy
 from towline.kafka.admin import check_source_topics
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, batch_origin, delivery_for, require_named_topics
+from towline.kafka.delivery import (
+    BatchOrigin,
+    Delivered,
+    ExactlyOnce,
+    batch_origin,
+    delivery_for,
+    full,
+    require_named_topics,
+)
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.pace import WritePace
-from towline.kafka.spool import full
 from towline.sinks import Task, check_append, column_types, lower_case
 from towline.spark.session import check_pyspark
 from towline.spark.tally import BatchResult, SinkNote, pace_of

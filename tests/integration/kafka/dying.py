@@ -18,8 +18,8 @@ from typing import Any
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.errors import KafkaError
 from towline.kafka import producers
+from towline.kafka.delivery import Spool
 from towline.kafka.markerstore import MarkerStore
-from towline.kafka.spool import Spool
 from towline.sinks import Task
 
 #: Step -> the call it belongs to, and whether it comes before or after it.

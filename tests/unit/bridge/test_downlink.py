@@ -24,7 +24,7 @@ from towline.bridge.runtime.screen import summary
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason
-from towline.kafka.spool import Spool
+from towline.kafka.delivery import Spool
 
 OUTBOX = {"accepted": 90, "delivered": 70, "acknowledged": 70, "expired": 2, "refused": 3}
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from towline.errors import KafkaError
+from towline.kafka.delivery import Spool, checksum
 from towline.kafka.options import SinkSettings
-from towline.kafka.spool import Spool, checksum
 
 cells = st.one_of(st.none(), st.binary(max_size=5))
 rows = st.lists(st.tuples(cells, cells), max_size=30)

@@ -27,8 +27,8 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, one_line
 from towline.journal.segment import BATCH_BYTES, RowSlice, combined
 from towline.kafka.admin import check_source_topics
+from towline.kafka.delivery import Spool
 from towline.kafka.options import SinkSettings
-from towline.kafka.spool import Spool
 from towline.schema import MESSAGE_SCHEMA
 from towline.spark.kafka_sink import FailingWriter, KafkaTransactional, StreamWriter
 from towline.spark.sink import MqttStreamWriter, MqttWritten, stream_writer
