@@ -255,12 +255,9 @@ class KafkaAdmin:
 
     def denied(self, names: Iterable[str]) -> list[str]:
         """Those of some topics that this user may not write to, as far as Kafka says it."""
-
-        def writable(topic: Any) -> bool:
-            operations = topic and topic.authorized_operations
-            return topic is not None and (operations is None or "WRITE" in {right.name for right in operations})
-
-        return [name for name, topic in self.described(names).items() if not writable(topic)]
+        topics = self.described(names).items()
+        rights = {name: [] if topic is None else topic.authorized_operations for name, topic in topics}
+        return [name for name, those in rights.items() if those is not None and "WRITE" not in {r.name for r in those}]
 
     def create(
         self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] | None = None

@@ -140,9 +140,7 @@ def to_record(dead_letter: DeadLetter) -> Record:
 def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
     """The dead letter as one record, or as chunks where one would be larger than ``limit``.
 
-    Args:
-        dead_letter: What to keep.
-        limit: Most bytes of a record in the dead-letter topic: the smaller of its max.message.bytes and the client's.
+    That is the smaller of the max.message.bytes of the dead-letter topic and of the client.
 
     Raises:
         ValueError: ``limit`` leaves no room for a chunk beside the headers; nothing below 4,096 does for sure.

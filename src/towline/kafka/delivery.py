@@ -22,7 +22,7 @@ from __future__ import annotations
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -296,7 +296,7 @@ class ExactlyOnce(Delivery):
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
         name = f"{store.sink_id}.{self.origin.job}" if task.batch is None else store.sink_id
         starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition))
-        with starting, Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
+        with closing(starting), Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
             return _Batch(self, task, store, spool, starting, Lessons(self.settings), self.origin.rate).persist()
 
@@ -602,10 +602,10 @@ class Spool:
 
     def __exit__(self, *_: object) -> None:
         self._kept.clear()
-        for closing in (self._writer, self._file):
-            if closing is not None:
+        for opened in (self._writer, self._file):
+            if opened is not None:
                 with suppress(OSError):  # what was not written is not wanted any more
-                    closing.close()
+                    opened.close()
 
     def fill(self, batches: Iterable[Any]) -> None:
         """Take all batches; upstream has finished when this returns.

@@ -17,7 +17,7 @@ import gc
 import time
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
@@ -434,7 +434,7 @@ def take(
 
 
 class Starting:
-    """A producer that is started while its task still waits for rows; a context manager, which closes one not taken.
+    """A producer that is started while its task still waits for rows.
 
     To start fences older producers and opens no transaction, so it may come as early as one likes. It takes as long as
     Spark takes to hand over the rows of a small batch.
@@ -455,10 +455,8 @@ class Starting:
             producer.close()
         return self._new(more)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of one that was not taken."""
         if self._started is not None:  # it may still be asking a Kafka that does not answer
             self._started.add_done_callback(_closed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
@@ -41,7 +42,7 @@ def test_it_is_taken_once_and_only_with_the_settings_that_it_has(kafka: Kafka, m
     gone = closed(monkeypatch)
     for more in ({}, {"batch.size": "5000"}):
         gone.clear()
-        with Starting(settings(kafka.bootstrap), ID) as starting:
+        with closing(Starting(settings(kafka.bootstrap), ID)) as starting:
             producer = starting.take(more)
             assert producer.more == more
             assert len(gone) == bool(more), "one of other settings is closed, not used"
@@ -54,16 +55,16 @@ def test_it_is_taken_once_and_only_with_the_settings_that_it_has(kafka: Kafka, m
 
 def test_one_that_nobody_takes_is_closed(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = closed(monkeypatch)
-    with pytest.raises(ZeroDivisionError), Starting(settings(kafka.bootstrap), ID):
+    with pytest.raises(ZeroDivisionError), closing(Starting(settings(kafka.bootstrap), ID)):
         raise ZeroDivisionError
     wait_until(lambda: len(gone) == 1, 30, "the producer to be closed")
 
 
 def test_what_went_wrong_is_told_to_who_takes_it_and_holds_up_nobody_else() -> None:
     nobody = settings("127.0.0.1:1", deliveryTimeout="1")
-    with Starting(nobody, ID):
+    with closing(Starting(nobody, ID)):
         pass  # does not wait for Kafka
-    with Starting(nobody, ID) as starting, pytest.raises(KafkaError) as caught:
+    with closing(Starting(nobody, ID)) as starting, pytest.raises(KafkaError) as caught:
         starting.take({})
     assert caught.value.code == "TL-K01"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -267,7 +268,7 @@ def test_one_that_is_started_is_taken_once_and_by_who_wants_what_it_has(memory: 
     first = starting.take({})
     assert len(memory.producers) == 1
     assert starting.take({}) is not first
-    with Starting(settings(), ID) as starting:
+    with closing(Starting(settings(), ID)) as starting:
         other = starting.take({"batch.size": "5000"})
         assert other.more == {"batch.size": "5000"}
         assert memory.producers[-1].config["batch.size"] == "5000"
@@ -278,21 +279,21 @@ def test_one_that_nobody_takes_is_let_go_when_it_has_started_or_not(memory: Memo
     for answer in (None, UNKNOWN):
         memory.calls.clear()
         memory.fail("init_transactions", answer)
-        with Starting(settings(), ID) as starting:
+        with closing(Starting(settings(), ID)) as starting:
             ended(starting)
         assert memory.calls.count("purge") == 1
 
 
 def test_what_went_wrong_while_it_started_is_told_to_who_takes_it(memory: MemoryKafka) -> None:
     memory.fail("init_transactions", UNKNOWN)
-    with Starting(settings(), ID) as starting, pytest.raises(KafkaError, match="TL-K20"):
+    with closing(Starting(settings(), ID)) as starting, pytest.raises(KafkaError, match="TL-K20"):
         starting.take({})
 
 
 def test_its_thread_keeps_no_process_alive(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     going = threading.Event()
     monkeypatch.setattr(Transactional, "start", lambda _: going.wait(60))
-    with Starting(settings(), ID):
+    with closing(Starting(settings(), ID)):
         (thread,) = [one for one in threading.enumerate() if one.name == "producer"]
         assert thread.daemon
         going.set()
