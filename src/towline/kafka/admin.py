@@ -38,7 +38,7 @@ _LEADER_S: Final = 3.0
 #: Seconds beyond a request's own time-out for its answer to come through.
 _GRACE_S: Final = 2.0
 #: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
-LONGEST_MS: Final = 900_000
+_LONGEST_MS: Final = 900_000
 
 T = TypeVar("T")
 
@@ -139,7 +139,10 @@ class KafkaAdmin:
 
     def ask(self, question: Callable[[AdminClient], T]) -> T:
         """The answer to a question; of an error of librdkafka's in it, the KafkaError (TL-K01)."""
-        admin = self._connected() if self._admin is None else self._admin  # its truth is that of its queue's length
+        admin = self._admin
+        if admin is None:  # its truth is that of its queue's length
+            self._last.why = ""
+            admin = connect(AdminClient, {**_PATIENCE, **self._client}, {"error_cb": self._last.note})
         self._admin, began = None, time.monotonic()
         try:
             reply = question(admin)
@@ -171,10 +174,6 @@ class KafkaAdmin:
                 return problem
 
         return self.ask(lambda admin: {thing: outcome(future) for thing, future in request(admin).items()})
-
-    def _connected(self) -> AdminClient:
-        self._last.why = ""
-        return connect(AdminClient, {**_PATIENCE, **self._client}, {"error_cb": self._last.note})
 
     def answers(self) -> None:
         """Ask whether it is there, by the brokers' addresses that all clients are told to come to."""
@@ -216,8 +215,8 @@ class KafkaAdmin:
     def longest_transaction_ms(self) -> int:
         """The longest transaction that it allows, in ms; Kafka's own limit where this user may not see it."""
         brokers = self.settings(map(str, self.info().brokers), ResourceType.BROKER).values()
-        allowed = [int(settings.get("transaction.max.timeout.ms", LONGEST_MS)) for settings in brokers]
-        return min(allowed, default=LONGEST_MS)
+        allowed = [int(settings.get("transaction.max.timeout.ms", _LONGEST_MS)) for settings in brokers]
+        return min(allowed, default=_LONGEST_MS)
 
     def described(self, names: Iterable[str]) -> dict[str, Any]:
         """Kafka's descriptions of topics, with what this user may do with each (KIP-430).
@@ -265,7 +264,7 @@ class KafkaAdmin:
         """Create topics that do not exist yet, by name and partitions, and wait until the list has them.
 
         Args:
-            topics: Name -> partitions.
+            topics: Partitions by name.
             replication: Replicas of each; -1 for the cluster's default (KIP-464).
             config: Topic settings such as ``cleanup.policy``.
 

@@ -411,11 +411,7 @@ _MECHANISMS: Final = MappingProxyType({"Plain": ("PLAIN",), "Scram": ("SCRAM-SHA
 
 
 def translated(settings: Mapping[str, str], where: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Translate what only Java's client has; everything else passes as it is.
-
-    Args:
-        settings: Names in lower case, without ``kafka.``.
-        where: Whom an error is about.
+    """Translate what only Java's client has, by names in lower case without ``kafka.``; all else passes as it is.
 
     Returns:
         What librdkafka is told, a secret in plain text as a `PlainSecret`; and, of what was translated, librdkafka's

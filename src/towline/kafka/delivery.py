@@ -339,10 +339,7 @@ class ExactlyOnce(Delivery):
 class _Batch:
     """The rows of one task on their way into Kafka: attempt after attempt, each with a producer of its own.
 
-    Attributes:
-        sink, task, store, spool, starting: Who writes, for whom; where its marker is, its rows and its first producer.
-        lessons: What Kafka's refusals told.
-        rate: Bytes that Kafka took in a second; None where nobody has seen it.
+    `rate` is how many bytes Kafka took in a second; None where nobody has seen it.
     """
 
     sink: ExactlyOnce
@@ -518,8 +515,7 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
     if newest is None:
         return BatchOrigin()
     sink_id = settings.sink_id or checkpoint.query
-    first = newest == 0 and checkpoint.last_commit_batch() is None
-    if first and sink_id:
+    if sink_id and newest == 0 and checkpoint.last_commit_batch() is None:
         _check_first_batch(settings, MarkerStore(settings, sink_id), checkpoint)
     batches = (newest - 1, newest)
     return BatchOrigin(newest=newest, hashes={one: text for one in batches if (text := checkpoint.offsets_hash(one))})
@@ -571,9 +567,7 @@ def _bytes(column: Any) -> Any:
 
 
 class Spool:
-    """Arrow batches of one task, in memory first, then in a file without a name, to be read any number of times.
-
-    A context manager.
+    """Arrow batches of one task, in memory, then in an unnamed file, to be read again and again; a context manager.
 
     Args:
         memory: Bytes kept in memory; what comes after goes to the disk.

@@ -30,10 +30,7 @@ ANYONE: Final = ""
 class TaskRefusal(NamedTuple):
     """A task beyond the sink's parallelism said no: the batch has more partitions than may be written.
 
-    Attributes:
-        batch: The batch.
-        run: Spark's run id of the query; None if unknown.
-        partition: Of the task.
+    `run` is Spark's run id of the query, None if unknown.
     """
 
     batch: int

@@ -211,11 +211,7 @@ class MarkerStore:
         return KafkaError("TL-K27", self._settings.servers, told, do)
 
     def read_all(self) -> dict[int, Marker | None]:
-        """The markers of all partitions of the topic; empty if there is no such topic.
-
-        Raises:
-            KafkaError: As `read`.
-        """
+        """The markers of all partitions of the topic, none if there is no such topic; raises as `read`."""
         return {partition: self.read(partition) for partition in range(self.cluster.info().topics.get(self.topic, 0))}
 
     def rewrite(self, partition: int, revise: Callable[[], Marker | None]) -> Marker | None:

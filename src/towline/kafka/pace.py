@@ -44,13 +44,9 @@ class WritePace(NamedTuple):
 
 
 def batch_bytes(before: int, size: int, seconds: float, budget_s: float) -> int:
-    """Most bytes of the next batch.
+    """Most bytes of the next batch, by the most that the written one might have, its bytes and the seconds it took.
 
-    Args:
-        before: Most bytes of the batch that was written.
-        size: Bytes that it had.
-        seconds: What it took.
-        budget_s: What a batch should take at most, a fraction of a transaction's time.
+    `budget_s` is what a batch should take at most, a fraction of a transaction's time.
     """
     busy = seconds - LATENCY_S
     grown = max(before, GROWTH * size)

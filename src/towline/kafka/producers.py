@@ -418,12 +418,7 @@ class Transactional(KafkaProducer):
 def take(
     settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
 ) -> Transactional:
-    """A new producer, started.
-
-    Raises:
-        KafkaError: TL-K01, TL-K20.
-        ConfigError: Secrets or TLS files.
-    """
+    """A new producer, started; raises as `KafkaProducer` and `Transactional.start`."""
     fresh = Transactional(settings, transactional_id, more)
     try:
         fresh.start()
