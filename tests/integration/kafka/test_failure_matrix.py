@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,13 @@ class Abandoned(ExactlyOnce):
 
     left: Transactional | None = None
 
-    def _transact(self, work: Any, producer: Transactional, screen: Any) -> Delivered:
+    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
+        producer = take(self.settings, self.settings.transactional_id(str(self.settings.sink_id), task.partition))
         producer.begin()
-        for batch in work.spool:
-            producer.write(screen.rows(batch))
+        for batch in batches:
+            producer.write(self.columns.rows(batch))
         producer._producer.flush(10)
         type(self).left = producer
-        producer.close = lambda: None  # type: ignore[method-assign]
         raise ConnectionAbortedError
 
 
