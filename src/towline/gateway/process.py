@@ -89,7 +89,8 @@ def run(settings: GatewaySettings) -> int:
         failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
         if failure.code != "TL-J23":  # nothing is written where another user's state is
-            _leave_error(settings.state_dir, failure)
+            with contextlib.suppress(OSError):  # the log has it
+                files.replace(settings.state_dir / ERROR_FILE, json.dumps(error_fields(failure)), synced=False)
         return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
     log.info("ended", reason="as asked" if settings.drain_s is None else "drained")
     return 0
@@ -205,7 +206,7 @@ class _Gateway:
         gc.set_threshold(ALLOCATIONS_PER_COLLECTION)
         with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
-                guarded_thread(_watch_owner, "owner", self._settings.owner_pid, self._owner_gone, again_s=1.0).start()
+                guarded_thread(self._watch_owner, "owner", self._settings.owner_pid, again_s=1.0).start()
             serving = guarded_thread(self._serve, "serve", ended=self._unserved)
             serving.start()
             try:
@@ -268,8 +269,11 @@ class _Gateway:
             **({"listen": self._front.status()} if self._front else {}),
         }
 
-    def _owner_gone(self) -> None:
-        self._log.info("owner ended, ending too", owner=self._settings.owner_pid)
+    def _watch_owner(self, pid: int) -> None:
+        """End when the process has ended; a pidfd can't be fooled by a pid that is used again."""
+        with contextlib.suppress(OSError):  # it is not there any more
+            select.select([os.pidfd_open(pid)], [], [])
+        self._log.info("owner ended, ending too", owner=pid)
         self._pump.stop()
 
     def _failed(self, error: TowlineError) -> None:
@@ -287,12 +291,6 @@ def _prepare(state_dir: Path) -> None:
     except OSError as error:
         what = f"the state directory can't be used ({files.why(error)})"
         raise JournalError("TL-J01", str(state_dir), what, "Choose one this user may write.") from error
-
-
-def _leave_error(state_dir: Path, error: TowlineError) -> None:
-    """Leave the error where whoever started us looks for it; a directory that takes no file has the log line."""
-    with contextlib.suppress(OSError):
-        files.replace(state_dir / ERROR_FILE, json.dumps(error_fields(error)), synced=False)
 
 
 @contextlib.contextmanager
@@ -318,13 +316,6 @@ def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-
-
-def _watch_owner(pid: int, gone: Callable[[], None]) -> None:
-    """Call `gone` when the process has ended; a pidfd can't be fooled by a pid that is used again."""
-    with contextlib.suppress(OSError):  # it is not there any more
-        select.select([os.pidfd_open(pid)], [], [])
-    gone()
 
 
 #: Longest time for it to listen, in seconds: the start of Python, and a port that is not free yet.

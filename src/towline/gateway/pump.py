@@ -294,7 +294,9 @@ class Pump:
             while not self._stopping.is_set() and driver.fatal is None:
                 self._turn()
             if driver.fatal is None:
-                self._say_goodbye()
+                with contextlib.suppress(JournalFull):
+                    self._uplink.store()  # acknowledges what is safe
+                driver.leave()
         finally:
             driver.disconnect()
             if self._downlink is not None:
@@ -442,7 +444,8 @@ class Pump:
             what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
             self._log.warning(what, code="TL-M36", broker=broker)
         if self._given_up:
-            self.ask(self._end_given_up)
+            client_id, self._given_up = self._given_up, ""
+            self.ask(lambda: self._end_given_up(client_id))
 
     def _write_down(self, note: Callable[..., None], *what: object) -> None:
         """Note in ``sessions.json`` which client ids have a session, for `towline status`; a full disk keeps nobody."""
@@ -453,15 +456,10 @@ class Pump:
 
     # -- sessions that end --
 
-    @property
-    def _owing(self) -> bool:
-        """Whether a publisher is to get a receipt, or a message is to be sent."""
-        unsent = self._outbox is not None and not self._outbox.reached(self._outbox.end)
-        return unsent or (self._receipts is not None and self._receipts.ledger.due)
-
     def _drain_on(self, drain: Drain) -> None:
         driver, inbox, session, before = self._driver, self._inbox, self._driver.session, drain.step
-        waiting = inbox.end - inbox.committed
+        waiting, outbox, receipts = inbox.end - inbox.committed, self._outbox, self._receipts
+        unsent = outbox is not None and not outbox.reached(outbox.end)
         online = driver.online and session.state is SessionState.ONLINE
         ends = drain.look(
             time.monotonic(),
@@ -470,7 +468,7 @@ class Pump:
             quiet=online and not session.inbound.unacknowledged and not self._uplink.full,
             came=(driver.count, self._uplink.received, len(session.inbound.held)),
             probed=session.probed,
-            owing=bool(waiting) or self._owing,
+            owing=bool(waiting) or unsent or (receipts is not None and receipts.ledger.due),
         )
         if drain.step is not before:
             self._log.info("drain", step=drain.step.value, waiting=waiting, consumers=[*inbox.consumers])
@@ -494,11 +492,8 @@ class Pump:
         self._log.info("drained")
         self._stopping.set()
 
-    def _end_given_up(self) -> None:
+    def _end_given_up(self, client_id: str) -> None:
         """End the session of a client id that was given up, so that it collects nothing more; tried once a start."""
-        client_id, self._given_up = self._given_up, ""
-        if not client_id:
-            return
         try:
             end_session(self._connection, client_id, self._stopping.is_set)
         except (BrokerError, ConfigError) as error:
@@ -553,9 +548,3 @@ class Pump:
 
     def _note(self, error: TowlineError) -> None:
         self._shown["last_error"] = {"code": error.code, "text": str(error), "at": time.time()}
-
-    def _say_goodbye(self) -> None:
-        """Acknowledge what is safe and leave the session with a plain DISCONNECT."""
-        with contextlib.suppress(JournalFull):
-            self._uplink.store()
-        self._driver.leave()

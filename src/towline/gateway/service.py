@@ -60,11 +60,6 @@ if TYPE_CHECKING:
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
-#: Each is a method with ``_on_`` before its name, whose arguments are the fields of its request.
-_ACTIONS: Final = (
-    *("status", "open", "alive", "release", "wait", "sign", "sign_writer", "filters"),
-    *("extent", "place", "sent", "refused", "over"),
-)
 #: Actions that wait, and have to know whether their caller is still there.
 _WAITING: Final = frozenset({"wait", "sent"})
 #: How often a waiting call looks whether its caller is still there, in seconds.
@@ -115,7 +110,7 @@ class Leases:
         Raises:
             Fenced: TL-G03 while another living process holds it.
         """
-        lease = _Lease(secrets.token_hex(8), holder, _now(), self._clock())
+        lease = _Lease(secrets.token_hex(8), holder, datetime.now(UTC).isoformat(timespec="seconds"), self._clock())
         with self._lock:
             held = self._held.get(consumer)
             if not held or held.holder == holder or self._ended(held):
@@ -161,11 +156,6 @@ class Leases:
     def _ended(self, lease: _Lease) -> bool:
         foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
         return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
-
-
-def _now() -> str:
-    """UTC now, ISO 8601 with seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class LongPoll:
@@ -242,8 +232,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._leases = Leases(self._name)
         self._polls = LongPoll()
         self._socket = socket_path(self._state_dir)
-        #: Each checks its arguments by their types.
-        self._actions = {name: validate_call(getattr(self, f"_on_{name}")) for name in _ACTIONS}
+        #: Of a name, the method with ``_on_`` before it: its arguments, checked by their types, are a request's fields.
+        self._actions = {
+            name.removeprefix("_on_"): validate_call(getattr(self, name)) for name in dir(self) if name[:4] == "_on_"
+        }
         self._reads, self._takes = validate_call(self._read), validate_call(self._take)
         self.tickets = TicketKey.of(self._name, self._state_dir)
         self._socket.unlink(missing_ok=True)  # of a killed gateway: the journal's lock says that we are alone [I8]
@@ -263,7 +255,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 name=self._name,
                 journal=journal.journal_id,
                 epoch=journal.epoch,
-                since=_now(),
+                since=datetime.now(UTC).isoformat(timespec="seconds"),
                 settings=settings.digest(),
                 owner_pid=settings.owner_pid,
             )

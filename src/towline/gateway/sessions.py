@@ -74,7 +74,7 @@ class WantedFilters:
         self._handle = handle
         self._expect = expect
         #: The change that was asked for last: its name, and its filters.
-        self._change = ("", settings.filters)
+        self._change = ("", settings.subscriptions)
         self._state, self._text = ChangeState.GRANTED, ""
 
     @property
@@ -88,11 +88,11 @@ class WantedFilters:
         Returns:
             ``state``, a `ChangeState`, and ``text``: why the broker refused.
         """
-        wanted = self._with(filters)
-        if (change, wanted.filters) != self._change:
-            self._change, self._state, self._text = (change, wanted.filters), ChangeState.ASKED, ""
-            self._want(wanted)
-            self._handle(Want(wanted.filters, or_back=True))
+        named = tuple(filters)
+        if (change, named) != self._change:
+            self._change, self._state, self._text = (change, named), ChangeState.ASKED, ""
+            self._want(named)
+            self._handle(Want(self.wanted, or_back=True))
         return {"state": self._state.value, "text": self._text}
 
     def answered(self, session: Session) -> None:
@@ -101,16 +101,13 @@ class WantedFilters:
             return
         if session.refusal is not None:
             self._state, self._text = ChangeState.REFUSED, str(session.refusal)
-            self._want(self._with(session.config.filters))
+            self._want(session.config.filters)
         elif session.config.filters == self.wanted:
             self._state = ChangeState.GRANTED
 
-    def _with(self, filters: Sequence[Filter]) -> GatewaySettings:
-        return self._settings.model_copy(update={"subscriptions": tuple(filters)})
-
-    def _want(self, settings: GatewaySettings) -> None:
-        self._settings = settings
-        self._expect(settings.least_qos)
+    def _want(self, filters: tuple[Filter, ...]) -> None:
+        self._settings = self._settings.model_copy(update={"subscriptions": filters})
+        self._expect(self._settings.least_qos)
 
 
 class DrainStep(StrEnum):
@@ -220,16 +217,8 @@ def end_session(connection: BrokerConnection, client_id: str, cancelled: Callabl
         BrokerError: It is not known to be ended.
         ConfigError: A broker can't be reached as configured.
     """
-    session = replace(
-        connection.session,
-        client_id=client_id,
-        filters=(),
-        will=None,
-        session_expiry_s=0,
-        clean_start=True,
-        durable=False,
-        durable_ids=False,
-        exactly_once=False,
+    session = connection.settings.session(
+        client_id, connection.session.where, will=None, session_expiry_s=0, clean_start=True, durable=False
     )
     ending = replace(connection, session=session)
     # Nothing is received, and nothing is to be remembered.
