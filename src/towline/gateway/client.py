@@ -237,7 +237,7 @@ class GatewayClient:
             journal: Its id.
             start: Offset of the first row.
             end: Offset after the last one.
-            incarnation: What ``end`` came with, "" for unknown.
+            incarnation: What came with it, "" for unknown.
 
         Raises:
             Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
@@ -436,8 +436,6 @@ class GatewayClient:
             result = next(iter(self._connected().do_action(action, self._options(answer_s))))
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer
-
-    # -- the connection; opened at the first call --
 
     def _connected(self) -> Any:
         """The client of Arrow Flight; TL-G46 where a file can't be read on this machine."""

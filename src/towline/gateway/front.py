@@ -87,9 +87,8 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
             log.warning("calls refused", code="TL-G47", count=count - self._told, total=count)
             self._told, self._told_at = count, now
 
-    def start_call(self, info: Any, headers: Mapping[str, Any]) -> _Admitted:
+    def start_call(self, _info: Any, headers: Mapping[str, Any]) -> _Admitted:
         """Let a call in, or refuse it in gRPC's own word."""
-        del info
         try:
             return _Admitted(self.judge(headers))
         except GatewayError as error:
@@ -251,11 +250,9 @@ def main() -> int:
     _first_to_go()
     try:
         _serve(told)
-    except TowlineError as error:
-        _say({"error": error_fields(error)})
-        return 1
     except Exception as error:  # noqa: BLE001 - the gateway learns why, whatever it was
-        _say({"error": error_fields(unforeseen(str(told.get("name")), error))})
+        failure = error if isinstance(error, TowlineError) else unforeseen(str(told.get("name")), error)
+        _say({"error": error_fields(failure)})
         return 1
     return 0
 

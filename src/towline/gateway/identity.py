@@ -210,7 +210,6 @@ def check_outbox(name: str, outbox: Outbox, checkpoint: str, number: int = 0) ->
 
 
 def _outbox_file(number: int) -> str:
-    """Where it stands of an outbox among several."""
     return OUTBOX_FILE if number == 0 else OUTBOX_FILE.replace(".json", f"-{number}.json")
 
 

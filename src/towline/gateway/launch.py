@@ -50,11 +50,9 @@ def discover(state_dir: Path) -> GatewayClient | None:
     if endpoint is None or endpoint.process.gone():
         return None
     client = GatewayClient(endpoint.location)
-    try:
+    with contextlib.suppress(GatewayError):
         if client.status(timeout_s=_GLANCE_S)["journal"] == endpoint.journal:
             return client
-    except GatewayError:
-        pass
     client.close()
     return None
 
@@ -109,7 +107,7 @@ def usable(state_dir: Path) -> None:
 
 
 def state_lock(state_dir: Path, name: str = "starting.lock") -> int:
-    """The open file of a state directory that one process at a time locks. Raises as `usable`, which makes both."""
+    """The open file of a state directory that one process at a time locks; raises as `usable`, which makes both."""
     check_owner(state_dir)
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -201,10 +201,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     """Serves one inbox journal; listens as soon as it is constructed.
 
     Args:
-        settings: The gateway's; ``endpoint.json`` and, where the path is short enough, the socket go to its directory.
+        settings: ``endpoint.json`` and, where the path is short enough, the socket go to their state directory.
         journal: The open inbox; its owner closes it after this service.
         pump: Takes what is committed, and calls for its thread.
-        outbox: Takes what is to be sent; None for a gateway without an outbox.
+        outbox: Takes what is to be sent; None for a gateway that only receives.
         status: More facts for the action ``status``; called on a server thread.
         failed: Called when a journal has failed under a call [I6]; the gateway has to end.
 
@@ -301,15 +301,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             more = {"cancelled": context.is_cancelled} if action.type in _WAITING else {}
             return [json.dumps(self._answer(handler, action.body.to_pybytes(), **more)).encode()]
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
+    def do_get(self, _context: Any, ticket: Any) -> Any:
         """Stream the rows of ``{journal, start, end, incarnation}``; the same range gives the same rows [I4]."""
-        del context
         with errors_on_the_wire(self._name):
             return flight.GeneratorStream(ROW_SCHEMA, self._answer(self._reads, ticket.ticket))
 
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take the rows of a batch into the outbox; ``{writer, batch}`` names it [I10]."""
-        del context
         with errors_on_the_wire(self._name):
             writer.write(json.dumps(self._answer(self._takes, descriptor.command, reader=reader)).encode())
 
@@ -454,8 +452,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if told["state"] == ChangeState.GRANTED.value and settings != self.endpoint.settings:
             self._publish(replace(self.endpoint, settings=settings))
         return told
-
-    # -- actions about the outbox ------------------------------------------------------------------------------
 
     def _on_place(self, writer: Text, batch: Number, origin: OptionalText, attempt: OptionalText) -> Any:
         return self._stored(self._outgoing().stored(Batch(writer, batch, origin, attempt)))
