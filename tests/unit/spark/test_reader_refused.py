@@ -163,9 +163,7 @@ def test_one_that_refuses_is_needed_for_a_batch_that_was_begun_and_to_be_taken_o
         readers.of(str(near.state_dir)).latestOffset(end, ALL)
 
 
-def test_a_token_changed_between_the_plan_and_its_tickets_is_named(
-    near: Served, far: Remote, readers: Readers
-) -> None:
+def test_a_token_changed_between_the_plan_and_its_tickets_is_named(near: Served, far: Remote, readers: Readers) -> None:
     """The batch was planned with the old token; its slices are signed with the new one, or not at all."""
     readers.trust(far.pki)
     stream = readers.of(str(near.state_dir), far.location)
