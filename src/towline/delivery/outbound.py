@@ -44,10 +44,10 @@ from towline.mqtt.events import (
     Token,
 )
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import Phase
+from towline.mqtt.outbound import Outbound, Phase
 from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, reason_words
 from towline.mqtt.session import Session, SessionState
-from towline.mqtt.suspects import STRIKES, Culprits
+from towline.mqtt.suspects import STRIKES
 from towline.timing import Stamp
 
 #: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
@@ -125,7 +125,8 @@ class Downlink:
         self.held_back: str | None = None
         #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
         self.broken: BrokerRefused | None = None
-        self._culprits = Culprits(lambda number: number in self._dispatch.open)
+        #: Messages go one at a time: the broker ends the connection at one of them.
+        self._careful = False
         #: Bytes of the largest message that the broker has taken.
         self._largest = 0
         #: Numbers that a life before this one had kept as refused; the outbox learns of it now.
@@ -144,7 +145,7 @@ class Downlink:
     def attach(self, session: Session) -> None:
         """Begin with a new session: what the disk knows to be in flight is its business, all else is met again."""
         self._session = session
-        self._culprits.attach(session)
+        session.outbound.suspects.mine = lambda number: number in self._dispatch.open
         session.outbound.in_order = True
         self._dispatch.start_again(list(self._dispatch.open))
         flights = self._outbox.flights
@@ -176,26 +177,25 @@ class Downlink:
         if given_up:
             session.outbound.give_up(number, given_up)
 
-    def lost(self, withdrawn: Iterable[Token]) -> bool:
-        """The connection is gone, and these never left; whether a message is known that made the broker end it."""
-        culprit = self._session is not None and self._suspect(self._session)
+    def lost(self, withdrawn: Iterable[Token]) -> None:
+        """The connection is gone, and these never left."""
+        if self._session is not None:
+            self._tell_culprit(self._session.outbound)
         self._dispatch.start_again(token for token in withdrawn if isinstance(token, int))
         self._upcoming.rewind()
-        return culprit
 
-    def _suspect(self, session: Session) -> bool:
-        """Find the message that made the broker end the connection."""
-        before, sizes = self._culprits.careful, self._dispatch.open
-        culprit = self._culprits.ended(session, time.monotonic())
+    def _tell_culprit(self, outbound: Outbound) -> None:
+        """Tell which message made the broker end the connection, or that one is looked for."""
+        culprit, careful, before = outbound.culprit, outbound.suspects.careful, self._careful
+        self._careful = careful
         if isinstance(culprit, int):
-            size = sizes[culprit][1]
+            size = self._dispatch.open[culprit][1]
             facts: dict[str, object] = {"number": culprit, "times": STRIKES, "bytes": size}
             if size > self._largest:
                 facts["larger_than_any_taken"] = self._largest
             self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
-        elif self._culprits.careful and not before:
+        elif careful and not before:
             self._log.warning("sending one message at a time: the broker ends the connection at one", code="TL-M48")
-        return culprit is not None
 
     def perform(self, action: Action) -> None:
         """Carry out what the session asks for.
@@ -235,8 +235,6 @@ class Downlink:
             self._noted()
         if self._flush_at is not None and now >= self._flush_at:
             self.flush()
-        if self._session is not None and self._culprits.pace(self._session, now):
-            self._handle(PublishMany(()))
         online = self._session is not None and self._session.state is SessionState.ONLINE
         if online and unsent < _MOST_UNSENT and now >= self._room_at and self.broken is None:
             self._send(now)
@@ -249,7 +247,6 @@ class Downlink:
         times = [self._flush_at, self._room_at if self._refusals else None]
         if self._session is not None and self._session.state is SessionState.ONLINE:
             times.append(self._dispatch.due())
-            times.append(self._culprits.due(self._session))
             times.append(self._room_at if self._room_at > time.monotonic() else None)
         return min((at for at in times if at is not None), default=None)
 
@@ -312,7 +309,8 @@ class Downlink:
         longest = min((us for us in (self._max_age_us, message.expiry_us) if us is not None), default=None)
         if longest is not None and message.arrived.age_us(clock) >= longest:
             self._dispatch.drop(message.number, message.topic)
-            self._culprits.answered(message.number)
+            if self._session is not None:
+                self._session.outbound.suspects.answered(message.number)
             self._done(message.number, Outcome.EXPIRED)
         elif isinstance(message.content, int):
             self._dispatch.drop(message.number, message.topic)
@@ -341,7 +339,6 @@ class Downlink:
         number = action.token
         if not isinstance(number, int) or number not in self._dispatch.open:
             return  # of a session before this one
-        self._culprits.answered(number)
         freed = [action.packet_id] if action.packet_id in self._outbox.held else ()
         if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
             self._break_off(action)

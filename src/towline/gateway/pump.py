@@ -523,13 +523,13 @@ class Pump:
         self._shown["session_lost"] = {"at": time.time(), "since": last, "text": what, "do": do}
         self._log.warning(what, do=do, code="TL-M22", broker=str(self._driver.endpoint))
 
-    def _ended(self) -> bool:
-        """The connection is gone; whether the message was found at which the broker ended it."""
+    def _ended(self) -> None:
         self._shown["connected_since"] = None
         withdrawn = self._driver.session.outbound.withdraw()
         if self._receipts is not None:
             self._receipts.lost(withdrawn)
-        return self._downlink is not None and self._downlink.lost(withdrawn)
+        if self._downlink is not None:
+            self._downlink.lost(withdrawn)
 
     def _failed(self, error: BrokerError | ConfigError) -> None:
         self.heard.set()

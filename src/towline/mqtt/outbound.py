@@ -23,7 +23,8 @@ import mqtt5
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Acknowledged, Action, Breach, Flying, Send, Token
 from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
-from towline.mqtt.reasons import QUOTA_EXCEEDED
+from towline.mqtt.reasons import CUT, QUOTA_EXCEEDED
+from towline.mqtt.suspects import Culprits
 
 MAX_PACKET_ID: Final = 65535
 
@@ -96,8 +97,11 @@ class Outbound:
         self._untold: dict[int, int] = {}
         self._forgotten: list[int] = []
         self._last_id = 0
-        #: Messages that may be without an answer at once, whatever the server allows; None for no limit of ours.
-        self.limit: int | None = None
+        #: Which message makes the broker end connections, and the one that was found when the last one ended.
+        self.suspects = Culprits()
+        self.culprit: Token | None = None
+        #: Messages that may be without an answer at once because of them; None for no limit.
+        self._limit: int | None = None
         #: What has not left is answered as the one before it of its topic and QoS when the server puts that off (0x97):
         #: the owner sends them again, in their order.
         self.in_order = False
@@ -131,6 +135,11 @@ class Outbound:
         return any(message.content.qos == mqtt5.QoS.EXACTLY_ONCE for message in self._unfinished.values())
 
     @property
+    def due(self) -> float | None:
+        """When more may leave by the clock, None for never."""
+        return self.suspects.quiet_until if self._server is not None and self._limit == 0 else None
+
+    @property
     def unanswered(self) -> tuple[Token, ...]:
         """Tokens of the messages that left on this connection, or the last one, and have no answer; in order."""
         return self._unanswered if self._server is None else tuple(self._exposed())
@@ -141,7 +150,7 @@ class Outbound:
             if packet_id not in waiting and (packet_id in self._open or message.phase is Phase.RELEASED):
                 yield message.token
 
-    def connected(self, server: mqtt5.ConnAckPacket, window: int, *, resumed: bool) -> None:
+    def connected(self, server: mqtt5.ConnAckPacket, window: int, *, resumed: bool, now: float = 0.0) -> None:
         """A connection is there: what is unfinished has to leave again.
 
         Args:
@@ -149,8 +158,10 @@ class Outbound:
             window: Messages of QoS > 0 that may be open at once.
             resumed: The broker kept the session. If not, what it had not released is sent as new, doubled at worst;
                 what it had released is the broker's, lost at worst.
+            now: On the clock of `actions`.
         """
         self._server, self.window = server, window
+        self.suspects.connected(now)
         self.unanswerable, self._unproven = False, self._exactly
         if resumed:
             self._again = deque(self._unfinished)
@@ -167,14 +178,23 @@ class Outbound:
         self._untold.clear()
         self._queue.extendleft(reversed([_Message(m.token, m.content, expires_at=m.expires_at) for m in fresh]))
 
-    def disconnected(self) -> None:
-        """The connection is gone."""
+    def disconnected(self, now: float = 0.0, *, cut: bool = False) -> None:
+        """The connection is gone: the message that made the broker do it, if it is found, is given up.
+
+        Args:
+            now: On the clock of `actions`.
+            cut: The broker ended it, or something between, for a reason that may be something we sent.
+        """
         self._unanswered = self.unanswered
         self._server = None
         self._open.clear()
         self._again.clear()
         self._replies.clear()
         self.reserved.clear()
+        exact, after_s = not self.unanswerable, now - self.sent_at
+        self.culprit = self.suspects.judge(self._unanswered, cut=cut, exact=exact, after_s=after_s)
+        if self.culprit is not None:
+            self.give_up(self.culprit, CUT)
 
     def publish(self, token: Token, content: OutboundMessage, expires_at: float | None = None) -> None:
         """Queue a message."""
@@ -229,6 +249,7 @@ class Outbound:
         """
         if self._server is None:
             return
+        self._limit = self.suspects.limit(now)
         out = [self._encode(packet) for packet in self._replies]
         self._replies.clear()
         self._send_again(out, now)
@@ -259,7 +280,7 @@ class Outbound:
         while self._queue and not self._again:
             message = self._queue[0]
             qos = message.content.qos
-            if (qos and len(self._open) >= self.window) or (self.limit is not None and not self._allowed()):
+            if (qos and len(self._open) >= self.window) or (not self._allowed()):
                 break
             if self._unproven and self._on_trial(qos):
                 break
@@ -280,7 +301,7 @@ class Outbound:
 
     def _allowed(self) -> bool:
         """Whether our own limit lets another message leave."""
-        return self.limit is None or sum(1 for _ in self._exposed()) < self.limit
+        return self._limit is None or sum(1 for _ in self._exposed()) < self._limit
 
     def _on_trial(self, qos: int) -> bool:
         """Whether a message of QoS 2 has to wait: for the answer to another, or for ever."""

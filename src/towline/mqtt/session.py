@@ -179,6 +179,8 @@ class Session:
         #: Times the broker called the packet id of a SUBSCRIBE in use, on this connection.
         self._ids_in_use = 0
         self._liveness = Liveness(config.connect_timeout_s)
+        #: Of the event at hand.
+        self._now = 0.0
 
     # -- for the driver --
 
@@ -190,7 +192,12 @@ class Session:
             now: Seconds on a clock that never goes back.
         """
         actions: list[Action] = []
+        self._now = now
         _EVENTS[type(event)](self, event, now, actions)
+        if self.outbound.suspects.cuts:
+            for action in actions:
+                if isinstance(action, events.Acknowledged):
+                    self.outbound.suspects.answered(action.token)
         for action in actions:
             if type(action) is Send:
                 self._liveness.sent_at = now
@@ -211,6 +218,8 @@ class Session:
         if keep_alive_s and self.state is not SessionState.CONNECTING:
             # Also while an answer is missing: a packet that takes long to arrive must not silence us [MQTT-3.1.2-22].
             times += [self._liveness.ping_due(keep_alive_s), self._liveness.pong_due(keep_alive_s)]
+        if self.outbound.due is not None:
+            times.append(self.outbound.due)
         return min(times, default=None)
 
     @property
@@ -253,7 +262,7 @@ class Session:
     # -- events --
 
     def _on_opened(self, event: events.Opened, now: float, actions: list[Action]) -> None:
-        self.cut = False
+        self.cut, self.outbound.culprit = False, None
         self._at = event.server
         last = self.record.servers[-1] if self.record and self.record.servers else ""
         self._perhaps_elsewhere = bool(event.server) and event.server != last
@@ -342,6 +351,8 @@ class Session:
         elif now >= self._liveness.pong_due(self.keep_alive_s):
             what = f"no answer to PINGREQ within {self.keep_alive_s * PONG_WITHIN:g} s"
             self._end(Close(Unreachable("TL-M04", where, what, "The connection is made anew.")), actions)
+        elif self.outbound.due is not None and now >= self.outbound.due:
+            actions += self.outbound.actions(now)
         else:
             self._ping(now, actions)
 
@@ -434,7 +445,7 @@ class Session:
         servers = (*servers[1 - _MOST_SERVERS :], self._at) if self._at else ()
         self._remember(SessionRecord(self.config.client_id, True, self.subscriptions.known, servers), actions)
         window = self.server.receive_max if self.config.protocol == 5 else self.config.window_3
-        self.outbound.connected(self.server, window, resumed=resumed)
+        self.outbound.connected(self.server, window, resumed=resumed, now=now)
         actions += self.outbound.actions(now)
         self._ask(*wanted, actions)
 
@@ -653,7 +664,7 @@ class Session:
             self._take_filters()
         # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
         self.inbound.disconnect()
-        self.outbound.disconnected()
+        self.outbound.disconnected(self._now, cut=self.cut)
 
 
 def _said_by(config: SessionConfig) -> tuple[Filter, ...]:

@@ -15,7 +15,7 @@ A broker that is stopped, or a network that fails, ends connections too. That is
 would have to strike three times in a row between the PUBLISH of the very same message and its answer. With a round trip
 of r seconds and connections that end every T seconds for reasons of their own, that is about (r / T)² for a message
 that was hit once: one in four million at 5 ms and 10 s. To the broker that ends every connection at once the rule
-does not apply, because the first message waits for a second of quiet (`Culprits.pace`).
+does not apply, because the first message waits for a second of quiet (`Culprits.limit`).
 
 MQTT 3.x has no Maximum Packet Size: a broker that ends the connection at a larger message is met in this way too.
 """
@@ -26,8 +26,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from towline.mqtt.events import Token
-from towline.mqtt.reasons import CUT
-from towline.mqtt.session import Session, SessionState
 
 #: So many connections in a row must end at a message that was alone.
 STRIKES: Final = 3
@@ -41,14 +39,11 @@ _QUIET_S: Final = 1.0
 
 
 class Culprits:
-    """Finds such messages among those of a session, and has it send one at a time as long as one is suspected.
+    """Finds such messages among those of a session, which sends one at a time as long as one is suspected."""
 
-    Args:
-        mine: Whether a token names a message that may be given up.
-    """
-
-    def __init__(self, mine: Callable[[Token], bool] = lambda _: True) -> None:
-        self._mine = mine
+    def __init__(self) -> None:
+        #: Whether a token names a message that may be given up; the owner's word.
+        self.mine: Callable[[Token], bool] = lambda _token: True
         #: Without an answer at the last cut, and at those before it that had any of them.
         self._candidates: frozenset[Token] = frozenset()
         #: Cuts in a row that had one of the candidates without an answer; 0 while nothing is suspected.
@@ -56,53 +51,42 @@ class Culprits:
         #: The message that was alone at the last end of a connection, None where there were several.
         self._alone: Token | None = None
         self._strikes = 0
-        #: When the first message may leave a connection, while one is suspected; None while there is none.
-        self._quiet_until: float | None = None
+        #: When the first message may leave this connection, while one is suspected.
+        self.quiet_until = 0.0
 
     @property
     def careful(self) -> bool:
         """Messages have to go one at a time."""
         return self.cuts >= _CUTS
 
-    def attach(self, session: Session) -> None:
-        """Go on with another session."""
-        session.outbound.limit = 0 if self.careful else None
+    def connected(self, now: float) -> None:
+        """A connection is there."""
+        self.quiet_until = now + _QUIET_S
+
+    def limit(self, now: float) -> int | None:
+        """Messages that may be without an answer at once; None for no limit."""
+        return int(now >= self.quiet_until) if self.careful else None
 
     def answered(self, token: Token) -> None:
-        """The broker has answered a message: it is none of them."""
+        """The broker has answered a message, or it will not be sent: it is none of them."""
         if token in self._candidates:
             self._candidates -= {token}
             self.cuts *= bool(self._candidates)
         if token == self._alone:
             self._alone, self._strikes = None, 0
 
-    def ended(self, session: Session, now: float) -> Token | None:
-        """A connection has ended: give up the message that made the broker do it, and return its token.
-
-        Args:
-            session: It has been told.
-            now: On the clock of the session.
-        """
-        outbound = session.outbound
-        unanswered = [token for token in outbound.unanswered if self._mine(token)]
-        exact = not outbound.unanswerable and len(unanswered) == len(outbound.unanswered)
-        prompt = now - outbound.sent_at < _PROMPT_S
-        culprit = self.judge(unanswered, cut=session.cut and prompt, exact=exact)
-        if culprit is not None:
-            outbound.give_up(culprit, CUT)
-        self.attach(session)
-        self._quiet_until = None
-        return culprit
-
-    def judge(self, unanswered: Sequence[Token], *, cut: bool, exact: bool) -> Token | None:
+    def judge(self, unanswered: Sequence[Token], *, cut: bool, exact: bool, after_s: float = 0.0) -> Token | None:
         """The message that is to be set aside after the end of a connection, None for none.
 
         Args:
             unanswered: Messages that had left on this connection and had no answer.
-            cut: The broker ended it, or something between, promptly after something had left.
+            cut: The broker ended it, or something between, for a reason that may be a message.
             exact: Nothing else has left since the last answer, such as messages of QoS 0, which have none.
+            after_s: Seconds after something had left.
         """
-        if not cut or not unanswered:
+        exact = exact and all(map(self.mine, unanswered))
+        unanswered = [token for token in unanswered if self.mine(token)]
+        if not (cut and after_s < _PROMPT_S and unanswered):
             self._alone, self._strikes = None, 0
             return None
         same = self._candidates.intersection(unanswered)
@@ -117,18 +101,3 @@ class Culprits:
             return None
         self.answered(alone)  # it will not be sent again
         return alone
-
-    def pace(self, session: Session, now: float) -> bool:
-        """Let the first message leave after a time of quiet; whether the session has to look what may leave now."""
-        outbound = session.outbound
-        if outbound.limit is None or session.state is not SessionState.ONLINE:
-            return False
-        if self._quiet_until is None:
-            self._quiet_until = now + _QUIET_S
-        limit = None if not self.careful else 1 if now >= self._quiet_until else 0
-        changed, outbound.limit = limit != outbound.limit, limit
-        return changed
-
-    def due(self, session: Session) -> float | None:
-        """When `pace` has something to do by the clock, None for never."""
-        return self._quiet_until if session.outbound.limit == 0 else None

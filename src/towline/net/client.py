@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -35,7 +34,6 @@ from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import NO_QOS_2, message_problem
 from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
-from towline.mqtt.suspects import Culprits
 from towline.net.driver import GOODBYE_S, Hooks, SessionDriver
 from towline.net.endpoint import Endpoint
 from towline.net.settings import ClientSettings, refuse
@@ -283,12 +281,9 @@ class Client:
         self._connection = settings.connection(uri, client_id, subscribe)
         self._where = self._connection.session.where
         self._pid = os.getpid()
-        #: The message at which the broker ends the connection, where there is one.
-        self._culprits = Culprits()
         hooks = Hooks(
             new_session=lambda level: Session(self._connection.session_at(level)),
             perform=self._perform,
-            ended=self._ended_connection,
         )
         self._driver = SessionDriver(self._connection, hooks)
         #: Guards everything below; told of every change.
@@ -303,7 +298,6 @@ class Client:
         #: Of the messages that are not confirmed; each is its message's token.
         self._results: set[PublishResult] = set()
         self._arrivals = Arrivals()
-        self._holding_back = False
         #: Times the broker had forgotten our session, and with it what it held for us [MQTT-3.2.2-5].
         self.sessions_lost = 0
         #: QoS 0 messages that came while 32 MiB waited to be taken; QoS 1 and 2 are never dropped.
@@ -371,8 +365,8 @@ class Client:
             if self._closing:
                 return None
             if self._arrivals.waiting:
-                message = self._arrivals.take()
-                if self._holding_back:
+                full, message = self._arrivals.full, self._arrivals.take()
+                if full:
                     self._driver.wake()
                 return message
             if self._ended:
@@ -446,7 +440,7 @@ class Client:
     def _wait_for_service(self) -> None:
         """Return when a session is there, or so much of it that nothing more is read; raise why it can't be had."""
         with self._changed:
-            while not (self._driver.ever_online or self._holding_back):
+            while not (self._driver.ever_online or self._arrivals.full):
                 if error := self._ended or (self.last_error if self._driver.rounds else None):
                     raise error
                 self._changed.wait()
@@ -486,18 +480,12 @@ class Client:
     def _turn(self) -> None:
         self._carry_out()
         with self._changed:
-            self._holding_back = self._arrivals.full
-            if self._holding_back or self._driver.error is not None:
+            full = self._arrivals.full
+            if full or self._driver.error is not None:
                 self._changed.notify_all()
         if self._driver.connected:
-            self._driver.hold_back(hold=self._holding_back)
-        self._driver.turn(self._culprits.due(self._driver.session))
-        if self._culprits.pace(self._driver.session, time.monotonic()):
-            self._driver.handle(events.PublishMany(()))
-
-    def _ended_connection(self) -> bool:
-        """Give up the message at which the broker ends every connection, or it would stop all that is behind it."""
-        return self._culprits.ended(self._driver.session, time.monotonic()) is not None
+            self._driver.hold_back(hold=full)
+        self._driver.turn()
 
     def _carry_out(self) -> None:
         """Give the session what other threads have asked for; not before it is sure which session it will be."""
@@ -515,7 +503,6 @@ class Client:
             if isinstance(action, events.Deliver):
                 self._deliver(action)
             elif isinstance(action, events.Acknowledged):
-                self._culprits.answered(action.token)
                 assert isinstance(action.token, PublishResult)
                 self._results.remove(action.token)
                 action.token.reason, action.token.degraded = action.reason, action.degraded

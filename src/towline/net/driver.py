@@ -76,7 +76,7 @@ class Hooks:
     Attributes:
         new_session: Makes the session for a protocol level; asked again for another version, and by `renew`.
         perform: Carries out an action of the session other than `Send` and `Close`; they come in order.
-        ended: A connection has ended, and the session knows; whether the message that made the broker do it was found.
+        ended: A connection has ended, and the session knows.
         failed: No connection, or an end of one, and another try follows.
         notice: Takes ``notice(what, code=code, **facts)``: TL-M25 for an older version, TL-M26 for another server.
         plain: Makes columns of messages without properties; None to have each as an object.
@@ -84,7 +84,7 @@ class Hooks:
 
     new_session: Callable[[int], Session]
     perform: Callable[[Action], None]
-    ended: Callable[[], bool] = lambda: False
+    ended: Callable[[], object] = lambda: None
     failed: Callable[[BrokerError | ConfigError], None] = lambda _error: None
     notice: Callable[..., object] = lambda _what, **_facts: None
     plain: PlainReader | None = None
@@ -263,7 +263,8 @@ class SessionDriver:
         self._transport.drain(_LAST_WORDS)
         self._transport.close()
         self._transport = None
-        if self._hooks.ended():
+        self._hooks.ended()
+        if self.session.outbound.culprit is not None:
             self._attempts.culprit_found()
 
     def dispose(self) -> None:

@@ -361,11 +361,10 @@ class Publisher:
             self._log.warning("no connection", code=driver.fatal.code, reason=str(driver.fatal))
             driver.fatal = None
 
-    def _ended_connection(self) -> bool:
-        """The connection is gone; whether the message is known at which the broker ended it."""
+    def _ended_connection(self) -> None:
         if self._awaited is not None:
             self._awaited.offline()
-        return self._downlink.lost(self._driver.session.outbound.withdraw())
+        self._downlink.lost(self._driver.session.outbound.withdraw())
 
     def _handle(self, event: Event) -> None:
         self._driver.handle(event)

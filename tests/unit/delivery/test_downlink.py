@@ -26,7 +26,7 @@ from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
 from towline.mqtt import suspects
-from towline.mqtt.events import Flying, Lost, Received
+from towline.mqtt.events import Flying, Lost, Received, Tick
 from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Stamp
@@ -188,18 +188,18 @@ def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, 
     assert line.downlink.due() is None, "nothing by the clock without a connection"
 
 
-def test_while_one_is_suspected_a_turn_is_due_after_the_time_of_quiet(tmp_path: Path, clock: Clock) -> None:
+def test_while_one_is_suspected_the_next_leaves_after_the_time_of_quiet(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 2)
     for _ in range(2):
         line.connect()
         line.end(Lost())
     line.downlink.flush()
     assert line.connect() == []
-    due = line.downlink.due()
+    due = line.session.deadline()
     assert due is not None
     assert due > clock.now
     clock.now = due
-    line.downlink.turn()
+    line.handle(Tick())
     assert [int(packet.payload) for packet in line.sent] == [0], "one at a time"
     line.answer()
     assert [int(packet.payload) for packet in line.sent] == [1]

@@ -96,8 +96,10 @@ class Line:
         return [int(packet.payload) for packet in self.sent]
 
     def end(self, event: Event) -> bool:
+        """Whether the message is found at which the broker ended the connection."""
         self.handle(event)
-        return self.downlink.lost(self.session.outbound.withdraw())
+        self.downlink.lost(self.session.outbound.withdraw())
+        return self.session.outbound.culprit is not None
 
     def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
         ids = [packet.packet_id for packet in self.sent if packet.packet_id]

@@ -273,8 +273,8 @@ def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) 
 def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
     connected = Outbound.connected
 
-    def greedy(self: Outbound, server: Any, window: int, *, resumed: bool) -> None:
-        connected(self, server, window + 1, resumed=resumed)
+    def greedy(self: Outbound, server: Any, window: int, **more: Any) -> None:
+        connected(self, server, window + 1, **more)
 
     with pytest.raises(AssertionError, match=r"\[MQTT-3.3.4-9\]"):
         _broken(monkeypatch, "towline.mqtt.outbound.Outbound.connected", greedy)

@@ -305,10 +305,11 @@ def test_a_message_sent_again_says_what_is_left_of_its_expiry_then() -> None:
         assert (again.message_expiry_interval, again.duplicate) == (30, resumed)
 
 
-def test_our_own_limit_lets_so_many_be_without_an_answer() -> None:
+def test_our_own_limit_lets_so_many_be_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """QoS 0 has none, and goes on once there is room for it."""
     outbound = connected()
-    outbound.limit = 1
+    limits: list[int | None] = [1]
+    monkeypatch.setattr(outbound.suspects, "limit", lambda _now: limits[-1])
     assert len(publish(outbound, 1)) == 1
     assert publish(outbound, 2, qos=0) == []
     answer(outbound, PubRecPacket(1))
@@ -316,12 +317,12 @@ def test_our_own_limit_lets_so_many_be_without_an_answer() -> None:
     freed = answer(outbound, PubCompPacket(1))
     assert [packet.topic for packet in sent(freed) if isinstance(packet, PublishPacket)] == ["t/2", "t/3"]
     unanswered = [outbound.unanswered]
-    outbound.limit = 0
+    limits.append(0)
     outbound.disconnected()
     outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
     assert sent(outbound.actions()) == []
     unanswered.append(outbound.unanswered)
-    outbound.limit = None
+    limits.append(None)
     assert len(sent(outbound.actions())) == 1
     assert [*unanswered, outbound.unanswered] == [(3,), (), (3,)], "of what has left on this connection"
 

@@ -25,6 +25,7 @@ from towline.mqtt.events import (
     Send,
     SessionConfig,
     Stop,
+    Tick,
     Token,
 )
 from towline.mqtt.message import OutboundMessage
@@ -36,7 +37,7 @@ from towline.mqtt.suspects import STRIKES, Culprits
 
 @dataclass
 class World:
-    """An `Outbound` paced by `Culprits` as the downlink does, and a broker that ends connections.
+    """An `Outbound`, and a broker that ends connections.
 
     Attributes:
         culprits: Payloads at which the broker ends the connection.
@@ -46,13 +47,21 @@ class World:
     culprits: frozenset[int]
     random_cuts: frozenset[int] = frozenset()
     window: int = 5
-    suspects: Culprits = field(default_factory=Culprits)
     outbound: Outbound = field(default_factory=lambda: Outbound(encode))
     fates: dict[Token, int] = field(default_factory=dict)
     #: What had left without an answer at each end of a connection.
     ends: list[tuple[Token, ...]] = field(default_factory=list)
     seen: int = 0
     convicted: list[Token] = field(default_factory=list)
+    #: When the connection began; what leaves does so after the time of quiet.
+    now: float = 0.0
+
+    @property
+    def suspects(self) -> Culprits:
+        return self.outbound.suspects
+
+    def leaving(self) -> list[Action]:
+        return list(self.outbound.actions(self.now + 2))
 
     def publish(self, messages: Iterable[tuple[int, int]]) -> None:
         for token, qos in messages:
@@ -74,9 +83,9 @@ class World:
 
     def connection(self) -> bool:
         """One connection; whether the broker has ended it."""
-        self.outbound.limit = 1 if self.suspects.careful else None
-        self.outbound.connected(ConnAckPacket(session_present=True), self.window, resumed=True)
-        queue = self.heard(list(self.outbound.actions()))
+        self.now += 10
+        self.outbound.connected(ConnAckPacket(session_present=True), self.window, resumed=True, now=self.now)
+        queue = self.heard(self.leaving())
         while queue:
             packet = queue.pop(0)
             self.seen += 1
@@ -84,11 +93,9 @@ class World:
                 self.ended()
                 return True
             queue += self.heard(self._answer(packet))
-            if not self.suspects.careful:
-                self.outbound.limit = None
-            queue += self.heard(list(self.outbound.actions()))
+            queue += self.heard(self.leaving())
             self.outbound.validate()
-        self.outbound.disconnected()
+        self.outbound.disconnected(self.now + 2)
         return False
 
     def _hates(self, packet: Any) -> bool:
@@ -96,11 +103,11 @@ class World:
 
     def _answer(self, packet: Any) -> list[Action]:
         if isinstance(packet, PubRelPacket):
-            return [*self.outbound.take(PubCompPacket(packet.packet_id)), *self.outbound.actions()]
+            return [*self.outbound.take(PubCompPacket(packet.packet_id)), *self.leaving()]
         if packet.qos == QoS.AT_MOST_ONCE:
             return []
         kind = PubAckPacket if packet.qos == QoS.AT_LEAST_ONCE else PubRecPacket
-        return [*self.outbound.take(kind(packet.packet_id)), *self.outbound.actions()]
+        return [*self.outbound.take(kind(packet.packet_id)), *self.leaving()]
 
     def heard(self, actions: list[Action]) -> list[Any]:
         packets = []
@@ -113,14 +120,12 @@ class World:
         return packets
 
     def ended(self) -> None:
-        self.outbound.disconnected()
-        left = self.outbound.unanswered
-        self.ends.append(left)
-        found = self.suspects.judge(left, cut=True, exact=not self.outbound.unanswerable)
+        self.outbound.disconnected(self.now + 2, cut=True)
+        self.ends.append(self.outbound.unanswered)
+        found = self.outbound.culprit
         if found is not None:
             self.convicted.append(found)
             assert self.ends[-STRIKES:] == [(found,)] * STRIKES
-            self.outbound.give_up(found, CUT)
 
 
 @settings(deadline=None)
@@ -192,13 +197,13 @@ def test_an_answer_clears() -> None:
 
 
 class Line:
-    """A session of a publisher, with `Culprits` beside it as the downlink has it."""
+    """A session of a publisher."""
 
     def __init__(self, *others: Token) -> None:
         """`others` are messages of somebody else."""
-        self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
-        self.culprits = Culprits(lambda token: token not in others)
-        self.culprits.attach(self.session)
+        self.session = Session(SessionConfig("c", "w", unknown_session="adopt", keep_alive_s=0))
+        self.suspects = self.session.outbound.suspects
+        self.suspects.mine = lambda token: token not in others
         self.fates: dict[Token, int] = {}
 
     def handle(self, event: Event, now: float) -> list[Token]:
@@ -209,15 +214,10 @@ class Line:
                 left += [int(p.payload) for p in read_all(action.data) if isinstance(p, PublishPacket)]
             elif isinstance(action, Acknowledged):
                 self.fates[action.token] = action.reason
-                self.culprits.answered(action.token)
         return left
 
     def connect(self, now: float) -> list[Token]:
         return self.handle(Opened(), now) + self.handle(Received([ConnAckPacket(session_present=True)]), now)
-
-    def pace(self, now: float) -> list[Token] | None:
-        """What leaves where something changed; None where nothing has."""
-        return self.handle(PublishMany(()), now) if self.culprits.pace(self.session, now) else None
 
     def publish(self, now: float, *messages: int, qos: int = 1) -> list[Token]:
         many = [Publish(token, OutboundMessage("t", b"%d" % token, qos=qos)) for token in messages]
@@ -225,7 +225,13 @@ class Line:
 
     def end(self, now: float, event: Event | None = None) -> Token | None:
         self.handle(event or Lost(), now)
-        return self.culprits.ended(self.session, now)
+        return self.session.outbound.culprit
+
+    def due(self) -> float:
+        """When the time of quiet ends."""
+        due = self.session.deadline()
+        assert due is not None
+        return due
 
 
 def suspecting() -> Line:
@@ -233,49 +239,41 @@ def suspecting() -> Line:
     line = Line()
     for now in (10.0, 20.0):
         line.connect(now)
-        line.publish(now, *([] if line.culprits.cuts else [1, 2]))
+        line.publish(now, *([] if line.suspects.cuts else [1, 2]))
         assert line.end(now + 1) is None
-    assert line.culprits.careful
+    assert line.suspects.careful
     assert line.connect(100.0) == []
     return line
 
 
 def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None:
     line = suspecting()
-    assert line.pace(100.0) is None
-    due = line.culprits.due(line.session)
-    assert due is not None
+    due = line.due()
     assert 100.0 < due <= 105.0
-    assert line.pace((100.0 + due) / 2) is None
-    assert line.pace(due) == [1]
-    assert (line.pace(due), line.culprits.due(line.session)) == (None, None)
+    assert line.handle(Tick(), (100.0 + due) / 2) == []
+    assert line.handle(Tick(), due) == [1]
+    assert (line.handle(Tick(), due), line.session.deadline()) == ([], None)
     assert line.handle(Received([PubAckPacket(1)]), due) == [2]
-    assert line.culprits.careful
+    assert line.suspects.careful
     line.handle(Received([PubAckPacket(2)]), due)
-    assert line.pace(due) == []
     assert line.publish(due, 3, 4, 5) == [3, 4, 5], "nobody is suspected any more"
-    assert (line.pace(due), line.culprits.due(line.session)) == (None, None)
+    assert line.session.deadline() is None
 
 
 def test_the_time_of_quiet_begins_with_each_connection() -> None:
     line = suspecting()
-    line.pace(100.0)
-    due = line.culprits.due(line.session)
+    due = line.due()
     line.end(100.5)
-    assert line.pace(101.0) is None, "there is no connection"
+    assert line.session.deadline() is None, "there is no connection"
     assert line.connect(200.0) == []
-    line.pace(200.0)
-    assert due is not None
-    assert line.culprits.due(line.session) == due + 100.0
+    assert line.due() == due + 100.0
 
 
 def test_the_message_is_given_up_after_three_ends_alone_and_told_with_the_next_connection() -> None:
     line = suspecting()
     for now in (100.0, 200.0, 300.0):
-        line.pace(now)
-        due = line.culprits.due(line.session)
-        assert due is not None
-        assert line.pace(due) == [1]
+        due = line.due()
+        assert line.handle(Tick(), due) == [1]
         assert line.end(due + 1) == (1 if now == 300.0 else None)
         assert line.connect(now + 100) == ([2] if now == 300.0 else [])
     assert line.fates == {1: CUT}
@@ -302,8 +300,9 @@ def test_an_end_proves_nothing_unless_it_follows_one_message_at_once(
             line.connect(now)
             line.publish(now, *sorted({1, *others}))
         else:
-            line.session.outbound.limit = None
             line.connect(now)
+            if (due := line.session.deadline()) is not None:
+                line.handle(Tick(), now := due)
         if qos_0:
             line.publish(now, 9, qos=0)
         verdicts.append(line.end(now + after_s, event))
