@@ -281,10 +281,7 @@ class Client:
         self._connection = settings.connection(uri, client_id, subscribe)
         self._where = self._connection.session.where
         self._pid = os.getpid()
-        hooks = Hooks(
-            new_session=lambda level: Session(self._connection.session_at(level)),
-            perform=self._perform,
-        )
+        hooks = Hooks(new_session=lambda level: Session(self._connection.session_at(level)), perform=self._perform)
         self._driver = SessionDriver(self._connection, hooks)
         #: Guards everything below; told of every change.
         self._changed = Condition()
