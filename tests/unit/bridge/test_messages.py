@@ -356,5 +356,3 @@ def test_the_text_of_sql_goes_no_way_with_the_messages() -> None:
     notice = {"topic": {"sql": sql}, "headers": {"h": {"sql": sql}}, "where": sql}
     said = {"topic": {"sql": sql}, "fields": {"f": sql}, "where": sql, "reject": sql, "failure_notice": notice}
     assert "hidden" not in line_of(DownlinkSection.model_validate({"name": "line", "from": "t", **said}))
-
-

@@ -7,9 +7,12 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -237,7 +240,17 @@ def test_a_journal_that_stays_locked_is_told(
     state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_program(_GATEWAY)
-    monkeypatch.setattr(launch, "START_S", 5.0)
+    refused: list[object] = []
+    start_error = launch._start_error
+
+    def refused_once(*of: Any) -> Any:
+        refused.append(of)
+        return start_error(*of)
+
+    monkeypatch.setattr(launch, "_start_error", refused_once)
+    # The patience ends with the first refusal, however long a gateway takes to say it on this machine.
+    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + len(refused) * 3600)
+    monkeypatch.setattr(launch, "time", clock)
     with served(state_dir):
         (state_dir / ENDPOINT_FILE).unlink()
         with pytest.raises(JournalLocked, match=f"pid {os.getpid()}"):
