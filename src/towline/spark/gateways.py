@@ -146,14 +146,9 @@ class SourceGateway:
         return self.entry is not None and self.absence is None
 
     @property
-    def name(self) -> str:
-        """Its name; its place until it was met."""
-        return self.entry.gateway if self.entry else self.place.text
-
-    @property
     def called(self) -> str:
-        """What a person calls it: by name and place."""
-        return f"{self.name} ({self.place.text})" if self.entry else self.place.text
+        """What a person calls it: its name, as far as it was met, and its place."""
+        return f"{self.entry.gateway} ({self.place.text})" if self.entry else self.place.text
 
     def ask(self, question: Question | None, timeout_s: float) -> None:
         """Begin to `wait`, for the lease alone without a question; unless the same poll is on its way, or it rests."""
@@ -443,7 +438,7 @@ class BatchPlanner:
     ) -> Question:
         if self._ends is not None:  # at the end of the query one row is asked for all the same
             rows = _least(rows, max(1, self._left(here)))
-        return Question(replace(here, at=gateway.place.text), safe.offset_in(here.journal) if safe else 0, rows, size)
+        return Question(replace(here, at=gateway.place.text), _safe(here, safe), rows, size)
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Rows and bytes; Spark has no limit of both in one, and gets all where it wants that (Trigger.Once)."""
@@ -463,7 +458,7 @@ class BatchPlanner:
         if len(windows) > 1:  # one alone was asked for no more than the batch may have
             self._turn += 1
             caps = admit([(questions[one].rows(window), window.size) for one, window in windows.items()], *limits)
-            cut = {one: questions[one].within(*cap) for one, cap in zip(windows, caps, strict=True) if cap}
+            cut = {one: questions[one].within(*cap) for one, cap in zip(windows, caps, strict=True) if cap is not None}
             anew = self._ask(cut, 0.0, CALL_S) if cut else {}
             windows = {one: anew.get(one, window) for one, window in windows.items() if one in anew or one not in cut}
             sizes = [(questions[one].rows(window), window.size) for one, window in windows.items()]
@@ -496,8 +491,11 @@ class BatchPlanner:
 
         Args:
             questions: What each is asked.
-            patience_s: Longest wait; 0 until each that has a question and is not away has answered.
-            grace_s: Longest time for the others, where one has news, since each was asked; None for `GRACE_S`.
+            patience_s: Longest wait, in seconds; 0 until each that has a question and is not away has answered.
+            grace_s: Longest time for the answers of those beside the news, since each was asked; None for `GRACE_S`.
+
+        Raises:
+            TowlineError: What a gateway said, unless it is an absence.
         """
         asked = {**dict.fromkeys(one for one in self.gateways if not one.entry), **questions}
         grace_s = GRACE_S if grace_s is None else grace_s
@@ -549,8 +547,9 @@ class BatchPlanner:
 
         Of a source with the option ``gateway`` it is what that one says.
         """
-        known = [one for one in self.gateways if one.entry or one.absence]
-        parts = dict(sorted((one.name, one.report(self._queued(one))) for one in known))
+        known = {one.entry.gateway if one.entry else one.place.text: one for one in self.gateways}
+        told = {name: one for name, one in sorted(known.items()) if one.entry or one.absence}
+        parts = {name: one.report(self._queued(one)) for name, one in told.items()}
         if not self._plan.gateways:
             part = next(iter(parts.values()), {})
             return part if part.keys() - {"tip", "queued"} else None
@@ -577,27 +576,29 @@ class BatchPlanner:
         if place.gateway in self._plan.removed:
             _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
             return True
-        upto, what = (
-            safe.offset_in(place.journal) if safe else 0,
-            f'gateway "{place.gateway}" is no longer in the list, and',
-        )
+        question = Question(place, _safe(place, safe))
         try:
-            window = self._at(place.at).wait(Question(place, upto), 0.0)
+            window = self._at(place.at).wait(question, 0.0)
         except GatewayError as error:
             if not is_absence(error):
                 raise
             why = "does not let this query in" if is_refusal(error) else "does not answer"
-            what = f"{what} whether messages wait there is not known: {place.at} {why} ({error.what})"
-            do = (
+            raise ConfigError(
+                "TL-G51",
+                _LIST,
+                f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: '
+                f"{place.at} {why} ({error.what})",
                 f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
-                f'(in a bridge file, removed_gateways = ["{place.gateway}"]).'
+                f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
+            ) from error
+        if waiting := max(0, window.tip - place.offset):
+            raise ConfigError(
+                "TL-G52",
+                _LIST,
+                f'gateway "{place.gateway}" is no longer in the list, and {waiting:,} messages wait at {place.at}',
+                "Put it back, let it take in nothing more and carry what it has; with none waiting it can go.",
             )
-            raise ConfigError("TL-G51", _LIST, what, do) from error
-        if window.tip > place.offset:
-            what = f"{what} {window.tip - place.offset:,} messages wait at {place.at}"
-            do = "Put it back, let it take in nothing more and carry what it has; with none waiting it can go."
-            raise ConfigError("TL-G52", _LIST, what, do)
-        if upto < place.offset:
+        if question.safe < place.offset:
             return False  # in the commit log, and not yet surely so: the next call
         self._former.pop(place.at).release()
         return True
@@ -638,11 +639,14 @@ class BatchPlanner:
         except GatewayError as error:
             if not is_absence(error):
                 raise
-            needs = f"a batch that was begun needs its messages {start:,} to {end.offset - 1:,}"
             way = error.do if is_refusal(error) else f"Start it at {gateway.place.text}."
-            do = f"Nothing is lost, and the batch is then served as it was planned. {way}"
-            what = f"it is away ({error.what}), and {needs}"
-            raise GatewayUnreachable("TL-G53", f'gateway "{end.gateway}"', what, do) from error
+            raise GatewayUnreachable(
+                "TL-G53",
+                f'gateway "{end.gateway}"',
+                f"it is away ({error.what}), and a batch that was begun needs its messages {start:,} to "
+                f"{end.offset - 1:,}",
+                f"Nothing is lost, and the batch is then served as it was planned. {way}",
+            ) from error
 
 
 def _least(*limits: int | None) -> int | None:
@@ -650,13 +654,20 @@ def _least(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-#: Rows that wait at a gateway, as far as the whole batch could take them, and their bytes in the journal.
+def _safe(place: JournalPlace, safe: Position | None) -> int:
+    """Up to where a gateway may remove rows; 0 where its journal was another one."""
+    before = safe and safe.place(place.gateway)
+    return before.offset if before and before.journal == place.journal else 0
+
+
 Offer = tuple[int, int]
-Limits = tuple[int | None, int | None]
+"""Rows that wait at a gateway, as far as the whole batch could take them, and their bytes in the journal."""
 
 
-def admit(offers: Sequence[Offer], *limits: int | None) -> list[Limits | None]:
-    """Share the limits of a batch, of rows and bytes, among gateways max-min: nobody has more than waits.
+def admit(
+    offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None
+) -> list[tuple[int | None, int | None] | None]:
+    """Share both limits of a batch among gateways, max-min: as equal as can be, and nobody more than waits.
 
     Whoever has little waiting gets all of it: messages of a quiet gateway never wait behind another's backlog, as they
     would by shares in proportion to it. A gateway's share is the larger of its parts of the two limits.
@@ -664,6 +675,7 @@ def admit(offers: Sequence[Offer], *limits: int | None) -> list[Limits | None]:
     Returns:
         Most rows and bytes that the batch takes of each, at least one of both; None for all of it.
     """
+    limits = (max_rows, max_bytes)
     parts = [[Fraction(size, most) for size, most in zip(offer, limits, strict=True) if most] for offer in offers]
     shares = [max(each, default=Fraction(0)) for each in parts]
     level, left = Fraction(1), Fraction(1)

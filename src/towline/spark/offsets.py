@@ -98,10 +98,6 @@ class Position:
         """The place of a gateway; None where it has none."""
         return next((place for place in self.places if place.gateway == gateway), None)
 
-    def offset_in(self, journal: str) -> int:
-        """Where it is in a journal; 0 where it has no place there."""
-        return next((place.offset for place in self.places if place.journal == journal), 0)
-
     def having(self, *places: JournalPlace) -> Self:
         """The same position with these places, each instead of the one of its gateway or as a new one."""
         kept = {place.gateway: place for place in self.places} | {place.gateway: place for place in places}

@@ -145,9 +145,16 @@ class BatchTotals:
         Raises:
             TypeError, ValueError, KeyError, AttributeError: It is none.
         """
-        spans = {name: Span(*span) for name, span in values.get("spans", {}).items()}
-        marks = MarkerTotals(*values["marks"]) if "marks" in values else None
-        return cls(**{**values, "spans": spans, "marks": marks, "transactions": tuple(values.get("transactions", ()))})
+        marks = values.get("marks")
+        return cls(
+            int(values["batch"]),
+            {str(name): int(count) for name, count in values.get("counts", {}).items()},
+            {name: Span(int(since), int(upto), str(by)) for name, (since, upto, by) in values.get("spans", {}).items()},
+            marks and MarkerTotals(*map(int, marks)),
+            str(values.get("sink", "")),
+            tuple(map(int, values.get("transactions", ()))),
+            float(values.get("seconds", 0)),
+        )
 
 
 #: Batches of which the totals are kept: more than whoever asks for those of a batch is behind.
