@@ -356,7 +356,7 @@ def _lines(file: Path) -> Iterator[Setting]:
             line = raw.decode("utf-8").strip()
         except UnicodeDecodeError as error:
             raise _damaged(f"{file}:{number}", "it is not UTF-8 text") from error
-        name, value = [*line.split(maxsplit=1), ""][:2]
+        name, value = [*line.split(maxsplit=1), "", ""][:2]
         known = bool(_home(name))
         if not _NAME.fullmatch(name) or value.startswith("= ") or (value[:1] in ("=", "{") and not known):
             what = f'it is no mosquitto.conf: "{name}" is no name of a setting, as Mosquitto writes NAME VALUE'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
@@ -182,6 +182,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=300))
+@example(b"\x1c")  # white space of Unicode alone
 def test_no_bytes_do_more_than_fail_in_one_line(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """A file from anywhere is read, or refused with a code."""
     file = tmp_path_factory.mktemp("conf") / "mosquitto.conf"
