@@ -286,6 +286,14 @@ def test_what_is_whole_is_left_alone(spark: Spark) -> None:
     assert Checkpoint(str(spark.path)).mend() == []
 
 
+@pytest.mark.parametrize("offset", ["5", '"a"', "[1]"])
+def test_an_offset_of_another_source_is_any_json(spark: Spark, offset: str) -> None:
+    """A query may read more than MQTT; Spark's rate source has plain numbers, for example."""
+    spark.run(0)
+    put(spark.path / "offsets" / "1", OFFSETS.format(1) + f"\n{offset}")
+    assert Checkpoint(str(spark.path)).mend() == []
+
+
 def test_an_entry_without_checksums_is_judged_by_its_form(spark: Spark) -> None:
     spark.run(0, 1)
     for path in spark.path.rglob("*.crc"):
