@@ -635,7 +635,7 @@ class BatchPlanner:
         met = (one for one in self.gateways if one.entry and self._place_of(one.entry, Position((end,))))
         gateway = next(met, None) or self._at(end.at)
         try:
-            return patiently(partial(gateway.slices, start, end, sizes))
+            return patiently(partial(gateway.slices, start, end, sizes), patience_s=PATIENCE_S)
         except GatewayError as error:
             if not is_absence(error):
                 raise
