@@ -44,7 +44,6 @@ class GatewayEndpoint:
         since: UTC time of the start, ISO 8601.
         settings: Digest of the settings (`GatewaySettings.digest`), "" when unknown.
         owner_pid: Process whose end ends the gateway, None for a gateway of its own.
-        listen: Location on a network, ``grpc+tls://...``; "" for none.
     """
 
     location: str
@@ -57,7 +56,6 @@ class GatewayEndpoint:
     since: str
     settings: str = ""
     owner_pid: int | None = None
-    listen: str = ""
 
     @property
     def process(self) -> ProcessMark:

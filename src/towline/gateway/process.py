@@ -240,7 +240,6 @@ class _Gateway:
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:
             self._front = NetworkFront(self._settings, self._service.endpoint.location)
-            self._service.listening(self._front.location)
             self._log.info("listening", **self._front.status())
         notify(READY="1")
 
@@ -363,11 +362,6 @@ class NetworkFront:
 
     def _silent(self, what: str) -> GatewayError:
         return GatewayError("TL-G45", self._where, what, "See the gateway's log.")
-
-    @property
-    def location(self) -> str:
-        """Where it listens."""
-        return str(self._status["location"])
 
     def status(self) -> dict[str, Any]:
         """What it said last; ``running`` tells whether it is there."""

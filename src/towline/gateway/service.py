@@ -263,10 +263,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     # -- the gateway's side ------------------------------------------------------------------------------------
 
-    def listening(self, location: str) -> None:
-        """Let everybody know where else the gateway listens."""
-        self._publish(replace(self.endpoint, listen=location))
-
     def _publish(self, endpoint: GatewayEndpoint) -> None:
         self.endpoint = endpoint
         endpoint.write(self._state_dir)

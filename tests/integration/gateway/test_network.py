@@ -15,7 +15,6 @@ from tests.integration.gateway.conftest import NewGateway, publish
 from tests.unit.gateway.remote import Pki
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.process import EXIT_CONFIG
 
 CALLS = 10_000
@@ -41,17 +40,17 @@ def test_ten_thousand_calls_with_a_wrong_token_do_not_stop_intake(
     pki = Pki.made(tmp_path / "pki")
     gateway = new_gateway(broker, listen=pki.settings())
     gateway.start()
-    endpoint = wait_until(lambda: listening(gateway.settings.state_dir), what="a gateway that listens")
+    location = wait_until(lambda: gateway.status().get("listen", {}).get("location"), what="a gateway that listens")
     authority = (pki.directory / "ca.pem").read_bytes()
     counts: list[int] = []
     strangers = [
-        threading.Thread(target=lambda: counts.append(knock(endpoint.listen, authority, CALLS // 4))) for _ in range(4)
+        threading.Thread(target=lambda: counts.append(knock(location, authority, CALLS // 4))) for _ in range(4)
     ]
     for stranger in strangers:
         stranger.start()
     publish(broker, range(3000))
     gateway.until(journaled=3000)
-    with GatewayClient(endpoint.listen, pki.access()) as client:
+    with GatewayClient(location, pki.access()) as client:
         assert client.status()["journaled"] == 3000  # who has the token is answered meanwhile
     for stranger in strangers:
         stranger.join(120)
@@ -65,11 +64,6 @@ def test_ten_thousand_calls_with_a_wrong_token_do_not_stop_intake(
     ]
     assert 1 <= len(told) <= 1 + 120 // 60
     assert sorted(gateway.seen()) == list(range(3000))
-
-
-def listening(state_dir: Path) -> GatewayEndpoint | None:
-    endpoint = GatewayEndpoint.read(state_dir)
-    return endpoint if endpoint is not None and endpoint.listen else None
 
 
 def test_a_gateway_that_cannot_listen_says_why_and_does_not_start(

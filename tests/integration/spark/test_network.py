@@ -26,7 +26,7 @@ from tests.unit.gateway.remote import Pki
 from towline.errors import SetupError
 from towline.gateway.access import KEY_FILE, Access
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import discover
 from towline.mqtt.events import Filter
 from towline.net.client import Client
 from towline.spark.java import find_java
@@ -75,8 +75,11 @@ class Network:
         return process
 
     def _listens(self, pid: int) -> bool:
-        endpoint = GatewayEndpoint.read(self.state)
-        return endpoint is not None and (endpoint.pid, bool(endpoint.listen)) == (pid, True)
+        if (client := discover(self.state)) is None:
+            return False
+        with client:
+            status = client.status()
+        return status["pid"] == pid and "listen" in status
 
     def again(self) -> None:
         self.process.kill()

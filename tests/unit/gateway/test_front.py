@@ -36,6 +36,10 @@ from towline.spark.link import GatewayPlace
 from towline_prove.devstack.ports import free_port
 
 
+def listens_at(front: NetworkFront) -> str:
+    return str(front.status()["location"])
+
+
 class Fronted:
     """A served journal with an outbox, and the process in front of it."""
 
@@ -49,7 +53,7 @@ class Fronted:
         return self.front._process.pid
 
     def driver(self) -> GatewayClient:
-        return GatewayClient(self.front.location, self.pki.access())
+        return GatewayClient(listens_at(self.front), self.pki.access())
 
 
 def settings(pki: Pki, state_dir: Path, **listen: Any) -> GatewaySettings:
@@ -91,10 +95,10 @@ def test_everything_passes_as_it_is(fronted: Fronted) -> None:
         writing = driver.sign_writer("query")
         driver.release(lease)
     authority = fronted.pki.authority_text
-    with GatewayClient(fronted.front.location, Access(), ticket=ticket, authority=authority) as worker:
+    with GatewayClient(listens_at(fronted.front), Access(), ticket=ticket, authority=authority) as worker:
         got = pa.Table.from_batches(worker.read(journal, end - 2500, end, incarnation=window.incarnation))
         assert got.equals(pa.Table.from_batches([rows(end - 2500, 2500)]))
-    with GatewayClient(fronted.front.location, Access(), ticket=writing, authority=authority) as worker:
+    with GatewayClient(listens_at(fronted.front), Access(), ticket=writing, authority=authority) as worker:
         batch = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(1000)])
         stored = worker.send("query/0", 0, [batch, batch], MESSAGE_SCHEMA)
         assert (stored.rows, stored.whole) == (2000, True)
@@ -114,17 +118,17 @@ def test_the_gateways_errors_come_in_its_own_words(fronted: Fronted) -> None:
 def test_it_is_started_again_on_the_same_port_and_nothing_is_forgotten(fronted: Fronted, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("another-token-of-some-length")
-    stranger = GatewayClient(fronted.front.location, fronted.pki.access(token_file=str(wrong)))
+    stranger = GatewayClient(listens_at(fronted.front), fronted.pki.access(token_file=str(wrong)))
     with stranger, pytest.raises(GatewayError, match="TL-G40"):
         stranger.status()
     wait_until(lambda: fronted.front.status()["refused"], what="the refused call")
-    location, before = fronted.front.location, fronted.pid
+    location, before = listens_at(fronted.front), fronted.pid
     with fronted.driver() as driver:
         (ticket,) = driver.sign(fronted.server.journal.journal_id, [(0, 0)])
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: fronted.pid != before and fronted.front.status()["running"], what="another process")
         wait_until(lambda: answers(driver))
-    assert fronted.front.location == location
+    assert listens_at(fronted.front) == location
     assert int(fronted.front.status()["refused"]) >= 1
     authority = fronted.pki.authority_text
     with GatewayClient(location, Access(), ticket=ticket, authority=authority) as worker:
@@ -148,7 +152,7 @@ def shows_another(location: str, before: str) -> bool:
 def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
     """Calls that run go on; the token, the port, the process and the connection of others stay as they are."""
     process = fronted.pid
-    location, before = fronted.front.location, shown(fronted.front.location)
+    location, before = listens_at(fronted.front), shown(listens_at(fronted.front))
     end = fronted.server.journal.end
     with fronted.driver() as client, fronted.driver() as waiting:
         lease = waiting.open("renewing")
@@ -163,12 +167,12 @@ def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
         thread.join(30)
         assert window[0].end == end + 1
         waiting.release(lease)
-    assert (fronted.front.location, fronted.pid) == (location, process)
+    assert (listens_at(fronted.front), fronted.pid) == (location, process)
 
 
 def test_a_port_that_another_has_taken_meanwhile_is_told_and_tried_again(fronted: Fronted) -> None:
     front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location)
-    host, _, port = front.location.removeprefix("grpc+tls://").rpartition(":")
+    host, _, port = listens_at(front).removeprefix("grpc+tls://").rpartition(":")
     with capture_logs() as said:
         os.kill(front._process.pid, signal.SIGKILL)
         with socket.socket() as taker:
@@ -178,7 +182,7 @@ def test_a_port_that_another_has_taken_meanwhile_is_told_and_tried_again(fronted
             wait_until(lambda: len(said) > 1, 60)
         assert [line["code"] for line in said[:2]] == ["TL-G49", "TL-G49"]
         assert "(address already in use)" in said[1]["reason"]
-    with GatewayClient(front.location, fronted.pki.access()) as driver:
+    with GatewayClient(listens_at(front), fronted.pki.access()) as driver:
         wait_until(lambda: answers(driver), 60)
     front.close()
 
@@ -196,7 +200,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_old_one(
 ) -> None:
     pki = Pki.made(tmp_path / "pki")
     front = NetworkFront(settings(pki, fronted.server.state_dir), fronted.server.location)
-    before = shown(front.location)
+    before = shown(listens_at(front))
     (pki.directory / "server.key").write_text("half a k")
     heard: list[str] = []
 
@@ -206,8 +210,8 @@ def test_a_certificate_that_cannot_be_used_leaves_the_old_one(
 
     wait_until(told, 30)
     assert "TL-C97" in "".join(heard)
-    assert shown(front.location) == before
-    with GatewayClient(front.location, pki.access()) as driver:
+    assert shown(listens_at(front)) == before
+    with GatewayClient(listens_at(front), pki.access()) as driver:
         assert answers(driver)
     front.close()
 
@@ -226,7 +230,7 @@ def test_a_message_without_end_of_a_stranger_ends_only_what_is_in_front(fronted:
     before = front._process.pid
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     authority = fronted.pki.authority_text.encode()
-    stranger = flight.connect(front.location, tls_root_certs=authority, generic_options=options)
+    stranger = flight.connect(listens_at(front), tls_root_certs=authority, generic_options=options)
     with capture_logs() as said, stranger:
         with pytest.raises((flight.FlightError, pa.ArrowException, OSError)):
             list(stranger.do_action(flight.Action("status", bytes(256 << 20))))
@@ -234,7 +238,7 @@ def test_a_message_without_end_of_a_stranger_ends_only_what_is_in_front(fronted:
     assert [(line["code"], line["reason"]) for line in said] == [
         ("TL-G49", "the network's calls took more than 300 MB")
     ]
-    with GatewayClient(front.location, fronted.pki.access()) as driver:
+    with GatewayClient(listens_at(front), fronted.pki.access()) as driver:
         wait_until(lambda: answers(driver))
     front.close()
 
@@ -245,7 +249,7 @@ def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
     journal, end = fronted.server.journal.journal_id, fronted.server.journal.end
     with fronted.driver() as driver:
         (ticket,) = driver.sign(journal, [(end - 200_000, end)])
-    place = GatewayPlace(fronted.front.location, ticket=ticket, authority=fronted.pki.authority_text)
+    place = GatewayPlace(listens_at(fronted.front), ticket=ticket, authority=fronted.pki.authority_text)
     offsets: list[int] = []
     for batch in place.rows(journal, end - 200_000, end):
         if not offsets:
@@ -273,7 +277,7 @@ def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: 
 
 
 def test_its_end_and_its_failure_are_told(tmp_path: Path, fronted: Fronted) -> None:
-    taken = {"address": fronted.front.location.removeprefix("grpc+tls://")}
+    taken = {"address": listens_at(fronted.front).removeprefix("grpc+tls://")}
     with pytest.raises(GatewayError, match=r"can't listen on this address \(address already in use\).*TL-G45"):
         NetworkFront(settings(fronted.pki, tmp_path, **taken), fronted.server.location)
     with pytest.raises(ConfigError, match="TL-C98"):
@@ -292,9 +296,9 @@ def test_handshakes_that_fail_leave_no_line(fronted: Fronted, tmp_path: Path) ->
             os.dup2(kept, 2)
             os.close(kept)
     for _ in range(5):
-        with flight.connect(front.location) as stranger, pytest.raises(flight.FlightUnavailableError):
+        with flight.connect(listens_at(front)) as stranger, pytest.raises(flight.FlightUnavailableError):
             list(stranger.do_action(flight.Action("status", b"")))
-        host, _, port = front.location.removeprefix("grpc+tls://").rpartition(":")
+        host, _, port = listens_at(front).removeprefix("grpc+tls://").rpartition(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
             raw.settimeout(10)
@@ -342,7 +346,7 @@ def test_a_batch_whose_task_was_killed_is_not_whole(
     fronted: Fronted, monkeypatch: pytest.MonkeyPatch, way: str, many: int
 ) -> None:
     """For gRPC such a stream ends as any other: the rows that were still to come would have been lost."""
-    location = fronted.server.location if way == "unix" else fronted.front.location
+    location = fronted.server.location if way == "unix" else listens_at(fronted.front)
     writer = f"{way}-{many}/0"
     half = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(20)])
     with GatewayClient(fronted.server.location) as client:

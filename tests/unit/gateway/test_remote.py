@@ -20,7 +20,6 @@ from tests.unit.gateway.serving import rows
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, ServerCertificate
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.settings import ListenSettings
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
@@ -203,15 +202,11 @@ def test_an_address_that_is_taken(far: Remote) -> None:
         listening(settings, far.server, "x")
 
 
-def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:
+def test_status_says_where_it_listens(far: Remote) -> None:
     said = far.service.status()
     assert said["location"] == far.location
     assert datetime.fromisoformat(str(said["certificate_until"])) > datetime.now(UTC)
     assert TOKEN not in json.dumps(said)
-    far.server.service.listening(far.location)
-    told = GatewayEndpoint.read(far.server.state_dir)
-    assert told is not None
-    assert told.listen == far.location
 
 
 @pytest.mark.parametrize(
