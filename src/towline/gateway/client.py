@@ -266,27 +266,19 @@ class GatewayClient:
             raise GatewayError("TL-G11", self.location, what, do)
 
     def sign(
-        self,
-        journal: str,
-        ranges: Sequence[tuple[int, int]],
-        *,
-        incarnations: Sequence[str] = (),
-        valid_s: float = DEFAULT_VALID_S,
+        self, journal: str, ranges: Sequence[tuple[int, int, str]], *, valid_s: float = DEFAULT_VALID_S
     ) -> list[str]:
         """Ask for a ticket for each range of a journal's offsets, with which those who have no token may read it.
 
         Args:
             journal: Its id.
-            ranges: Offset of the first row and after the last one, of each ticket.
-            incarnations: What the end of each range came with; none for unknown.
+            ranges: Of each ticket: offset of the first row, after the last one, and what that came with, "" for none.
             valid_s: Seconds until they are worth nothing, by the gateway's clock; a week at most.
 
         Raises:
             Fenced: TL-G04 for another journal.
         """
-        known = incarnations or [""] * len(ranges)
-        asked = [[start, end, one] for (start, end), one in zip(ranges, known, strict=True)]
-        tickets: list[str] = self._action("sign", journal=journal, ranges=asked, valid_s=valid_s)["tickets"]
+        tickets: list[str] = self._action("sign", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"]
         return tickets
 
     def sign_writer(self, writer: str, *, valid_s: float = DEFAULT_VALID_S) -> str:

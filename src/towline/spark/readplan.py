@@ -201,14 +201,13 @@ def slices_of(
     Raises:
         GatewayError: TL-G46, the file with the authorities of the gateway's certificate can't be read.
     """
-    bounds = [*pairwise(accumulate(sizes, initial=start))]
-    incarnations = [""] * (len(bounds) - 1) + [end.incarnation]
-    places = [place] * len(bounds)
+    bounds = pairwise(accumulate(sizes, initial=start))
+    ranges = [(low, high, end.incarnation if high == end.offset else "") for low, high in bounds]
+    places = [place] * len(ranges)
     if place.remote:
-        tickets = client.sign(end.journal, bounds, incarnations=incarnations, valid_s=place.ticket_s)
+        tickets = client.sign(end.journal, ranges, valid_s=place.ticket_s)
         places = [replace(admitted, ticket=ticket) for admitted in [place.admitted("")] for ticket in tickets]
-    parts = zip(places, bounds, incarnations, strict=True)
-    return [Slice(at, end.journal, *part, incarnation) for at, part, incarnation in parts]
+    return [Slice(at, end.journal, *part) for at, part in zip(places, ranges, strict=True)]
 
 
 def ranges_between(start: Position, end: Position) -> list[tuple[int, JournalPlace]]:

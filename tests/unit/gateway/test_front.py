@@ -91,7 +91,7 @@ def test_everything_passes_as_it_is(fronted: Fronted) -> None:
         lease = driver.open("default")
         window = driver.wait(lease, 0, timeout_s=0)
         assert window.end == end
-        (ticket,) = driver.sign(journal, [(end - 2500, end)], incarnations=[window.incarnation])
+        (ticket,) = driver.sign(journal, [(end - 2500, end, window.incarnation)])
         writing = driver.sign_writer("query")
         driver.release(lease)
     authority = fronted.pki.authority_text
@@ -124,7 +124,7 @@ def test_it_is_started_again_on_the_same_port_and_nothing_is_forgotten(fronted: 
     wait_until(lambda: fronted.front.status()["refused"], what="the refused call")
     location, before = listens_at(fronted.front), fronted.pid
     with fronted.driver() as driver:
-        (ticket,) = driver.sign(fronted.server.journal.journal_id, [(0, 0)])
+        (ticket,) = driver.sign(fronted.server.journal.journal_id, [(0, 0, "")])
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: fronted.pid != before and fronted.front.status()["running"], what="another process")
         wait_until(lambda: answers(driver))
@@ -248,7 +248,7 @@ def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
         fronted.server.add(10_000, payload=bytes(200))
     journal, end = fronted.server.journal.journal_id, fronted.server.journal.end
     with fronted.driver() as driver:
-        (ticket,) = driver.sign(journal, [(end - 200_000, end)])
+        (ticket,) = driver.sign(journal, [(end - 200_000, end, "")])
     place = GatewayPlace(listens_at(fronted.front), ticket=ticket, authority=fronted.pki.authority_text)
     offsets: list[int] = []
     for batch in place.rows(journal, end - 200_000, end):

@@ -55,7 +55,7 @@ def test_a_ticket_gives_the_rows_of_its_slice(far: Remote) -> None:
     far.server.add(30)
     journal = far.server.journal.journal_id
     with as_driver(far) as driver:
-        first, second = driver.sign(journal, [(0, 10), (10, 30)], incarnations=["", driver.extent(30).incarnation])
+        first, second = driver.sign(journal, [(0, 10, ""), (10, 30, driver.extent(30).incarnation)])
         with as_worker(far, second) as worker:
             got = pa.Table.from_batches(worker.read(journal, 10, 30, incarnation=driver.extent(30).incarnation))
             assert got.equals(pa.Table.from_batches([rows(10, 20)]))
@@ -89,7 +89,7 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
         lambda client: client.extent(0, outbox=True),
         lambda client: client.end_job("job-1"),
         lambda client: client.refused("page", 0),
-        lambda client: client.sign("j", [(0, 1)]),
+        lambda client: client.sign("j", [(0, 1, "")]),
         lambda client: client.sign_writer("query"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
 def test_no_ticket_opens_anything_else(far: Remote, kind: str, call: Any) -> None:
     with as_driver(far) as driver:
         journal = far.server.journal.journal_id
-        ticket = driver.sign(journal, [(0, 0)])[0] if kind == "read" else driver.sign_writer("query")
+        ticket = driver.sign(journal, [(0, 0, "")])[0] if kind == "read" else driver.sign_writer("query")
     with as_worker(far, ticket) as worker, pytest.raises(GatewayError, match="TL-G43"):
         call(worker)
 
@@ -105,7 +105,7 @@ def test_no_ticket_opens_anything_else(far: Remote, kind: str, call: Any) -> Non
 def test_one_kind_of_ticket_does_not_stand_for_the_other(far: Remote) -> None:
     journal = far.server.journal.journal_id
     with as_driver(far) as driver:
-        reading, writing = driver.sign(journal, [(0, 0)])[0], driver.sign_writer("query")
+        reading, writing = driver.sign(journal, [(0, 0, "")])[0], driver.sign_writer("query")
     with as_worker(far, reading) as worker:
         with pytest.raises(GatewayError, match="TL-G43"):
             worker.place("query/0", 0)
@@ -190,7 +190,7 @@ def test_a_ticket_outlives_the_gateway(tmp_path: Path) -> None:
         far.server.add(5)
         journal = far.server.journal.journal_id
         incarnation = driver.extent(5).incarnation
-        (ticket,) = driver.sign(journal, [(0, 5)], incarnations=[incarnation])
+        (ticket,) = driver.sign(journal, [(0, 5, incarnation)])
     with remote(tmp_path) as far, as_worker(far, ticket) as worker:
         assert sum(batch.num_rows for batch in worker.read(journal, 0, 5, incarnation=incarnation)) == 5
 
