@@ -226,14 +226,14 @@ class ClientSession:
 
     Attributes:
         client_id: As in CONNECT.
-        brokers: Where its session may be, as last connected to.
+        broker: Where its session may be, as last connected to.
         since: When its first connection stood, in seconds since 1970.
         ended: When its session was ended at the broker; None while it may be there.
         how: ``drained`` when it was empty then, ``discarded`` when it was given up with what it held; "" before.
     """
 
     client_id: str
-    brokers: tuple[str, ...] = ()
+    broker: str = ""
     since: float = 0.0
     ended: float | None = None
     how: str = ""
@@ -243,7 +243,7 @@ def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
     """What is written down in a state directory; nothing where there is no such file, or another's."""
     try:
         values = json.loads(text_of(state_dir / CLIENTS_FILE) or "")["clients"]
-        return tuple(ClientSession(**{**each, "brokers": tuple(each["brokers"])}) for each in values)
+        return tuple(ClientSession(**each) for each in values)
     except (ValueError, KeyError, TypeError):
         return ()
 
@@ -255,7 +255,7 @@ def note_client(state_dir: Path, client_id: str, broker: str) -> None:
         OSError: The disk is full. Any other failure is JournalFailed, TL-J04.
     """
     there = _session(state_dir, client_id) or ClientSession(client_id, since=time.time())
-    _write(state_dir, replace(there, brokers=(broker,)))
+    _write(state_dir, replace(there, broker=broker))
 
 
 def end_client(state_dir: Path, client_id: str, how: str) -> None:

@@ -30,7 +30,7 @@ def test_client_ids_are_written_down_once_and_ended_once(tmp_path: Path) -> None
     note_client(tmp_path, "a", "mqtt://c:1883")
     note_client(tmp_path, "b", "mqtt://b:1883")
     a, b = read_clients(tmp_path)
-    assert (a.client_id, a.brokers, a.since) == ("a", ("mqtt://c:1883",), first.since)
+    assert (a.client_id, a.broker, a.since) == ("a", "mqtt://c:1883", first.since)
     assert (b.client_id, b.ended) == ("b", None)
     end_client(tmp_path, "a", "discarded")
     ended = read_clients(tmp_path)

@@ -302,7 +302,7 @@ def wanted_clients(line: AnyLine) -> dict[str, str]:
 def left_sessions(line_dir: Path, wanted: Mapping[str, str] | None) -> list[dict[str, Any]]:
     """Sessions that were not ended, of client ids that the file does not have (`wanted_clients`); None for no file."""
     return [
-        {"member": name, "client_id": one.client_id, "brokers": list(one.brokers), "since": one.since}
+        {"member": name, "client_id": one.client_id, "brokers": [one.broker], "since": one.since}
         for name, directory in places_in(line_dir)
         for one in read_clients(directory)
         if wanted is not None and one.ended is None and wanted.get(name) != one.client_id
