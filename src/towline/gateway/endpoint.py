@@ -40,7 +40,6 @@ class GatewayEndpoint:
     Attributes:
         location: Arrow Flight location, ``grpc+unix:///...``.
         started: Start time of the process `pid` on `host`, see `ProcessMark`.
-        epoch: Of the owner of the journal with the id `journal` [I8].
         since: UTC time of the start, ISO 8601.
         settings: Digest of the settings (`GatewaySettings.digest`), "" when unknown.
         owner_pid: Process whose end ends the gateway, None for a gateway of its own.
@@ -52,7 +51,6 @@ class GatewayEndpoint:
     host: str
     name: str
     journal: str
-    epoch: int
     since: str
     settings: str = ""
     owner_pid: int | None = None

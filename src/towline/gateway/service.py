@@ -254,7 +254,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 host=me.host,
                 name=self._name,
                 journal=journal.journal_id,
-                epoch=journal.epoch,
                 since=datetime.now(UTC).isoformat(timespec="seconds"),
                 settings=settings.digest(),
                 owner_pid=settings.owner_pid,

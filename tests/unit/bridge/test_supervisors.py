@@ -143,7 +143,7 @@ def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
     with subprocess.Popen(["sleep", "60"]) as other:
         there = ProcessMark.of(other.pid)
         host = f"{there.host}-before" if elsewhere else there.host
-        left = GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", 1, "now")
+        left = GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", "now")
         replace(left, owner_pid=os.getpid()).write(directory)
         ending = threading.Thread(target=supervisor.end, args=(time.monotonic() + 20,))
         ending.start()
@@ -195,7 +195,7 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
             assert deaf.stdout.readline()
             mark = ProcessMark.of(deaf.pid)
             line.gateway.state_dir.mkdir(parents=True)
-            there = GatewayEndpoint("grpc+unix:///none", mark.pid, mark.started, mark.host, line.name, "j", 1, "now")
+            there = GatewayEndpoint("grpc+unix:///none", mark.pid, mark.started, mark.host, line.name, "j", "now")
             replace(there, owner_pid=os.getpid()).write(line.gateway.state_dir)
             supervisor._gateways[line.name] = GatewaySupervisor(line, bridge, state, supervisor._ending)
         supervisor._finish()

@@ -54,7 +54,7 @@ def test_a_gateway_serves_in_a_directory_of_any_name(tmp_path: Path, name: str) 
 
 def test_close_withdraws_only_its_own_endpoint(tmp_path: Path) -> None:
     server = Served(tmp_path / "state")
-    newer = GatewayEndpoint("grpc+unix:///x", 1, 1, "h", "plant", "j", 2, "now")
+    newer = GatewayEndpoint("grpc+unix:///x", 1, 1, "h", "plant", "j", "now")
     newer.write(server.state_dir)
     server.close()
     assert GatewayEndpoint.read(server.state_dir) == newer

@@ -110,20 +110,20 @@ def test_no_directory_has_no_gateway(tmp_path: Path) -> None:
 def test_an_endpoint_of_a_dead_process_is_none(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
         dead = mark(process.pid)
-    GatewayEndpoint("grpc+unix:///none", dead.pid, dead.started, dead.host, "plant", "j", 1, "now").write(tmp_path)
+    GatewayEndpoint("grpc+unix:///none", dead.pid, dead.started, dead.host, "plant", "j", "now").write(tmp_path)
     assert discover(tmp_path) is None
 
 
 def test_a_pid_that_is_used_again_is_none(tmp_path: Path) -> None:
     me = mark()
     with served(tmp_path / "a") as server:
-        GatewayEndpoint(server.location, me.pid, me.started + 1, me.host, "plant", "j", 1, "now").write(tmp_path)
+        GatewayEndpoint(server.location, me.pid, me.started + 1, me.host, "plant", "j", "now").write(tmp_path)
         assert discover(tmp_path) is None
 
 
 def test_a_dead_socket_is_none(tmp_path: Path) -> None:
     me = mark()
-    GatewayEndpoint(f"grpc+unix://{tmp_path}/none.sock", me.pid, me.started, me.host, "plant", "j", 1, "now").write(
+    GatewayEndpoint(f"grpc+unix://{tmp_path}/none.sock", me.pid, me.started, me.host, "plant", "j", "now").write(
         tmp_path
     )
     assert discover(tmp_path) is None
@@ -132,7 +132,7 @@ def test_a_dead_socket_is_none(tmp_path: Path) -> None:
 def test_a_socket_that_serves_another_journal_is_none(tmp_path: Path) -> None:
     me = mark()
     with served(tmp_path / "a") as server:
-        GatewayEndpoint(server.location, me.pid, me.started, me.host, "plant", "other", 1, "now").write(tmp_path)
+        GatewayEndpoint(server.location, me.pid, me.started, me.host, "plant", "other", "now").write(tmp_path)
         assert discover(tmp_path) is None
 
 
@@ -379,7 +379,10 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
     after = GatewayEndpoint.read(state_dir)
     assert after is not None
     assert said == ["TL-G06", "TL-G06"], "it answers, and its journal is empty"
-    assert (after.epoch, after.owner_pid) == (before.epoch + 2, driver.pid)
+    client = discover(state_dir)
+    assert client is not None
+    with client:
+        assert (client.status()["epoch"], after.owner_pid) == (3, driver.pid)
 
     code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
     assert code == 2
@@ -439,7 +442,7 @@ def test_a_drain_ends_the_gateway_of_this_machine_and_no_other_process(
     with subprocess.Popen(["sleep", "60"]) as other:
         there = mark(other.pid)
         host = f"{there.host}-before" if elsewhere else there.host
-        GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", 1, "now").write(tmp_path)
+        GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", "now").write(tmp_path)
         try:
             end_running(tmp_path)
             assert (other.poll() is None) is elsewhere
