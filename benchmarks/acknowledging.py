@@ -18,6 +18,7 @@ from benchmarks.intake import gateway_at
 from benchmarks.latency import percentile
 from benchmarks.rig import machine, wait
 from benchmarks.stub_broker import StubBroker
+from towline.gateway.client import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,11 +52,12 @@ class _Reader:
         self.thread.start()
 
     def _run(self) -> None:
-        lease = self._client.open("bench")
-        end = lease.committed
+        lease = Lease("bench")
+        status = self._client.hold(lease)
+        end = status["consumers"]["bench"]
         while not self.stopped.is_set():
             if self.there.wait(0.05):
-                end = self._client.wait(lease, end, timeout_s=1.0).end
+                end = self._client.wait(lease, end, journal=status["journal"], timeout_s=1.0).end
                 time.sleep(_BATCH_S)
 
 

@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 
 from towline import Client
 from towline.errors import GatewayUnreachable
-from towline.gateway.client import GatewayClient
+from towline.gateway.client import GatewayClient, Lease
 from towline.kafka.deadletters import Header
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.message import OutboundMessage
@@ -219,8 +219,8 @@ def packets_in(item: Item) -> list[Packet]:
 
 def commit(client: GatewayClient, consumer: str, upto: int) -> None:
     """Move a consumer's watermark, as its reader does."""
-    lease = client.open(consumer)
-    client.wait(lease, upto, timeout_s=0)
+    lease = Lease(consumer)
+    client.wait(lease, upto, journal=client.status()["journal"], timeout_s=0)
     with contextlib.suppress(GatewayUnreachable):  # a drain ends with it
         client.release(lease)
 

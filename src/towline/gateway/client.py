@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
@@ -88,23 +90,11 @@ TAKEOVER_S = FOREIGN_LEASE_S + 5.0
 class Lease:
     """The right to move a consumer's watermark [I8].
 
-    Attributes:
-        token: Proof for every later call.
-        name: Of the gateway.
-        first: First offset that can be read.
-        tip: Offset after the last durable row.
-        committed: The consumer's watermark: the offset after its last committed row.
-        opening: Which opening of the journal gave it.
+    Its reader draws it, and a gateway gives it to the first that asks with one: `GatewayClient.hold`.
     """
 
     consumer: str
-    token: str = field(repr=False)
-    name: str
-    journal: str
-    first: int
-    tip: int
-    committed: int
-    opening: str
+    token: str = field(default_factory=partial(secrets.token_hex, 8), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +102,7 @@ class Window:
     """What can be read: rows from the asked ``start`` up to ``end``, of a journal that reaches to ``tip``.
 
     ``incarnation`` names the opening of the journal that wrote the row below ``end``, and goes with that offset [I14].
-    ``size`` is how many bytes those rows are in the journal, where that was asked for.
+    ``size`` is how many bytes those rows are in the journal; 0 where ``max_bytes`` was not given.
     """
 
     end: int
@@ -152,44 +142,48 @@ class GatewayClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self, consumer: str, *, patience_s: float = 0.0) -> Lease:
-        """Become the reader of a consumer.
+    def hold(self, lease: Lease, *, patience_s: float = 0.0) -> dict[str, Any]:
+        """Take a lease or renew it, as `wait` does, and say what `status` says.
+
+        A gateway on a network or in another container can't see whether this process is there: it gets signs of life
+        until the lease is released or this is closed.
 
         Args:
-            consumer: Its name.
+            lease: Of this reader.
             patience_s: Seconds to wait for another reader to end; a stopped query's process needs a moment. At least
-                `TAKEOVER_S` where the gateway is on a network or in another container: it takes so long to see that a
-                reader has died.
+                `TAKEOVER_S` where the gateway can't see readers: it takes so long to learn that one has died.
 
         Raises:
-            Fenced: TL-G03, another living process reads as this consumer.
+            Fenced: TL-G03, another living process reads as this consumer. TL-G07, a newer reader took over.
         """
-        me = ProcessMark.of(os.getpid())
-        # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
-        host = f"{me.host} (network)" if self._remote else me.host
-        if far := self._remote or self.status()["host"] != me.host:
+        if far := self._remote or self.status()["host"] != ProcessMark.of(os.getpid()).host:
             patience_s = max(patience_s, TAKEOVER_S)
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                answer = self._action("open", consumer=consumer, pid=me.pid, started=me.started, host=host)
+                status = self._action("hold", reader=self._reader(lease))
                 break
-            except Fenced:
-                if time.monotonic() >= deadline:
+            except Fenced as error:
+                if error.code != "TL-G03" or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.1)
-        lease = Lease(consumer, answer.pop("lease"), **answer)
-        if far:  # it can't see whether this process is there
+        if far:
             self._over.set()
             self._over = threading.Event()
             guarded_thread(self._beat, "heartbeat", lease, self._over, again_s=BEAT_S).start()
-        return lease
+        return status
+
+    def _reader(self, lease: Lease) -> dict[str, object]:
+        me = ProcessMark.of(os.getpid())
+        # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
+        mark = replace(me, host=f"{me.host} (network)") if self._remote else me
+        return {"consumer": lease.consumer, "lease": lease.token, **asdict(mark)}
 
     def _beat(self, lease: Lease, over: threading.Event) -> None:
         """Send signs of life until it is over, or the lease is somebody else's."""
         while not over.wait(BEAT_S):
             try:
-                self._action("alive", consumer=lease.consumer, lease=lease.token)
+                self._action("hold", reader=self._reader(lease))
             except Fenced:
                 return  # the next call of the reader says so
             except GatewayError:
@@ -200,34 +194,32 @@ class GatewayClient:
         lease: Lease,
         start: int,
         *,
+        journal: str,
         timeout_s: float,
         max_rows: int | None = None,
         max_bytes: int | None = None,
         safe: int | None = None,
-        journal: str = "",
         incarnation: str = "",
-        sized: bool = False,
     ) -> Window:
         """Commit everything before ``safe``, then wait for rows beyond ``start``; signals are handled meanwhile.
 
         Args:
-            lease: Of the consumer.
+            lease: Of this reader; it is taken, or renewed.
             start: End of the last batch in Spark's commit log [I5].
+            journal: Whose offset that is.
             timeout_s: Seconds to wait for a row, 60 at most; 0 answers at once.
             max_rows: Most rows up to the answered ``end``, which is ``start`` when there is nothing new.
             max_bytes: Most bytes of them; one row is always allowed.
             safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
-            journal: Whose offset ``start`` is; that of the lease by default.
             incarnation: What ``start`` came with, "" for unknown.
-            sized: Whether the window is to say its size.
 
         Raises:
-            Fenced: TL-G04 for another journal, TL-G26 for a copy that has gone on, TL-G07 for a lease taken over.
+            Fenced: TL-G04 for another journal, TL-G26 for a copy that has gone on; as `hold`.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
         """
-        limits = {"timeout_s": timeout_s, "max_rows": max_rows, "max_bytes": max_bytes, "sized": sized}
-        offset = {"journal": journal or lease.journal, "start": start, "safe": safe, "incarnation": incarnation}
-        fields = {"consumer": lease.consumer, "lease": lease.token, **offset, **limits}
+        limits = {"timeout_s": timeout_s, "max_rows": max_rows, "max_bytes": max_bytes}
+        offset = {"journal": journal, "start": start, "safe": safe, "incarnation": incarnation}
+        fields = {"reader": self._reader(lease), **offset, **limits}
         return Window(**interruptible(lambda: self._action("wait", timeout_s + CALL_S, **fields)))
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
@@ -299,7 +291,7 @@ class GatewayClient:
         return Extent(**self._action("extent", offset=offset, outbox=outbox))
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, so that the next reader need not wait for the end of this process."""
+        """Give a lease back for ever, so that the next reader need not wait for the end of this process."""
         self._over.set()
         self._action("release", 2.0, consumer=lease.consumer, lease=lease.token)
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import structlog
 from pyarrow import flight
@@ -70,6 +70,8 @@ _AT_ONCE: Final = 4 << 20
 _FRAME_ROWS: Final = 1 << 20
 #: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
 _ASK_S: Final = 15.0
+#: So many leases that have ended are remembered: a reader that comes back after as many others is long gone.
+_ENDED_LEASES: Final = 10_000
 #: Characters of an unforeseen cause: its text may hold a message.
 _LONGEST_CAUSE: Final = 200
 
@@ -83,6 +85,16 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=Fal
 Ranges: TypeAlias = Annotated[list[tuple[Number, Number, OptionalText]], Field(min_length=1, max_length=10_000)]
 
 
+class ConsumerReader(NamedTuple):
+    """Who reads as a consumer, in a request: the lease that it has drawn, and its process."""
+
+    consumer: Text
+    lease: Text
+    pid: Number
+    started: Number
+    host: Text
+
+
 @dataclass(slots=True)
 class _Lease:
     token: str = field(repr=False)
@@ -94,66 +106,65 @@ class _Lease:
 class Leases:
     """The readers of one gateway [I8].
 
-    A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
-    called for `FOREIGN_LEASE_S`. The next reader then gets a new lease and the old one is refused for ever.
+    A reader draws its lease itself, and the first that comes has the consumer: a gateway that was started again needs
+    no other word of who reads. A lease ends when it is released. When its holder's process is gone, or its holder on
+    another host has not called for `FOREIGN_LEASE_S`, the next reader follows; a newer one of the same process does
+    so at once. What has ended is refused for ever.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._where = where
         self._clock = clock
         self._held: dict[str, _Lease] = {}
+        self._ended = deque[str](maxlen=_ENDED_LEASES)
         self._lock = threading.Lock()
 
-    def open(self, consumer: str, holder: ProcessMark) -> str:
-        """Hand out the lease of a consumer.
+    def hold(self, reader: ConsumerReader) -> bool:
+        """Take a lease, or renew it: each call is a sign of life. Whether it was taken.
 
         Raises:
-            Fenced: TL-G03 while another living process holds it.
+            Fenced: TL-G03 while another living process has the consumer, TL-G07 for a lease that has ended.
         """
-        lease = _Lease(secrets.token_hex(8), holder, datetime.now(UTC).isoformat(timespec="seconds"), self._clock())
+        holder = ProcessMark(reader.pid, reader.started, reader.host)
         with self._lock:
-            held = self._held.get(consumer)
-            if not held or held.holder == holder or self._ended(held):
-                self._held[consumer] = lease
-                return lease.token
-        who = f"the process with pid {held.holder.pid} on {held.holder.host}"
-        do = (
-            'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka with '
-            'the option "batchId"; if that query has ended, stop its process.'
-        )
-        raise Fenced("TL-G03", self._where, f'{who} reads as consumer "{consumer}" since {held.since}', do)
-
-    def check(self, consumer: str, token: str) -> None:
-        """See that a lease is the newest one; it counts as a sign of life.
-
-        Raises:
-            Fenced: TL-G07 for a lease that was taken over, or that this gateway never gave.
-        """
-        held = self._held.get(consumer)
-        if held is None or held.token != token:
-            what = f'this reader no longer holds the consumer "{consumer}"'
-            do = "A newer reader took over or the gateway was started again; nothing is lost. Start the query again if "
-            raise Fenced("TL-G07", self._where, what, do + "it is still wanted.")
-        held.seen = self._clock()
-
-    def release(self, consumer: str, token: str) -> bool:
-        """Give a lease back; a stale one is left alone."""
-        with self._lock:
-            held = self._held.get(consumer)
-            if held is None or held.token != token:
+            held = self._held.get(reader.consumer)
+            if held and held.token == reader.lease:
+                held.seen = self._clock()
                 return False
-            del self._held[consumer]
+            if reader.lease in self._ended:
+                what = f'this reader no longer holds the consumer "{reader.consumer}"'
+                do = "A newer reader took over; nothing is lost. Start the query again if it is still wanted."
+                raise Fenced("TL-G07", self._where, what, do)
+            if held and held.holder != holder and not self._is_over(held):
+                who = f"the process with pid {held.holder.pid} on {held.holder.host}"
+                do = (
+                    'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to '
+                    'Kafka with the option "batchId"; if that query has ended, stop its process.'
+                )
+                what = f'{who} reads as consumer "{reader.consumer}" since {held.since}'
+                raise Fenced("TL-G03", self._where, what, do)
+            if held:
+                self._ended.append(held.token)
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            self._held[reader.consumer] = _Lease(reader.lease, holder, since, self._clock())
             return True
+
+    def release(self, consumer: str, token: str) -> None:
+        """End a lease, also one that is asked with only later; the consumer is free unless another has it."""
+        with self._lock:
+            self._ended.append(token)
+            if (held := self._held.get(consumer)) and held.token == token:
+                del self._held[consumer]
 
     def readers(self) -> dict[str, dict[str, object]]:
         """Say who reads, by consumer."""
         return {
             name: {"pid": lease.holder.pid, "host": lease.holder.host, "since": lease.since}
             for name, lease in sorted(self._held.copy().items())
-            if not self._ended(lease)
+            if not self._is_over(lease)
         }
 
-    def _ended(self, lease: _Lease) -> bool:
+    def _is_over(self, lease: _Lease) -> bool:
         foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
         return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
 
@@ -355,7 +366,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "journal": journal.journal_id,
             "epoch": journal.epoch,
             "first": journal.first,
-            "tip": journal.end,
             "name": self._name,
             "incarnation": journal.incarnation,
             "openings": journal.openings,
@@ -370,35 +380,18 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._status(),
         }
 
-    def _on_open(self, consumer: Text, pid: Number, started: Number, host: Text) -> Any:
-        lease = self._leases.open(consumer, ProcessMark(pid, started, host))
-        self._polls.notify()  # a reader whose lease was taken over stops waiting
-        if consumer not in self._journal.consumers:
-            # From now on nothing is removed that this reader has not seen.
-            self._commit(consumer, self._journal.first)
-        return {
-            "lease": lease,
-            "name": self._name,
-            "opening": self._journal.incarnation,
-            "committed": self._journal.consumers.get(consumer, self._journal.first),
-            "journal": self._journal.journal_id,
-            "first": self._journal.first,
-            "tip": self._journal.end,
-        }
-
-    def _on_alive(self, consumer: Text, lease: Text) -> Any:
-        self._leases.check(consumer, lease)
-        return {}
+    def _on_hold(self, reader: ConsumerReader) -> Any:
+        self._hold(reader)
+        return self._on_status()
 
     def _on_release(self, consumer: Text, lease: Text) -> Any:
-        released = self._leases.release(consumer, lease)
+        self._leases.release(consumer, lease)
         self._polls.notify()
-        return {"released": released}
+        return {}
 
     def _on_wait(
         self,
-        consumer: Text,
-        lease: Text,
+        reader: ConsumerReader,
         journal: Text,
         start: Number,
         *,
@@ -408,21 +401,20 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         max_bytes: Number | None = None,
         safe: Number | None = None,
         incarnation: OptionalText = "",
-        sized: bool = False,
     ) -> Any:
         self._known(journal, 0)
-        self._leases.check(consumer, lease)
+        self._hold(reader)
         self._there(journal, start, start, incarnation)
-        self._commit(consumer, start if safe is None else min(safe, start))
+        self._commit(reader.consumer, start if safe is None else min(safe, start))
         end = start
 
         def more() -> bool:
-            self._leases.check(consumer, lease)  # it may be taken over meanwhile
+            self._leases.hold(reader)  # it may be taken over meanwhile
             return self._journal.end > start
 
         if self._polls.wait(more, min(timeout_s, MAX_WAIT_S), cancelled):
             end = self._journal.locate(start, max_rows=max_rows, max_bytes=max_bytes)
-        size = self._journal.size(start, end) if sized else 0
+        size = self._journal.size(start, end) if max_bytes is not None else 0
         return {"end": end, "tip": self._journal.end, "incarnation": self._journal.incarnation_of(end), "size": size}
 
     def _on_extent(self, offset: Number, *, outbox: bool) -> Any:
@@ -484,6 +476,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return self._outbox
 
     # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _hold(self, reader: ConsumerReader) -> None:
+        """Take or renew a lease; from now on nothing is removed that this reader has not seen."""
+        if self._leases.hold(reader):
+            self._polls.notify()  # a reader whose lease was taken over stops waiting
+            if reader.consumer not in self._journal.consumers:
+                self._commit(reader.consumer, self._journal.first)
 
     def _commit(self, consumer: str, upto: int) -> None:
         """Move a watermark forward, and tell the owner; it never goes back [I1]."""

@@ -30,24 +30,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
-from towline.gateway.client import CALL_S, interruptible
+from towline.gateway.client import CALL_S, Lease, interruptible
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.kafka.pace import BatchLimit
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import Slice, divided, ranges_between, slices_of
+from towline.spark.readplan import GATEWAYS_OPTION, Slice, check_distinct, divided, ranges_between, slices_of
 from towline.spark.tally import pace_of
 from towline.threads import guarded_thread, later
 from towline.timing import Backoff
 
 if TYPE_CHECKING:
-    from towline.gateway.client import GatewayClient, Lease, Window
+    from towline.gateway.client import GatewayClient, Window
     from towline.spark.link import GatewayPlace
     from towline.spark.readplan import ReadPlan
 
-_LIST: Final = 'format("mqtt") option "gateways"'
 #: Pause before a gateway that is away is asked again, in seconds.
 _PAUSE_S: Final = 0.25
 #: The same for one that refuses: each try is counted there, and a file has to be changed first.
@@ -102,28 +101,26 @@ class Absence(NamedTuple):
     """Why a source does without a gateway; `since` in seconds since 1970, the other times on `time.monotonic`."""
 
     error: TowlineError
-    #: Whether only a person ends it.
-    refused: bool
     since: float
     again_at: float
     logged_at: float
 
 
 class SourceGateway:
-    """One gateway of a source: the connection to it, the lease of its reader, and whether it is there.
+    """One gateway of a source: the connection to it, and whether it is there.
 
     Args:
-        claims: Whose each name and each journal is, of all gateways of the source.
+        lease: Of the reader, the same at all gateways of the list: one that stands there twice fences off nobody.
 
     Attributes:
-        entry: Where the rows begin that a query without a place there gets; None until it was met, which gave a lease.
+        entry: Where the rows begin that a query without a place there gets; None until it was met.
         absence: None while it is there.
         tip: Offset after the newest row it told of.
         poll: The answer that is on its way; None when it was taken.
         began: When it was asked, on `time.monotonic`.
     """
 
-    def __init__(self, place: GatewayPlace, plan: ReadPlan, claims: dict[str, SourceGateway] | None = None) -> None:
+    def __init__(self, place: GatewayPlace, plan: ReadPlan, lease: Lease) -> None:
         self.place = place
         self.entry: JournalPlace | None = None
         self.absence: Absence | None = None
@@ -132,11 +129,10 @@ class SourceGateway:
         self.began = 0.0
         self._question: Question | None = None
         self._plan = plan
-        self._claims = {} if claims is None else claims
-        #: The connection with its lease; None before the first, and after one was given up.
-        self._held: tuple[GatewayClient, Lease] | None = None
-        #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
-        self._opening = threading.Lock()
+        self._lease = lease
+        #: None before the first connection, and after one was given up; one thread at a time makes one.
+        self._client: GatewayClient | None = None
+        self._connecting = threading.Lock()
         self._released = threading.Event()
         self._keeping = guarded_thread(self._keep, "keep-gateway", again_s=1.0)
 
@@ -151,12 +147,12 @@ class SourceGateway:
         return f"{self.entry.gateway} ({self.place.text})" if self.entry else self.place.text
 
     def ask(self, question: Question | None, timeout_s: float) -> None:
-        """Begin to `wait`, for the lease alone without a question; unless the same poll is on its way, or it rests."""
+        """Begin to `wait`, without a question only to meet it; unless the same poll is on its way, or it rests."""
         if self.poll and self._question == question:
             return
         self.poll, self._question, self.began = None, question, time.monotonic()
         if self.absence is None or self.began >= self.absence.again_at:
-            call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda *_: None)
+            call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda _: None)
             self.poll = later(call, f"gateway {self.place.text}")
 
     def heard(self) -> Window | None:
@@ -186,16 +182,16 @@ class SourceGateway:
         """Do without it for now, and say so: silence once, a refusal each minute; later it is asked again."""
         now, before, refused = time.monotonic(), self.absence, is_refusal(error)
         since, logged_at = (before.since, before.logged_at) if before else (time.time(), now)
-        if before is None or before.refused is not refused or (refused and now - logged_at >= _REMIND_S):
+        if before is None or is_refusal(before.error) is not refused or (refused and now - logged_at >= _REMIND_S):
             logged_at = now
             how, code, do = ("held back", error.code, f". {error.do}") if refused else ("away", "TL-G54", "")
             what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
             others = ", the others' go on" if len(self._plan.gateways) > 1 else ""
             _LOG.warning(what, self.called, how, error.what, others, do, code)
-        self.absence = Absence(error, refused, since, now + (_REFUSED_PAUSE_S if refused else _PAUSE_S), logged_at)
+        self.absence = Absence(error, since, now + (_REFUSED_PAUSE_S if refused else _PAUSE_S), logged_at)
 
     def wait(self, question: Question, timeout_s: float) -> Window:
-        """Connect, and start the gateway where that is ours to do; take the lease, ask, and wait for rows.
+        """Connect, and start the gateway where that is ours to do; ask, which takes the lease, and wait for rows.
 
         Raises:
             Fenced: TL-G03 when another living reader has the lease; as `GatewayClient.wait`.
@@ -203,27 +199,19 @@ class SourceGateway:
         """
         here = question.here
 
-        def ask(client: GatewayClient, lease: Lease, timeout_s: float = timeout_s) -> Window:
-            try:
-                window = client.wait(
-                    lease,
-                    here.offset,
-                    timeout_s=timeout_s,
-                    max_rows=question.max_rows,
-                    max_bytes=question.max_bytes,
-                    safe=question.safe,
-                    journal=here.journal,
-                    incarnation=here.incarnation,
-                    sized=question.max_bytes is not None,
-                )
-            except Fenced as error:
-                status = client.status() if error.code == "TL-G07" else {}
-                if not status or status["incarnation"] == lease.opening:
-                    raise
-                self._drop(client)  # not taken over: the gateway was started again and knows no leases
-                return self.wait(question, timeout_s)
+        def ask(client: GatewayClient, timeout_s: float = timeout_s) -> Window:
+            window = client.wait(
+                self._lease,
+                here.offset,
+                journal=here.journal,
+                timeout_s=timeout_s,
+                max_rows=question.max_rows,
+                max_bytes=question.max_bytes,
+                safe=question.safe,
+                incarnation=here.incarnation,
+            )
             if self.place.remote and timeout_s and window.end > here.offset:
-                return ask(client, lease, 0.0)  # the token that let the poll in may be refused since
+                return ask(client, 0.0)  # the token that let the poll in may be refused since
             return window
 
         return self._call(ask)
@@ -231,8 +219,8 @@ class SourceGateway:
     def slices(self, start: int, end: JournalPlace, sizes: Sequence[int]) -> list[Slice]:
         """A range of its journal as tasks get it, in parts of these sizes. Raises as `wait`."""
 
-        def cut(client: GatewayClient, lease: Lease) -> list[Slice]:
-            if lease.journal != end.journal:
+        def cut(client: GatewayClient) -> list[Slice]:
+            if self.entry and self.entry.journal != end.journal:
                 self.wait(Question(end, 0), 0.0)  # the gateway refuses it
             return slices_of(client, self.place, start, end, sizes)
 
@@ -241,36 +229,35 @@ class SourceGateway:
     def report(self, queued: int) -> dict[str, Any]:
         """What it says of itself within a second, what waits, and why it is away; plain values."""
         status: Mapping[str, Any] = {}
-        if self.absence is None and (held := self._held):
+        if self.absence is None and (client := self._client):
             with contextlib.suppress(GatewayError):  # the next poll tells it better
-                status = held[0].status(timeout_s=1.0)
+                status = client.status(timeout_s=1.0)
         report = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
         if trouble := (status.get("last_error") or {}).get("text"):
             report["last_error"] = trouble
         if absence := self.absence:
             report["away_since"] = datetime.fromtimestamp(absence.since, UTC).isoformat(timespec="seconds")
             report["last_error"] = absence.error.what
-            if absence.refused:
+            if is_refusal(absence.error):
                 report |= {"refused": True, "last_error": f"{absence.error.what}. {absence.error.do}"}
         return {**report, "tip": self.tip, "queued": queued}
 
     def release(self) -> None:
-        """Give the lease back and close; never commits anything. No other one is taken."""
+        """Give the lease back and close; never commits anything, and connects no more."""
         self._released.set()
-        if held := self._held:
-            client, lease = held
+        if client := self._client:
             with contextlib.suppress(GatewayError):
-                client.release(lease)
+                client.release(self._lease)
             self._drop(client)
 
-    def _call(self, call: Callable[[GatewayClient, Lease], _T]) -> _T:
-        """Call with the lease, while signals are handled; a connection that may be what is wrong is not used again."""
+    def _call(self, call: Callable[[GatewayClient], _T]) -> _T:
+        """Call while signals are handled; a connection that may be what is wrong is not used again."""
 
         def attempt() -> _T:
-            with self._opening:
-                client, lease = self._held or self._taken()
+            with self._connecting:
+                client = self._client or self._connected()
             try:
-                return call(client, lease)
+                return call(client)
             except TowlineError as error:
                 if is_absence(error):  # the next connection is made with the files as they are then
                     self._drop(client)
@@ -278,37 +265,21 @@ class SourceGateway:
 
         return interruptible(attempt)
 
-    def _taken(self) -> tuple[GatewayClient, Lease]:
-        gone = GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
-        if self._released.is_set():
-            raise gone
+    def _connected(self) -> GatewayClient:
         client = self.place.connect()
         if self.place.settings and not self._keeping.is_alive():
             self._keeping.start()
         try:
-            self._claim(client.status())
-            lease = client.open(self._plan.consumer, patience_s=TAKEOVER_S)
-            self._held = client, lease
-            begin = self._plan.beginning(lease.name, lease.first, lease.tip, lease.committed, "committed")
-            entry = JournalPlace(lease.name, lease.journal, begin, client.extent(begin).incarnation, self.place.text)
+            status = client.hold(self._lease, patience_s=TAKEOVER_S)
+            entry = self._plan.entry(client, status, self.place.text, "committed")
         except BaseException:
-            self._held = None
             client.close()
             raise
-        self.tip, self.entry = max(self.tip, lease.tip), entry
-        if self._released.is_set():  # while it was being taken
+        self._client, self.tip, self.entry = client, max(self.tip, status["end"]), entry
+        if self._released.is_set():  # meanwhile: what comes now would be a reader that nobody stops
             self.release()
-            raise gone
-        return client, lease
-
-    def _claim(self, status: Mapping[str, Any]) -> None:
-        """Refuse a gateway that another one of the list is already, before it takes that one's lease."""
-        for key, same in (("name", 'have the same name "{}"'), ("journal", "serve one journal, {}")):
-            other = self._claims.setdefault(status[key], self)
-            if other is not self:
-                what = f"{other.place.text} and {self.place.text} {same.format(status[key])}"
-                do = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
-                raise ConfigError("TL-G50", _LIST, what, do)
+            raise GatewayUnreachable("TL-G01", self.place.text, "its reader was stopped", "Start the query again.")
+        return client
 
     def _keep(self) -> None:
         """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
@@ -323,8 +294,8 @@ class SourceGateway:
 
     def _drop(self, client: GatewayClient) -> None:
         """Forget a connection, unless a newer one is there; the next call makes a new one."""
-        if self._held is not None and self._held[0] is client:
-            self._held = None
+        if self._client is client:
+            self._client = None
             client.close()
 
 
@@ -337,8 +308,8 @@ class BatchPlanner:
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        claims: dict[str, SourceGateway] = {}
-        self.gateways = tuple(SourceGateway(place, plan, claims) for place in plan.places)
+        lease = Lease(plan.consumer)
+        self.gateways = tuple(SourceGateway(place, plan, lease) for place in plan.places)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.
         self._former: dict[str, SourceGateway] = {}
         #: Where the query ends in each journal (AvailableNow); None for a query without an end.
@@ -523,6 +494,7 @@ class BatchPlanner:
 
     def _heard(self, asked: Iterable[SourceGateway]) -> dict[SourceGateway, Window]:
         """The answers that have come; what is wrong is raised, that two are one before whatever else they say."""
+        check_distinct(one.entry for one in self.gateways if one.entry)
         windows: dict[SourceGateway, Window] = {}
         errors: list[TowlineError] = []
         for one in asked:
@@ -532,14 +504,15 @@ class BatchPlanner:
                 errors.append(error)
             else:
                 windows |= {one: window} if window else {}
-        refused = [(one.called, one.absence.error) for one in self.gateways if one.absence and one.absence.refused]
+        away = [(one.called, one.absence.error) for one in self.gateways if one.absence]
+        refused = [(called, error) for called, error in away if is_refusal(error)]
         if len(refused) == len(self.gateways):  # only a person can help then
             (_, first), *others = refused
             why = "; ".join(f"{called}: {error.what}" for called, error in refused)
             what = f"no gateway of the list lets this query in ({why})"
-            raise GatewayError(first.code, _LIST, what, first.do) if others else first
+            raise GatewayError(first.code, GATEWAYS_OPTION, what, first.do) if others else first
         if errors:
-            raise min(errors, key=lambda error: error.code != "TL-G50")
+            raise errors[0]
         return windows
 
     def report(self) -> dict[str, Any] | None:
@@ -585,7 +558,7 @@ class BatchPlanner:
             why = "does not let this query in" if is_refusal(error) else "does not answer"
             raise ConfigError(
                 "TL-G51",
-                _LIST,
+                GATEWAYS_OPTION,
                 f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: '
                 f"{place.at} {why} ({error.what})",
                 f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
@@ -594,7 +567,7 @@ class BatchPlanner:
         if waiting := max(0, window.tip - place.offset):
             raise ConfigError(
                 "TL-G52",
-                _LIST,
+                GATEWAYS_OPTION,
                 f'gateway "{place.gateway}" is no longer in the list, and {waiting:,} messages wait at {place.at}',
                 "Put it back, let it take in nothing more and carry what it has; with none waiting it can go.",
             )
@@ -606,7 +579,8 @@ class BatchPlanner:
     def _at(self, text: str) -> SourceGateway:
         """The gateway at a place: one of the list, or a former one, which is asked the same way."""
         listed = next((one for one in self.gateways if one.place.text == text), None)
-        return listed or self._former.setdefault(text, SourceGateway(self._plan.at(text), self._plan))
+        lease = Lease(self._plan.consumer)  # ends when that gateway leaves, and it may be asked again
+        return listed or self._former.setdefault(text, SourceGateway(self._plan.at(text), self._plan, lease))
 
     # -- the partitions of a planned batch -----------------------------------------------------------------------
 

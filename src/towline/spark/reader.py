@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -32,7 +31,7 @@ from towline.errors import ConfigError, GatewayError, one_line
 from towline.mosquitto_conf import DEFAULTS
 from towline.spark.cadence import Cadence
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import ReadPlan, Slice, divided, for_gateway, ranges_between, slices_of
+from towline.spark.readplan import ReadPlan, Slice, check_distinct, divided, for_gateway, ranges_between, slices_of
 from towline.spark.tasks import settle
 from towline.threads import later
 
@@ -377,10 +376,7 @@ class MqttBatchReader(DataSourceReader):
         plan = self._plan
         plan.check(streaming=False)
         ranges = sorted(((*self._range(place), place) for place in plan.places), key=lambda one: one[1].gateway)
-        for (_, end, place), (_, other, beside) in combinations(ranges, 2):
-            if end.gateway == other.gateway or end.journal == other.journal:
-                what = f'{place.text} and {beside.text} are both gateway "{end.gateway}"'
-                raise ConfigError("TL-G50", 'format("mqtt") option "gateways"', what, "Name each gateway once.")
+        check_distinct(end for _, end, _ in ranges)
         rows = [max(1, end.offset - start) for start, end, _ in ranges]
         slices: list[Slice] = []
         for (start, end, place), sizes in zip(
@@ -394,17 +390,15 @@ class MqttBatchReader(DataSourceReader):
         """What is read of a gateway: its first offset, and the place where it ends."""
         with place.connect() as client:
             status = client.status()
-            name, first, tip = str(status["name"]), int(status["first"]), int(status["end"])
-            ending: int | None = for_gateway(self._plan.ending, name)
-            end = tip if ending is None else ending
-            there = JournalPlace(name, str(status["journal"]), end, client.extent(end).incarnation, place.text)
-        committed = int(status["consumers"].get(self._plan.consumer, first))
-        start = self._plan.beginning(name, first, tip, committed, "earliest")
-        if start > end:
-            what = f"it is {end}, before the start at {start}"
-            do = f"The journal holds the offsets {first} to {tip - 1}."
+            here = self._plan.entry(client, status, place.text, "earliest")
+            ending: int | None = for_gateway(self._plan.ending, here.gateway)
+            end = status["end"] if ending is None else ending
+            there = here.moved(end, client.extent(end).incarnation)
+        if here.offset > end:
+            what = f"it is {end}, before the start at {here.offset}"
+            do = f"The journal holds the offsets {status['first']} to {status['end'] - 1}."
             raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', what, do)
-        return start, there
+        return here.offset, there
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""

@@ -9,8 +9,8 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from itertools import accumulate, combinations, pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from annotated_types import Ge
 from pyspark.sql.datasource import InputPartition
@@ -20,15 +20,18 @@ from towline.gateway.access import gateway_list
 from towline.options import OptionText, label, size
 from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.link import GatewayPlace
+from towline.spark.offsets import JournalPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from towline.gateway.client import GatewayClient
-    from towline.spark.offsets import JournalPlace, Position
+    from towline.spark.offsets import Position
 
 #: ``committed``, ``earliest``, ``latest`` or an offset.
 StartingOffset = str | int
+
+GATEWAYS_OPTION: Final = 'format("mqtt") option "gateways"'
 
 _T = TypeVar("_T")
 
@@ -141,15 +144,18 @@ class ReadPlan:
         """The place of a gateway that is named by its state directory or location, reached as all are."""
         return replace(self.place, text=text, settings="")
 
-    def beginning(self, gateway: str, first: int, tip: int, committed: int, default: StartingOffset) -> int:
-        """The offset where a read without a place in a gateway's journal begins; by default where no option says it.
+    def entry(self, client: GatewayClient, status: Mapping[str, Any], at: str, default: str) -> JournalPlace:
+        """Where a read begins that has no place in the journal of a gateway, which has said its `status`.
 
-        The journal can be read from `first` to before `tip`, the consumer has come to `committed`.
+        `default` counts where ``startingOffset`` says nothing of that gateway.
         """
-        starts = {"committed": max(committed, first), "earliest": first, "latest": tip}
-        start: StartingOffset | None = for_gateway(self.starting, gateway)
-        start = default if start is None else start
-        return start if isinstance(start, int) else starts[start]
+        name, first = str(status["name"]), int(status["first"])
+        committed = max(first, int(status["consumers"].get(self.consumer, first)))
+        starts = {"committed": committed, "earliest": first, "latest": int(status["end"])}
+        said: StartingOffset | None = for_gateway(self.starting, name)
+        start = default if said is None else said
+        offset = start if isinstance(start, int) else starts[start]
+        return JournalPlace(name, str(status["journal"]), offset, client.extent(offset).incarnation, at)
 
     def check(self, *, streaming: bool) -> None:
         """Refuse what only shows once Spark has said how it reads.
@@ -165,6 +171,18 @@ class ReadPlan:
         if streaming and self.ending is not None:
             do = "Use spark.read for a range, or trigger(availableNow=True) for all that is there."
             raise ConfigError("TL-C24", 'format("mqtt") option "endingOffset"', "a stream has no end", do)
+
+
+def check_distinct(places: Iterable[JournalPlace]) -> None:
+    """See that no two gateways of a list are one; raises ConfigError, TL-G50."""
+    for one, other in combinations(places, 2):
+        if one.gateway == other.gateway or one.journal == other.journal:
+            same = f'have the same name "{one.gateway}"'
+            if one.gateway != other.gateway:
+                same = f"serve one journal, {one.journal}"
+            what = f"{one.at} and {other.at} {same}"
+            do = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
+            raise ConfigError("TL-G50", GATEWAYS_OPTION, what, do)
 
 
 def for_gateway(value: Any, gateway: str) -> Any:

@@ -14,6 +14,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
 from towline.errors import Fenced
+from towline.gateway.client import Lease
 from towline.gateway.launch import ensure
 from towline.spark.offsets import JournalPlace, Position
 from towline_prove.devstack import Mosquitto
@@ -32,12 +33,14 @@ class Query:
     def read(self) -> None:
         """Read to the end."""
         client = self._gateway.client
-        lease = client.open("spark")
-        window = client.wait(lease, lease.committed, timeout_s=0)
-        for rows in client.read(lease.journal, lease.committed, window.end, incarnation=window.incarnation):
+        lease = Lease("spark")
+        status = client.hold(lease)
+        journal, committed = status["journal"], status["consumers"]["spark"]
+        window = client.wait(lease, committed, journal=journal, timeout_s=0)
+        for rows in client.read(journal, committed, window.end, incarnation=window.incarnation):
             self.seen += map(int, rows.column("payload").to_pylist())
-        self._plan(Position((JournalPlace(lease.name, lease.journal, window.end, window.incarnation),)))
-        client.wait(lease, window.end, timeout_s=0, incarnation=window.incarnation)
+        self._plan(Position((JournalPlace(status["name"], journal, window.end, window.incarnation),)))
+        client.wait(lease, window.end, journal=journal, timeout_s=0, incarnation=window.incarnation)
         client.release(lease)
 
     def _plan(self, place: Position) -> None:

@@ -21,6 +21,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
 from towline import AsyncPublisher, ClientSettings, Publisher, files
 from towline.errors import ConfigError, GatewayError, PublisherError
+from towline.gateway.client import Lease
 from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Mosquitto
 from towline_prove.subject import GatewayRun
@@ -76,8 +77,7 @@ class Committer:
 
 def commit(gateway: Gateway) -> None:
     status = gateway.status()
-    lease = gateway.client.open("spark")
-    gateway.client.wait(lease, status["end"], timeout_s=0)
+    gateway.client.wait(Lease("spark"), status["end"], journal=status["journal"], timeout_s=0)
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def _commit(run: GatewayRun) -> bool:
         return False
     try:
         with client:
-            client.wait(client.open("spark"), status["end"], timeout_s=0)
+            client.wait(Lease("spark"), status["end"], journal=status["journal"], timeout_s=0)
     except GatewayError:
         return False
     return True

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from towline.journal import Journal, Limits
 from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["Served", "error_of", "main", "mark", "open_as", "raw", "rows", "served"]
+__all__ = ["Served", "error_of", "hold_as", "main", "mark", "raw", "rows", "served"]
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -155,10 +155,11 @@ def error_of(error: flight.FlightError) -> TowlineError:
     return error_from(json.loads(error.extra_info))
 
 
-def open_as(server: Served, consumer: str, holder: ProcessMark) -> str:
-    """The lease of a consumer for another process."""
-    fields = {"consumer": consumer, "pid": holder.pid, "started": holder.started, "host": holder.host}
-    return str(raw(server, "open", fields)["lease"])
+def hold_as(server: Served, consumer: str, holder: ProcessMark) -> dict[str, object]:
+    """Take a consumer for another process; the reader, as requests name it."""
+    reader = {"consumer": consumer, "lease": f"of {holder.pid}", **asdict(holder)}
+    raw(server, "hold", {"reader": reader})
+    return reader
 
 
 def _say(line: str) -> None:

@@ -45,11 +45,11 @@ def test_a_signal_is_handled_while_a_reader_waits(server: Served, tmp_path: Path
     """A SIGTERM handler runs at once, though gRPC would hold the main thread for a minute."""
     program = (
         "import signal, sys\n"
-        "from towline.gateway.client import GatewayClient\n"
+        "from towline.gateway.client import GatewayClient, Lease\n"
         "def leave(*_):\n    print('left', flush=True); raise SystemExit(7)\n"
         "signal.signal(signal.SIGTERM, leave)\n"
         f"client = GatewayClient({server.location!r})\n"
-        "client.wait(client.open('default'), 0, timeout_s=60)\n"
+        f"client.wait(Lease('default'), 0, journal={server.journal.journal_id!r}, timeout_s=60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:

@@ -27,7 +27,7 @@ from towline.delivery.outrows import rows_of
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway import service
 from towline.gateway.access import Access
-from towline.gateway.client import GatewayClient
+from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.process import NetworkFront
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
@@ -88,8 +88,8 @@ def test_everything_passes_as_it_is(fronted: Fronted) -> None:
     end = fronted.server.add(2500)
     journal = fronted.server.journal.journal_id
     with fronted.driver() as driver:
-        lease = driver.open("default")
-        window = driver.wait(lease, 0, timeout_s=0)
+        lease = Lease("default")
+        window = driver.wait(lease, 0, journal=journal, timeout_s=0)
         assert window.end == end
         (ticket,) = driver.sign(journal, [(end - 2500, end, window.incarnation)])
         writing = driver.sign_writer("query")
@@ -155,9 +155,9 @@ def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
     location, before = listens_at(fronted.front), shown(listens_at(fronted.front))
     end = fronted.server.journal.end
     with fronted.driver() as client, fronted.driver() as waiting:
-        lease = waiting.open("renewing")
+        lease, journal = Lease("renewing"), fronted.server.journal.journal_id
         window: list[Any] = []
-        thread = threading.Thread(target=lambda: window.append(waiting.wait(lease, end, timeout_s=50)))
+        thread = threading.Thread(target=lambda: window.append(waiting.wait(lease, end, journal=journal, timeout_s=50)))
         thread.start()
         wait_until(lambda: fronted.server.service._polls.waiting)
         fronted.pki.issue("server", "127.0.0.1")

@@ -21,7 +21,7 @@ from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import Served, mark, served
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalLocked, Refused
 from towline.gateway import launch
-from towline.gateway.client import GatewayClient
+from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, GatewayEndpoint
 from towline.gateway.launch import discover, end_running, ensure
 from towline.gateway.settings import GatewaySettings
@@ -318,7 +318,7 @@ def test_a_gateway_in_use_is_not_replaced(state_dir: Path, gateway_program: Call
     gateway_program(_GATEWAY)
     with ensure(settings(state_dir), owner_pid=4711) as client:
         if case == "somebody reads":
-            client.open("default")
+            client.hold(Lease("default"))
         with pytest.raises(ConfigError, match=r"runs here with other settings.*TL-C27"):
             ensure(settings(state_dir, "b/#"), owner_pid=4712 if case == "another owner" else 4711)
         assert client.status()["epoch"] == 1
@@ -347,7 +347,7 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
     gateway_program(_GATEWAY)
     with subprocess.Popen(["sleep", "60"]) as driver:
         place = place_of(state_dir, mark(driver.pid))
-        gateway = SourceGateway(place, ReadPlan(place))
+        gateway = SourceGateway(place, ReadPlan(place), Lease("default"))
         gateway.ask(None, 0)
         wait_until(lambda: gateway.entry is not None, what="a lease")
         entry = gateway.entry
@@ -357,7 +357,7 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
         question = Question(entry, 0)
         with contextlib.suppress(GatewayUnreachable):  # the connection may be that of the one before
             gateway.wait(question, 0)
-        assert gateway.wait(question, 0).end == 0, "it knows no lease, and gives a new one"
+        assert gateway.wait(question, 0).end == 0, "it knows no lease, and gives it again"
         gateway.release()
         gateway._keeping.join(30)
         assert not gateway._keeping.is_alive()
@@ -417,7 +417,8 @@ def test_a_detached_gateway_outlives_whoever_started_it_and_is_ended_by_a_comman
     assert endpoint is not None
     assert client is not None
     with client:
-        lease = client.open("default")
+        lease = Lease("default")
+        client.hold(lease)
         code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
         assert code == 2
         assert f"process {os.getpid()} reads from it. End the query" in err

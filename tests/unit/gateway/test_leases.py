@@ -5,23 +5,28 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from pyarrow import flight
 
-from tests.unit.gateway.serving import Served, error_of, mark, open_as, raw
+from tests.unit.gateway.serving import Served, error_of, hold_as, mark, raw, served
 from towline.errors import Fenced
-from towline.gateway.client import FOREIGN_LEASE_S, GatewayClient
-from towline.gateway.service import Leases
+from towline.gateway.client import FOREIGN_LEASE_S, GatewayClient, Lease
+from towline.gateway.service import ConsumerReader, Leases
 from towline.processes import ProcessMark
+
+
+def reader(token: str, holder: ProcessMark, consumer: str = "default") -> ConsumerReader:
+    return ConsumerReader(consumer, token, holder.pid, holder.started, holder.host)
 
 
 def test_a_second_living_reader_is_refused_with_one_line(
     server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
 ) -> None:
-    open_as(server, "default", mark(other.pid))
+    hold_as(server, "default", mark(other.pid))
     with pytest.raises(Fenced) as caught:
-        client.open("default")
+        client.hold(Lease("default"))
     line = str(caught.value)
     assert line.startswith(f"plant: the process with pid {other.pid} on {mark().host} reads as consumer")
     assert line.endswith(
@@ -31,19 +36,19 @@ def test_a_second_living_reader_is_refused_with_one_line(
 
 
 def test_another_consumer_is_welcome(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
-    open_as(server, "default", mark(other.pid))
-    client.open("archive")
+    hold_as(server, "default", mark(other.pid))
+    client.hold(Lease("archive"))
     assert set(raw(server, "status")["readers"]) == {"default", "archive"}
 
 
 def test_a_dead_reader_is_followed_and_its_lease_refused(
     server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
 ) -> None:
-    stale = open_as(server, "default", mark(other.pid))
+    stale = hold_as(server, "default", mark(other.pid))
     other.kill()
     other.wait()
-    client.open("default")
-    fields = {"consumer": "default", "lease": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
+    client.hold(Lease("default"))
+    fields = {"reader": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, "wait", fields)
     assert error_of(caught.value).code == "TL-G07"
@@ -51,58 +56,97 @@ def test_a_dead_reader_is_followed_and_its_lease_refused(
 
 
 def test_a_zombie_counts_as_dead(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
-    open_as(server, "default", mark(other.pid))
+    hold_as(server, "default", mark(other.pid))
     other.kill()
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-    client.open("default")
+    client.hold(Lease("default"))
 
 
 def test_patience_waits_for_the_reader_before(
     server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
 ) -> None:
-    open_as(server, "default", mark(other.pid))
+    hold_as(server, "default", mark(other.pid))
     killer = threading.Timer(0.2, other.kill)
     killer.start()
-    assert client.open("default", patience_s=10).token
+    assert client.hold(Lease("default"), patience_s=10)["readers"]["default"]["pid"] == os.getpid()
     killer.join()
 
 
 def test_a_released_lease_is_free(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
-    client.release(client.open("default"))
-    assert open_as(server, "default", mark(other.pid))
+    lease = Lease("default")
+    client.hold(lease)
+    client.release(lease)
+    hold_as(server, "default", mark(other.pid))
 
 
 def test_a_stale_release_frees_nothing(server: Served, client: GatewayClient) -> None:
-    stale, fresh = client.open("default"), client.open("default")
+    stale, fresh = Lease("default"), Lease("default")
+    client.hold(stale)
+    client.hold(fresh)
     client.release(stale)
-    client.wait(fresh, 0, timeout_s=0)
+    client.wait(fresh, 0, journal=server.journal.journal_id, timeout_s=0)
+    assert set(raw(server, "status")["readers"]) == {"default"}
 
 
-def test_opening_pins_what_the_reader_has_not_seen(server: Served, client: GatewayClient) -> None:
+def test_what_has_ended_is_refused_for_ever(server: Served, client: GatewayClient) -> None:
+    """A reader that slept comes back after the one that followed it has ended too; and a call that was late."""
+    journal = server.journal.journal_id
+    asleep, newer, late = Lease("default"), Lease("default"), Lease("default")
+    client.wait(asleep, 0, journal=journal, timeout_s=0)
+    client.wait(newer, 0, journal=journal, timeout_s=0)
+    client.release(newer)
+    client.release(late)
+    for lease in (asleep, newer, late):
+        with pytest.raises(Fenced, match=r'no longer holds the consumer "default".*TL-G07'):
+            client.wait(lease, 0, journal=journal, timeout_s=0)
+        with pytest.raises(Fenced, match="TL-G07"):
+            client.hold(lease)
+    assert raw(server, "status")["readers"] == {}
+
+
+def test_a_gateway_that_was_started_again_gives_the_lease_to_the_first_that_asks(
+    tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
+    lease = Lease("default")
+    with served(tmp_path / "state") as server, GatewayClient(server.location) as client:
+        journal = server.journal.journal_id
+        client.wait(lease, 0, journal=journal, timeout_s=0)
+    with served(tmp_path / "state") as server, GatewayClient(server.location) as client:
+        client.wait(lease, 0, journal=journal, timeout_s=0)
+        with pytest.raises(flight.FlightServerError) as caught:
+            hold_as(server, "default", mark(other.pid))
+        assert error_of(caught.value).code == "TL-G03"
+    with served(tmp_path / "state") as server, GatewayClient(server.location) as client:
+        hold_as(server, "default", mark(other.pid))
+        with pytest.raises(Fenced, match=f"pid {other.pid} .*TL-G03"):
+            client.wait(lease, 0, journal=journal, timeout_s=0)
+
+
+def test_a_lease_pins_what_the_reader_has_not_seen(server: Served, client: GatewayClient) -> None:
     server.add(10)
-    lease = client.open("slow")
-    assert (lease.committed, lease.first, lease.tip) == (0, 0, 10)
+    lease = Lease("slow")
+    status = client.hold(lease)
+    assert (status["consumers"], status["first"], status["end"]) == ({"slow": 0}, 0, 10)
     assert server.journal.consumers["slow"] == 0
-    client.wait(lease, 6, timeout_s=0)
-    again = client.open("slow")
-    assert again.committed == 6
+    client.wait(lease, 6, journal=server.journal.journal_id, timeout_s=0)
+    assert client.hold(Lease("slow"))["consumers"] == {"slow": 6}
 
 
 def test_a_reader_elsewhere_that_sends_signs_of_life_is_followed_soon() -> None:
     now = [0.0]
     leases = Leases("plant", lambda: now[0])
     far, next_one = ProcessMark(7, 1, "far (network)"), ProcessMark(8, 1, "farther (network)")
-    token = leases.open("default", far)
+    leases.hold(reader("a", far))
     for _ in range(100):
         now[0] += 10
-        leases.check("default", token)
+        leases.hold(reader("a", far))
     now[0] += 30
     with pytest.raises(Fenced, match=r"pid 7 on far \(network\).*TL-G03"):
-        leases.open("default", next_one)
+        leases.hold(reader("b", next_one))
     now[0] += 1
-    leases.open("default", next_one)
+    leases.hold(reader("b", next_one))
     with pytest.raises(Fenced, match="TL-G07"):
-        leases.check("default", token)
+        leases.hold(reader("a", far))
 
 
 #: Reads as "default" until its standard input ends, or says why it may not.
@@ -114,7 +158,7 @@ from towline.gateway import client
 client.TAKEOVER_S = 0.0
 with client.GatewayClient(sys.argv[1]) as here:
     try:
-        here.open("default")
+        here.hold(client.Lease("default"))
     except Fenced as error:
         print(error, flush=True)
     else:
@@ -148,9 +192,9 @@ def test_readers_in_two_containers_of_one_host_name_are_two(server: Served, clie
             assert "[TL-G03]" in refused
             now[0] += FOREIGN_LEASE_S
             with pytest.raises(Fenced, match="TL-G03"):
-                client.open("default")
+                client.hold(Lease("default"))
         finally:
             first.kill()
             second.kill()
     now[0] += FOREIGN_LEASE_S + 1
-    assert client.open("default").token, "one that has died is followed as soon as over a network"
+    assert client.hold(Lease("default")), "one that has died is followed as soon as over a network"

@@ -19,7 +19,7 @@ from tests.unit.gateway.remote import TOKEN, Pki, Remote, listening, remote
 from tests.unit.gateway.serving import rows
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, ServerCertificate
-from towline.gateway.client import GatewayClient
+from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.settings import ListenSettings
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
@@ -42,10 +42,10 @@ def as_worker(far: Remote, ticket: str) -> GatewayClient:
 def test_with_the_token_everything_is_as_on_the_unix_socket(far: Remote) -> None:
     far.server.add(30)
     with as_driver(far) as client:
-        lease = client.open("default")
-        window = client.wait(lease, 0, timeout_s=0)
+        journal, lease = far.server.journal.journal_id, Lease("default")
+        window = client.wait(lease, 0, journal=journal, timeout_s=0)
         assert window.end == 30
-        got = pa.Table.from_batches(client.read(lease.journal, 10, 30, incarnation=window.incarnation))
+        got = pa.Table.from_batches(client.read(journal, 10, 30, incarnation=window.incarnation))
         assert got.equals(pa.Table.from_batches([rows(10, 20)]))
         assert client.status()["name"] == "plant"
         assert client.place("q/0", 0).rows == 0
@@ -84,7 +84,7 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
     "call",
     [
         lambda client: client.status(),
-        lambda client: client.open("default"),
+        lambda client: client.hold(Lease("default")),
         lambda client: client.extent(1),
         lambda client: client.extent(0, outbox=True),
         lambda client: client.end_job("job-1"),
@@ -277,11 +277,11 @@ def test_a_reader_on_a_network_sends_signs_of_life(far: Remote, monkeypatch: pyt
     """A batch may take longer than its lease; what has ended sends none, and somebody else reads on."""
     monkeypatch.setattr("towline.gateway.client.BEAT_S", 0.02)
     with as_driver(far) as client:
-        client.open("default")
+        client.hold(Lease("default"))
         held = far.server.service._leases._held["default"]
         assert held.holder.host.endswith(" (network)")
         opened = held.seen
         wait_until(lambda: held.seen > opened)
     far.server.service._leases._held["default"].seen -= 31
     with as_driver(far) as successor:
-        assert successor.open("default").committed == 0
+        assert successor.hold(Lease("default"))["consumers"] == {"default": 0}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.helpers import commit, wait_until
 from tests.unit.gateway.serving import Served, error_of, raw, rows, served
 from towline import errors
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
-from towline.gateway.client import GatewayClient, Window
+from towline.gateway.client import GatewayClient, Lease, Window
 from towline.journal.segment import BATCH_BYTES
 from towline.schema import ROW_SCHEMA
 
@@ -105,8 +104,8 @@ def test_another_journal_is_fenced(server: Served, client: GatewayClient) -> Non
 
 def test_wait_answers_at_once_when_there_are_rows(server: Served, client: GatewayClient) -> None:
     server.add(10)
-    lease = client.open("default")
-    window = client.wait(lease, 0, timeout_s=30)
+    lease = Lease("default")
+    window = client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=30)
     journal = server.journal
     assert window == Window(end=10, tip=10, incarnation=journal.incarnation, size=0)
 
@@ -114,48 +113,51 @@ def test_wait_answers_at_once_when_there_are_rows(server: Served, client: Gatewa
 def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
     for _ in range(100):
         server.add(10)
-    lease = client.open("default")
-    assert client.wait(lease, 0, timeout_s=0, max_rows=7).end == 7
-    assert 0 < client.wait(lease, 0, timeout_s=0, max_bytes=10_000).end < 1000
-    assert client.wait(lease, 0, timeout_s=0, max_bytes=1).end >= 1
+    lease = Lease("default")
+    assert client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=0, max_rows=7).end == 7
+    assert 0 < client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=0, max_bytes=10_000).end < 1000
+    assert client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=0, max_bytes=1).end >= 1
 
 
 def test_wait_moves_the_watermark_to_its_start(server: Served, client: GatewayClient) -> None:
     server.add(10)
-    lease = client.open("default")
-    client.wait(lease, 4, timeout_s=0)
+    lease = Lease("default")
+    client.wait(lease, 4, journal=server.journal.journal_id, timeout_s=0)
     assert server.journal.consumers["default"] == 4
-    client.wait(lease, 10, timeout_s=0)
+    client.wait(lease, 10, journal=server.journal.journal_id, timeout_s=0)
     assert server.journal.consumers["default"] == 10
 
 
 def test_the_watermark_never_goes_back(server: Served, client: GatewayClient) -> None:
     server.add(10)
-    lease = client.open("default")
-    client.wait(lease, 9, timeout_s=0)
-    assert client.wait(lease, 2, timeout_s=0).end == 10
+    lease = Lease("default")
+    client.wait(lease, 9, journal=server.journal.journal_id, timeout_s=0)
+    assert client.wait(lease, 2, journal=server.journal.journal_id, timeout_s=0).end == 10
     assert server.journal.consumers["default"] == 9
 
 
 def test_each_move_of_the_watermark_is_told(server: Served, client: GatewayClient) -> None:
     server.add(10)
-    lease = client.open("default")
+    lease = Lease("default")
+    client.hold(lease)
     server.pump.commits.clear()
     for start in (3, 3, 8):
-        client.wait(lease, start, timeout_s=0)
+        client.wait(lease, start, journal=server.journal.journal_id, timeout_s=0)
     assert server.pump.commits == [3, 8]
 
 
 def test_wait_ends_with_the_timeout(server: Served, client: GatewayClient) -> None:
-    lease = client.open("default")
-    assert client.wait(lease, 0, timeout_s=0.05).end == 0
+    lease = Lease("default")
+    assert client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=0.05).end == 0
     assert server.service._polls.waiting == 0
 
 
 def test_new_rows_wake_the_waiting(server: Served, client: GatewayClient) -> None:
-    lease = client.open("default")
+    lease = Lease("default")
     windows: list[Window] = []
-    waiter = threading.Thread(target=lambda: windows.append(client.wait(lease, 0, timeout_s=50)))
+    waiter = threading.Thread(
+        target=lambda: windows.append(client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=50))
+    )
     waiter.start()
     wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
     server.add(3)
@@ -170,7 +172,7 @@ def test_close_wakes_the_waiting(tmp_path: Path) -> None:
     def wait() -> None:
         with GatewayClient(server.location) as client:
             try:
-                outcome.append(client.wait(client.open("default"), 0, timeout_s=50).end)
+                outcome.append(client.wait(Lease("default"), 0, journal=server.journal.journal_id, timeout_s=50).end)
             except GatewayUnreachable as error:
                 outcome.append(error.code)
 
@@ -183,12 +185,12 @@ def test_close_wakes_the_waiting(tmp_path: Path) -> None:
 
 
 def test_a_waiting_reader_is_dropped_when_its_lease_ends(server: Served, client: GatewayClient) -> None:
-    lease = client.open("default")
+    lease = Lease("default")
     caught: list[TowlineError] = []
 
     def wait() -> None:
         try:
-            client.wait(lease, 0, timeout_s=50)
+            client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=50)
         except TowlineError as error:
             caught.append(error)
 
@@ -204,7 +206,7 @@ def test_a_failing_commit_is_told_to_the_process_and_the_reader(
     server: Served, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.add(5)
-    lease = client.open("default")
+    lease = Lease("default")
 
     def fail(_consumer: str, _upto: int) -> None:
         raise errors.JournalFailed("TL-J04", "inbox", "a write failed")
@@ -212,7 +214,7 @@ def test_a_failing_commit_is_told_to_the_process_and_the_reader(
     with monkeypatch.context() as patch:
         patch.setattr(server.journal, "commit", fail)
         with pytest.raises(errors.JournalFailed, match="a write failed"):
-            client.wait(lease, 5, timeout_s=0)
+            client.wait(lease, 5, journal=server.journal.journal_id, timeout_s=0)
     assert [error.code for error in server.failures] == ["TL-J04"]
 
 
@@ -232,7 +234,7 @@ def test_status_holds_the_account(server: Served, client: GatewayClient) -> None
 
 def test_commit_of_another_journal_is_fenced(client: GatewayClient) -> None:
     with pytest.raises(Fenced):
-        client.wait(replace(client.open("default"), journal="abc"), 0, timeout_s=0)
+        client.wait(Lease("default"), 0, journal="abc", timeout_s=0)
 
 
 def test_commit_beyond_the_end_is_refused(server: Served, client: GatewayClient) -> None:
@@ -250,8 +252,8 @@ def test_the_watermark_that_all_have_come_to_is_told(server: Served, client: Gat
     assert server.pump.commits == [0, 2, 0, 2, 10]
 
 
-OPEN: dict[str, Any] = {"consumer": "x", "pid": 1, "started": 1, "host": "h"}
-WAIT: dict[str, Any] = {"consumer": "x", "lease": "y", "journal": "j", "start": 0}
+READER: dict[str, Any] = {"consumer": "x", "lease": "y", "pid": 1, "started": 1, "host": "h"}
+WAIT: dict[str, Any] = {"reader": READER, "journal": "j", "start": 0}
 FILTERS: dict[str, Any] = {"change": "1", "settings": "x"}
 SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
 
@@ -263,13 +265,18 @@ SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
         ("wait", b"\xff\xfe", "the request is not a JSON object"),
         ("wait", b"[1]", "the request is not a JSON object"),
         ("wait", b"[" * 5000, "the request is not a JSON object"),
-        ("wait", {}, '"consumer" is not accepted: missing'),
-        ("open", {**OPEN, "consumer": ""}, '"consumer" is not accepted: .* at least 1 character'),
-        ("open", {**OPEN, "consumer": "x" * 257}, '"consumer" is not accepted: .* at most 256 characters'),
-        ("open", {**OPEN, "pid": "1"}, '"pid" is not accepted: .* a valid integer'),
-        ("open", {**OPEN, "pid": True}, '"pid" is not accepted: .* a valid integer'),
-        ("open", {**OPEN, "pid": -1}, '"pid" is not accepted: .* greater than or equal to 0'),
-        ("open", {**OPEN, "newer": 1}, '"newer" is not accepted: unexpected'),
+        ("wait", {}, '"reader" is not accepted: missing'),
+        ("hold", {"reader": {**READER, "consumer": ""}}, '"reader.consumer" is not accepted: .* at least 1 character'),
+        (
+            "hold",
+            {"reader": {**READER, "consumer": "x" * 257}},
+            '"reader.consumer" is not accepted: .* at most 256 characters',
+        ),
+        ("hold", {"reader": {**READER, "pid": "1"}}, '"reader.pid" is not accepted: .* a valid integer'),
+        ("hold", {"reader": {**READER, "pid": True}}, '"reader.pid" is not accepted: .* a valid integer'),
+        ("hold", {"reader": {**READER, "pid": -1}}, '"reader.pid" is not accepted: .* greater than or equal to 0'),
+        ("hold", {"reader": {**READER, "newer": 1}}, '"reader.newer" is not accepted: extra inputs are not permitted'),
+        ("hold", {"reader": READER, "newer": 1}, '"newer" is not accepted: unexpected'),
         ("wait", {**WAIT, "timeout_s": "1"}, '"timeout_s" is not accepted: .* a valid number'),
         ("wait", json.dumps({**WAIT, "timeout_s": float("nan")}).encode(), '"timeout_s" is not accepted: .* finite'),
         ("filters", {**FILTERS, "filters": [{"filter": "a#"}]}, '"filters.0" is not accepted: .*# stands alone'),

@@ -21,7 +21,7 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, offset, table
 from towline.checkpoint import Checkpoint
 from towline.errors import Fenced, JournalError
-from towline.gateway.client import GatewayClient
+from towline.gateway.client import GatewayClient, Lease
 from towline.kafka.pace import FIRST, WritePace
 from towline.spark.link import GatewayPlace
 from towline.spark.reader import MqttStreamReader
@@ -251,7 +251,7 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_
             table(stream, before, at)
         here = at["gateways"]["plant"]
         with GatewayClient(server.location) as client, pytest.raises(Fenced, match="TL-G26"):
-            client.wait(client.open("default"), 20, timeout_s=0, incarnation=here["incarnation"])
+            client.wait(Lease("default"), 20, journal=here["journal"], timeout_s=0, incarnation=here["incarnation"])
         assert server.journal.consumers["default"] == 0
         assert server.journal.first == 0
         stream.stop()

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 from tests.helpers import wait_until
-from tests.unit.gateway.serving import Served, mark, served
+from tests.unit.gateway.serving import Served, hold_as, mark, served
 from tests.unit.spark.reading import ALL, offset, table
 from tests.unit.spark.several import until
 from towline.errors import Fenced, GatewayUnreachable
-from towline.gateway.client import GatewayClient
+from towline.gateway.client import GatewayClient, Lease
 from towline.spark import gateways, link
 from towline.spark.link import GatewayPlace, patiently
 from towline.spark.options import driver_pid
@@ -82,12 +82,12 @@ def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path:
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
         assert stream._planner is not None
-        held = stream._planner.gateways[0]._held
-        assert held is not None
+        client = stream._planner.gateways[0]._client
+        assert client is not None
 
         def connected() -> bool:
             try:
-                return bool(held[0].status())
+                return bool(client.status())
             except GatewayUnreachable:
                 return False
 
@@ -100,7 +100,7 @@ def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path:
 def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamReader) -> None:
     at = stream.initialOffset()
     with GatewayClient(server.location) as newer:
-        newer.open("default")
+        newer.hold(Lease("default"))
         with pytest.raises(Fenced, match="TL-G07"):
             stream.latestOffset(at, ALL)
 
@@ -108,7 +108,7 @@ def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamRe
 def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "TAKEOVER_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as other:
-        server.service._leases.open("default", mark(other.pid))
+        hold_as(server, "default", mark(other.pid))
         with pytest.raises(Fenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):
             stream.initialOffset()
         other.kill()
