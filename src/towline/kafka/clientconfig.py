@@ -195,38 +195,33 @@ def check_client(
             TL-C45 a value that librdkafka does not take, TL-C42 no or impossible ``bootstrap.servers``, TL-C179 and
             TL-C180 a provider of tokens that is none, or none where one is needed.
     """
-    for code, what, do in _mistakes(client, prefix, written):
-        raise ConfigError(code, where, what, do)
-    if PROVIDER in client:
-        check_provider(client[PROVIDER], where)
-
-
-def _mistakes(client: Mapping[str, str], prefix: str, written: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """The code of each mistake, what is wrong and what to do."""
     for name, value in client.items():
         option = f'option "{prefix}{name}"'
         if JAVAS.fullmatch(name):
             what = f"{option} is a Java client's setting that Towline does not translate"
-            yield "TL-C43", what, f"Write librdkafka's name, see {_LISTED}; or leave it out."
+            raise ConfigError("TL-C43", where, what, f"Write librdkafka's name, see {_LISTED}; or leave it out.")
         if _OURS.fullmatch(name):
             do = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
-            yield "TL-C43", f"{option} can not be set, Towline uses it itself", do
+            raise ConfigError("TL-C43", where, f"{option} can not be set, Towline uses it itself", do)
         plain = not REFERENCE.fullmatch(value) if name in SECRETS else _LOGIN_IN_URL.search(REFERENCE.sub("", value))
         if plain and not isinstance(value, PlainSecret):
             do = f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable."
-            yield "TL-C44", f"{option} holds a secret in plain text, which Spark would show in its plans", do
+            what = f"{option} holds a secret in plain text, which Spark would show in its plans"
+            raise ConfigError("TL-C44", where, what, do)
     servers, option = client.get("bootstrap.servers", ""), f'option "{prefix}bootstrap.servers"'
     for server in map(str.strip, servers.split(",")):
         host, _, port = server.rpartition("://")[2].rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
             what = f'"{server}" in {option} is not HOST:PORT' if servers.strip() else f"{option} is missing"
-            yield "TL-C42", what, "Name one or more HOST:PORT, with commas between."
+            raise ConfigError("TL-C42", where, what, "Name one or more HOST:PORT, with commas between.")
     if _without_tokens(client):
         provider = f"{prefix}{PROVIDER} = module:function, [kafka] token_provider in a bridge file"
         what = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
         do = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
-        yield "TL-C180", f'"{prefix}sasl.mechanism": {what}', do
-    yield from _judged(client, prefix, written)
+        raise ConfigError("TL-C180", where, f'"{prefix}sasl.mechanism": {what}', do)
+    _check_words(client, where, prefix, written)
+    if PROVIDER in client:
+        check_provider(client[PROVIDER], where)
 
 
 def _without_tokens(client: Mapping[str, str]) -> bool:
@@ -236,7 +231,7 @@ def _without_tokens(client: Mapping[str, str]) -> bool:
     return (PROVIDER in client) + sum(others) != 1 if _mechanism(said) == "OAUTHBEARER" else PROVIDER in client
 
 
-def _judged(client: Mapping[str, str], prefix: str, written: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def _check_words(client: Mapping[str, str], where: str, prefix: str, written: Mapping[str, str]) -> None:
     """Let librdkafka judge names and values: a producer without servers opens no connection and costs 1 ms.
 
     Files and keys may exist on executors only, so TLS material is first loaded where it is used.
@@ -254,11 +249,11 @@ def _judged(client: Mapping[str, str], prefix: str, written: Mapping[str, str]) 
     culprit = next((name for name, value in offered.items() if _complaint({name: value}) == what), "")
     if what.startswith("no such configuration property"):
         hint = did_you_mean(culprit, COMMON, f"See {_LISTED}.")
-        yield "TL-C01", f'unknown option "{prefix}{culprit}"', hint.replace('n "', f'n "{prefix}')
-    else:
-        option = f'option "{prefix}{written.get(culprit, culprit)}" = {offered.get(culprit)}'
-        subject = option if culprit else "these options together"
-        yield "TL-C45", f"Kafka's client does not take {subject}: {what}", "Change the value."
+        hint = hint.replace('n "', f'n "{prefix}')
+        raise ConfigError("TL-C01", where, f'unknown option "{prefix}{culprit}"', hint)
+    option = f'option "{prefix}{written.get(culprit, culprit)}" = {offered.get(culprit)}'
+    subject = option if culprit else "these options together"
+    raise ConfigError("TL-C45", where, f"Kafka's client does not take {subject}: {what}", "Change the value.")
 
 
 def _complaint(offered: Mapping[str, str]) -> str:
