@@ -91,7 +91,7 @@ class Delivered:
         bytes: Bytes of keys and values of all rows seen; 0 if skipped.
         lost: Rows given up; always 0 but for at_most_once.
         why: Why rows were given up, in a few words.
-        dead_lettered: Rows that went to the dead-letter topic, named by the row or because Kafka would refuse it.
+        dead_lettered: Rows that became dead letters, by whoever made the row or because Kafka would refuse it.
         skipped: The batch was in Kafka already; the numbers are those of then.
         seconds: How long it was written, from the first record to Kafka's last answer; None where none is waited for.
         by_hand: It was skipped because a marker says so that a person set: nobody counted its rows.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, count, repeat
@@ -22,7 +21,7 @@ from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import ANY, KafkaAdmin, TopicFacts, least
 from towline.kafka.clientconfig import largest_message
-from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, record_bytes, to_records
+from towline.kafka.deadletters import FRAME, DeadLetter, Reason, record_bytes, to_records
 from towline.kafka.faults import Meaning
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class RecordCheck:
         self._columns = columns
         self._source = source
         self._limits = RecordLimits({}, 0, None, 0)
-        #: Rows for the dead-letter topic that `rows` has handed out so far, wherever they were given up; only grows.
+        #: Rows that `rows` has made dead letters of so far; only grows.
         self.dead_letters = 0
 
     def fitting(self) -> dict[str, str]:
@@ -175,8 +174,6 @@ class RecordCheck:
             self.dead_letters += rows.size
             letters = map(self._letter, repeat(batch), count(), rows.records, refusals)
             return rows._replace(topics=frozenset({dead}), records=chain.from_iterable(letters))
-        if self._columns.topic is None and dead in rows.topics:
-            self.dead_letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
         if not self._suspicious(batch):
             return rows
         sifted = chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records))
@@ -237,8 +234,7 @@ class RecordCheck:
         fault = fault_of(record, self._limits)
         if fault is None:
             return (record,)
-        # A dead letter that Kafka would refuse as it is, as too large, was counted with the rows that name the topic.
-        self.dead_letters += self._columns.topic is not None or record[0] != self._settings.dead_letter_topic
+        self.dead_letters += 1
         return self._letter(batch, at, record, fault)
 
     def _letter(self, batch: Any, at: int, record: Record, fault: Fault) -> list[Record]:
@@ -250,9 +246,6 @@ class RecordCheck:
             fault.reason, topic, key, value, tuple(originals), asked, moment or None, fault.detail, self._source
         )
         name = self._settings.dead_letter_topic
-        if topic == name:
-            with suppress(ValueError):  # it is one already, such as a downlink's, and is cut
-                dead_letter = from_record(key, value, headers)
         # The dead letter has the time of now: its own may be what was wrong, and would be refused again.
         return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._room())]
 

@@ -19,7 +19,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
 from towline.kafka.admin import ANY, TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record, to_record
+from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record
 from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import FailedRecord, Lessons, RecordCheck, RecordLimits, fault_of
@@ -209,31 +209,19 @@ def test_a_topic_that_is_no_place_for_letters(
     assert caught.value.code == code
 
 
-def test_rows_that_were_given_up_before_are_counted_too() -> None:
-    """A letter that is too large as it is stays one letter."""
-    for size, suspicious in ((1, False), (10_000, True)):
-        batch = everything(value=[b"1", b"x" * size], topic=["t", "dlq"], timestamp=[dt.datetime.now(dt.UTC)] * 2)
-        looked = screen(*ALL)
-        looked.look([batch])
-        assert looked._suspicious(batch) is suspicious
-        list(looked.rows(batch).records)
-        assert looked.dead_letters == 1
-
-
-def test_a_letter_that_is_too_large_for_its_topic_is_cut_and_stays_the_same_letter() -> None:
-    """A downlink brings its letters as rows; what is none of ours is a record like any other."""
-    letter = DeadLetter(Reason.UNDELIVERABLE, "commands", b"k", b"x" * 9_990, (("a", None),), 3, 17, "why", "line")
-    key, value, headers = to_record(letter)
-    pairs = [{"key": name, "value": text} for name, text in headers]
-    batch = everything(key=[key, key], value=[value, value], topic=["dlq", "dlq"], headers=[pairs, pairs[:1] * 9])
+def test_a_row_that_names_the_dead_letter_topic_is_a_record_like_any_other() -> None:
+    """One that is too large there is cut, and every byte of it is kept."""
+    headers = [{"key": "a", "value": None}]
+    batch = everything(key=[b"k", b"k"], value=[b"1", b"x" * 9_990], topic=["dlq", "dlq"], headers=[headers, headers])
     looked = screen(*ALL)
     looked.look([batch])
+    whole, *parts = looked.rows(batch).records
+    assert whole[:3] == ("dlq", b"1", b"k")
     collector = Collector()
-    read = [collector.add(record[2], record[1], record[7]) for record in looked.rows(batch).records]
-    mine, other = filter(None, read)
-    assert mine == letter
-    assert (other.topic, other.reason, other.source) == ("dlq", Reason.TOO_LARGE, "s")
-    assert looked.dead_letters == 2
+    (letter,) = filter(None, (collector.add(part[2], part[1], part[7]) for part in parts))
+    assert (letter.topic, letter.reason, letter.source) == ("dlq", Reason.TOO_LARGE, "s")
+    assert (letter.key, letter.value, letter.headers) == (b"k", b"x" * 9_990, (("a", None),))
+    assert looked.dead_letters == 1
 
 
 def test_a_batch_without_fault_is_not_read_twice() -> None:
