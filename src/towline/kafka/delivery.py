@@ -22,8 +22,9 @@ from __future__ import annotations
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -45,7 +46,7 @@ from towline.kafka.screening import Lessons, RecordCheck, has_learned, require_t
 from towline.sinks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from towline.kafka.columns import Columns, Record
     from towline.kafka.markers import MarkerStep
@@ -59,10 +60,6 @@ _FENCE_S: Final = 3.0
 _LOOK_S: Final = 2.0
 #: Note in a checkpoint: the id of the topic of its markers.
 _MARKERS: Final = "towline.markers"
-
-
-#: The checksum is a sum of 32-bit checksums, kept in 64 bits.
-_MODULUS: Final = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -557,7 +554,7 @@ def checksum(batch: Any) -> int:
     """
     parts = [_bytes(batch.column(name)) for name in ("topic", "key", "value") if name in batch.schema.names]
     joined = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
-    return sum(map(crc32c, joined.to_pylist())) % _MODULUS
+    return sum(map(crc32c, joined.to_pylist()))
 
 
 def _bytes(column: Any) -> Any:
@@ -573,11 +570,14 @@ class Spool:
         memory: Bytes kept in memory; what comes after goes to the disk.
         disk: Bytes taken on the disk at most; None for what it holds. A batch that is planned does not shrink, so a
             limit that it exceeds stops the query until the limit is raised.
+        create: Makes the file; without it the rows are on the disk for this object alone.
     """
 
-    def __init__(self, memory: int, disk: int | None) -> None:
+    def __init__(self, memory: int, disk: int | None, create: Callable[[], Any] | None = None) -> None:
         self._memory = memory
         self._disk = disk
+        # Spark's workers have their temporary directory in TMPDIR; the file vanishes with the process.
+        self._create = create or partial(tempfile.TemporaryFile, prefix="towline-")
         self._kept: list[Any] = []
         self._file: Any = None
         self._writer: Any = None
@@ -616,28 +616,25 @@ class Spool:
             self.on_disk += batch.nbytes
             if self._disk is not None and self.on_disk > self._disk:
                 why = f"a batch needs more than {self._disk:,} bytes there"
-                raise full(why, "Raise spoolDiskBytes, or leave it out")
-            try:
+                raise _full(why, "Raise spoolDiskBytes, or leave it out")
+            with _disk_errors():
                 self._write(batch)
-            except OSError as problem:
-                why = problem.strerror or str(problem)
-                raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
         if self._writer is not None:
-            self._writer.close()
+            with _disk_errors():
+                self._writer.close()
+                self._file.flush()
             self._writer = None
-            self._file.flush()
 
     def crc(self) -> int:
         """The sum over all rows of their `checksum`, modulo 2**64: the same for the same rows in any order.
 
         It costs 0.3 us a row and is taken when it is asked for: most batches are never compared.
         """
-        return sum(map(checksum, self)) % _MODULUS
+        return sum(map(checksum, self)) % (1 << 64)
 
     def _write(self, batch: Any) -> None:
         if self._file is None:
-            # Spark's workers have their temporary directory in TMPDIR; the file vanishes with the process.
-            self._file = tempfile.TemporaryFile(prefix="towline-")  # noqa: SIM115 - closed by __exit__
+            self._file = self._create()
             self._writer = pa.ipc.new_stream(self._file, batch.schema)
         self._writer.write_batch(batch)
 
@@ -648,7 +645,16 @@ class Spool:
             yield from pa.ipc.open_stream(pa.memory_map(f"/proc/self/fd/{self._file.fileno()}"))
 
 
-def full(why: str, do: str) -> KafkaError:
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+        raise _full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
+
+
+def _full(why: str, do: str) -> KafkaError:
     """TL-K23: the rows of a batch find no room on the disk; `do` says what makes room."""
     what = f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {why}"
     later = "Later ones do, with maxBytesPerTrigger (max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger."

@@ -14,14 +14,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import stat
 import tempfile
 import uuid
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,9 +37,9 @@ from towline.kafka.delivery import (
     BatchOrigin,
     Delivered,
     ExactlyOnce,
+    Spool,
     batch_origin,
     delivery_for,
-    full,
     require_named_topics,
 )
 from towline.kafka.markers import MarkerStep
@@ -411,7 +410,6 @@ def log_outcome(written: Sequence[KafkaWritten], batch: int | None) -> None:
 #: Most bytes of rows in one answer: Java's arrays end at 2 GiB, and Spark copies an answer several times.
 ANSWER_BYTES: Final = 512 << 20
 _PRIVATE: Final = 0o700
-_MORE_DISK: Final = "Raise spoolDiskBytes, or leave it out"
 _SMALLER: Final = (
     "Make batches smaller (maxOffsetsPerTrigger), or set parallelism=1 and put .coalesce(1) before writeStream."
 )
@@ -422,7 +420,7 @@ class RowsForDriver:
     """Where the tasks of one batch leave their rows; made on the driver, travels to the tasks.
 
     Attributes:
-        directory: Of this batch, made by the driver; "" where it could make none.
+        directory: Of the query, made by the driver; "" where it could make none.
         disk: Bytes of rows that a task leaves there at most; None for what it holds.
     """
 
@@ -437,17 +435,15 @@ class RowsForDriver:
         the tasks of a batch and another one for its commit, so the same batch may ask twice.
         """
         root = Path(tempfile.gettempdir()) / f"towline-rows-{os.geteuid()}"
-        query = root / hashlib.sha256(location.encode()).hexdigest()[:16]
+        directory = root / hashlib.sha256(location.encode()).hexdigest()[:16]
         try:
             root.mkdir(_PRIVATE, exist_ok=True)
             if not _is_private(root):
                 return cls(disk=disk)
-            query.mkdir(_PRIVATE, exist_ok=True)
-            directory = query / ("unknown" if batch is None else str(batch))
-            for other in query.iterdir() if batch is not None else ():
-                if other != directory:
-                    shutil.rmtree(other, ignore_errors=True)
             directory.mkdir(_PRIVATE, exist_ok=True)
+            for file in directory.iterdir() if batch is not None else ():
+                if not file.name.startswith(f"{batch}-"):
+                    file.unlink()
         except OSError:
             return cls(disk=disk)  # rows come with the answers
         return cls(str(directory), disk)
@@ -459,30 +455,25 @@ class RowsForDriver:
             KafkaError: TL-K23, the disk is full or the limit is reached; TL-K66, too many for an answer.
         """
         left = KafkaGathered(task.partition, task.batch, task.query, task.run)
-        shared = bool(self.directory) and Path(self.directory).is_dir()
-        answer = pa.BufferOutputStream()
-        try:
-            with ExitStack() as opened:
-                sink, writer = answer, None
-                for batch in batches:
-                    if writer is None:
-                        if shared:  # a second attempt may be at work
-                            left.file = str(Path(self.directory) / uuid.uuid4().hex)
-                            sink = opened.enter_context(pa.OSFile(left.file, "wb"))
-                        writer = opened.enter_context(pa.ipc.new_stream(sink, batch.schema))
-                    left.rows += batch.num_rows
-                    writer.write_batch(batch)
-                    if shared and self.disk is not None and sink.tell() > self.disk:
-                        raise full(f"a task needs more than {self.disk:,} bytes there", _MORE_DISK)
-                    if not shared and sink.tell() > ANSWER_BYTES:
-                        what = (
-                            f"a task has {sink.tell() >> 20:,} MiB of rows for the driver, which is on another machine"
-                        )
-                        raise KafkaError("TL-K66", FORMAT, what, _SMALLER)
-            left.file_size = Path(left.file).stat().st_size if left.file else 0
-        except OSError as problem:
-            why = problem.strerror or str(problem)
-            raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
+        if self.directory and Path(self.directory).is_dir():
+            file = Path(self.directory) / f"{task.batch}-{uuid.uuid4().hex}"  # a second attempt may be at work
+            # Nothing stays in memory, not even a batch without a byte.
+            with Spool(-1, self.disk, partial(pa.OSFile, str(file), "wb")) as spool:
+                spool.fill(batches)
+            left.rows = spool.rows
+            if file.exists():
+                left.file, left.file_size = str(file), file.stat().st_size
+            return left
+        answer, writer = pa.BufferOutputStream(), None
+        for batch in batches:
+            writer = writer or pa.ipc.new_stream(answer, batch.schema)
+            writer.write_batch(batch)
+            left.rows += batch.num_rows
+            if answer.tell() > ANSWER_BYTES:
+                what = f"a task has {answer.tell() >> 20:,} MiB of rows for the driver, which is on another machine"
+                raise KafkaError("TL-K66", FORMAT, what, _SMALLER)
+        if writer is not None:
+            writer.close()
         left.content = answer.getvalue().to_pybytes()
         return left
 
@@ -494,7 +485,6 @@ class RowsForDriver:
         with suppress(OSError):
             if self.directory:
                 Path(self.directory).rmdir()
-                Path(self.directory).parent.rmdir()
 
 
 def _is_private(directory: Path) -> bool:
