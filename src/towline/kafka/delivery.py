@@ -70,7 +70,7 @@ class BatchOrigin:
         job: Names a batch query, the same for all attempts of its tasks; None for a stream.
         newest: The newest batch in the checkpoint's offset log; None where the checkpoint is not local.
         hashes: SHA-256 of the offset log's entries, of that batch and the one before it.
-        rate: Bytes a second that Kafka took of the batch before; None where that is not known.
+        rate: Bytes a second that Kafka took of the batch before, 0 if that failed; None where that is not known.
     """
 
     job: str | None = None
@@ -109,9 +109,10 @@ class Delivered:
 class Delivery(ABC):
     """How the rows of one task reach Kafka, in columns bound to the query's schema; picklable, made on the driver."""
 
-    def __init__(self, settings: SinkSettings, columns: Columns) -> None:
+    def __init__(self, settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> None:
         self.settings = settings
         self.columns = columns
+        self.origin = origin
 
     @abstractmethod
     def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
@@ -142,7 +143,7 @@ class AtLeastOnce(Delivery):
             rows = iter(copies)
             first = [*islice(rows, 1)]
             screen.look(first)
-            fitting = screen.fitting() if lessons.unclear is None else {"batch.num.messages": "1"}
+            fitting = screen.fitting(self.origin.rate) if lessons.unclear is None else {"batch.num.messages": "1"}
             settings = replace(self.settings, client={**self.settings.client, "message.timeout.ms": "0", **fitting})
             try:
                 with producers.borrowed(settings) as client:
@@ -267,11 +268,7 @@ def _count(batches: Iterable[Any], why: str = "") -> Delivered:
 
 
 class ExactlyOnce(Delivery):
-    """One transaction for each batch and partition, with its marker; `origin` is what the driver knows of the batch."""
-
-    def __init__(self, settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> None:
-        super().__init__(settings, columns)
-        self.origin = origin
+    """One transaction for each batch and partition, with its marker."""
 
     def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
         """Write a partition of a batch, or find that it is written.
@@ -292,7 +289,9 @@ class ExactlyOnce(Delivery):
             raise self._refuse(task, store)
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
         name = f"{store.sink_id}.{self.origin.job}" if task.batch is None else store.sink_id
-        starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition))
+        # As far as it is known before the rows are: of what their topics take, nothing.
+        requests = RecordCheck(self.settings, self.columns, "").fitting(self.origin.rate)
+        starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition), requests)
         with closing(starting), Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
             return _Batch(self, task, store, spool, starting, Lessons(self.settings), self.origin.rate).persist()
@@ -386,11 +385,8 @@ class _Batch:
             producer.close()
             raise
 
-    def _paced(self) -> SinkSettings:
-        return self.sink.settings if self.rate is None else self.sink.settings.in_requests_of(self.rate)
-
     def _looked(self) -> RecordCheck:
-        screen = RecordCheck(self._paced(), self.sink.columns, self.store.sink_id)
+        screen = RecordCheck(self.sink.settings, self.sink.columns, self.store.sink_id)
         screen.look(self.spool)
         return screen
 
@@ -399,12 +395,11 @@ class _Batch:
         return producers.clock(self.sink.settings, self.spool.size, self.rate, longest)
 
     def _producer(self, screen: RecordCheck) -> Transactional:
-        requests = dict(self._paced().client.items() - self.sink.settings.client.items())
         most: int | None = None
         while True:
             longer = self._longer(most)
             try:
-                return self.starting.take({**requests, **screen.fitting(), **longer})
+                return self.starting.take({**screen.fitting(self.rate), **longer})
             except KafkaError as problem:
                 if not longer or problem.code != "TL-K20":
                     raise
@@ -426,7 +421,7 @@ class _Batch:
         if self.lessons.large:
             sized = {screen.size(one): one for one in ordered}
             ordered = chain(sized[size] for size in sorted(sized))
-        producer = self.starting.take({**screen.fitting(), "batch.num.messages": "1"})
+        producer = self.starting.take({**screen.fitting(self.rate), "batch.num.messages": "1"})
         try:
             producer.begin()
             alone = self.lessons.alone(ordered, screen.size, producer)
@@ -478,7 +473,7 @@ def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin =
     """The strategy of the sink's guarantee, with the columns bound to the query's schema."""
     if settings.guarantee == "exactly_once":
         return ExactlyOnce(settings, columns, origin)
-    return (AtLeastOnce if settings.guarantee == "at_least_once" else AtMostOnce)(settings, columns)
+    return (AtLeastOnce if settings.guarantee == "at_least_once" else AtMostOnce)(settings, columns, origin)
 
 
 # -- before the tasks of a batch, on the driver --

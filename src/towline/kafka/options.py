@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -49,10 +49,6 @@ TUNING: Final = MappingProxyType(
         "reconnect.backoff.max.ms": "1000",
     }
 )
-
-
-#: Bytes of a request to a Kafka that takes less than a larger one in a second. Five are on the way at a time.
-_SLOW_REQUEST: Final = 64 << 10
 
 
 #: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for what is added.
@@ -147,13 +143,6 @@ class SinkSettings:
     def budget_s(self) -> float:
         """Seconds that a batch should take at most, so that one that Kafka takes more slowly is still in time."""
         return self.timeout_s / 4
-
-    def in_requests_of(self, rate: float) -> SinkSettings:
-        """These settings for a Kafka that takes so many bytes a second: with large requests each would take long."""
-        usual = self.client.get("batch.size", "1000000")
-        if rate >= int(usual):
-            return self
-        return replace(self, client={**self.client, "batch.size": str(min(int(usual), _SLOW_REQUEST))})
 
     def markers_of(self, sink_id: str) -> str:
         """The topic of a sink's markers."""

@@ -429,16 +429,18 @@ def take(
 
 
 class Starting:
-    """A producer that is started while its task still waits for rows.
+    """A producer that is started while its task still waits for rows, with the settings `more` beside the sink's.
 
     To start fences older producers and opens no transaction, so it may come as early as one likes. It takes as long as
     Spark takes to hand over the rows of a small batch.
     """
 
-    def __init__(self, settings: SinkSettings, transactional_id: str) -> None:
+    def __init__(
+        self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._new = partial(take, settings, transactional_id)
         #: None once it was taken.
-        self._started: Future[Transactional] | None = later(self._new, "producer")
+        self._started: Future[Transactional] | None = later(partial(self._new, more), "producer")
 
     def take(self, more: Mapping[str, str]) -> Transactional:
         """The producer, if it has these settings and was not taken before; else a new one; raises as `take`."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
 _BATCH_SIZE: Final = "batch.size"
+#: Bytes of a request to a Kafka that takes less than a larger one in a second. Five are on the way at a time.
+_SLOW_REQUEST: Final = 64 << 10
 #: Clocks differ: a time that is this close to the limit, in ms, is looked at one by one.
 _CLOCKS_MS: Final = 60_000
 #: org.apache.kafka.common.internals.Topic.validate
@@ -134,12 +136,16 @@ class RecordCheck:
         #: Rows that `rows` has made dead letters of so far; only grows.
         self.dead_letters = 0
 
-    def fitting(self) -> dict[str, str]:
-        """Settings of a producer whose batches fit into the topics: their limit is on the batch, not on the record."""
+    def fitting(self, rate: float | None = None) -> dict[str, str]:
+        """Settings of a producer whose batches fit into the topics, and into a second of a Kafka of that rate.
+
+        A topic's limit is on the batch, not on the record. `rate` is in bytes a second, None if it is not known.
+        """
         facts = reduce(TopicFacts.narrowed, self._limits.topics.values(), ANY)
-        most = least(facts.batch_bytes, facts.max_bytes)
-        fits = most is None or int(self._settings.client.get(_BATCH_SIZE, "0")) <= most
-        return {} if fits else {_BATCH_SIZE: str(most)}
+        usual = int(self._settings.client[_BATCH_SIZE])
+        slow = _SLOW_REQUEST if rate is not None and rate < usual else None
+        most = least(facts.batch_bytes, facts.max_bytes, slow)
+        return {} if most is None or usual <= most else {_BATCH_SIZE: str(most)}
 
     def look(self, batches: Iterable[Any]) -> None:
         """Ask Kafka about the topics of these batches; without a dead-letter topic every record is checked now.

@@ -206,15 +206,13 @@ class KafkaTransactional(DataSource):
         return StreamWriter(delivery, location)
 
     def _delivery(self, schema: StructType, origin: BatchOrigin, location: str = "") -> Delivery:
-        settings = self._settings
-        for insecurity in sorted(insecurities(settings.client)):
+        for insecurity in sorted(insecurities(self._settings.client)):
             _warn_of(insecurity)
-        pace = pace_of(Checkpoint(location)) if location else None
-        if pace is not None and pace.rate is not None:
-            origin, settings = replace(origin, rate=pace.rate or None), settings.in_requests_of(pace.rate)
+        if location and (pace := pace_of(Checkpoint(location))):
+            origin = replace(origin, rate=pace.rate)
         columns = self._columns(schema)
         require_named_topics(self._settings)
-        return delivery_for(settings, columns, origin)
+        return delivery_for(self._settings, columns, origin)
 
     def _columns(self, schema: StructType) -> Columns:
         types = column_types(schema.fields, FORMAT)

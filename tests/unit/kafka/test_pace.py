@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towline.kafka.columns import Columns
 from towline.kafka.options import SinkSettings
 from towline.kafka.pace import FIRST, GROWTH, LATENCY_S, LEAST, BatchLimit, WritePace, batch_bytes
 from towline.kafka.producers import clock
+from towline.kafka.screening import RecordCheck
 
 BUDGET_S = 15.0
 FULL = 64 << 20
@@ -119,8 +122,17 @@ def test_a_transaction_is_lengthened_only_where_it_must_be() -> None:
     assert allowed_s(40_000, 6_000_000, transaction__timeout__ms="120000") == 120.0, "what the user said is the most"
 
 
-def test_a_slow_kafka_is_sent_smaller_requests() -> None:
-    usual = settings()
-    assert usual.in_requests_of(5e6) is usual
-    assert usual.in_requests_of(40_000).client["batch.size"] == "65536"
-    assert settings(batch__size="10000").in_requests_of(9_000).client["batch.size"] == "10000"
+@pytest.mark.parametrize(
+    ("rate", "usual", "asked"),
+    [
+        (None, "1000000", {}),
+        (5e6, "1000000", {}),
+        (40_000, "1000000", {"batch.size": "65536"}),
+        (0.0, "1000000", {"batch.size": "65536"}),
+        (9_000, "10000", {}),
+    ],
+)
+def test_a_slow_kafka_is_sent_smaller_requests(rate: float | None, usual: str, asked: dict[str, str]) -> None:
+    of = settings(batch__size=usual)
+    columns = Columns.bind({"value": "binary"}, of.topic, include_headers=True)
+    assert RecordCheck(of, columns, "s").fitting(rate) == asked
