@@ -135,14 +135,13 @@ class AtLeastOnce(Delivery):
         """
         copies = _Copies(batches, self.settings.spool_memory)
         lessons = Lessons(self.settings)
-        whole = self.settings.dead_letter_topic is None and has_learned(self.settings)
+        if self.settings.dead_letter_topic is None and has_learned(self.settings):
+            copies.complete()
         while True:
             screen = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
-            if whole and copies.complete():  # all of them are looked at before any is written
-                screen.look(copies.batches)
             rows = iter(copies)
             first = [*islice(rows, 1)]
-            screen.look(first)
+            screen.look(copies.batches or first)  # all that are at hand, before any is written
             fitting = screen.fitting(self.origin.rate) if lessons.unclear is None else {"batch.num.messages": "1"}
             settings = replace(self.settings, client={**self.settings.client, "message.timeout.ms": "0", **fitting})
             try:
@@ -152,7 +151,6 @@ class AtLeastOnce(Delivery):
                 if problem.refused is None:
                     raise problem.told from None
                 lessons.take(problem.refused, problem.told)
-                whole = True
                 if not copies.complete():
                     raise problem.told from None
 
