@@ -13,7 +13,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge import deadletters
 from towline.bridge.deadletters import MARK, DeadLetterTopic, Entry, _marked, _marks, _Record, joined, shelves
 from towline.bridge.lines.identity import Identity
-from towline.errors import KafkaError
+from towline.errors import ConfigError, KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason, from_record, to_record
 
 FORGED = b'{"v":1,"offsets":[[0,1000000]]}'
@@ -148,3 +148,14 @@ def test_a_renamed_line_knows_its_letters(tmp_path: Path, other: bool) -> None:
     (shelf,) = shelves(bridge)
     assert shelf.lines[f"{bridge.name}.before.2"] is line
     assert shelf.lines["before"].name == ("before" if other else "telemetry")
+
+
+def test_a_client_that_can_not_be_made_is_a_mistake_of_the_file(tmp_path: Path) -> None:
+    """librdkafka's own word, in one line."""
+    client = {
+        "bootstrap.servers": "127.0.0.1:9",
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(tmp_path / "gone.pem"),
+    }
+    with pytest.raises(ConfigError, match=r"ssl.ca.location failed.*TL-C45"):
+        DeadLetterTopic(client, "dead", {})._consumer()
