@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -185,6 +186,44 @@ def test_a_port_that_another_has_taken_meanwhile_is_told_and_tried_again(fronted
     with GatewayClient(listens_at(front), fronted.pki.access()) as driver:
         wait_until(lambda: answers(driver), 60)
     front.close()
+
+
+@pytest.mark.long
+def test_a_port_that_is_taken_while_the_certificate_is_renewed_is_tried_again(fronted: Fronted, tmp_path: Path) -> None:
+    pki = Pki.made(tmp_path / "pki")
+    front = NetworkFront(settings(pki, fronted.server.state_dir), fronted.server.location)
+    location = listens_at(front)
+    host, _, port = location.removeprefix("grpc+tls://").rpartition(":")
+    with capture_logs() as said:
+        taker = None
+        while taker is None:  # again where the new server was faster
+            before = shown(location)
+            pki.issue("server", "127.0.0.1")
+            taker = taken_within(12, host, int(port))
+        with taker:
+            wait_until(lambda: said, 60)
+        assert said[0]["code"] == "TL-G49"
+    with GatewayClient(location, pki.access()) as driver:
+        wait_until(lambda: answers(driver), 60)
+    assert shown(location) != before
+    front.close()
+
+
+def taken_within(seconds: float, host: str, port: int) -> socket.socket | None:
+    """Listen on a port in the milliseconds in which nobody else does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        taker = socket.socket()
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taker.bind((host, port))
+            taker.listen()
+        except OSError:
+            taker.close()
+            time.sleep(0.0005)
+        else:
+            return taker
+    return None
 
 
 def bound(taker: socket.socket, host: str, port: int) -> bool:
