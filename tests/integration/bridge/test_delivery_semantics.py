@@ -117,6 +117,7 @@ BESIDE = """
 [[uplink]]
 name = "least"
 guarantee = "at_least_once"
+max_trigger_delay_ms = 0
 route = [{{ from = "t/#", topic = "{least}" }}]
 [[uplink]]
 name = "unrepeated"
@@ -163,7 +164,7 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
     kafka.create_topics(dict.fromkeys(topics.values(), 1))
     others = BESIDE.format(**topics) + MIXED.format(topic=topics["mixed"])
     route = f'from = "t/#"\ntopic = "{topics["line"]}"' + others
-    write(bridge, broker.port, kafka.bootstrap, 'guarantee = "at_most_once"', route)
+    write(bridge, broker.port, kafka.bootstrap, 'guarantee = "at_most_once"\nmax_trigger_delay_ms = 0', route)
     bridge.start()
     for line in LINES:
         online(bridge, line)
