@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from towline import files
 from towline.errors import ConfigError
@@ -21,27 +21,18 @@ from towline.errors import ConfigError
 #: Numbers that hold where a file says nothing [mosquitto.conf(5), Mosquitto 2.0], if they are not 0.
 DEFAULTS: Final[Mapping[str, int]] = {
     "autosave_interval": 1800,
-    "keepalive_interval": 60,
     "max_inflight_messages": 20,
-    "max_qos": 2,
     "max_queued_messages": 1000,
-    "port": 1883,
 }
+_PORT: Final = 1883
 #: Units of persistent_client_expiration [mosquitto.conf(5)] in seconds; a month is Mosquitto's 30 days.
 _UNITS: Final = {"h": 3600, "d": 86400, "w": 7 * 86400, "m": 30 * 86400, "y": 365 * 86400}
 
 #: Settings by their present names.
-_RENAMED: Final[Mapping[str, str]] = {
-    "addresses": "address",
-    "clientid": "remote_clientid",
-    "maximum_qos": "max_qos",
-    "password": "remote_password",
-    "username": "remote_username",
-}
+_RENAMED: Final = {"addresses": "address", "password": "remote_password", "username": "remote_username"}
 
-
-#: Setting → what it belongs to, as far as they are common; those of either to a listener with ``per_listener_settings
-#: true``, else to the broker. All that begin with ``bridge_`` are a connection's.
+#: Setting → what it belongs to, as far as it matters to which; those of either to a listener with
+#: ``per_listener_settings true``, else to the broker. All that begin with ``bridge_`` are a connection's.
 _HOMES: Final[Mapping[str, str]] = {
     name: home
     for home, names in {
@@ -49,14 +40,8 @@ _HOMES: Final[Mapping[str, str]] = {
             local_clientid local_password local_username notification_topic notifications
             notifications_local_only password remote_clientid remote_password remote_username restart_timeout
             round_robin start_type threshold topic try_private username""",
-        "listener": """accept_protocol_versions bind_interface cafile capath certfile ciphers ciphers_tls1.3 crlfile
-            dhparamfile disable_client_cert_date_checks enable_proxy_protocol http_dir keyfile
-            listener_allow_anonymous listener_auto_id_prefix max_connections max_qos max_topic_alias
-            max_topic_alias_broker maximum_qos mount_point protocol psk_hint require_certificate socket_domain
-            tls_engine tls_engine_kpass_sha1 tls_keyform tls_version use_identity_as_username
-            use_subject_as_username use_username_as_clientid websockets_headers_size websockets_origin""",
-        "either": """acl_file allow_anonymous allow_zero_length_clientid auth_plugin auth_plugin_deny_special_chars
-            auto_id_prefix password_file plugin psk_file""",
+        "listener": "cafile capath certfile keyfile protocol psk_hint require_certificate use_username_as_clientid",
+        "either": "acl_file allow_anonymous auth_plugin password_file plugin psk_file",
         "broker": """autosave_interval autosave_on_changes bind_address connection include_dir listener log_dest
             log_type max_inflight_messages max_queued_bytes max_queued_messages memory_limit message_size_limit
             persistence pid_file port sys_interval user""",
@@ -106,37 +91,6 @@ class Setting:
         raise self.wrong(f'"{self.name}" needs a port from 1 to 65,535')
 
 
-class BridgeTopic(NamedTuple):
-    """A ``topic`` line of a connection: ``topic PATTERN [out|in|both [QOS [LOCAL REMOTE]]]``.
-
-    Attributes:
-        direction: ``out`` goes to the remote broker, ``in`` comes from it, ``both`` goes either way.
-        local: The topic filter at the broker whose configuration this is.
-        remote: The topic filter at the remote broker.
-    """
-
-    direction: str
-    qos: int
-    local: str
-    remote: str
-    setting: Setting
-
-    @classmethod
-    def read(cls, setting: Setting) -> BridgeTopic:
-        """Read the line (TL-C156); a prefix that is ``""`` or begins a comment is none, as in Mosquitto."""
-        words = setting.value.split()[:5]
-        pattern, direction, qos, *prefixes = [*words, *("", "out", "0", "", "")[len(words) :]]
-        pattern = "" if pattern == '""' else pattern
-        local, remote = ("" if prefix == '""' or prefix.startswith("#") else prefix for prefix in prefixes)
-        if direction not in ("out", "in", "both"):
-            raise setting.wrong('the direction of a "topic" must be out, in or both')
-        if qos not in ("0", "1", "2"):
-            raise setting.wrong('the QoS of a "topic" must be 0, 1 or 2')
-        if not pattern and not (local and remote):
-            raise setting.wrong('a "topic" needs a pattern, or both prefixes')
-        return cls(direction, int(qos), local + pattern, remote + pattern, setting)
-
-
 @dataclass(slots=True)
 class ConfSection:
     """What was set of one broker, listener or connection, in the order of the files.
@@ -184,7 +138,7 @@ class ConfSection:
         """Where it listens; 0 for a Unix socket."""
         line = self.begun or self.get("port")
         if line is None:
-            return DEFAULTS["port"]
+            return _PORT
         word = line.value.partition(" ")[0]
         return 0 if word == "0" and self.address.startswith("/") else line.port(word)
 
@@ -192,16 +146,6 @@ class ConfSection:
     def address(self) -> str:
         """The address or name that it is bound to, the path of a Unix socket, or empty for all addresses."""
         return self.text("bind_address") if self.begun is None else self.begun.value.partition(" ")[2].strip()
-
-    @property
-    def secure(self) -> bool:
-        """Whether it speaks TLS with a certificate."""
-        return self.get("certfile") is not None
-
-    @property
-    def protocol(self) -> str:
-        """``mqtt`` or ``websockets``."""
-        return self.text("protocol", "mqtt")
 
     # -- of a connection: this broker as a client of another one --
 
@@ -211,21 +155,36 @@ class ConfSection:
         return "" if self.begun is None else self.begun.value
 
     @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """Hosts and ports of the remote broker, in order; the port is 1883 where none is named."""
+    def addresses(self) -> list[str]:
+        """``HOST:PORT`` of the remote broker, in order; the port is 1883 where none is named."""
         found = []
         for one in self.all("address"):
             for word in one.value.split():
                 host, colon, port = word.rpartition(":")
                 if colon and not host:
                     raise one.wrong('"address" needs a host')
-                found.append((host, one.port(port)) if colon else (word, 1883))
+                found.append(f"{in_uri(host)}:{one.port(port)}" if colon else f"{word}:{_PORT}")
         return found
 
     @property
-    def topics(self) -> list[BridgeTopic]:
-        """The ``topic`` lines, in order."""
-        return [BridgeTopic.read(one) for one in self.all("topic")]
+    def topics(self) -> list[tuple[str, str, str]]:
+        """Of each ``topic PATTERN [out|in|both [QOS [LOCAL REMOTE]]]`` the direction and both filters (TL-C156).
+
+        ``out`` goes from here to the remote broker, ``in`` comes from it, ``both`` goes either way. A prefix that is
+        ``""`` or begins a comment is none, as in Mosquitto.
+        """
+        found = []
+        for one in self.all("topic"):
+            words = one.value.split()[:5]
+            pattern, direction, _, *prefixes = [*words, *("", "out", "0", "", "")[len(words) :]]
+            pattern = "" if pattern == '""' else pattern
+            local, remote = ("" if prefix == '""' or prefix.startswith("#") else prefix for prefix in prefixes)
+            if direction not in ("out", "in", "both"):
+                raise one.wrong('the direction of a "topic" must be out, in or both')
+            if not pattern and not (local and remote):
+                raise one.wrong('a "topic" needs a pattern, or both prefixes')
+            found.append((direction, local + pattern, remote + pattern))
+        return found
 
 
 @dataclass(slots=True)
@@ -376,6 +335,11 @@ def _included(setting: Setting) -> list[Path]:
         what = f"include_dir {setting.value} can't be read ({files.why(error)})"
         raise ConfigError("TL-C155", setting.where, what, do) from error
     return sorted(found, key=lambda one: [(letter.lower(), letter) for letter in one.name])
+
+
+def in_uri(host: str) -> str:
+    """A host as a URI has it: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _damaged(where: str, what: str) -> ConfigError:

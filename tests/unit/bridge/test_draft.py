@@ -216,16 +216,17 @@ def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
         "username": "plant $${x}",
         "password_file": "bridge.cloud-in.password",
         "tls": {"ca_file": str(tmp_path / "ca.pem")},
-        "protocol": "auto",
-        "keep_alive_s": 5,
     }
     assert [one["from"] for one in came["route"]] == ["there/sensors/{{x}}/#"]
     assert (tmp_path / "bridge.cloud-in.password").read_text() == "s3cret words\n"
     assert "s3cret" not in file.read_text() + repr(known)
-    for said in ("remote_clientid", "cleansession", "round_robin", "the prefixes", "QoS 0", "both ways"):
-        assert any(note.startswith(f"Not carried over: {said}") for note in known.notes), said
+    (left,) = (note for note in known.notes if note.startswith('Not carried over of connection "cloud": '))
+    place = f"{tmp_path}/mosquitto.conf"
+    for number, name in enumerate(("remote_clientid", "cleansession", "start_type", "round_robin"), 11):
+        assert f"{name} ({place}:{number})" in left
+    assert "remote_password" not in left
     assert any(note.startswith("line cloud-in: tls.key_file is missing") for note in known.notes)
-    assert not any("start_type" in note for note in known.notes), "a line does the same"
+    assert "for out and both this one" in known.notes[-1]
     told = " ".join(file.read_text().replace("#", " ").split())
     assert all(" ".join(note.replace("#", " ").split()) in told for note in known.notes), "the file says it too"
 
@@ -269,12 +270,7 @@ def test_a_topic_is_subscribed_as_mosquitto_has_it(tmp_path: Path, topic: str) -
         ("listener 0 /run/m.sock\nallow_anonymous true", "unix:///run/m.sock", ""),
         ("listener 9001\nprotocol websockets", "ws://localhost:9001", "without a password"),
         ("listener 8883 ::1\ncertfile c\nrequire_certificate true", "mqtts://[::1]:8883", "a certificate of ours"),
-        ("listener 1\nmount_point m/\nmax_qos 1", "mqtt://localhost:1", "grants QoS 1 at most"),
-        (
-            "listener 1\nmount_point m/\nuse_username_as_clientid true",
-            "mqtt://localhost:1",
-            "the user name as client id",
-        ),
+        ("listener 1\nrequire_certificate true\nlistener 2\nprotocol websockets", "ws://localhost:2", "a password"),
     ],
 )
 def test_a_listener_becomes_the_broker(tmp_path: Path, text: str, uri: str, said: str) -> None:
