@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from towline.monitor.publisher import publisher_metrics
+    from towline.monitor.table import publisher_metrics
     from towline.mqtt.events import Filter
     from towline.net.client import Client, Message
     from towline.net.settings import ClientSettings, WillSettings
@@ -38,7 +38,7 @@ _HOMES = {
     "Tls": "towline.net.tls",
     "WillSettings": "towline.net.settings",
     "check_executors": "towline.spark.executors",
-    "publisher_metrics": "towline.monitor.publisher",
+    "publisher_metrics": "towline.monitor.table",
     "register": "towline.spark.session",
     "spark_conf": "towline.spark.session",
 }

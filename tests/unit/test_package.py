@@ -46,7 +46,7 @@ def test_sparks_workers_load_no_models() -> None:
 
 def test_a_server_is_loaded_where_an_address_asks_for_it() -> None:
     """A gateway and a publisher are without one, and `towline status` reads a monitor without one."""
-    names = ("cli.gateway", "gateway.process", "monitor.serving", "monitor.publisher", "publisher", "cli.status")
+    names = ("cli.gateway", "gateway.process", "monitor.serving", "monitor.table", "publisher", "cli.status")
     code = f"import {', '.join(f'towline.{name}' for name in (*names, 'bridge.runtime.status'))}"
     assert imported_by(code).isdisjoint({"starlette", "uvicorn", "anyio"})
 

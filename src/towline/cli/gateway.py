@@ -44,7 +44,7 @@ def gateway(
     from towline.gateway.launch import end_running  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
     from towline.gateway.sessions import drainable  # noqa: PLC0415
-    from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
+    from towline.monitor.serving import endpoint  # noqa: PLC0415
 
     if stop is not None:
         print_lines([_stopped(stop)])
@@ -56,7 +56,7 @@ def gateway(
         drainable(settings)
         settings = settings.model_copy(update={"drain_s": idle})
         end_running(settings.state_dir)  # now: who starts it again comes later than this process, and finds it
-    with gateway_endpoint(bridge, settings, metrics):
+    with endpoint(bridge, metrics, settings):
         code = run(settings)
     if drain and code == 0:
         done = f"{settings.name} is drained: all is committed, and its session at the broker is ended"

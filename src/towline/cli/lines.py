@@ -35,13 +35,13 @@ def run(
     """
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
-    from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
+    from towline.monitor.serving import endpoint  # noqa: PLC0415
 
     def read() -> Bridge:
         return load_bridge(file, master=master)
 
     bridge = read()
-    with bridge_endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:
+    with endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:
         code = Supervisor(bridge, screen, observe, read).run()
     raise typer.Exit(code)
 

@@ -10,29 +10,17 @@ from towline.bridge.lines.evidence import AWAY
 from towline.bridge.runtime.state import APPLIED, PAUSED, REFUSED, UNCHANGED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.monitor.gateway import WINDOW_S, GatewayFacts, Problem, gateway_ready, of_gateway, problem, verdict
-from towline.monitor.table import Sample, read
+from towline.monitor.table import BRIDGE, LINE, Sample, read
 from towline.timing import Pace
 
 #: Whether the file is what runs, by what became of its last reload.
-_RELOADED: Final = {APPLIED: True, UNCHANGED: True, REFUSED: False}
+_RELOADED: Final = {APPLIED: 1, UNCHANGED: 1, REFUSED: 0}
 #: A bridge's loop looks around four times a second.
 _BEAT_S: Final = 60.0
 #: A message that waits longer while its query runs is not carried.
 _STALLED_S: Final = 120.0
 _STARTING: Final = problem("the bridge is starting")
 _STANDS_STILL: Final = problem("the bridge's loop stands still")
-#: Counter of a line → part of its account.
-_PARTS: Final = {
-    "towline_messages_dead_lettered_total": "dead_lettered",
-    "towline_messages_filtered_total": "filtered",
-    "towline_messages_undecided_total": "undecided",
-    "towline_messages_unrouted_total": "unrouted",
-    "towline_messages_deduplicated_total": "deduplicated",
-    "towline_messages_given_up_total": "skipped",
-    "towline_messages_lost_total": "lost",
-    "towline_kafka_behind_records": "behind",
-    "towline_kafka_hidden_records": "hidden",
-}
 
 
 class BridgeMonitor:
@@ -88,13 +76,13 @@ def of_bridge(
     state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]], now: float, queue: int | None = None
 ) -> Iterator[Sample]:
     """What is known of a bridge and its lines, at a time since 1970; the gateways of a line are asked once."""
-    labels = (state.name,)
-    yield Sample("towline_spark_running", labels, int(state.spark == "running"))
-    yield Sample("towline_spark_restarts_total", labels, state.spark_restarts)
-    if (reloaded := _RELOADED.get(state.outcomes.get("", {}).get("outcome", ""))) is not None:
-        yield Sample("towline_config_last_reload_successful", labels, int(reloaded))
-    if state.kafka != "unknown":
-        yield Sample("towline_kafka_reachable", labels, int(state.kafka == "reachable"))
+    worked_out = {
+        "spark_running": int(state.spark == "running"),
+        "spark_restarts": state.spark_restarts,
+        "config_last_reload_successful": _RELOADED.get(state.outcomes.get("", {}).get("outcome", "")),
+        "kafka_reachable": None if state.kafka == "unknown" else int(state.kafka == "reachable"),
+    }
+    yield from read(BRIDGE, (state.name,), worked_out)
     for view in state.lines.values():
         for gateway in gateways(view):
             yield from of_gateway(gateway, now, queue)
@@ -102,24 +90,23 @@ def of_bridge(
 
 
 def _of_line(labels: tuple[str, ...], view: LineView) -> Iterator[Sample]:
-    yield Sample("towline_query_running", labels, int(view.query == "running"))
-    yield Sample("towline_line_paused", labels, int(view.query == PAUSED))
-    yield Sample("towline_query_restarts_total", labels, view.restarts)
-    yield Sample("towline_gateway_restarts_total", labels, view.gateway_restarts)
-    yield Sample("towline_batch_seconds", labels, view.batches)
-    if view.notes is not None and view.notes.totals is not None:
-        yield Sample("towline_kafka_transaction_seconds", labels, view.notes.totals.histogram)
-    if view.batch_at is not None:
-        yield Sample("towline_last_batch_timestamp_seconds", labels, view.batch_at)
-    if (account := view.account) is None:
-        return
-    verdict = account.adds_up
-    yield from () if verdict is None else (Sample("towline_account_adds_up", labels, int(verdict)),)
-    yield Sample("towline_guarantee_kept", labels, int(not account.broken))
-    for part, count in account.counts.items():
-        yield Sample("towline_account_messages", (*labels, part), count)
-    parts = {**account.counts, **account.more}
-    yield from (Sample(name, labels, value) for name, value in read(_PARTS, parts).items())
+    worked_out: dict[str, Any] = {
+        "query_running": int(view.query == "running"),
+        "line_paused": int(view.query == PAUSED),
+        "query_restarts": view.restarts,
+        "gateway_restarts": view.gateway_restarts,
+        "batch_seconds": view.batches,
+        "kafka_transaction_seconds": view.notes.totals.histogram if view.notes and view.notes.totals else None,
+        "last_batch_timestamp_seconds": view.batch_at,
+    }
+    account, counts = view.account, dict[str, Any]()
+    if account is not None:
+        counts = {**account.counts, **account.more}
+        worked_out["account_adds_up"] = None if account.adds_up is None else int(account.adds_up)
+        worked_out["guarantee_kept"] = int(not account.broken)
+        for part, count in account.counts.items():
+            yield Sample("towline_account_messages", (*labels, part), count)
+    yield from read(LINE, labels, {**counts, **worked_out})
 
 
 def bridge_ready(state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]]) -> Iterator[Problem]:

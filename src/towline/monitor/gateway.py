@@ -9,7 +9,6 @@ it, since a gateway that answers nobody is not up.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -18,49 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-from towline.errors import GatewayError
-from towline.gateway.client import GatewayClient
-from towline.gateway.launch import discover
+from towline.bridge.lines.evidence import gateway_status
 from towline.guarantee import AckAfter
-from towline.monitor.table import Sample, read
+from towline.monitor.table import GATEWAY, Sample, read
 from towline.timing import Histogram, Pace
 
-#: Patience with a status, in seconds; less than Prometheus has with us.
-_ASK_S: Final = 3.0
 #: The present rate is that of so many seconds: long enough to see past one burst.
 WINDOW_S: Final = 300.0
-#: Metric → where a gateway's status says it, of several keys the sum; on the way up.
-_UP: Final = {
-    "towline_messages_received_total": "received",
-    "towline_messages_journaled_total": "journaled",
-    "towline_messages_committed_total": "committed",
-    "towline_messages_repeated_total": "deduplicated",
-    "towline_messages_not_whole_total": "packets_too_large+too_many_properties",
-    "towline_messages_lower_qos_total": "lower_qos",
-    "towline_messages_acknowledged_total": "acknowledged",
-    "towline_messages_redelivered_total": "redelivered",
-    "towline_messages_waiting": "waiting",
-    "towline_window_in_flight": "unacknowledged",
-    "towline_window_limit": "receive_maximum",
-}
-#: The same in the ``outbox`` of its status, on the way down; a replay takes no refusal back.
-_DOWN: Final = {
-    "towline_messages_journaled_total": "accepted",
-    "towline_messages_acknowledged_total": "delivered",
-    "towline_messages_expired_total": "expired",
-    "towline_messages_refused_total": "refused+replayed",
-    "towline_messages_degraded_total": "degraded",
-    "towline_messages_resent_total": "resent_after_lost_session",
-    "towline_messages_waiting": "queued+in_flight",
-    "towline_window_in_flight": "window_open",
-    "towline_window_limit": "window",
-}
-#: Of either.
-_BOTH: Final = {
-    "towline_sessions_lost_total": "sessions_lost",
-    "towline_window_overruns_total": "window_overruns",
-    "towline_loop_age_seconds": "turned_s",
-}
 #: Reason of holding back → what a gateway says.
 _HELD: Final = {"journal": "journal full", "window": "window full"}
 #: A gateway's loop looks around once a minute, and may wait for a connection or a sync in between.
@@ -131,7 +94,6 @@ class GatewayMonitor:
 
     def __init__(self, facts: GatewayFacts, state_dir: Path, queue: int | None = None) -> None:
         self._facts, self._state_dir, self._queue = facts, state_dir, queue
-        self._client: GatewayClient | None = None
         self._lock = threading.Lock()
         #: When it answered last; None before the first answer.
         self._heard_at: float | None = None
@@ -140,23 +102,10 @@ class GatewayMonitor:
     def facts(self) -> GatewayFacts:
         """What is known now."""
         with self._lock:
-            status, now = self._ask(), time.monotonic()
-            if status:
+            status, now = gateway_status(self._state_dir), time.monotonic()
+            if status is not None:
                 self._heard_at = now
-            return replace(self._facts, status=status).at_pace(self._pace, now)
-
-    def _ask(self) -> dict[str, Any]:
-        if self._client is None:
-            with contextlib.suppress(GatewayError):
-                self._client = discover(self._state_dir)
-        if self._client is None:
-            return {}
-        try:
-            return self._client.status(timeout_s=_ASK_S)
-        except GatewayError:
-            self._client.close()
-            self._client = None
-            return {}
+            return replace(self._facts, status=status or {}).at_pace(self._pace, now)
 
     def samples(self) -> Iterator[Sample]:
         """All of it."""
@@ -178,42 +127,36 @@ def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Ite
 
     `queue` is how many messages the broker keeps for this client while it is away; None where that is not known.
     """
-    labels, status = facts.labels, facts.status
-    yield Sample("towline_gateway_up", labels, int(facts.up))
+    labels, status, down = facts.labels, facts.status, facts.direction == "down"
     if not facts.up:
+        yield Sample("towline_gateway_up", labels, 0)
         return
-    journal, up = str(status.get("journal")), facts.direction == "up"
-    yield Sample("towline_broker_connected", labels, int(facts.online))
-    yield Sample("towline_reconnects_total", labels, max(0, int(status.get("connects") or 0) - 1))
-    if facts.measured:
-        yield Sample("towline_waiting_bytes", labels, int(facts.measured["bytes_waiting"]))
     for name, told in (status.get("measured") or {}).items():
         yield Sample("towline_journal_written_bytes_total", (*labels, name), int(told["bytes_written"]))
         yield Sample("towline_journal_size_bytes", (*labels, name), int(told["bytes_on_disk"]))
         yield Sample("towline_fdatasync_seconds", (*labels, name), Histogram.from_json(told["syncs"]))
-    values = read(_BOTH, status) | (read(_UP, status) if up else read(_DOWN, status.get("outbox") or {}))
-    used, limit = (values.get(f"towline_window_{name}") for name in ("in_flight", "limit"))
-    if used is not None and limit:
-        values["towline_window_use_ratio"] = used / limit
-    yield from (Sample(name, labels, value, journal) for name, value in values.items())
-    if up:
-        for reason, text in _HELD.items():
-            yield Sample("towline_intake_held_back", (*labels, reason), int(status.get("held_back") == text))
-    oldest = status.get("oldest")
-    age = max(0.0, now - float(oldest)) if oldest is not None and values.get("towline_messages_waiting") else 0.0
-    yield Sample("towline_oldest_waiting_seconds", labels, age)
-    yield from _budgets(facts, queue)
-
-
-def _budgets(facts: GatewayFacts, queue: int | None) -> Iterator[Sample]:
-    if facts.rates is None:
-        return
-    messages, size = facts.rates
-    room = facts.measured.get("room_left")
-    if room is not None and facts.status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
-        yield Sample("towline_outage_budget_intake_seconds", facts.labels, budget(room, size))
-    if queue is not None and facts.direction == "up":
-        yield Sample("towline_outage_budget_broker_seconds", facts.labels, budget(queue, messages))
+    for reason, text in () if down else _HELD.items():
+        yield Sample("towline_intake_held_back", (*labels, reason), int(status.get("held_back") == text))
+    known = {**status, **((down and status.get("outbox")) or {})}
+    used, limit = map(known.get, ("window_open", "window") if down else ("unacknowledged", "receive_maximum"))
+    waits = any(map(known.get, ("queued", "in_flight") if down else ("waiting",)))
+    oldest = status.get("oldest") if waits else None
+    worked_out: dict[str, Any] = {
+        "gateway_up": 1,
+        "broker_connected": int(facts.online),
+        "reconnects": max(0, int(status.get("connects") or 0) - 1),
+        "waiting_bytes": facts.measured.get("bytes_waiting"),
+        "window_use_ratio": used / limit if used is not None and limit else None,
+        "oldest_waiting_seconds": 0.0 if oldest is None else max(0.0, now - float(oldest)),
+    }
+    if facts.rates is not None:
+        messages, size = facts.rates
+        room = facts.measured.get("room_left")
+        if room is not None and status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
+            worked_out["outage_budget_intake_seconds"] = budget(room, size)
+        if queue is not None and not down:
+            worked_out["outage_budget_broker_seconds"] = budget(queue, messages)
+    yield from read(GATEWAY, labels, {**known, **worked_out}, str(status.get("journal")), down=down)
 
 
 def budget(room: float, rate: float) -> float:

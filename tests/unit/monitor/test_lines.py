@@ -15,7 +15,7 @@ from towline.bridge.runtime.status import collect_bridge
 from towline.errors import ConfigError
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import BridgeLines, serve
-from towline.monitor.serving import bridge_endpoint
+from towline.monitor.serving import endpoint
 
 TOKEN = "0123456789abcdef"  # noqa: S105
 MONITOR = '\n[monitor]\nlisten = "127.0.0.1:0"\ntoken_file = "token"\n'
@@ -145,5 +145,5 @@ def test_who_may_not_read_the_tokens_reads_the_file_and_starts_nothing(
     monkeypatch.setattr("os.access", lambda *_: False)
     (tmp_path / "token").chmod(0o644)
     bridge = read(GOOD + MONITOR, tmp_path)
-    with pytest.raises(ConfigError, match=r"token: no file of tokens.*TL-C98"), bridge_endpoint(bridge, None):
+    with pytest.raises(ConfigError, match=r"token: no file of tokens.*TL-C98"), endpoint(bridge, None):
         pass

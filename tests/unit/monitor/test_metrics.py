@@ -19,8 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.helpers import lacking
 from tests.unit.monitor.knowing import DOWN_STATUS, UP_STATUS, a_bridge, a_gateway
 from towline.monitor.gateway import budget
-from towline.monitor.publisher import of_status
-from towline.monitor.table import METRICS, Sample, TableCollector, build
+from towline.monitor.table import METRICS, Sample, TableCollector, build, of_publisher
 from towline.timing import Histogram, Pace
 
 NOW = 1_700_000_100.0
@@ -41,7 +40,7 @@ def exported(samples: Iterable[Sample]) -> CollectorRegistry:
 
 
 def everything() -> list[Sample]:
-    return [build(), *a_bridge().samples(NOW, 1000), *of_status(PUBLISHER, "app", "j")]
+    return [build(), *a_bridge().samples(NOW, 1000), *of_publisher(PUBLISHER, "app", "j")]
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, tuple[str, ...]], Any]:
@@ -174,7 +173,7 @@ def test_a_downlink_counts_what_the_broker_took() -> None:
 
 
 def test_a_counter_of_replayed_messages_is_not_taken_back() -> None:
-    before = values(of_status({**PUBLISHER, "refused": 3, "replayed": 0}, "app", "j"))
-    after = values(of_status({**PUBLISHER, "refused": 1, "replayed": 2}, "app", "j"))
+    before = values(of_publisher({**PUBLISHER, "refused": 3, "replayed": 0}, "app", "j"))
+    after = values(of_publisher({**PUBLISHER, "refused": 1, "replayed": 2}, "app", "j"))
     name = ("towline_publisher_messages_refused_total", ("app",))
     assert before[name] == after[name] == 3

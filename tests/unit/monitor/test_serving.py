@@ -13,7 +13,7 @@ from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import ConfigError
-from towline.monitor.serving import bridge_endpoint, gateway_endpoint
+from towline.monitor.serving import endpoint
 from towline.options import host_port
 
 
@@ -49,7 +49,7 @@ def test_an_address(text: str, address: tuple[str, int]) -> None:
 def test_no_address(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r'bridge.toml:6  \[monitor\]: .*Write it as "127.0.0.1:9464".*TL-C05'):
         bridge(tmp_path, f'listen = "{text}"')
-    with pytest.raises(ConfigError, match=r"--metrics: .*TL-C145"), bridge_endpoint(bridge(tmp_path), text or " "):
+    with pytest.raises(ConfigError, match=r"--metrics: .*TL-C145"), endpoint(bridge(tmp_path), text or " "):
         pass
 
 
@@ -60,13 +60,13 @@ def listening() -> set[Any]:
 
 def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
     before = listening()
-    with bridge_endpoint(bridge(tmp_path), None) as observe:
+    with endpoint(bridge(tmp_path), None) as observe:
         observe(BridgeState("b", tmp_path, {"line": "up"}))
         assert listening() == before
     plan = bridge(tmp_path, 'listen = "127.0.0.1:0"')
-    with gateway_endpoint(plan, plan.lines[0].gateway, None):  # the file's address is the bridge's
+    with endpoint(plan, None, plan.lines[0].gateway):  # the file's address is the bridge's
         assert listening() == before
-    with bridge_endpoint(plan, None):
+    with endpoint(plan, None):
         assert len(listening() - before) == 1
 
 
