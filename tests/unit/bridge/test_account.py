@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.unit.bridge.noted import commit, up
 from towline.bridge.lines.account import LineNotes, uplink_account
-from towline.bridge.runtime.screen import PlainScreen, _cells, _table, line_state, make_screen, summary
+from towline.bridge.runtime.screen import LiveScreen, PlainScreen, line_state, make_screen, summary
 from towline.bridge.runtime.state import BridgeState, LineView, notes_of, read_state
 from towline.checkpoint import SINK_NOTE
 from towline.timing import Backoff
@@ -177,7 +177,7 @@ def test_new_dead_letters_are_told_of_since_the_answer_before(tmp_path: Path) ->
 def test_a_screen_says_that_an_account_does_not_add_up() -> None:
     view = LineView("l", query="running", status=status(10, 10, 10), notes=up({"j": (0, 10)}, filtered=2))
     assert line_state(view, "running") == "running"
-    assert [cell.strip() for cell in _cells(view, "running")[1:6]] == ["10", "8", "2", "0", "0"]
+    assert "received 10 = in Kafka 8 + filtered 2 + waiting 0" in summary(view, "running")
     view.notes = up({"j": (0, 10)}, acknowledged=11)
     assert line_state(view, "running") == "does not add up ✗, see towline status"
 
@@ -193,12 +193,14 @@ def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.count("received 5") == 1
 
 
-def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
+def test_the_live_screen_shows_numbers_and_the_reason(tmp_path: Path) -> None:
     state = BridgeState("b", tmp_path, {"l": "up", "m": "up"})
     state.lines["l"].status, state.lines["l"].notes = status(5000, 5000, 4000), LineNotes()
     state.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
     console = Console(file=io.StringIO(), width=160, record=True)
-    console.print(_table(state, 160))
+    screen = LiveScreen()
+    screen.show(state)
+    console.print(screen.live.renderable)
     text = console.export_text()
     assert "5,000" in text
     assert "4,000" in text

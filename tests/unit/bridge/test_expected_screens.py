@@ -24,7 +24,7 @@ from tests.unit.bridge.watched import Watched
 from tests.unit.gateway.serving import Served
 from towline.bridge.runtime import screen
 from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.screen import _table
+from towline.bridge.runtime.screen import LiveScreen
 from towline.bridge.runtime.status import collect, render
 from towline.bridge.runtime.supervisors import no_start
 from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
@@ -113,31 +113,26 @@ def test_a_start_with_messages_waiting(up: Watched) -> None:
     ]
 
 
-def test_the_table_on_a_terminal_adds_up(up: Watched) -> None:
+def test_what_is_redrawn_on_a_terminal_adds_up(up: Watched) -> None:
     runs(up)
     up.answer(received=1_105, end=1_100, oldest=NOW - 0.2)
     up.batch(0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2)
     fails(up, "java.io.IOException: No space left on device")
+    line = 'line "telemetry"   receiving, query waiting to retry   received 1,105 = in Kafka 987 + filtered 7 + unrouted 1 + dead-lettered 2 + deduplicated 3 + arriving 5 + waiting 100   in 0/s   out 0/s   lag 0.2 s   batch 41 ms'
     text = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
-    wide = table(up, 160)
-    assert wide[:3] == [
-        "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
-        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag  batch  state",
-        "telemetry     1,105        987        11     2      105     0      0  0.2 s  41 ms  receiving, query waiting to retry",
-    ]
-    assert " ".join(row.strip() for row in wide[3:]) == f"! {text}"
-    assert table(up, 80)[:4] == [
-        "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
-        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag",
-        "telemetry     1,105        987        11     2      105     0      0  0.2 s",
-        "telemetry: receiving, query waiting to retry",
-    ]
-    assert 1_105 == 987 + 11 + 2 + 105
+    title = "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly"
+    assert redrawn(up, 300) == [title, line, f"  ! {text}"]
+    narrow = redrawn(up, 80)
+    assert max(map(len, narrow)) <= 80
+    assert " ".join(" ".join(narrow).split()) == " ".join(f"{title} {line} ! {text}".split())
+    assert 1_105 == 987 + 7 + 1 + 2 + 3 + 5 + 100
 
 
-def table(seen: Watched, width: int) -> list[str]:
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(_table(seen.state, width))
+def redrawn(seen: Watched, width: int) -> list[str]:
+    screen, console = LiveScreen(), Console(width=width, record=True, file=io.StringIO())
+    screen._console = console
+    screen.show(seen.state)
+    console.print(screen.live.renderable, end="")
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.runtime.screen import PlainScreen, _table
+from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect
 from towline.bridge.runtime.status import render as render_status
@@ -45,7 +45,9 @@ def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
     assert ("kafka reachable (insecure)" in text) is loose
     assert (f"! {TOLD}" in text) is loose
     shown = io.StringIO()
-    Console(file=shown, width=200).print(_table(state, 160))
+    live = LiveScreen()
+    live.show(state)
+    Console(file=shown, width=200).print(live.live.renderable)
     assert ("kafka reachable (insecure)" in shown.getvalue()) is loose
 
 

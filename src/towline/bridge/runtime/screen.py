@@ -1,4 +1,4 @@
-"""The live account: a table on a terminal, plain lines elsewhere."""
+"""The live account: redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TextIO, TypeAlias
 
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.logfile import log_settings
 from towline.text import fitted, printable, printable_lines, wrapped
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 #: Seconds between two plain lines of a line that moves; one that stands still says nothing.
 PLAIN_S = 10.0
@@ -130,7 +127,7 @@ class JsonScreen:
 
 
 class LiveScreen:
-    """A table that `live` redraws as long as its context is open, events above it."""
+    """The lines of a log, redrawn by `live` as long as its context is open, and events above them."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - loaded when there is a terminal
@@ -140,65 +137,24 @@ class LiveScreen:
         self.live = Live(console=self._console, refresh_per_second=4, transient=True)
 
     def say(self, text: str) -> None:
-        """Print an event above the table."""
+        """Print an event above the lines."""
         rows = fitted(_timed(text, local=True), self._console.file)
         self._console.print(rows, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, state: BridgeState) -> None:
         """Redraw."""
-        self.live.update(_table(state, self._console.width))
+        from rich.text import Text  # noqa: PLC0415 - see above
 
-
-#: received = delivered + left out + dead + waiting
-_COLUMNS = ("line", "received", "delivered", "left out", "dead", "waiting", "in/s", "out/s", "lag")
-#: What else a wide terminal has room for; on a narrow one a line's state stands below the table.
-_MORE = ("batch", "state")
-_WIDE = 110
-
-
-def _table(state: BridgeState, width: int) -> Group:
-    from rich.console import Group  # noqa: PLC0415 - see LiveScreen
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    kafka = f"{state.kafka}{' (insecure)' if state.kafka_insecure else ''}"
-    # A Text, not a str: rich would read [brackets] in a str as markup.
-    title = f"bridge {state.name}   spark {state.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
-    table = Table(box=None, pad_edge=False)
-    below = []
-    wide = width >= _WIDE
-    for column in (*_COLUMNS, *(_MORE if wide else ())):
-        left = column in ("line", "state")
-        table.add_column(column, justify="left" if left else "right", no_wrap=column != "state")
-    for view in state.lines.values():
-        *numbers, batch, condition = map(printable, _cells(view, state.spark))
-        table.add_row(*map(Text, (*numbers, *((batch, condition) if wide else ()))))
-        if not wide:
-            below.append(Text(f"{view.name}: {condition}"))
-        if wrong := view.gateway_error or view.query_error:
-            below.append(Text("\n".join(wrapped(f"  ! {printable(wrong)}", width)), style="red"))
-    head = Text(printable(title), style="table.title", no_wrap=True, overflow="ellipsis")
-    return Group(head, table, *below)
-
-
-def _cells(view: LineView, spark: str) -> list[str]:
-    account = view.account
-    if account is None:
-        return [view.name, *["-"] * len(_COLUMNS), line_state(view, spark)]
-    rate_in, rate_out = view.rates()
-    return [
-        view.name,
-        f"{account.received:,}",
-        f"{account.carried:,}",
-        f"{sum(count for part, count in account.parts.items() if part not in ('dead_lettered', 'arriving')):,}",
-        f"{account.parts['dead_lettered']:,}",
-        f"{account.pending:,}",
-        f"{rate_in:,.0f}",
-        f"{rate_out:,.0f}",
-        lag_text(view.lag_s()),
-        f"{view.batch_ms:,} ms",
-        line_state(view, spark),
-    ]
+        kafka = f"{state.kafka}{' (insecure)' if state.kafka_insecure else ''}"
+        title = f"bridge {state.name}   spark {state.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
+        texts, width = [(title, "bold")], self._console.width
+        for view in state.lines.values():
+            batch = f"   batch {view.batch_ms:,} ms" if view.batch_ms else ""
+            texts.append((f"{summary(view, state.spark)}{batch}", ""))
+            if wrong := view.gateway_error or view.query_error:
+                texts.append((f"  ! {wrong}", "red"))
+        # Not a str: rich would read [brackets] in one as markup.
+        self.live.update(Text("\n").join(Text("\n".join(wrapped(printable(text), width)), how) for text, how in texts))
 
 
 def lag_text(seconds: float) -> str:
