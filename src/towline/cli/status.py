@@ -43,7 +43,7 @@ def status(
 
     Example:  towline status bridge.toml --watch
     """
-    from towline.bridge.runtime.status import code_of, render  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import NOT_KNOWN, code_of, render  # noqa: PLC0415 - loaded when it is called
 
     bridge = None if url or (file is None and state_dir) else load_bridge(file or Path("bridge.toml"))
     if bridge is not None and state_dir is not None:
@@ -53,11 +53,16 @@ def status(
         raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", do)
     clear = watch and is_live() and not reconcile
     while True:
-        current, more, error = _collected(bridge, state_dir, url), "", ""
-        code = code_of(current)
+        current, error = _collected(bridge, state_dir, url), ""
         if bridge is not None and reconcile:
-            code, more, error = _reconciled(bridge, current)
-        text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current) + more)
+            from towline.bridge.runtime import reconciling  # noqa: PLC0415 - loads librdkafka
+
+            try:
+                reconciling.reconcile(bridge, current)
+            except KafkaError as away:
+                error = f"{away}\n"
+        code = NOT_KNOWN if error else code_of(current)
+        text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
         sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
         sys.stdout.flush()
         sys.stderr.write(plain(error, sys.stderr))
@@ -66,19 +71,6 @@ def status(
         time.sleep(WATCH_S)
     if code:
         raise typer.Exit(code)
-
-
-def _reconciled(bridge: Bridge, current: dict[str, Any]) -> tuple[int, str, str]:
-    """Exit code, table and error of what Kafka says of lines; its JSON is put into the status."""
-    from towline.bridge.runtime.reconciling import reconcile, render_comparisons  # noqa: PLC0415 - loads librdkafka
-    from towline.bridge.runtime.status import NOT_KNOWN, WRONG, code_of  # noqa: PLC0415 - loaded when it is called
-
-    try:
-        found = current["reconciled"] = reconcile(bridge, current)
-    except KafkaError as error:
-        return NOT_KNOWN, "", f"{error}\n"
-    disagree = any(one["agrees"] is False for comparisons in found.values() for one in comparisons)
-    return WRONG if disagree else code_of(current), render_comparisons(found), ""
 
 
 def _collected(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class Account:
     Attributes:
         accounts: Of both lines, when nothing waited.
         records: How many the topic had then.
-        reconciled: Exit code, what ``towline status --reconcile --json`` printed, and the last line that it printed
-            without ``--json``; while the bridge ran.
+        reconciled: Exit code of ``towline status --reconcile --json``, and the markers of each line that it printed;
+            while the bridge ran.
         planted: The same with the marker, while it did not.
         after: The account of the uplink, a batch later.
         advice: What ``towline status`` said then.
@@ -115,7 +115,7 @@ def status(bridge: Running, *more: str) -> tuple[int, str]:
 
 def asked(bridge: Running) -> tuple[int, dict[str, Any]]:
     code, text = status(bridge, "--reconcile", "--json")
-    return code, json.loads(text)["reconciled"]
+    return code, {name: line["markers"] for name, line in json.loads(text)["lines"].items()}
 
 
 def plant(bridge: Running, kafka: Kafka) -> None:
@@ -141,16 +141,15 @@ def test_every_witness_says_the_same(account: Account) -> None:
 
 def test_kafka_says_the_same(account: Account) -> None:
     code, found = account.reconciled
-    up = {one["what"]: (one["kafka"], one["line"]) for one in found["up"]}
-    assert (up["rows in the markers"], up["dead letters in the markers"]) == ((63, 63), (3, 3))
-    assert all(one["agrees"] for line in found.values() for one in line)
+    up = {"rows": 63, "noted_rows": 63, "dead_lettered": 3, "noted_dead_lettered": 3, "agrees": True, "why": ""}
+    assert found == {"up": up, "down": {"agrees": None, "why": "the line has none"}}
     assert code == 0
 
 
 def test_a_marker_of_somebody_else_is_found_in_kafka(account: Account) -> None:
     code, found = account.planted
-    (wrong,) = (one for one in found["up"] if one["agrees"] is False)
-    assert wrong["why"] == "the markers say 70, the sink has noted 63   [TL-K62]"
+    said = "the markers say 70 rows, the sink has noted 63   [TL-K62]"
+    assert (found["up"]["agrees"], found["up"]["why"]) == (False, said)
     assert code == 1
 
 

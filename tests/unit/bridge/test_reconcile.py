@@ -16,8 +16,8 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.identity import Identity
-from towline.bridge.runtime.reconciling import Comparison, of_journal, of_markers, reconcile, render_comparisons
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.reconciling import of_markers, reconcile
+from towline.bridge.runtime.status import code_of, collect, render
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka.markers import Marker, MarkerStep, MarkerTotals
@@ -31,14 +31,14 @@ MARKERS = {
 }
 
 
-def verdicts(noted: BatchTotals | None, markers: dict[int, Marker | None]) -> list[bool | None]:
-    return [one.agrees for one in of_markers(noted, markers, "s/2")]
+def verdict(noted: BatchTotals | None, markers: dict[int, Marker | None]) -> bool | None:
+    agrees: bool | None = of_markers(noted, markers, "s/2")["agrees"]
+    return agrees
 
 
 def test_markers_that_are_as_the_sink_noted_them_agree() -> None:
-    rows, dead = of_markers(NOTED, MARKERS, "s/2")
-    assert (rows.kafka, rows.line, dead.kafka, dead.line) == (20, 20, 2, 2)
-    assert verdicts(NOTED, dict(MARKERS)) == [True, True]
+    said = {"rows": 20, "noted_rows": 20, "dead_lettered": 2, "noted_dead_lettered": 2}
+    assert of_markers(NOTED, MARKERS, "s/2") == {**said, "agrees": True, "why": ""}
 
 
 @given(st.integers(0, 9), st.integers(0, 3), st.booleans())
@@ -47,26 +47,26 @@ def test_a_kill_between_kafka_and_the_note_is_no_disagreement(rows: int, dead: i
         part: Marker(5, 2, rows, writer="q", dead_lettered=dead).following(marker) if both or not part else marker
         for part, marker in MARKERS.items()
     }
-    assert verdicts(NOTED, dict(ahead)) == [True, True]
+    assert verdict(NOTED, dict(ahead)) is True
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"total_rows": 13}, "the markers say 21, the sink has noted 20"),
-        ({"total_dead_lettered": 1}, "the markers say 1, the sink has noted 2"),
+        ({"total_rows": 13}, "the markers say 21 rows, the sink has noted 20"),
+        ({"total_dead_lettered": 1}, "the markers say 1 dead letters, the sink has noted 2"),
         ({"batch": 3}, "a marker is of batch 3, the sink has noted batch 4"),
         ({"batch": 6}, "a marker is of batch 6, the sink has noted batch 4"),
     ],
 )
 def test_other_markers_are_told(change: dict[str, Any], why: str) -> None:
-    found = list(of_markers(NOTED, {**MARKERS, 0: replace(MARKERS[0], **change)}, "s/2"))
-    assert [one.why for one in found if one.agrees is False] == [f"{why}   [TL-K62]"]
+    found = of_markers(NOTED, {**MARKERS, 0: replace(MARKERS[0], **change)}, "s/2")
+    assert (found["agrees"], found["why"]) == (False, f"{why}   [TL-K62]")
 
 
 def test_a_marker_that_is_gone_is_told() -> None:
-    (found,) = of_markers(NOTED, {0: MARKERS[0], 1: None}, "s/2")
-    assert (found.agrees, found.why) == (False, "1 of 2 markers are not there   [TL-K62]")
+    found = of_markers(NOTED, {0: MARKERS[0], 1: None}, "s/2")
+    assert (found["agrees"], found["why"]) == (False, "1 of 2 markers are not there   [TL-K62]")
 
 
 @pytest.mark.parametrize(
@@ -82,28 +82,44 @@ def test_a_marker_that_is_gone_is_told() -> None:
 def test_what_can_not_be_compared_is_no_disagreement(
     noted: BatchTotals | None, markers: dict[int, Marker | None]
 ) -> None:
-    assert verdicts(noted, markers) == [None]
+    assert verdict(noted, markers) is None
 
 
-def test_a_journal_ahead_of_its_checkpoint_is_told() -> None:
-    assert of_journal(900, 900).agrees
-    assert of_journal(890, 900).agrees, "the gateway hears of it with the next batch"
-    assert of_journal(1_000, 900).why == (
-        "journal says 1,000 committed · the checkpoint's last batch ends at 900   [TL-K61]"
-    )
+@pytest.mark.parametrize(("committed", "agrees"), [(900, None), (890, None), (1_000, False)])
+def test_a_journal_ahead_of_its_checkpoint_is_told(tmp_path: Path, committed: int, agrees: bool | None) -> None:
+    """Behind it is none: the gateway hears of a batch with the next one."""
+    bridge = read(GOOD, tmp_path)
+    place = bridge.uplinks[0].checkpoint
+    for log, content in (
+        ("offsets", '{"gateways": {"g": {"journal": "j", "offset": 900}}, "tick": 0}'),
+        ("commits", "{}"),
+    ):
+        (place / log).mkdir(parents=True)
+        (place / log / "0").write_text(f"v1\n{{}}\n{content}")
+    status = collect(bridge.state_dir, ["telemetry"])
+    status["lines"]["telemetry"]["gateway"] = {"consumers": {"bridge": committed}}
+    reconcile(bridge, status)
+    said = "journal says 1,000 committed · the checkpoint's last batch ends at 900   [TL-K61]"
+    markers = status["lines"]["telemetry"]["markers"]
+    assert markers == {"agrees": agrees, "why": said if agrees is False else "the line has none"}
+    assert code_of(status) == (1 if agrees is False else 3)
 
 
-def test_the_table_has_a_part_for_each_line() -> None:
-    one = Comparison("rows in the markers", 1_012, 1_012, agrees=True)
-    two = Comparison("dead letters in the markers", 1, 2, agrees=False, why="the markers say 1")
-    text = render_comparisons({"l": [one._asdict(), two._asdict()], "m": []})
-    assert text.splitlines() == [
-        '▸ line "l"                                           Kafka         line',
-        "  rows in the markers                     1,012        1,012  ✓",
-        "  dead letters in the markers                 1            2  ✗: the markers say 1",
-        '▸ line "m"                                           Kafka         line',
-        "  no markers to compare with",
-    ]
+@pytest.mark.parametrize(
+    ("markers", "row"),
+    [
+        (
+            {"rows": 1_012, "dead_lettered": 1, "agrees": True, "why": ""},
+            "rows 1,012   dead letters 1   as the sink has noted ✓",
+        ),
+        ({"rows": 3, "agrees": False, "why": "a marker is gone"}, "rows 3   ✗: a marker is gone"),
+        ({"rows": None, "agrees": None, "why": "the line has none"}, "not compared: the line has none"),
+    ],
+)
+def test_a_row_of_the_line_says_what_the_markers_have(tmp_path: Path, markers: dict[str, Any], row: str) -> None:
+    status = collect(tmp_path, ["l"])
+    status["lines"]["l"]["markers"] = markers
+    assert f"  markers   {row}\n" in render(status)
 
 
 def begun(tmp_path: Path) -> Bridge:
@@ -129,12 +145,11 @@ def test_a_line_is_held_against_its_markers(tmp_path: Path, monkeypatch: pytest.
         return {0: marker}
 
     monkeypatch.setattr(MarkerStore, "read_all", read_all)
-    found = reconcile(bridge, collect(bridge.state_dir, ["telemetry"]))["telemetry"]
+    status = collect(bridge.state_dir, ["telemetry"])
+    reconcile(bridge, status)
     assert asked == ["towline.s.markers"]
-    assert [(one["what"], one["kafka"], one["line"], one["agrees"]) for one in found] == [
-        ("rows in the markers", 20, 20, True),
-        ("dead letters in the markers", 2, 2, True),
-    ]
+    said = {"rows": 20, "noted_rows": 20, "dead_lettered": 2, "noted_dead_lettered": 2}
+    assert status["lines"]["telemetry"]["markers"] == {**said, "agrees": True, "why": ""}
 
 
 def test_a_kafka_that_is_away_is_one_line(
@@ -148,7 +163,7 @@ def test_a_kafka_that_is_away_is_one_line(
     monkeypatch.setattr(MarkerStore, "read_all", away)
     code, out, err = ran(capsys, "status", "--reconcile", "--json", str(bridge.file))
     assert (code, err) == (3, "k1:9092: no answer. Is it there?   [TL-K01]\n")
-    assert "reconciled" not in json.loads(out)
+    assert "markers" not in json.loads(out)["lines"]["telemetry"]
     code, out, err = ran(capsys, "status", "--reconcile", "--state-dir", str(tmp_path))
     assert (code, out) == (2, "")
     assert "[TL-C149]" in err

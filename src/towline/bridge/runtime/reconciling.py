@@ -6,8 +6,8 @@ they are equal to what the sink has noted, or one batch ahead of it where a kill
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final
 
 from towline.bridge.config.model import CONSUMER, AnyLine, Bridge, Line
 from towline.bridge.lines.identity import Identity
@@ -28,52 +28,37 @@ _TIMEOUT: Final = "15"
 _SOON: Final = "5"
 
 
-class Comparison(NamedTuple):
-    """One thing that two sources say."""
+def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> None:
+    """Put what Kafka's markers say into the `status` of each line, as `of_markers` has it, under ``markers``.
 
-    what: str
-    #: What each says; None for nothing.
-    kafka: int | None
-    line: int | None
-    #: None where they can't be compared.
-    agrees: bool | None
-    #: What is wrong, with its code, or why they can't be compared.
-    why: str = ""
-
-
-def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What Kafka says of each line, and the line, as `towline.bridge.runtime.status.collect` asked it before.
+    The journal's watermark, which was asked before, is never ahead of the newest batch that is done: else that is told.
 
     Raises:
         KafkaError: As `MarkerStore.read`.
         ConfigError: The client's configuration is impossible.
     """
-    found = {}
     for line in bridge.lines:
-        gateway = (status["lines"].get(line.name) or {}).get("gateway") or {}
-        committed, logs = (gateway.get("consumers") or {}).get(CONSUMER), Checkpoint(str(line.checkpoint))
-        comparisons = _markers(bridge, line)
+        if (found := status["lines"].get(line.name)) is None:  # a monitor that reads the file as it was
+            continue
+        committed = ((found["gateway"] or {}).get("consumers") or {}).get(CONSUMER)
+        markers, logs = _markers(bridge, line), Checkpoint(str(line.checkpoint))
         if isinstance(line, Line) and committed is not None and (ends := places_at(logs, logs.last_commit_batch())):
-            comparisons.insert(0, of_journal(int(committed), sum(place.offset for place in ends)))
-        found[line.name] = [one._asdict() for one in comparisons]
-    return found
+            done = sum(place.offset for place in ends)
+            if int(committed) > done:
+                why = f"journal says {committed:,} committed · the checkpoint's last batch ends at {done:,}   [TL-K61]"
+                markers |= {"agrees": False, "why": why}
+        found["markers"] = markers
 
 
-def of_journal(committed: int, done: int) -> Comparison:
-    """The journal's watermark, asked before, against the end of the newest batch that is done: it is never ahead."""
-    ahead = f"journal says {committed:,} committed · the checkpoint's last batch ends at {done:,}   [TL-K61]"
-    return Comparison("committed", None, committed, committed <= done, "" if committed <= done else ahead)
-
-
-def _markers(bridge: Bridge, line: AnyLine) -> list[Comparison]:
-    identity, found = Identity.read(line.gateway.state_dir), list[Comparison]()
+def _markers(bridge: Bridge, line: AnyLine) -> dict[str, Any]:
+    identity, found = Identity.read(line.gateway.state_dir), dict[str, Any](agrees=None, why="the line has none")
     if identity is None or not line.transacts:
         return found
     store = _store(bridge, line, identity, _TIMEOUT)
     for _ in range(_LOOKS):
         noted = next(reversed(SinkNote.read(Checkpoint(str(line.checkpoint))).totals), None)
-        found = list(of_markers(noted, store.read_all(), f"{identity.sink}/{line.parallelism}"))
-        if all(one.agrees is not False for one in found):
+        found = of_markers(noted, store.read_all(), f"{identity.sink}/{line.parallelism}")
+        if found["agrees"] is not False:
             break
     return found
 
@@ -103,49 +88,34 @@ def _store(bridge: Bridge, line: AnyLine, identity: Identity, patience_s: str) -
     return MarkerStore(SinkSettings.parse(options), identity.sink)
 
 
-def of_markers(noted: BatchTotals | None, markers: Mapping[int, Marker | None], sink: str) -> Iterator[Comparison]:
-    """The totals of a sink's markers, read after the note, against that; `sink` is ``<sink id>/<partitions>``."""
-    what, there = "rows in the markers", [marker.total_rows for marker in markers.values() if marker is not None]
-    total, partitions = sum(there) if there else None, int(sink.rpartition("/")[2])
+def of_markers(noted: BatchTotals | None, markers: Mapping[int, Marker | None], sink: str) -> dict[str, Any]:
+    """The totals of a sink's markers, read after the note, against that; `sink` is ``<sink id>/<partitions>``.
+
+    Returns:
+        ``rows`` and ``dead_lettered`` of the markers, ``noted_rows`` and ``noted_dead_lettered`` by the sink, as far as
+        they are known; whether it ``agrees``, None where it can't be compared; and ``why`` not.
+    """
+    there, partitions = [marker for marker in markers.values() if marker is not None], int(sink.rpartition("/")[2])
+    found: dict[str, Any] = {"rows": sum(marker.total_rows for marker in there) if there else None, "agrees": None}
     if noted is None or noted.marks is None or noted.sink != sink:
-        yield Comparison(what, total, None, None, "the sink has noted nothing that it wrote with them")
-        return
+        return {**found, "why": "the sink has noted nothing that it wrote with them"}
+    found["noted_rows"] = noted.marks.rows
     known = [marker for part in range(partitions) if (marker := markers.get(part)) is not None]
-    agrees: bool | None = False
     if len(known) < partitions:
         why = f"{partitions - len(known):,} of {partitions:,} markers are not there   [TL-K62]"
-    elif any(marker.writer == ANYONE for marker in known):
-        agrees, why = None, "a person has set them"
-    elif odd := next((one for one in known if not 0 <= one.batch - noted.batch <= 1), None):
+        return {**found, "agrees": False, "why": why}
+    if any(marker.writer == ANYONE for marker in known):
+        return {**found, "why": "a person has set them"}
+    if odd := next((one for one in known if not 0 <= one.batch - noted.batch <= 1), None):
         why = f"a marker is of batch {odd.batch}, the sink has noted batch {noted.batch}   [TL-K62]"
-    else:
-        agrees, why = True, ""
-    if not agrees:
-        yield Comparison(what, total, noted.marks.rows, agrees, why)
-        return
+        return {**found, "agrees": False, "why": why}
     ahead = [one for one in known if one.batch > noted.batch]  # by a batch that the sink has not noted yet
-    rows = sum(one.total_rows for one in known) - sum(one.rows for one in ahead)
-    dead = sum(one.total_dead_lettered for one in known) - sum(one.dead_lettered for one in ahead)
-    letters = ("dead letters in the markers", dead, noted.marks.dead_lettered)
-    for about, kafka, line in ((what, rows, noted.marks.rows), letters):
-        why = "" if kafka == line else f"the markers say {kafka:,}, the sink has noted {line:,}   [TL-K62]"
-        yield Comparison(about, kafka, line, kafka == line, why)
-
-
-def render_comparisons(found: Mapping[str, list[dict[str, Any]]]) -> str:
-    """The table, a part for each line."""
-    out = []
-    for name, comparisons in found.items():
-        out.append(f'▸ line "{name}"   {_ROW.format("", "Kafka", "line")}'.rstrip())
-        out += [_row(one) for one in comparisons] or ["  no markers to compare with"]
-    return "\n".join(out) + "\n"
-
-
-def _row(one: Mapping[str, Any]) -> str:
-    sign = {True: "✓", False: "✗", None: "not compared"}[one["agrees"]]
-    kafka, line = ("" if one[name] is None else f"{one[name]:,}" for name in ("kafka", "line"))
-    why = f": {one['why']}" if one["why"] else ""
-    return f"  {_ROW.format(one['what'], kafka, line)}  {sign}{why}".rstrip()
-
-
-_ROW: Final = "{:<32} {:>12} {:>12}"
+    found["rows"] = sum(one.total_rows for one in known) - sum(one.rows for one in ahead)
+    found["dead_lettered"] = sum(one.total_dead_lettered for one in known) - sum(one.dead_lettered for one in ahead)
+    found["noted_dead_lettered"] = noted.marks.dead_lettered
+    wrong = [
+        f"the markers say {found[key]:,} {what}, the sink has noted {found[f'noted_{key}']:,}   [TL-K62]"
+        for key, what in (("rows", "rows"), ("dead_lettered", "dead letters"))
+        if found[key] != found[f"noted_{key}"]
+    ]
+    return {**found, "agrees": not wrong, "why": "; ".join(wrong)}

@@ -130,6 +130,8 @@ def code_of(status: dict[str, Any]) -> int:
     """The exit code for what `collect` found: 0 if every line runs or is paused, adds up and keeps its promise."""
     accounts = [line["account"] for line in status["lines"].values()]
     if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
+    if any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values()):
+        return WRONG
         return WRONG
     carried = all(one["waiting"] == 0 and not one["elsewhere"] for one in status.get("left", ()))
     runs = carried and all(line["query"] in ("running", PAUSED) for line in status["lines"].values())
@@ -340,6 +342,8 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     last, members = line.get("last") or {}, line.get("members") or {}
     gateway = line["gateway"] or last.get("gateway") or {}
     told = [f"  ! {text}" for text in advice(line, running=running)]
+    if markers := line.get("markers"):
+        out.append(f"  markers   {_markers(markers)}")
     head = [f'{_mark(line, told)} line "{name}"', line["query"], gateway.get("guarantee")]
     out = ["   ".join(filter(None, head)), *told]
     out += [_render_member(each, status) for each, status in members.items()]
@@ -349,6 +353,14 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
         word = f"   last word {_moment(last['heard'])}: {last['sentence']}" if last else ""
         out.append(f"  account   unknown: {why}{word}")
+def _markers(markers: Mapping[str, Any]) -> str:
+    """What Kafka's markers of a line say, against what its sink has noted."""
+    keys = {"rows": "rows", "dead letters": "dead_lettered"}
+    said = [f"{what} {markers[key]:,}" for what, key in keys.items() if markers.get(key) is not None]
+    sign = {True: "as the sink has noted ✓", False: "✗", None: "not compared"}[markers["agrees"]]
+    return "   ".join((*said, f"{sign}{': ' if markers['why'] else ''}{markers['why']}"))
+
+
     for place, part in parts_of(line["gateway"]).items() if line["gateway"] else ():
         out += _render_gateway(place, part, line)
     if running and line["rate_in"] is not None:
