@@ -40,8 +40,8 @@ from towline.version import revision, version
 BRIDGE_FILE: Final = "bridge.json"
 PAUSED_FILE: Final = "paused"
 RESTART_FILE: Final = "restart"
-#: What the query of a paused line is, and that of one which a reload has stopped.
-PAUSED, HELD = "paused", "held for a reload"
+#: What the query of a paused line is, that of one which a reload has stopped, and one that is not tried again.
+PAUSED, HELD, STOPPED = "paused", "held for a reload", "stopped"
 #: What becomes of a reload, or a restart.
 APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
 #: Rates are taken over this many seconds.
@@ -57,7 +57,10 @@ _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]]
     "down": ("outbox", downlink_account),
 }
 #: Attributes of a view that ``bridge.json`` has as they are.
-_SAVED: Final = ("direction", "query", "heard", "gateway_error", "query_error", "batch_ms")
+_SAVED: Final = (
+    *("direction", "query", "heard", "gateway_error", "query_error", "remarks", "batch_ms"),
+    *("behind", "hidden", "gateways", "access"),
+)
 
 
 def notes_of(directory: Path) -> LineNotes | None:
@@ -74,7 +77,7 @@ class LineView:
 
     name: str
     direction: str = "up"
-    #: ``starting``, ``running``, ``waiting to retry``, ``stopped``, `PAUSED`, `HELD`.
+    #: ``starting``, ``running``, ``waiting to retry``, `STOPPED`, `PAUSED`, `HELD`.
     query: str = "starting"
     #: Last answer of its gateway, empty before the first; and when that was, in seconds since 1970.
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +113,12 @@ class LineView:
     batches: Histogram = field(default_factory=lambda: Histogram(BATCHES))
     batch_at: float | None = None
 
+    @classmethod
+    def read(cls, directory: Path, saved: Mapping[str, Any]) -> LineView:
+        """The view of a line by its directory and what ``bridge.json`` has of it; without an answer of a gateway."""
+        known = {name: saved[name] for name in _SAVED if name in saved}
+        return cls(directory.name, directory=directory, notes=notes_of(directory), **known)
+
     def hear(self, status: Mapping[str, Any], notes: LineNotes | None) -> int:
         """Take an answer of the gateway; the number of the first dead letters that came since the bridge began."""
         before, self.notes = self.notes, notes
@@ -137,13 +146,9 @@ class LineView:
         source, make = _ACCOUNTS[self.direction]
         if self.notes is None or status.get(source) in (None, {}):
             return None
-        account, stopped = make(self.notes, status), self.query == "stopped" and self.query_error is not None
-        return replace(account, stopped=stopped, more={**self._backlog, **account.more})
-
-    @property
-    def _backlog(self) -> dict[str, int | None]:
-        """How far a downlink is behind."""
-        return {"behind": self.behind, "hidden": self.hidden} if self.direction == "down" else {}
+        account, stopped = make(self.notes, status), self.query == STOPPED and self.query_error is not None
+        backlog = {"behind": self.behind, "hidden": self.hidden} if self.direction == "down" else {}
+        return replace(account, stopped=stopped, more={**backlog, **account.more})
 
     def sample(self, now: float) -> None:
         """Note where the line is, for the rates."""
@@ -166,13 +171,10 @@ class LineView:
         rate_in, rate_out = (None, None) if self.silent else (round(rate, 1) for rate in self.rates())
         return {
             **{name: getattr(self, name) for name in _SAVED},
-            **self._backlog,
             "gateway": dict(self.status),
-            "remarks": list(self.remarks),
             "rate_in": rate_in,
             "rate_out": rate_out,
             "lag_s": None if self.silent else round(self.lag_s(), 1),
-            **({"gateways": list(self.gateways), "access": dict(self.access)} if self.gateways else {}),
         }
 
 

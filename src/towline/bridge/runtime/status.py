@@ -41,7 +41,6 @@ from towline.bridge.runtime.state import (
     LineView,
     digest_of,
     is_there,
-    notes_of,
     paused,
     read_state,
 )
@@ -130,8 +129,8 @@ def code_of(status: dict[str, Any]) -> int:
     """The exit code for what `collect` found: 0 if every line runs or is paused, adds up and keeps its promise."""
     accounts = [line["account"] for line in status["lines"].values()]
     if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
-    if any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values()):
         return WRONG
+    if any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values()):
         return WRONG
     carried = all(one["waiting"] == 0 and not one["elsewhere"] for one in status.get("left", ()))
     runs = carried and all(line["query"] in ("running", PAUSED) for line in status["lines"].values())
@@ -146,35 +145,27 @@ def _line(
 
     ``members`` are on this machine; none for one gateway, null where one does not answer.
     """
-    saved: dict[str, Any] = state["lines"].get(state_dir.name, {})
-    view = LineView(state_dir.name, saved.get("direction", "up"), directory=state_dir, notes=notes_of(state_dir))
-    view.query, view.query_error = saved.get("query", _UNKNOWN_LINE), saved.get("query_error")
-    if elsewhere := saved.get("gateways") or ():
-        places = places_of(elsewhere, Access(**saved.get("access") or {}))
+    saved: dict[str, Any] = {"query": _UNKNOWN_LINE, **state["lines"].get(state_dir.name, {})}
+    view = LineView.read(state_dir, saved)
+    if view.gateways:
+        places = places_of(view.gateways, Access(**view.access))
         together = combined(each(places, status_of), saved.get("gateway") or {})
         status = None if together["state"] == "away" else together
     else:
         status = gateway_status(state_dir)
-    if running and status:
-        view.behind, view.hidden = saved.get("behind"), saved.get("hidden")
+    if not (running and status):
+        view.behind = view.hidden = None
+    names = dict(places_in(state_dir)) if wanted is None else wanted
     now: dict[str, Any] = {
-        "direction": view.direction,
+        **{name: getattr(view, name) for name in ("direction", "query_error", "gateway_error", "remarks", "gateways")},
         "gateway_running": status is not None,
         "query": view.query if running else "not running",
-        "query_error": view.query_error,
         "paused": paused(state_dir),
-        "gateway_error": saved.get("gateway_error"),
-        "remarks": saved.get("remarks") or [],
         **{name: saved.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
         "fallback": view.notes.counts["fallback"] if view.notes else 0,
         "account": None,
         "gateway": status,
-        **({"gateways": list(elsewhere)} if elsewhere else {}),
-        "members": {
-            name: gateway_status(state_dir / MEMBERS / name)
-            for name in (dict(places_in(state_dir)) if wanted is None else wanted)
-            if name
-        },
+        "members": {name: gateway_status(state_dir / MEMBERS / name) for name in names if name},
         "left_sessions": left_sessions(state_dir, wanted),
         "drained": is_drained(state_dir, wanted),
     }
@@ -342,8 +333,6 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     last, members = line.get("last") or {}, line.get("members") or {}
     gateway = line["gateway"] or last.get("gateway") or {}
     told = [f"  ! {text}" for text in advice(line, running=running)]
-    if markers := line.get("markers"):
-        out.append(f"  markers   {_markers(markers)}")
     head = [f'{_mark(line, told)} line "{name}"', line["query"], gateway.get("guarantee")]
     out = ["   ".join(filter(None, head)), *told]
     out += [_render_member(each, status) for each, status in members.items()]
@@ -353,14 +342,8 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
         word = f"   last word {_moment(last['heard'])}: {last['sentence']}" if last else ""
         out.append(f"  account   unknown: {why}{word}")
-def _markers(markers: Mapping[str, Any]) -> str:
-    """What Kafka's markers of a line say, against what its sink has noted."""
-    keys = {"rows": "rows", "dead letters": "dead_lettered"}
-    said = [f"{what} {markers[key]:,}" for what, key in keys.items() if markers.get(key) is not None]
-    sign = {True: "as the sink has noted ✓", False: "✗", None: "not compared"}[markers["agrees"]]
-    return "   ".join((*said, f"{sign}{': ' if markers['why'] else ''}{markers['why']}"))
-
-
+    if markers := line.get("markers"):
+        out.append(f"  markers   {_markers(markers)}")
     for place, part in parts_of(line["gateway"]).items() if line["gateway"] else ():
         out += _render_gateway(place, part, line)
     if running and line["rate_in"] is not None:
@@ -368,6 +351,14 @@ def _markers(markers: Mapping[str, Any]) -> str:
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
         )
     return out
+
+
+def _markers(markers: Mapping[str, Any]) -> str:
+    """What Kafka's markers of a line say, against what its sink has noted."""
+    keys = {"rows": "rows", "dead letters": "dead_lettered"}
+    said = [f"{what} {markers[key]:,}" for what, key in keys.items() if markers.get(key) is not None]
+    sign = {True: "as the sink has noted ✓", False: "✗", None: "not compared"}[markers["agrees"]]
+    return "   ".join((*said, f"{sign}{': ' if markers['why'] else ''}{markers['why']}"))
 
 
 def _mark(line: Mapping[str, Any], told: list[str]) -> str:
