@@ -68,8 +68,8 @@ def reason(error: BaseException | str, where: str, failed: str = "the query fail
     if ours := _OURS.search(text) or _RAISED.search(text):
         line = _JAVA_PREFIX.sub("", ours[1].strip())
         return FailureReason(ours[2], line, _is_permanent(ours[2]))
-    foreign, permanent = _foreign(error, text, where, failed)
-    return FailureReason(foreign.code, str(foreign), permanent)
+    code, what, do, permanent = _foreign("" if isinstance(error, str) else type(error).__name__, text, failed)
+    return FailureReason(code, str(TowlineError(code, where, what, do)), permanent)
 
 
 def _is_permanent(code: str) -> bool:
@@ -77,21 +77,23 @@ def _is_permanent(code: str) -> bool:
     return code.startswith("TL-C") or stays(code)
 
 
-def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> tuple[TowlineError, bool]:
-    """An error that is not ours, and whether another try would fail the same way."""
-    kind = "" if isinstance(error, str) else type(error).__name__
+def _foreign(kind: str, text: str, failed: str) -> tuple[str, str, str, bool]:
+    """Code, what happened and what to do of an error that is not ours, and whether another try would fail the same."""
     spark = _SPARK.search(text)
     if _FULL.search(text):
         what = f"{failed}: no space is left on the disk of Spark's checkpoint or temporary files"
-        return TowlineError(
-            "TL-B56", where, what, "Make room; it is tried again by itself, and nothing is lost."
-        ), False
-    if lost := _LOST.search(text):
-        return _data_loss(lost[1], where)
+        return "TL-B56", what, "Make room; it is tried again by itself, and nothing is lost.", False
+    if (lost := _LOST.search(text)) and _TOPIC.match(lost[1]):  # one may be gone or made anew
+        what = f"Spark misses a topic of Kafka's that the line reads: {_short(lost[1])}"
+        do = "Whether records of it were unread is looked at; the line goes on by itself if none was."
+        return "TL-B06", what, do, False
+    if lost:
+        what = f"Kafka no longer has records that the line had not read: {_short(lost[1])}"
+        do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
+        return "TL-B06", what, do, True
     if kind in {"AnalysisException", "ParseException"} and _SQL.search(text):
         what = f"Spark does not understand the line's SQL: {_short(spark[2] if spark else text.splitlines()[0])}"
-        do = "Correct it in the bridge file; the columns are those of the line's source."
-        return TowlineError("TL-C74", where, what, do), True
+        return "TL-C74", what, "Correct it in the bridge file; the columns are those of the line's source.", True
     cause = next((found[-1] for found in (one.findall(text) for one in _CAUSES) if found), "")
     first = next((line for line in _TASK.sub("", text).splitlines() if not _SILENT.fullmatch(line)), kind)
     words = f"{spark[1]} {cause or spark[2]}" if spark else cause or first
@@ -102,18 +104,7 @@ def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> 
     elif _EXECUTOR_LOST.search(text):
         why = f" ({_short(cause)})" if cause else ""
         words = f"an executor was lost in the midst of a batch{why}, and its part is not run again by itself"
-    return TowlineError("TL-B01", where, f"{failed}: {_short(words)}", "The details are in the driver's log."), False
-
-
-def _data_loss(why: str, where: str) -> tuple[TowlineError, bool]:
-    """Records that Kafka no longer has; a topic that may be gone or made anew is looked at before that is final."""
-    if _TOPIC.match(why):
-        what = f"Spark misses a topic of Kafka's that the line reads: {_short(why)}"
-        do = "Whether records of it were unread is looked at; the line goes on by itself if none was."
-        return TowlineError("TL-B06", where, what, do), False
-    what = f"Kafka no longer has records that the line had not read: {_short(why)}"
-    do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
-    return TowlineError("TL-B06", where, what, do), True
+    return "TL-B01", f"{failed}: {_short(words)}", "The details are in the driver's log.", False
 
 
 def _short(text: str) -> str:
