@@ -25,7 +25,8 @@ EXIT_NOT_ALLOWED = 4
 #: What a shell reports for a process that ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 
-#: Command → what it does, in one line of help; "" where the line of another tells it.
+#: Command → what it does, in one line of help; "" where the line of another tells it. Its module is in this package and
+#: has its name, but for those of `_MODULES`.
 COMMANDS = {
     "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
@@ -51,11 +52,10 @@ COMMANDS = {
     "devstack": "",
 }
 
-#: Commands that are not of this package: they come with the proof harness, which the product never imports.
-_ELSEWHERE = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
-#: Commands that share a module.
+#: Those of the proof harness are not of this package: the product never imports it.
+_PROVING = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
 _LINES = ("run", "reload", "pause", "resume", "restart", "begin-again", "retire")
-_SHARED = {**dict.fromkeys(_LINES, "towline.cli.lines"), "schema": "towline.cli.check"}
+_MODULES = {**_PROVING, **dict.fromkeys(_LINES, "towline.cli.lines"), "schema": "towline.cli.check"}
 
 _USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"
 _EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml
@@ -133,11 +133,11 @@ def _present(name: str) -> bool:
 
 
 def _module(name: str) -> str:
-    return (_ELSEWHERE | _SHARED).get(name, f"towline.cli.{name.replace('-', '_')}")
+    return _MODULES.get(name, f"towline.cli.{name}")
 
 
 def _unknown(name: str) -> int:
-    if name in _ELSEWHERE:
+    if name in _PROVING:
         _complain(
             f'towline: "{name}" comes with the package towline_prove, which is not installed here. '
             "Install the whole wheel: pip install --force-reinstall towline   [TL-C01]"
