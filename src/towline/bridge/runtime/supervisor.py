@@ -29,7 +29,7 @@ from towline.bridge.runtime.screen import Screen, line_state
 from towline.bridge.runtime.session import check_java, check_python
 from towline.bridge.runtime.state import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, BridgeState, digest_of, take_restart
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor, see_to, unforeseen
-from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, KafkaError, TowlineError
+from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, TowlineError
 from towline.gateway.launch import discover, state_lock
 from towline.gateway.sessions import ChangeState
 from towline.guarantee import Guarantee
@@ -438,7 +438,9 @@ class Reloading:
         if changed:
             bridge = self.bridge.model_copy(update={"lines": wanted.lines})
             self._judge([change.after for change in changed])
-            self._see_to_topics(bridge)
+            new_topics = sorted({*bridge.topics} - {*self.bridge.topics})
+            if new_topics and (made := see_to(bridge, new_topics)):
+                self.state.say(made)
             self._pass(bridge, changed)
             self.bridge = bridge
             for change in changed:
@@ -513,20 +515,6 @@ class Reloading:
             raise self._unanswered("the SQL of the routes was not looked at")
         if mistakes:
             raise ConfigErrors(mistakes)
-
-    def _see_to_topics(self, bridge: Bridge) -> None:
-        """See that the topics which the file names for the first time are there: TL-B03, TL-K09."""
-        topics = sorted({*bridge.topics} - {*self.bridge.topics})
-        if not topics:
-            return
-        try:
-            if made := see_to(bridge, topics):
-                self.state.say(made)
-        except KafkaError as error:
-            if error.code != "TL-K01":
-                raise
-            what = f"it is not known whether Kafka has {', '.join(topics)}: {error.what}"
-            raise ConfigError("TL-C173", str(bridge.file), what, "Reload again when Kafka answers.") from error
 
     def _unanswered(self, what: str) -> ConfigError:
         why = "the bridge ends" if self.stopping.is_set() else "Spark does not answer"
