@@ -6,6 +6,7 @@ The line's runner is the driver's own; the session of Spark is the tests'.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -73,7 +74,7 @@ class Downlink:
         self.runner = LineRunner(host, DownlinkQuery(bridge, self.line))
 
     def stop(self) -> None:
-        self.runner.stop(time.monotonic() + 30, "stopped")
+        self.runner.stop(time.monotonic() + 30)
 
     def put(self, topic: str, numbers: range) -> None:
         produce_all(self._kafka.bootstrap, topic, ((b"k", b"%d" % number, []) for number in numbers))
@@ -101,7 +102,7 @@ class Downlink:
 
     def stops(self) -> str:
         """Why the line stops for good."""
-        self.until(lambda: self.runner.given_up)
+        self.until(lambda: self.runner.start_at == math.inf)
         return str(self.host.said[-1]["text"])
 
     def taken(self) -> dict[str, int]:

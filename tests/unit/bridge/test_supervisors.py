@@ -263,8 +263,8 @@ def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping
 def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
     """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
-    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up={})
-    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up={})
+    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up=set())
+    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up=set())
     supervisor._kafka = supervisor._driver = living
     supervisor._gateways = {"a": living}
     assert supervisor._fatal() is None
@@ -280,10 +280,10 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
 
     def child(name: str, **more: Any) -> Any:
         alive = {"is_alive": lambda: True, "wanted": True, "where": name, "line": SimpleNamespace(name=name)}
-        return SimpleNamespace(**{"fatal": None, "given_up": {}, **alive, **more})
+        return SimpleNamespace(**{"fatal": None, "given_up": set(), **alive, **more})
 
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
-    supervisor._kafka, supervisor._driver = child("kafka"), child("driver", given_up={"a": "a wrong condition"})
+    supervisor._kafka, supervisor._driver = child("kafka"), child("driver", given_up={"a"})
     supervisor._gateways = {name: child(name) for name in "ab"}
     assert supervisor._fatal() is None
     supervisor._gateways["b"] = child("b", fatal=ConfigError("TL-B24", "b", "an older copy", "Restore it."))
@@ -411,7 +411,8 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
     state = BridgeState("plant", tmp_path, {"telemetry": "up"})
     child = DriverSupervisor(bridge, state, SimpleNamespace(ready=threading.Event()), stopping)  # type: ignore[arg-type]
     child.command = (sys.executable, "-c", OBEDIENT, str(tmp_path))
-    child.given_up["telemetry"] = "its SQL was wrong"
+    child.give_up("telemetry", "its SQL was wrong")
+    assert child.given_up == {"telemetry"}
     other = read(GOOD.replace('name = "telemetry"', 'name = "second"'), tmp_path)
     child._bridge = bridge.model_copy(update={"lines": (*bridge.lines, *other.lines)})
     state.lines |= BridgeState("plant", tmp_path, {"second": "up"}).lines
@@ -427,7 +428,7 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
         child.take(changed.model_copy(update={"lines": (*changed.lines, *other.lines)}), ["telemetry"])
         wait_until(lambda: state.lines["telemetry"].query == "running", what="the query")
         assert (tmp_path / "taken").read_text() == f"telemetry {changed.uplinks[0].route[0].topic}\n"
-        assert child.given_up == {}, "a line that was given up begins again"
+        assert child.given_up == set(), "a line that was given up begins again"
 
         view, place = state.lines["telemetry"], bridge.state_dir / "telemetry"
         child._on_ready({"spark": "Spark", "seconds": 1.0})

@@ -4,8 +4,8 @@ It reads the bridge as JSON from the first line of standard input, then commands
 ends them after their batch; ``{"hold": NAME}`` stops the query of a line after its batch, ``{"take": LINE}`` starts it
 again as that line says; ``{"judge": [LINE], "of": ID}`` asks for mistakes in the SQL of lines. End of input means that
 the supervisor has died: the same as ``stop``. It reports JSON lines on standard output: ``ready``, ``started``,
-``noted``, ``progress``, ``failed``, ``held``, ``judged``, ``stopped``; all else goes to standard error, which the
-supervisor keeps in a file.
+``noted``, ``progress``, ``failed``, ``held``, ``judged``; all else goes to standard error, which the supervisor keeps
+in a file.
 """
 
 from __future__ import annotations
@@ -93,19 +93,17 @@ class LineRunner:
         #: Of the line as the file says it, and the one that was started last (`LineQuery.in_force`).
         self._wanted = self._current = query
         self._name = query.line.name
-        #: It is not started until `take` is called.
-        self._held = False
         self._pauses = Backoff()
         self._running: StreamingQuery | None = None
-        self._again_at = 0.0
+        #: When it is started, on `time.monotonic`; `math.inf` for not until `take` is called: it is held, or given up
+        #: because another try would fail the same way.
+        self.start_at = 0.0
         #: When the query was started last, and whether a batch was committed since then.
         self._started_at, self._begun = 0.0, False
         #: Whether the topics that the line names were there.
         self._has_topics = False
         #: What the last failure was, until a batch is committed.
         self._failure = ""
-        #: Whether it stopped because another try would fail the same way.
-        self.given_up = False
         #: The last progress of Spark's that was heard, as JSON, and when the next is looked for.
         self._heard, self._look_at = "", 0.0
         #: Query id and number of the last batch that was reported.
@@ -120,7 +118,7 @@ class LineRunner:
     @property
     def due(self) -> bool:
         """Whether the next `step` starts the query."""
-        return self._running is None and not (self.given_up or self._held) and time.monotonic() >= self._again_at
+        return self._running is None and time.monotonic() >= self.start_at
 
     def step(self) -> None:
         """Start the query if it is time; notice that it has ended."""
@@ -192,13 +190,12 @@ class LineRunner:
 
     def take(self, query: LineQuery[Any]) -> None:
         """Go on with another query of the line, at once, whatever became of the one before."""
-        self._wanted, self._held, self.given_up = query, False, False
-        self._again_at = 0.0
+        self._wanted, self.start_at = query, 0.0
         self._pauses.reset()
 
-    def stop(self, deadline: float, report: str) -> None:
+    def stop(self, deadline: float) -> None:
         """Stop between two batches, when nothing is being written or just after a commit, and stay so until `take`."""
-        self._held = True
+        self.start_at = math.inf
         if (query := self._running) is not None:
             self._hear(query)
             while query.isActive and query.status["message"] == _PROCESSING and time.monotonic() < deadline:
@@ -208,7 +205,6 @@ class LineRunner:
             query.stop()
             self._hear(query)
             self._running = None
-        self._host.say(report, line=self._name)
 
     def _failed(self, error: Exception) -> None:
         if self._host.ending():
@@ -216,10 +212,10 @@ class LineRunner:
         sys.stderr.write(f"--- line {self._name}\n{printable_lines(str(error).expandtabs(4))}\n")
         why = reason(error, f'line "{self._name}"')
         # Kafka's topics were looked at in between, and that has changed nothing.
-        self.given_up = why.permanent or (why.code == "TL-B06" and why.text == self._failure)
+        permanent = why.permanent or (why.code == "TL-B06" and why.text == self._failure)
         self._failure = why.text
-        pause = None if self.given_up else min(self._pauses.next(), _SOON.get(why.code, math.inf))
-        self._again_at = time.monotonic() + (pause or 0.0)
+        pause = None if permanent else min(self._pauses.next(), _SOON.get(why.code, math.inf))
+        self.start_at = math.inf if pause is None else time.monotonic() + pause
         self._host.say("failed", line=self._name, code=why.code, text=why.text, again_in=pause)
 
 
@@ -259,14 +255,14 @@ class Driver:
 
     def _give_up(self, name: str, errors: Sequence[TowlineError]) -> None:
         """Leave a line be that nobody but a person can mend."""
-        self._runners[name].given_up = True
+        self._runners[name].start_at = math.inf
         for error in errors:
             self.say("failed", line=name, code=error.code, text=str(error), again_in=None)
 
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""
         guarded_thread(self._listen, "commands", commands, ended=self._lost).start()
-        while not self.stopping.is_set() and not all(runner.given_up for runner in self._runners.values()):
+        while not self.stopping.is_set():
             if self._jvm.poll() is not None:  # without it a driver is of no use: the supervisor starts another
                 self.say("jvm", text="Spark's JVM has ended")
                 os._exit(EXIT_JVM_GONE)
@@ -277,16 +273,16 @@ class Driver:
         deadline = time.monotonic() + STOP_S
         with contextlib.suppress(Exception):  # a JVM that no longer answers has no batch to finish
             for runner in self._runners.values():
-                runner.stop(deadline, "stopped")
+                runner.stop(deadline)
             self.spark.stop()
-        return 0 if self.stopping.is_set() else 2
+        return 0
 
     def _obey(self) -> None:
         while not self._orders.empty():
             order = self._orders.get()
-            if "hold" in order and (runner := self._runners.get(order["hold"])):
-                runner.stop(time.monotonic() + HOLD_S, "held")
-            elif "hold" in order:  # given up before this process: there is no query
+            if "hold" in order:
+                if runner := self._runners.get(order["hold"]):  # else it was given up before this process
+                    runner.stop(time.monotonic() + HOLD_S)
                 self.say("held", line=order["hold"])
             elif "judge" in order:
                 lines = tuple(_LINE.validate_python(one) for one in order["judge"])
@@ -330,7 +326,7 @@ class Driver:
 
 
 def main() -> int:
-    """Read the bridge, run it, return the exit code: 0 as asked, 2 when no line could go on."""
+    """Read the bridge, run it until it is stopped, return the exit code."""
     # Spark's JVM and workers inherit standard output and may write to it: the reports keep a descriptor of their own.
     reports = Reports(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)

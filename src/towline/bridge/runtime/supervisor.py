@@ -233,7 +233,7 @@ class Supervisor:
         dead = [child for child in gateways if child.fatal is not None]
         if len(dead) == len(gateways):
             return dead[0].fatal
-        broken = {child.line.name for child in dead} | set(self._driver.given_up)
+        broken = {child.line.name for child in dead} | self._driver.given_up
         if len(broken) == len(gateways):
             names = ", ".join(sorted(broken))
             do = "Correct what was told above and start again; what was received waits on disk."

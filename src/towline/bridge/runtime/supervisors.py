@@ -43,7 +43,7 @@ from towline.bridge.lines.identity import is_drained, wanted_clients
 from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
 from towline.bridge.runtime.session import check_java, environment, scratch
-from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, BridgeState, LineView, notes_of
+from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, notes_of
 from towline.errors import (
     ConfigError,
     GatewayError,
@@ -181,7 +181,7 @@ class KafkaSupervisor(ChildSupervisor):
         deadline = time.monotonic() + _KAFKA_S
         for line in self.bridge.downlinks:
             taken, found = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).done), None
-            stopped = self._state.lines[line.name].query == "stopped"
+            stopped = self._state.lines[line.name].query == STOPPED
             if cluster is not None and taken and not stopped and (left := deadline - time.monotonic()) > 0:
                 with contextlib.suppress(KafkaError):
                     found = cluster.backlog(taken, left)
@@ -429,8 +429,6 @@ class DriverSupervisor(ChildSupervisor):
         super().__init__("driver", state, stopping, 30.0)
         #: Where the driver's standard error goes, Spark's included.
         self.log = bridge.logs / "driver.log"
-        #: Lines whose query was given up, with the reason.
-        self.given_up: dict[str, str] = {}
         self._bridge = bridge
         self._kafka = kafka
         kafka.on_ready = lambda: self._command("go")
@@ -445,11 +443,6 @@ class DriverSupervisor(ChildSupervisor):
         self._last_word = ""
         #: Why it ended last; said in full only once.
         self._why = ""
-
-    @property
-    def wanted(self) -> bool:
-        """Until the bridge ends, no line is left, or Spark can't start."""
-        return super().wanted and len(self.given_up) < len(self._bridge.lines)
 
     def _round(self) -> None:
         self._last_word = ""
@@ -509,6 +502,11 @@ class DriverSupervisor(ChildSupervisor):
         self._judging = []
         return self._mistakes.pop(of, None)
 
+    @property
+    def given_up(self) -> set[str]:
+        """The lines whose query is not tried again."""
+        return {name for name, view in self._state.lines.items() if view.query == STOPPED}
+
     def give_up(self, name: str, why: str) -> None:
         """Leave the query of a line out, and say why."""
         with self._state.lock:
@@ -536,7 +534,6 @@ class DriverSupervisor(ChildSupervisor):
         with self._writing, self._state.lock:
             self._bridge = self._kafka.bridge = bridge
             for name in lines:
-                self.given_up.pop(name, None)
                 view = self._state.lines[name]
                 if self._is_paused(name):  # it is held, and told what it is when it is resumed
                     self._holding.add(name)
@@ -576,8 +573,9 @@ class DriverSupervisor(ChildSupervisor):
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
             )
         self._process = process
-        lines = [line for line in self._bridge.lines if line.name not in self.given_up]
-        going = self._bridge.model_copy(update={"lines": tuple(lines)})
+        given_up = self.given_up
+        lines = tuple(line for line in self._bridge.lines if line.name not in given_up)
+        going = self._bridge.model_copy(update={"lines": lines})
         # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
         bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
         held = [json.dumps({"hold": name}) for name in self._holding]
@@ -649,9 +647,7 @@ class DriverSupervisor(ChildSupervisor):
         fresh = view.query_error != report["text"]
         view.query_error = report["text"]
         view.restarts += 1
-        view.query = "stopped" if again is None else "waiting to retry"
-        if again is None:
-            self.given_up[view.name] = report["text"]
+        view.query = STOPPED if again is None else "waiting to retry"
         if fresh or again is None:
             waits = "messages wait on disk" if view.direction == "up" else "what is not read yet stays in Kafka"
             then = "this line stops" if again is None else f"{waits}; trying again"
@@ -662,6 +658,3 @@ class DriverSupervisor(ChildSupervisor):
 
     def _on_judged(self, report: dict[str, Any]) -> None:
         self._mistakes[report["of"]] = [ConfigError(*one) for one in report["mistakes"]]
-
-    def _on_stopped(self, report: dict[str, Any]) -> None:
-        self._state.lines[report["line"]].query = "stopped"
