@@ -79,13 +79,9 @@ class Known:
 
 
 def draft_of(answers: Answers, file: Path, head: Mapping[str, str], known: Known | None = None) -> str:
-    """The text of a bridge file: the template, filled.
+    """The text of a bridge file: the template, filled with its own keys, `head`, and what is `known` or answered.
 
-    Args:
-        answers: To every question.
-        file: Named in the commands at its head.
-        head: The file's own keys.
-        known: In place of answers.
+    The commands at its head name the `file`.
     """
     known = known or Known()
     name = legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers["topic"]), "telemetry")
@@ -171,14 +167,7 @@ def answered(
     ask: Ask | None,
     known: Known | None = None,
 ) -> Answers:
-    """All answers: those of options, of a person where there is one, and defaults.
-
-    Args:
-        said: What the options say, by question; None for nothing.
-        file: Where it is to be written.
-        head: As in `draft_of`.
-        ask: Asks a person; None where there is nobody.
-        known: As in `draft_of`.
+    """All answers: those of options, `said` by question, of a person where there is one to `ask`, and defaults.
 
     Raises:
         ConfigError: TL-C163, an option says what can't be, or answers what is known.
@@ -214,16 +203,9 @@ def refuse_present(file: Path, *, force: bool) -> None:
 
 
 def write(text: str, file: Path, secrets: Mapping[str, str], *, force: bool) -> list[Path]:
-    """Write a bridge file and its password files, mode 0600: whole or not at all, durable.
+    """Write a bridge file and the `secrets` beside it, mode 0600: whole or not at all, durable; the bridge file first.
 
-    Args:
-        text: What it says.
-        file: Where; its directory is there.
-        secrets: Files beside it: name and content.
-        force: Replace what is there.
-
-    Returns:
-        The files, the bridge file first.
+    What is there is replaced by `force`.
 
     Raises:
         ConfigError: TL-C162, one of them is there; TL-C164, the directory does not take them. Nothing was written then.
@@ -243,11 +225,7 @@ def write(text: str, file: Path, secrets: Mapping[str, str], *, force: bool) -> 
 
 
 def write_examples(directory: Path, *, force: bool) -> list[Path]:
-    """Write out the examples, alert rules and units of the package; return the files.
-
-    Args:
-        directory: Made where it is not there.
-        force: Replace what is there.
+    """Write out the examples, alert rules and units of the package; return the files. `force` replaces what is there.
 
     Raises:
         ConfigError: TL-C162, one of them is there, and nothing was written; TL-C164, the directory does not take them.
@@ -298,9 +276,7 @@ _SIDES: Final = (
 def known_of(conf: MosquittoConf, file: Path) -> Known:
     """What a Mosquitto's configuration says of a bridge file: a line for each side of a connection, or the broker.
 
-    Args:
-        conf: The configuration.
-        file: The bridge file; password files beside it begin with its stem.
+    Password files are to lie beside the `file`, and begin with its stem.
 
     Raises:
         ConfigError: TL-C165, a connection has no address; TL-C156, a value can't be read.
