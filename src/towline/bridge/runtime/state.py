@@ -56,7 +56,8 @@ _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]]
     "up": ("received", uplink_account),
     "down": ("outbox", downlink_account),
 }
-#: Attributes of a view that ``bridge.json`` has as they are.
+#: Attributes of a bridge, and of a view, that ``bridge.json`` has as they are.
+_SAVED_OF_BRIDGE: Final = ("outcomes", "spark_restarts", "kafka", "kafka_error", "kafka_insecure")
 _SAVED: Final = (
     *("direction", "query", "heard", "gateway_error", "query_error", "remarks", "batch_ms"),
     *("behind", "hidden", "gateways", "access"),
@@ -244,19 +245,15 @@ class BridgeState:
         """Write ``bridge.json``, atomically, mode 0600; a full disk is the gateways' concern, and no reason to end."""
         with self.lock:
             values = {
+                **{name: getattr(self, name) for name in _SAVED_OF_BRIDGE},
                 "bridge": self.name,
                 "version": version(),
                 "revision": revision(),
                 "file": {"path": str(self.file), "sha256": self.digest} if self.file else {},
-                "outcomes": {name: dict(outcome) for name, outcome in self.outcomes.items()},
                 "pid": None if ended else os.getpid(),
                 "ticks": ProcessMark.of(os.getpid()).started,
                 "updated": time.time(),
                 "spark": "ended" if ended else self.spark,
-                "spark_restarts": self.spark_restarts,
-                "kafka": self.kafka,
-                "kafka_error": self.kafka_error,
-                "kafka_insecure": self.kafka_insecure,
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         with suppress(OSError):
