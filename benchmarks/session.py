@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt5 import ConnAckPacket, PublishPacket, PubRelPacket, QoS, SubAckPacket, SubAckReasonCode
 
 from benchmarks.rig import machine
-from towline.delivery.intake import plain_run, to_rows
+from towline.delivery.inbound import plain_run, to_rows
 from towline.gateway.process import ALLOCATIONS_PER_COLLECTION
 from towline.journal import Journal
 from towline.mqtt.codec import LEVEL_5, Decoder, PublishRun, encode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.intake import to_rows
+from towline.delivery.inbound import to_rows
 from towline.journal import Journal
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Messages

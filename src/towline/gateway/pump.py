@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import structlog
 
-from towline.delivery.inbound import COUNTERS, Uplink
-from towline.delivery.intake import plain_run
+from towline.delivery.inbound import COUNTERS, Uplink, plain_run
 from towline.delivery.outbound import Downlink, recall
 from towline.delivery.receipts.ledger import Ledger, ReceiptSender
 from towline.delivery.receipts.mark import ReceiptKeys

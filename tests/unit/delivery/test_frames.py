@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.inbound import _frames
-from towline.delivery.intake import to_rows
+from towline.delivery.inbound import _frames, to_rows
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Held, Messages
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
 from tests.unit.mqtt.test_plain import Lists
-from towline.delivery.intake import below, to_rows
+from towline.delivery.inbound import below, to_rows
 from towline.delivery.receipts.mark import Mark
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Messages

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.intake import plain_run, to_rows
+from towline.delivery.inbound import plain_run, to_rows
 from towline.mqtt.codec import AnswerRun, Decoder, PublishRun, encode
 from towline.mqtt.events import Deliver
 from towline.mqtt.fence import MalformedPacket

@@ -13,8 +13,7 @@ from mqtt5 import PublishPacket, QoS
 
 from tests.unit.journal.support import Unsynced
 from towline.delivery import refused
-from towline.delivery.inbound import _frames
-from towline.delivery.intake import to_rows
+from towline.delivery.inbound import _frames, to_rows
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalError

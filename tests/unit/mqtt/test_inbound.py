@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 
-from towline.delivery.intake import plain_run
+from towline.delivery.inbound import plain_run
 from towline.mqtt import inbound as module
 from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.events import Breach, Deliver, Held

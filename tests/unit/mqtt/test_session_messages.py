@@ -25,7 +25,7 @@ from tests.unit.mqtt.sessions import (
     receive,
     sent,
 )
-from towline.delivery.intake import plain_run
+from towline.delivery.inbound import plain_run
 from towline.errors import ProtocolViolation
 from towline.mqtt.codec import Decoder, Item, encode
 from towline.mqtt.events import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mqtt5 import ConnAckPacket, PublishPacket, QoS
 
-from towline.delivery.intake import to_rows
+from towline.delivery.inbound import to_rows
 from towline.mqtt.codec import Decoder, Item, PublishRun, encode
 from towline.mqtt.events import Messages
 from towline.mqtt.fence import MAX_PROPERTIES, MalformedPacket

@@ -12,7 +12,7 @@ from tests.helpers import read_all
 from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, later, mark, sent
 from tests.unit.journal.support import FillingDisk
 from towline import files
-from towline.delivery.intake import to_rows
+from towline.delivery.inbound import to_rows
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict, ReceiptSender
 from towline.delivery.receipts.mark import Mark, ReceiptKeys
 from towline.delivery.receipts.payload import ReceiptPayload
