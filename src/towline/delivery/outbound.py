@@ -75,9 +75,10 @@ _UNNAMED: Final = OutboundMessage("-", qos=2)
 class Outcome(Enum):
     """What became of a message."""
 
-    DELIVERED = "delivered"
-    EXPIRED = "expired"
-    REFUSED = "refused"
+    DELIVERED = "delivered"  # the broker has it
+    EXPIRED = "expired"  # it was too old to be sent
+    REFUSED = "refused"  # the broker will not take it: keep it with its reason, go on with the others
+    PUT_OFF = "put off"  # the broker can't take it now: try again later
 
 
 class Downlink:
@@ -346,11 +347,11 @@ class Downlink:
                 self._dispatch.start_again((number,))
                 return
         size = self._dispatch.open[number][1]
-        fate = self._dispatch.answered(number, action.reason, time.monotonic() if action.reason else 0.0)
+        outcome = self._dispatch.answered(number, action.reason, time.monotonic() if action.reason else 0.0)
         sent_before = not action.packet_id and number in self._outbox.done  # QoS 0
-        if fate is Fate.LATER:
+        if outcome is Outcome.PUT_OFF:
             self._outbox.finish((), freed)
-        elif fate is Fate.REFUSED or (sent_before and action.reason):
+        elif outcome is Outcome.REFUSED or (sent_before and action.reason):
             self._outbox.finish((), freed)
             self._refusals[number] = action.reason
         elif not sent_before:
@@ -575,18 +576,6 @@ _LONGEST_PAUSE: Final = 60.0
 _REFUSAL: Final = 0x80
 
 
-class Fate(Enum):
-    """What an answer of the broker makes of a message."""
-
-    DELIVERED = "delivered"  # the broker has it
-    REFUSED = "refused"  # the broker will not take it: keep it with its reason, go on with the others
-    LATER = "later"  # the broker can't take it now
-
-
-#: Reason code → fate, where being below 0x80 or not does not say it [MQTT 5 section 3.4.2.1].
-_FATES: Final = {QUOTA_EXCEEDED: Fate.LATER}
-
-
 @dataclass(slots=True)
 class _Waiting:
     """The messages of a topic that wait, in order."""
@@ -666,16 +655,15 @@ class Dispatch:
         self.open[number] = (topic, size)
         self.open_bytes += size
 
-    def answered(self, number: int, reason: int, now: float) -> Fate:
-        """Take the broker's answer at a time of `time.monotonic`; DELIVERED, REFUSED or LATER."""
+    def answered(self, number: int, reason: int, now: float) -> Outcome:
+        """Take the broker's answer at a time of `time.monotonic` [MQTT 5 section 3.4.2.1]."""
         topic, size = self.open.pop(number)
         self.open_bytes -= size
-        fate = Fate.DELIVERED if reason < _REFUSAL else _FATES.get(reason, Fate.REFUSED)
-        if fate is Fate.LATER:
+        if reason == QUOTA_EXCEEDED:
             self._put_off(number, topic, now)
-        else:
-            self.drop(number, topic)
-        return fate
+            return Outcome.PUT_OFF
+        self.drop(number, topic)
+        return Outcome.DELIVERED if reason < _REFUSAL else Outcome.REFUSED
 
     def _put_off(self, number: int, topic: str, now: float) -> None:
         first = topic not in self._topics

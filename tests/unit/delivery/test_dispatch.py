@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from towline.delivery.outbound import Dispatch, Fate
+from towline.delivery.outbound import Dispatch, Outcome
 from towline.journal.ranges import Ranges
 
 QUOTA, NOT_AUTHORIZED = 0x97, 0x87
@@ -23,14 +23,14 @@ def test_a_window_and_its_bytes_are_kept_to() -> None:
         plan.hand_over(number, "a", size)
         rooms.append(plan.room)
         if number == 1:
-            assert plan.answered(0, 0, 0.0) is Fate.DELIVERED
+            assert plan.answered(0, 0, 0.0) is Outcome.DELIVERED
     assert rooms == [True, False, False]
 
 
 def test_what_was_put_off_holds_back_its_topic_alone() -> None:
     plan = dispatch()
     plan.hand_over(0, "a", 1)
-    assert plan.answered(0, QUOTA, 0.0) is Fate.LATER
+    assert plan.answered(0, QUOTA, 0.0) is Outcome.PUT_OFF
     assert not plan.admit(1, "a")
     assert not plan.admit(1, "a")
     assert plan.waiting == 2, "it waits once"
@@ -38,7 +38,7 @@ def test_what_was_put_off_holds_back_its_topic_alone() -> None:
     assert list(plan.ready(0.5, 10)) == []
     assert list(plan.ready(1.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
-    assert plan.answered(0, 0, 1.0) is Fate.DELIVERED
+    assert plan.answered(0, 0, 1.0) is Outcome.DELIVERED
     assert list(plan.ready(1.0, 10)) == [1]
     plan.validate()
 
@@ -64,7 +64,7 @@ def test_a_refusal_lets_the_next_of_its_topic_go() -> None:
     plan.admit(1, "a")
     assert list(plan.ready(1.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
-    assert plan.answered(0, NOT_AUTHORIZED, 1.0) is Fate.REFUSED
+    assert plan.answered(0, NOT_AUTHORIZED, 1.0) is Outcome.REFUSED
     assert list(plan.ready(1.0, 10)) == [1]
 
 
@@ -225,14 +225,14 @@ class Delivery(RuleBasedStateMachine):
     @rule(reason=st.sampled_from([0, 0, 0, 0x10, QUOTA, NOT_AUTHORIZED]))
     def answer(self, reason: int) -> None:
         number = self.at_broker.pop(0)
-        fate = self.plan.answered(number, reason, self.now)
-        if fate is Fate.LATER:
+        outcome = self.plan.answered(number, reason, self.now)
+        if outcome is Outcome.PUT_OFF:
             topic = self.topics[number]
             if any(self.topics[later] == topic for later in self.at_broker):
                 self.overtaken.add(topic)
             return
         self.done.add(number)
-        (self.accepted if fate is Fate.DELIVERED else self.refused).append(number)
+        (self.accepted if outcome is Outcome.DELIVERED else self.refused).append(number)
 
     @rule(seconds=st.floats(0.1, 100))
     def wait(self, seconds: float) -> None:
