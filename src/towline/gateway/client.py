@@ -1,7 +1,7 @@
 """The thin client of a gateway: reads its rows, moves its watermarks, brings messages to its outbox.
 
 Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods and no connection is made before the
-first call. Every error of Arrow Flight becomes one of ours in one place, `GatewayClient._translated`.
+first call.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import DEFAULT_VALID_S, Access, is_remote
-from towline.gateway.endpoint import END_OF_ROWS, error_from
-from towline.gateway.identity import Extent, KnownOffset, StoredBatch
+from towline.gateway.endpoint import error_from
+from towline.gateway.identity import Extent, StoredBatch
 from towline.processes import ProcessMark
 from towline.threads import guarded_thread, later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -45,13 +45,19 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     return later(call, "gateway-call").result(timeout_s)
 
 
+def _flight() -> Any:
+    from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+
+    return flight
+
+
 #: Longest wait for the next rows over a network, in seconds: 32 MB of them at 3 Mbit/s.
 SILENCE_S: Final = 90.0
 #: Longest time for a piece of a batch on its way to an outbox over a network, in seconds.
 BRING_S: Final = 300.0
 
-#: gRPC would otherwise wait up to a second, then longer, before it tries again. What it calls the shortest backoff is
-#: also how long one attempt may take: a busy machine needs more than a moment.
+#: gRPC would wait up to a second, then longer, before it tries again. Its shortest backoff is also how long one attempt
+#: may take: a busy machine needs more than a moment.
 _CHANNEL: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 10_000),
@@ -64,24 +70,13 @@ _NEAR: Final = "Is it running? `towline status` shows it; with the option stateD
 _FAR: Final = "Does it run and listen there? `towline status` on its machine shows it."
 
 
-def _request(**fields: object) -> bytes:
-    """The fields of a request; `towline.gateway.service` has a method with these arguments for each kind."""
-    return json.dumps(fields).encode()
-
-
-def _stored(answer: dict[str, Any]) -> StoredBatch:
-    return StoredBatch(**{**answer, "outbox": KnownOffset(*answer["outbox"])})
-
-
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
-
 #: Seconds between two signs. A batch may take longer than any lease, and Spark asks for nothing meanwhile.
 BEAT_S: Final = 10
 #: A reader on another host, or in another container, whose pid can't be seen, is taken for dead after so many seconds
 #: without a call: three of its signs of life.
 FOREIGN_LEASE_S = 3 * BEAT_S
-
 #: How long a reader on a network waits for the one before it, in seconds: one that died has its lease for so long.
 TAKEOVER_S = FOREIGN_LEASE_S + 5.0
 
@@ -132,7 +127,7 @@ class GatewayClient:
         self._ticket = ticket
         self._authority = authority
         self._remote = is_remote(location)
-        self._flight: Any = None
+        self._connection: Any = None
         #: Set where the reader needs no more signs of life.
         self._over = threading.Event()
 
@@ -229,16 +224,15 @@ class GatewayClient:
             journal: Its id.
             start: Offset of the first row.
             end: Offset after the last one.
-            incarnation: What came with it, "" for unknown.
+            incarnation: What came with ``end``, "" for unknown.
 
         Raises:
             Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have, TL-G11 for a short answer.
         """
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
-
-        ticket = flight.Ticket(_request(journal=journal, start=start, end=end, incarnation=incarnation))
+        rows = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
         with self._translated():
+            ticket = _flight().Ticket(json.dumps(rows).encode())
             stream = self._within(lambda: self._connected().do_get(ticket, self._options()))
         count = 0
         try:
@@ -264,22 +258,16 @@ class GatewayClient:
 
         Args:
             journal: Its id.
-            ranges: Of each ticket: offset of the first row, after the last one, and what that came with, "" for none.
+            ranges: Arguments of `read` each: ``start``, ``end`` and ``incarnation``.
             valid_s: Seconds until they are worth nothing, by the gateway's clock; a week at most.
 
         Raises:
             Fenced: TL-G04 for another journal.
         """
-        tickets: list[str] = self._action("sign", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"]
-        return tickets
+        return list(self._action("sign", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"])
 
     def sign_writer(self, writer: str, *, valid_s: float = DEFAULT_VALID_S) -> str:
-        """Ask for a ticket with which those who have no token may bring batches, as the writers ``<writer>/<part>``.
-
-        Args:
-            writer: The query or job.
-            valid_s: As of `sign`.
-        """
+        """Ask for a ticket, as `sign` does, to bring batches as the writers ``<writer>/<part>`` of a query or job."""
         return str(self._action("sign_writer", writer=writer, valid_s=valid_s)["ticket"])
 
     def status(self, *, timeout_s: float = CALL_S) -> dict[str, Any]:
@@ -301,27 +289,26 @@ class GatewayClient:
         Raises:
             JournalError: TL-J17, the job is over. TL-J22, another batch with this number is there.
         """
-        return _stored(self._action("place", writer=writer, batch=batch, origin=origin, attempt=attempt))
+        named = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
+        return StoredBatch.of(self._action("place", batch=named))
 
     def send(
         self,
         writer: str,
         batch: int,
-        rows: Iterable[pa.RecordBatch],
-        schema: pa.Schema,
+        rows: pa.RecordBatch,
         *,
         start: int = 0,
         whole: bool = True,
         origin: str = "",
         attempt: str = "",
     ) -> StoredBatch:
-        """Bring the rows of a batch to the outbox; on return they are durable there, and they are there once [I10].
+        """Bring rows of a batch to the outbox; on return they are durable there, and they are there once [I10].
 
         Args:
             writer: Who writes one batch after the other.
             batch: Number of the batch; grows.
             rows: Of `towline.schema.MESSAGE_SCHEMA`, in order.
-            schema: That schema.
             start: Number of the first of them within the batch; what the outbox holds already is left out.
             whole: The batch ends with these rows.
             origin: What the batch was made from, such as a hash of its offsets; empty for unknown.
@@ -335,21 +322,14 @@ class GatewayClient:
             GatewayError: The gateway does not take them.
             GatewayUnreachable: The gateway is gone, perhaps after it had taken some: ask `place`.
         """
-        import pyarrow as pa  # noqa: PLC0415 - no gRPC before a fork
-        from pyarrow import flight  # noqa: PLC0415 - see above
-
-        batch_fields = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
-        command = _request(**batch_fields, start=start, whole=whole)
+        named = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
+        command = json.dumps({"batch": named, "start": start, "whole": whole}).encode()
         with self._translated():
-            descriptor, timeout_s = flight.FlightDescriptor.for_command(command), BRING_S if self._remote else None
-            stream, answers = self._connected().do_put(descriptor, schema, self._options(timeout_s))
+            descriptor, timeout_s = _flight().FlightDescriptor.for_command(command), BRING_S if self._remote else None
+            stream, answers = self._connected().do_put(descriptor, rows.schema, self._options(timeout_s))
         try:
-            for batch_of_rows in rows:
-                with self._translated():
-                    stream.write_batch(batch_of_rows)
             with self._translated():
-                # A stream that breaks off ends as well, for gRPC.
-                stream.write_with_metadata(pa.RecordBatch.from_pylist([], schema), END_OF_ROWS)
+                stream.write_batch(rows)
                 stream.done_writing()
                 answer = answers.read()
         except BaseException:
@@ -358,7 +338,7 @@ class GatewayClient:
             raise
         with self._translated():
             stream.close()
-            return _stored(json.loads(answer.to_pybytes()))
+            return StoredBatch.of(json.loads(answer.to_pybytes()))
 
     def end_job(self, job: str) -> None:
         """Let the outbox forget the batches of the writers ``<job>/<part>``; later ones are refused (TL-J17)."""
@@ -367,18 +347,14 @@ class GatewayClient:
     def sent(self, upto: int, *, timeout_s: float) -> bool:
         """Wait until each message of the outbox below `upto` is with the broker, refused for good, or expired.
 
-        Args:
-            upto: As ``end`` of `StoredBatch`.
-            timeout_s: Seconds to wait, 60 at most; False is answered then.
+        False is answered after so many seconds, 60 at most.
         """
         return bool(self._action("sent", timeout_s + CALL_S, upto=upto, timeout_s=timeout_s)["done"])
 
     def refused(self, do: str, at: int) -> dict[str, Any]:
         """Look at the messages that the broker refused, or move them; a part at a time, and where to go on.
 
-        Args:
-            do: ``page``, ``replay`` or ``drop``, as `towline.delivery.refused.RefusedMessages` has them.
-            at: Its argument, an offset.
+        What to `do` is ``page``, ``replay`` or ``drop``, as `towline.delivery.refused.RefusedMessages` has them.
 
         Raises:
             JournalFull: TL-J02, the outbox has no room for a replay now.
@@ -387,10 +363,10 @@ class GatewayClient:
         return self._action("refused", do=do, at=at)
 
     def want(self, change: str, filters: Sequence[Mapping[str, object]], settings: str) -> tuple[str, str]:
-        """Have the gateway want other filters, or ask how far that is: the same call does both.
+        """Have the gateway want other filters, or ask how far that change is: the same call does both.
 
         Args:
-            change: Names the change.
+            change: Its name.
             filters: All of them, as ``subscriptions`` of its settings are in JSON.
             settings: `GatewaySettings.digest` of its settings with these filters.
 
@@ -406,39 +382,33 @@ class GatewayClient:
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
         self._over.set()
-        held, self._flight = self._flight, None
-        if held is not None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
             with contextlib.suppress(Exception):
-                held.close()
+                connection.close()
 
     def _action(self, kind: str, answer_s: float = CALL_S, /, **fields: object) -> dict[str, Any]:
-        """Ask for something, and wait for the answer so many seconds at most."""
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
-
+        """Ask for what `towline.gateway.service` has a method for, ``_on_<kind>`` with these arguments."""
         with self._translated():
-            action = flight.Action(kind, _request(**fields))
+            action = _flight().Action(kind, json.dumps(fields).encode())
             result = next(iter(self._connected().do_action(action, self._options(answer_s))))
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer
 
     def _connected(self) -> Any:
         """The client of Arrow Flight; TL-G46 where a file can't be read on this machine."""
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
-
-        if self._flight is None:
+        if self._connection is None:
             given = self._access.connection(self._authority) if self._remote else {}
-            self._flight = flight.connect(self.location, generic_options=_CHANNEL, **given)
-        return self._flight
+            self._connection = _flight().connect(self.location, generic_options=_CHANNEL, **given)
+        return self._connection
 
     def _options(self, timeout_s: float | None = None) -> Any:
         """How long a call may take, and what lets it in over a network: on a unix socket the file's rights do."""
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
-
         headers = []
         if self._remote:
             told = f"Ticket {self._ticket}" if self._ticket else f"Bearer {self._access.token()}"
             headers = [(b"authorization", told.encode())]
-        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+        return _flight().FlightCallOptions(timeout=timeout_s, headers=headers)
 
     def _within(self, call: Callable[[], _T]) -> _T:
         """Wait for rows, over a network for `SILENCE_S` at most: a machine that is gone ends no connection.
@@ -455,8 +425,7 @@ class GatewayClient:
         try:
             yield
         except (pa.ArrowException, StopIteration, OSError) as error:
-            fields = getattr(error, "extra_info", None)
-            if fields:
+            if fields := getattr(error, "extra_info", None):
                 raise error_from(json.loads(fields)) from error
             if found := _NOT_TRUSTED.search(str(error)):
                 what = f"the gateway's certificate is not accepted ({found[1] or found[2]})"

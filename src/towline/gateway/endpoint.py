@@ -26,9 +26,6 @@ LOG_FILE = "gateway.log"
 #: Escaped in a location, they end or change the path in gRPC 1.x all the same (measured, pyarrow 26).
 _NOT_IN_A_LOCATION = frozenset("#?%")
 
-#: Goes with the last piece of a batch on its way to an outbox: without it the stream broke off.
-END_OF_ROWS = b"end"
-
 #: sun_path holds 108 bytes with its end mark (unix(7)). gRPC takes 107 of them, Java 106 (UnixDomainSockets.c).
 MAX_SOCKET_BYTES = 106
 

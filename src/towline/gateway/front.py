@@ -3,12 +3,10 @@
 The same calls as on the gateway's unix socket, over TLS, for those with a token or a ticket. A process of its own,
 because gRPC as pyarrow builds it takes messages of any size and any number of connections before it asks who sends
 them: what a stranger uses up, memory, threads, descriptors or the interpreter, is this process's and never the
-intake's [I7]. It knows tokens and tickets, has the gateway's unix socket for all that is let in, and keeps nothing: it
-may end at any time, and the gateway starts it again.
+intake's [I7]. It keeps nothing: it may end at any time, and the gateway starts it again.
 
 Settings come as a line of JSON on standard input, whose end ends it; what it has to say goes to standard output, a line
-of JSON each. A server keeps the certificate that it was given: for one that was renewed on disk another server takes
-the port, and calls that run end at the one before.
+of JSON each.
 """
 
 from __future__ import annotations
@@ -123,28 +121,24 @@ def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
         GatewayError: TL-G43, the ticket is for something else. TL-G08, the request can't be read.
     """
     asked = fields_of(where, body)
+    kind, fits, what = "", False, f'the action "{call}"'
     if call == "get":
         rows, start = (asked.get("journal"), asked.get("end"), asked.get("incarnation", "")), asked.get("start")
         fits = rows == (ticket.journal, ticket.end, ticket.incarnation)
         fits = fits and isinstance(start, int) and start >= ticket.start
         kind, what = "read", "these rows"
     elif call in {"put", "place", "sent"}:
-        fits = call == "sent" or str(asked.get("writer")).startswith(f"{ticket.writer}/")
+        batch = asked.get("batch")
+        writer = batch.get("writer") if isinstance(batch, dict) else None
+        fits = call == "sent" or str(writer).startswith(f"{ticket.writer}/")
         kind, what = "write", "this writer"
-    else:
-        what, do = f'a ticket does not open the action "{call}"', "Only the driver asks for that, with the token."
-        raise GatewayError("TL-G43", where, what, do)
     if ticket.kind != kind or not fits:
         do = "A driver asks for a ticket for each slice and each query. Everything else needs the token."
         raise GatewayError("TL-G43", where, f"the ticket is for something else than {what}", do)
 
 
 class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
-    """Listens on a network as soon as it is constructed, and hands what is let in to the gateway's unix socket.
-
-    Raises:
-        GatewayError: TL-G45, the address can't be listened on.
-    """
+    """Listens on a network once it is constructed (or TL-G45), and hands what is let in to a gateway's unix socket."""
 
     def __init__(self, location: str, certificate: ServerCertificate, gateway: str, door: Gatekeeper) -> None:
         # Calls may come in as soon as the base class is constructed: every field they use is set before.
@@ -177,15 +171,12 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
             return flight.GeneratorStream(stream.schema, _rows(stream))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Bring the gateway what comes, batch by batch."""
+        """Bring the gateway what comes."""
         with self._admitted(context, "put", descriptor.command):
             stream, answers = self._gateway.do_put(descriptor, reader.schema)
             try:
                 for chunk in reader:
-                    if chunk.app_metadata is None:
-                        stream.write_batch(chunk.data)
-                    else:
-                        stream.write_with_metadata(chunk.data, chunk.app_metadata)
+                    stream.write_batch(chunk.data)
                 stream.done_writing()
                 answer = answers.read()
             finally:
@@ -278,7 +269,7 @@ def _serve(told: Mapping[str, Any]) -> None:
             if str(error) != problem:
                 log.warning("certificates not renewed", code=error.code, reason=(problem := str(error)))
             continue
-        if certificate != service.certificate:
+        if certificate != service.certificate:  # a server keeps the one that it was given
             _shut_down(service)
             service = _listening(service.location, certificate, gateway, door)
             log.info("certificates renewed")

@@ -87,23 +87,19 @@ class KnownOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """What the outbox holds of a batch.
-
-    Attributes:
-        rows: So many of its rows, from the first on, durable.
-        end: Offset in the outbox after the last of them.
-        whole: Nothing more is expected of it.
-        already: They were there before this call.
-        newest: Number of the writer's newest batch; -1 when it has none.
-        outbox: Where the outbox ends.
-    """
+    """What the outbox holds of a batch, as `towline.journal.outbox.Appended` says it, and where the outbox ends."""
 
     rows: int
     end: int
     whole: bool
     already: bool
     newest: int
-    outbox: KnownOffset | None = None
+    outbox: KnownOffset
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Self:
+        """From a gateway's answer."""
+        return cls(**{**answer, "outbox": KnownOffset(*answer["outbox"])})
 
 
 def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
@@ -29,30 +29,21 @@ from towline.delivery.outrows import arrived
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import TicketKey
 from towline.gateway.client import FOREIGN_LEASE_S
-from towline.gateway.endpoint import (
-    END_OF_ROWS,
-    ENDPOINT_FILE,
-    GatewayEndpoint,
-    error_fields,
-    location_of,
-    socket_path,
-)
+from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, error_fields, location_of, socket_path
 from towline.gateway.identity import KnownOffset, check_offset, extent
 from towline.gateway.sessions import ChangeState
 from towline.gateway.settings import GatewaySettings, SubscribedFilter
 from towline.journal import Batch, largest_frame
-from towline.journal.segment import RowSlice, combined
+from towline.journal.segment import cut
 from towline.logfile import own_log
 from towline.processes import ProcessMark
-from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, ROW_SCHEMA
+from towline.schema import MESSAGE_SCHEMA, ROW_SCHEMA
 from towline.text import cause
 from towline.threads import Condition, guarded_thread
 from towline.timing import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    import pyarrow as pa
 
     from towline.gateway.pump import Pump
     from towline.journal import Journal, Outbox
@@ -64,10 +55,6 @@ MAX_WAIT_S = 60.0
 _WAITING: Final = frozenset({"wait", "sent"})
 #: How often a waiting call looks whether its caller is still there, in seconds.
 _GLANCE_S: Final = 1.0
-#: A piece above is stored before more is read.
-_AT_ONCE: Final = 4 << 20
-#: Most rows of one frame.
-_FRAME_ROWS: Final = 1 << 20
 #: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
 _ASK_S: Final = 15.0
 #: So many leases that have ended are remembered: a reader that comes back after as many others is long gone.
@@ -107,9 +94,9 @@ class Leases:
     """The readers of one gateway [I8].
 
     A reader draws its lease itself, and the first that comes has the consumer: a gateway that was started again needs
-    no other word of who reads. A lease ends when it is released. When its holder's process is gone, or its holder on
-    another host has not called for `FOREIGN_LEASE_S`, the next reader follows; a newer one of the same process does
-    so at once. What has ended is refused for ever.
+    no other word of who reads. When a holder's process is gone, or on another host has not called for
+    `FOREIGN_LEASE_S`, the next reader follows; a newer one of the same process does so at once. What has ended is
+    refused for ever.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -209,7 +196,7 @@ class LongPoll:
 
 
 class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Serves one inbox journal; listens as soon as it is constructed.
+    """Serves one inbox, and an outbox where there is one; listens as soon as it is constructed.
 
     Args:
         settings: ``endpoint.json`` and, where the path is short enough, the socket go to their state directory.
@@ -218,9 +205,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         outbox: Takes what is to be sent; None for a gateway that only receives.
         status: More facts for the action ``status``; called on a server thread.
         failed: Called when a journal has failed under a call [I6]; the gateway has to end.
-
-    Attributes:
-        tickets: Signs what the network's process then takes; who may call here may do all of it anyway.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -248,6 +232,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             name.removeprefix("_on_"): validate_call(getattr(self, name)) for name in dir(self) if name[:4] == "_on_"
         }
         self._reads, self._takes = validate_call(self._read), validate_call(self._take)
+        #: Signs what the network's process then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(self._name, self._state_dir)
         self._socket.unlink(missing_ok=True)  # of a killed gateway: the journal's lock says that we are alone [I8]
         try:
@@ -256,13 +241,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             what, do = f"the socket can't be opened ({error})", "Look at the directory's rights."
             raise GatewayError("TL-G02", str(self._socket), what, do) from error
         self._socket.chmod(0o600)
-        me = ProcessMark.of(os.getpid())
         self._publish(
             GatewayEndpoint(
                 location=location_of(self._socket),
-                pid=me.pid,
-                started=me.started,
-                host=me.host,
+                **asdict(ProcessMark.of(os.getpid())),
                 name=self._name,
                 journal=journal.journal_id,
                 since=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -270,8 +252,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 owner_pid=settings.owner_pid,
             )
         )
-
-    # -- the gateway's side ------------------------------------------------------------------------------------
 
     def _publish(self, endpoint: GatewayEndpoint) -> None:
         self.endpoint = endpoint
@@ -313,7 +293,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             return flight.GeneratorStream(ROW_SCHEMA, self._answer(self._reads, ticket.ticket))
 
     def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take the rows of a batch into the outbox; ``{writer, batch}`` names it [I10]."""
+        """Take rows of ``{batch, start, whole}`` into the outbox, once [I10]."""
         with errors_on_the_wire(self._name):
             writer.write(json.dumps(self._answer(self._takes, descriptor.command, reader=reader)).encode())
 
@@ -334,29 +314,14 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             raise bad_request(self._name, f'"{name}" is not accepted: {first["msg"].lower()}') from None
 
     def _read(self, journal: Text, start: Number, end: Number, incarnation: OptionalText = "") -> Any:
-        self._there(journal, start, end, incarnation)
-        return self._rows(start, end)
-
-    def _take(
-        self,
-        writer: Text,
-        batch: Number,
-        origin: OptionalText,
-        attempt: OptionalText,
-        *,
-        start: Number,
-        whole: bool,
-        reader: Any,
-    ) -> Any:
-        outbox, named = self._outgoing(), Batch(writer, batch, origin, attempt)
-        return self._stored(
-            take_batch(outbox, self._name, named, reader, start=start, whole=whole, wake=self._pump.wake)
-        )
-
-    def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         with errors_on_the_wire(self._name):
+            self._there(journal, start, end, incarnation)
             if start < end:
                 yield from self._journal.read(start, end)
+
+    def _take(self, batch: Batch, start: Number, *, whole: bool, reader: Any) -> Any:
+        outbox, wake = self._outgoing(), self._pump.wake
+        return self._stored(take_batch(outbox, self._name, batch, reader, start=start, whole=whole, wake=wake))
 
     # -- actions -----------------------------------------------------------------------------------------------
 
@@ -440,8 +405,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._publish(replace(self.endpoint, settings=settings))
         return told
 
-    def _on_place(self, writer: Text, batch: Number, origin: OptionalText, attempt: OptionalText) -> Any:
-        return self._stored(self._outgoing().stored(Batch(writer, batch, origin, attempt)))
+    def _on_place(self, batch: Batch) -> Any:
+        return self._stored(self._outgoing().stored(batch))
 
     def _stored(self, stored: Appended) -> dict[str, object]:
         here = extent(self._outgoing())
@@ -520,63 +485,32 @@ def take_batch(
     whole: bool,
     wake: Callable[[], None] = lambda: None,
 ) -> Appended:
-    """Store the rows of a stream, exactly once; of a larger batch several frames are made.
+    """Store what a stream brings of a batch, exactly once: one record batch, in as many frames as it needs.
 
-    A stream whose client was killed ends for gRPC as one that is complete. So a client says at the end that this is the
-    end (`END_OF_ROWS`); else the last rows of the batch would be missing for ever, and nobody would bring them again
-    [I10].
-
-    Args:
-        outbox: Where they go.
-        where: The gateway, as errors name it.
-        batch: Whose rows they are.
-        reader: The stream.
-        start: Number of the first row within the batch.
-        whole: The batch ends with this stream.
-        wake: Called after rows came in.
+    Of several a part could be missing: a stream whose client was killed ends for gRPC as one that is complete [I10].
+    Errors name the gateway as `where`; each frame that is stored is a reason to `wake`.
 
     Raises:
-        GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off; what came of it is stored.
+        GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off before they came. TL-G08, it has
+            more than one record batch.
         TowlineError: What `Outbox.enter` says.
     """
     if not reader.schema.equals(MESSAGE_SCHEMA):
         what = "the rows have other columns than this gateway's outbox"
         raise GatewayError("TL-G21", where, what, "Use the same version of Towline on both sides.")
-    stored = outbox.stored(batch)
-    for piece, last in _pieces(_brought(reader, where), largest_frame(outbox.limits.max_bytes)):
-        rows = arrived(piece, Stamp.now())
-        stored = outbox.enter(rows, batch, start=start, whole=whole and last)
-        start += piece.num_rows
-        del piece, rows  # the next one may be as large
-        wake()
-    return stored
-
-
-def _brought(reader: Any, where: str) -> Iterator[RowSlice]:
-    ended = False
-    for chunk in reader:
-        ended = ended or (chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END_OF_ROWS)
-        yield RowSlice(chunk.data, chunk.data.nbytes)
-    if not ended:
+    batches = (chunk.data for chunk in reader)
+    if (rows := next(batches, None)) is None:
         what, do = "the stream of a batch broke off", "Its client brings the rest again, if it is there yet."
         raise GatewayUnreachable("TL-G39", where, what, do)
-
-
-def _pieces(rows: Iterator[RowSlice], most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """The rows of a stream in pieces of at most `most` bytes or one row, and whether a piece is the last.
-
-    What is large does not wait for what comes behind it: then an empty piece is the last.
-    """
-    waiting: pa.RecordBatch | None = None
-    for piece in combined(rows, _FRAME_ROWS, most):
-        if waiting is not None:
-            yield waiting, False
-        waiting = piece
-        del piece
-        if waiting.nbytes > _AT_ONCE:
-            yield waiting, False
-            waiting = None
-    yield NO_MESSAGES if waiting is None else waiting, True
+    if next(batches, None) is not None:
+        raise bad_request(where, "the stream of a batch has more than one record batch")
+    frames = cut(rows, rows.num_rows, largest_frame(outbox.limits.max_bytes)) if rows.num_rows else [rows]
+    for frame in frames:
+        last = frame is frames[-1]
+        stored = outbox.enter(arrived(frame, Stamp.now()), batch, start=start, whole=whole and last)
+        start += frame.num_rows
+        wake()
+    return stored
 
 
 # What a client asks for, and how errors go back ----------------------------------------------------------------------

@@ -21,7 +21,9 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+from annotated_types import Ge, Len
 
 from towline.errors import JournalError, JournalFull
 from towline.journal.disk import full
@@ -35,20 +37,6 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk, Lock, Room
     from towline.journal.recovery import RecoveredJournal
-
-__all__ = [
-    "PUBLISHED",
-    "RELEASED",
-    "SENT",
-    "Appended",
-    "Batch",
-    "Flight",
-    "LastBatch",
-    "Outbox",
-    "job_of",
-    "waiting_in",
-]
-
 
 #: Phases of a flight: the receiver may have the row; it owns the row, and the id is being given back; as the first, of
 #: QoS 1, which has no second.
@@ -450,7 +438,7 @@ _OF_A_JOB: Final = re.compile(r"(job-[0-9a-f]{32})/[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Names some rows for ever, so that they enter once, however often they are brought.
+    """Names some rows for ever, so that they enter once, however often they are brought; bounds are for requests.
 
     Attributes:
         writer: Who writes one batch after the other, such as a query and a partition of it.
@@ -461,10 +449,10 @@ class Batch:
             for a batch that comes whole.
     """
 
-    writer: str
-    number: int
-    origin: str = ""
-    attempt: str = ""
+    writer: Annotated[str, Len(1, 256)]
+    number: Annotated[int, Ge(0)]
+    origin: Annotated[str, Len(0, 256)] = ""
+    attempt: Annotated[str, Len(0, 256)] = ""
 
 
 class Appended(NamedTuple):

@@ -165,7 +165,7 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
         if not stored.whole:
             start, names = 0, {"origin": origin, "attempt": attempt}
             for rows, last in _chunks(map(self.columns.rows, batches)):
-                send = methodcaller("send", writer, batch, [rows], MESSAGE_SCHEMA, start=start, whole=last, **names)
+                send = methodcaller("send", writer, batch, rows, start=start, whole=last, **names)
                 stored = self._patiently(place, send)
                 start += rows.num_rows
         if self.confirm_s is not None:

@@ -18,7 +18,6 @@ from towline import ClientSettings
 from towline.delivery.outrows import rows_of
 from towline.doctor.table import Standing
 from towline.net.client import Client
-from towline.schema import MESSAGE_SCHEMA
 
 __all__ = ["new_gateway"]
 
@@ -74,11 +73,11 @@ def test_a_downlink_loses_nothing_when_the_gateway_is_killed(
     client = gateway.start()
     gateway.until(state="online")
     rows = rows_of([{"topic": f"down{qos}/x", "payload": b"%d" % n, "qos": qos} for n in range(200)])
-    client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    client.send("q/0", 0, rows)
     seen_by(ear, 50)
     gateway.stop(signal.SIGKILL)
     client = gateway.start()
-    stored = client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    stored = client.send("q/0", 0, rows)
     assert stored.already
     assert client.sent(stored.end, timeout_s=60)
     numbers = seen_by(ear, 200)

@@ -14,7 +14,6 @@ from towline import ClientSettings
 from towline.delivery.outrows import rows_of
 from towline.doctor.table import Standing
 from towline.net.client import Client
-from towline.schema import MESSAGE_SCHEMA
 
 __all__ = ["new_gateway"]
 
@@ -58,9 +57,7 @@ def test_exactly_once_downlink_stands_still_at_the_first_message(rabbitmq: Rabbi
     name = "down-2"
     gateway = new_gateway(rabbitmq.uri, name, subscriptions=[], outbox={}, guarantee="exactly_once", protocol="3.1.1")
     client = gateway.start()
-    client.send(
-        "q/0", 0, [rows_of([{"topic": "d/2", "payload": b"%d" % n, "qos": 2} for n in range(50)])], MESSAGE_SCHEMA
-    )
+    client.send("q/0", 0, rows_of([{"topic": "d/2", "payload": b"%d" % n, "qos": 2} for n in range(50)]))
     status = wait_until(lambda: (s := gateway.status())["last_error"] and s, what="the refusal")
     assert status["last_error"]["code"] == "TL-M44"
     outbox = status["outbox"]
@@ -79,11 +76,11 @@ def test_a_downlink_of_qos_1_loses_nothing_when_the_gateway_is_killed(
     gateway = new_gateway(rabbitmq.uri, "down-1", subscriptions=[], outbox={}, protocol="3.1.1")
     client = gateway.start()
     rows = rows_of([{"topic": "down/x", "payload": b"%d" % n, "qos": 1} for n in range(500)])
-    client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    client.send("q/0", 0, rows)
     wait_until(lambda: ear.status()["journaled"] >= 50, what="some of them")
     gateway.stop(signal.SIGKILL)
     client = gateway.start()
-    stored = client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    stored = client.send("q/0", 0, rows)
     assert client.sent(stored.end, timeout_s=60)
     wait_until(lambda: set(ear.seen()) == set(range(500)), what="all of them")
     assert gateway.status()["sessions_lost"] == 0

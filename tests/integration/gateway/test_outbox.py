@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pyarrow as pa
 import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -25,7 +26,6 @@ from towline.delivery.outrows import rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalError, JournalFull
 from towline.gateway.settings import OutboxSettings
-from towline.schema import MESSAGE_SCHEMA
 from towline_prove.devstack import Mosquitto
 
 KEEPING = {
@@ -165,12 +165,12 @@ def test_kill_9_of_the_gateway_loses_nothing(
     gateway.start()
     for batch in range(3):
         client = gateway.client
-        client.send("q/0", batch, [rows(range(total, total + 400), qos)], MESSAGE_SCHEMA)
+        client.send("q/0", batch, rows(range(total, total + 400), qos))
         total += 400
         wait_until(lambda seen=total - 350: ear.hear() > seen, what="some of the batch")  # type: ignore[misc]
         gateway.stop(signal.SIGKILL)
         client = gateway.start()
-        assert client.send("q/0", batch, [rows(range(total - 400, total), qos)], MESSAGE_SCHEMA).already
+        assert client.send("q/0", batch, rows(range(total - 400, total), qos)).already
     account = drained(gateway)
     ear.until(total)
     counts = Counter(ear.numbers())
@@ -189,7 +189,7 @@ def test_a_broker_that_is_stopped_and_started_loses_nothing(
     ears.append(ear := Ear(broker))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
-    client.send("q/0", 0, [rows(range(1500), qos)], MESSAGE_SCHEMA)
+    client.send("q/0", 0, rows(range(1500), qos))
     for seen in (200, 700):
         wait_until(lambda seen=seen: ear.hear() > seen, what="some messages")  # type: ignore[misc]
         broker.stop()
@@ -211,8 +211,8 @@ def test_what_came_while_the_broker_was_away_is_delivered_and_what_expired_is_no
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
     broker.stop()
-    client.send("q/0", 0, [rows(range(5), 1, message_expiry_seconds=0)], MESSAGE_SCHEMA)
-    client.send("q/0", 1, [rows(range(5, 10), 2, message_expiry_seconds=1000, retain=True)], MESSAGE_SCHEMA)
+    client.send("q/0", 0, rows(range(5), 1, message_expiry_seconds=0))
+    client.send("q/0", 1, rows(range(5, 10), 2, message_expiry_seconds=1000, retain=True))
     assert not client.sent(10, timeout_s=0.2)
     broker.start()
     account = drained(gateway)
@@ -230,7 +230,7 @@ def test_a_lost_session_sends_again_what_the_broker_had_not_released(
     broker = new_mosquitto(max_queued_messages="0")
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
-    client.send("q/0", 0, [rows(range(3000), 2)], MESSAGE_SCHEMA)
+    client.send("q/0", 0, rows(range(3000), 2))
     wait_until(lambda: outbox(gateway)["delivered"] > 100, what="some messages at the broker")
     broker.kill()
     broker.start()
@@ -253,7 +253,7 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     messages[5]["topic"] = "forbidden"
     messages[6]["topic"] = "forbidden"
     messages[9]["topic"] = "wild/#"  # MQTT has no way to say it
-    stored = client.send("q/0", 0, [rows_of(messages)], MESSAGE_SCHEMA)
+    stored = client.send("q/0", 0, rows_of(messages))
     assert client.sent(stored.end, timeout_s=60)
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (17, 3)
@@ -265,7 +265,7 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     assert sorted((row["number"], row["reason"]) for row in kept) == [(5, 0x87), (6, 0x87), (9, 0x90)]
     older = new_gateway(broker, name="older", subscriptions=[], outbox={}, protocol="3.1.1")
     client = older.start()
-    assert client.sent(client.send("q/0", 0, [rows_of(messages[5:7])], MESSAGE_SCHEMA).end, timeout_s=60)
+    assert client.sent(client.send("q/0", 0, rows_of(messages[5:7])).end, timeout_s=60)
     account = outbox(older)
     assert (account["delivered"], account["refused"]) == (2, 0), "3.1.1 has no word for it: docs/guarantees.md"
 
@@ -279,7 +279,7 @@ def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_
     batch = 0
     with pytest.raises(JournalFull):  # noqa: PT012 - the n-th of them
         while True:
-            client.send("q/0", batch, [big], MESSAGE_SCHEMA)
+            client.send("q/0", batch, big)
             batch += 1
     assert outbox(gateway)["queued"] == 4 * batch
     broker.start()
@@ -287,7 +287,7 @@ def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_
 
     def taken() -> bool:
         try:
-            return client.send("q/0", batch, [big], MESSAGE_SCHEMA).rows == 4
+            return client.send("q/0", batch, big).rows == 4
         except JournalFull:
             return False
 
@@ -302,18 +302,18 @@ def test_a_large_batch_that_comes_again_in_another_order_is_sent_once_and_whole(
     ears.append(ear := Ear(broker))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
-    client.send("q/0", 0, [rows(range(3), 2)], MESSAGE_SCHEMA, whole=False, attempt="first")
-    client.send("q/1", 0, [rows(range(100, 110), 2)], MESSAGE_SCHEMA, attempt="other")
+    client.send("q/0", 0, rows(range(3), 2), whole=False, attempt="first")
+    client.send("q/1", 0, rows(range(100, 110), 2), attempt="other")
     ear.until(10)  # what is behind it leaves
     assert client.sent(client.place("q/1", 0).end, timeout_s=30)
     gateway.stop(signal.SIGKILL)
     client = gateway.start()
     assert not client.place("q/0", 0, attempt="second").whole
     order = [rows(range(n, n + 1), 2) for n in (3, 0, 1, 2)]
-    client.send("q/0", 0, order, MESSAGE_SCHEMA, whole=False, attempt="second")
+    client.send("q/0", 0, pa.concat_batches(order), whole=False, attempt="second")
     with pytest.raises(JournalError, match="TL-J16"):
-        client.send("q/0", 0, [rows(range(3, 4), 2)], MESSAGE_SCHEMA, start=3, attempt="first")
-    stored = client.send("q/0", 0, [rows(range(4, 5), 2)], MESSAGE_SCHEMA, start=4, attempt="second")
+        client.send("q/0", 0, rows(range(3, 4), 2), start=3, attempt="first")
+    stored = client.send("q/0", 0, rows(range(4, 5), 2), start=4, attempt="second")
     assert client.sent(stored.end, timeout_s=30)
     ear.until(15)
     account = drained(gateway)
@@ -331,13 +331,13 @@ def test_an_older_copy_of_the_outbox_sends_nothing(
     gateway = new_gateway(broker, subscriptions=[], outbox={"checkpoint": str(checkpoint)})
     client = gateway.start()
     broker.stop()
-    client.send("q/0", 0, [rows(range(5), 2)], MESSAGE_SCHEMA)
+    client.send("q/0", 0, rows(range(5), 2))
     gateway.stop(signal.SIGKILL)
     place, copy = gateway.settings.outgoing, tmp_path / "copy"
     shutil.copytree(place, copy)
     broker.start()
     client = gateway.start()
-    stored = client.send("q/0", 1, [rows(range(5, 10), 2)], MESSAGE_SCHEMA)
+    stored = client.send("q/0", 1, rows(range(5, 10), 2))
     assert stored.outbox is not None
     journal, tip, incarnation = stored.outbox
     stored.outbox.keep(str(checkpoint))
@@ -358,12 +358,12 @@ def test_qos_0_is_sent_once(new_mosquitto: NewMosquitto, new_gateway: NewGateway
     ears.append(ear := Ear(broker))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
-    client.send("q/0", 0, [rows(range(500), 0)], MESSAGE_SCHEMA)
+    client.send("q/0", 0, rows(range(500), 0))
     ear.until(500)
     gateway.stop(signal.SIGKILL)
     gateway.start()
     assert drained(gateway)["delivered"] == 500
-    gateway.client.send("q/0", 1, [rows(range(500, 501), 1)], MESSAGE_SCHEMA)
+    gateway.client.send("q/0", 1, rows(range(500, 501), 1))
     ear.until(501)
     assert len(ear.messages) == 501
     assert in_order(ear.messages)

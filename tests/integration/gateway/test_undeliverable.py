@@ -67,7 +67,7 @@ def test_a_message_at_which_the_broker_cuts_is_set_aside_and_the_others_arrive(
     messages: list[dict[str, Any]] = [{"topic": f"d/{n % 3}", "payload": b"%d" % n, "qos": qos} for n in range(60)]
     messages[20]["topic"] = "tab\there"
     messages[41]["user_properties"] = [{"key": "k", "value": "line\nfeed"}]
-    stored = client.send("q/0", 0, [rows_of(messages)], MESSAGE_SCHEMA)
+    stored = client.send("q/0", 0, rows_of(messages))
     assert client.sent(stored.end, timeout_s=60)
     assert refused(gateway) == [(20, CUT), (41, CUT)]
     account = outbox(gateway)
@@ -99,7 +99,7 @@ def test_no_value_of_a_row_ends_the_gateway(
         not_utf8("content_type"),
         rows_of([{"topic": "d", "payload": b"last", "qos": 1, "message_expiry_seconds": 2**32}]),
     ]
-    stored = client.send("q/0", 0, rows, MESSAGE_SCHEMA)
+    stored = client.send("q/0", 0, pa.concat_batches(rows))
     gateway.stop(signal.SIGKILL)
     broker.start()
     client = gateway.start()
@@ -132,7 +132,7 @@ def test_a_wrong_acl_overnight_is_replayed_once(
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
     rows = rows_of([{"topic": "d", "payload": b"%d" % n, "qos": 2} for n in range(300)])
-    stored = client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    stored = client.send("q/0", 0, rows)
     assert client.sent(stored.end, timeout_s=60)
     assert outbox(gateway)["refused"] == 300
     broker.stop()
@@ -159,7 +159,7 @@ def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_is_set_aside_with_the
     gateway = new_gateway(new_mosquitto(max_packet_size="2000"), subscriptions=[], outbox={}, protocol="3.1.1")
     client = gateway.start()
     messages = [{"topic": "d", "payload": bytes(size), "qos": 1} for size in (10, 1500, 5000, 20, 30)]
-    stored = client.send("q/0", 0, [rows_of(messages)], MESSAGE_SCHEMA)
+    stored = client.send("q/0", 0, rows_of(messages))
     assert client.sent(stored.end, timeout_s=60)
     assert refused(gateway) == [(2, CUT)]
     lines = [json.loads(line) for line in gateway.log.read_text().splitlines()]

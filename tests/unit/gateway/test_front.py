@@ -32,7 +32,7 @@ from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.process import NetworkFront
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
-from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, OUTBOX_SCHEMA
+from towline.schema import NO_MESSAGES, OUTBOX_SCHEMA
 from towline.spark.link import GatewayPlace
 from towline_prove.devstack.ports import free_port
 
@@ -101,7 +101,8 @@ def test_everything_passes_as_it_is(fronted: Fronted) -> None:
         assert got.equals(pa.Table.from_batches([rows(end - 2500, 2500)]))
     with GatewayClient(listens_at(fronted.front), Access(), ticket=writing, authority=authority) as worker:
         batch = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(1000)])
-        stored = worker.send("query/0", 0, [batch, batch], MESSAGE_SCHEMA)
+        assert not worker.send("query/0", 0, batch, whole=False).whole
+        stored = worker.send("query/0", 0, batch, start=1000)
         assert (stored.rows, stored.whole) == (2000, True)
         assert worker.place("query/0", 0).rows == 2000
 
@@ -113,7 +114,7 @@ def test_the_gateways_errors_come_in_its_own_words(fronted: Fronted) -> None:
         with pytest.raises(GatewayError, match="TL-G06"):
             list(driver.read(fronted.server.journal.journal_id, 0, 1 << 40))
         with pytest.raises(GatewayError, match="TL-G21"):
-            driver.send("query/1", 0, [rows(0, 1)], rows(0, 1).schema)
+            driver.send("query/1", 0, rows(0, 1))
 
 
 def test_it_is_started_again_on_the_same_port_and_nothing_is_forgotten(fronted: Fronted, tmp_path: Path) -> None:
@@ -309,7 +310,7 @@ def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: 
             with pytest.raises(GatewayUnreachable, match="TL-G01"):
                 list(driver.read(fronted.server.journal.journal_id, end - 1, end))
             with pytest.raises(GatewayUnreachable, match="TL-G01"):
-                driver.send("silent/0", 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+                driver.send("silent/0", 0, NO_MESSAGES)
         finally:
             os.kill(fronted.pid, signal.SIGCONT)
         assert sum(batch.num_rows for batch in driver.read(fronted.server.journal.journal_id, end - 1, end)) == 1
@@ -357,7 +358,7 @@ def test_it_ends_with_the_gateway(tmp_path: Path, fronted: Fronted) -> None:
     front.close()
 
 
-#: A task that is killed in the midst of a batch: MANY rows are on their way when its process goes.
+#: A task that is killed in the midst of a batch: MANY record batches are on their way when its process goes.
 TASK = """
 import json, os, signal, sys
 from pyarrow import flight
@@ -366,7 +367,7 @@ from towline.schema import MESSAGE_SCHEMA
 location, authorization, authority, writer, start, many = sys.argv[1:]
 given = {"tls_root_certs": open(authority, "rb").read()} if "tls" in location else {}
 stranger = flight.connect(location, **given)
-fields = {"writer": writer, "batch": 0, "start": int(start), "whole": 1, "origin": "", "attempt": ""}
+fields = {"batch": {"writer": writer, "number": 0}, "start": int(start), "whole": 1}
 descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
 options = flight.FlightCallOptions(headers=[(b"authorization", authorization.encode())])
 stream, answers = stranger.do_put(descriptor, MESSAGE_SCHEMA, options)
@@ -380,16 +381,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("way", ["unix", "network"])
-@pytest.mark.parametrize("many", [0, 3])
-def test_a_batch_whose_task_was_killed_is_not_whole(
-    fronted: Fronted, monkeypatch: pytest.MonkeyPatch, way: str, many: int
+@pytest.mark.parametrize(("many", "outcome"), [(0, "TL-G39"), (1, "taken"), (2, "TL-G08")])
+def test_what_a_task_brings_that_was_killed_is_there_as_a_whole_or_not_at_all(
+    fronted: Fronted, monkeypatch: pytest.MonkeyPatch, way: str, many: int, outcome: str
 ) -> None:
-    """For gRPC such a stream ends as any other: the rows that were still to come would have been lost."""
+    """For gRPC such a stream ends as any other: of several record batches those still to come would be lost."""
     location = fronted.server.location if way == "unix" else listens_at(fronted.front)
     writer = f"{way}-{many}/0"
     half = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(20)])
     with GatewayClient(fronted.server.location) as client:
-        assert client.send(writer, 0, [half], MESSAGE_SCHEMA, whole=False).rows == 20
+        assert client.send(writer, 0, half, whole=False).rows == 20
         outcomes: list[str] = []
         with monkeypatch.context() as patched:
             patched.setattr(service, "take_batch", partial(told, service.take_batch, outcomes))
@@ -400,11 +401,14 @@ def test_a_batch_whose_task_was_killed_is_not_whole(
                 wait_until(lambda: outcomes, what="the stream")
                 task.communicate("\n")
             wait_until(lambda: len(outcomes) > 1, what="the end of the stream")
-        assert outcomes == ["begun", "TL-G39"]
+        assert outcomes == ["begun", outcome]
         stored = client.place(writer, 0)
-        assert (stored.whole, 20 <= stored.rows <= 20 + 10 * many) == (False, True)
-        rest = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(stored.rows, 50)])
-        stored = client.send(writer, 0, [rest], MESSAGE_SCHEMA, start=stored.rows)
+        if outcome == "taken":
+            assert (stored.rows, stored.whole) == (30, True)
+            return
+        assert (stored.rows, stored.whole) == (20, False)
+        rest = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(20, 50)])
+        stored = client.send(writer, 0, rest, start=20)
         assert (stored.rows, stored.whole) == (50, True)
 
 

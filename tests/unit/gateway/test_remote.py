@@ -70,14 +70,14 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
         ticket = driver.sign_writer("query")
     with as_worker(far, ticket) as worker:
         assert worker.place("query/3", 0).rows == 0
-        stored = worker.send("query/3", 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+        stored = worker.send("query/3", 0, NO_MESSAGES)
         assert stored.whole
         assert worker.sent(stored.end, timeout_s=0)
         for foreign in ("other/3", "query", "query2/0"):
             with pytest.raises(GatewayError, match="TL-G43"):
                 worker.place(foreign, 0)
             with pytest.raises(GatewayError, match="TL-G43"):
-                worker.send(foreign, 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+                worker.send(foreign, 0, NO_MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_one_kind_of_ticket_does_not_stand_for_the_other(far: Remote) -> None:
         with pytest.raises(GatewayError, match="TL-G43"):
             worker.place("query/0", 0)
         with pytest.raises(GatewayError, match="TL-G43"):
-            worker.send("query/0", 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+            worker.send("query/0", 0, NO_MESSAGES)
     with as_worker(far, writing) as worker, pytest.raises(GatewayError, match="TL-G43"):
         list(worker.read(journal, 0, 0))
 

@@ -18,9 +18,7 @@ from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalError
 from towline.gateway import service
-from towline.gateway.endpoint import END_OF_ROWS
 from towline.journal import Batch, Limits, Outbox
-from towline.journal.segment import RowSlice
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Messages
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
@@ -77,34 +75,26 @@ class Stream:
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        end = SimpleNamespace(data=self._batches[-1].slice(0, 0), app_metadata=pa.py_buffer(END_OF_ROWS))
-        return iter([*(SimpleNamespace(data=batch, app_metadata=None) for batch in self._batches), end])
+        return iter([SimpleNamespace(data=batch) for batch in self._batches])
 
 
-@given(st.lists(SIZES, max_size=4), st.sampled_from([500, 1 << 20]))
-def test_frames_of_the_outbox(chunks: list[list[int]], at_once: int) -> None:
-    sizes = [size for chunk in chunks for size in chunk]
-    whole = messages(sizes) if sizes else None
-    batches, at = [], 0
-    for chunk in chunks:
-        assert whole is not None
-        batches.append(whole.slice(at, len(chunk)))
-        at += len(chunk)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "_AT_ONCE", at_once)
-        pieces = list(service._pieces((RowSlice(batch, batch.nbytes) for batch in batches), BOUND))
-    assert bounded([rows for rows, _ in pieces])
-    assert numbers([rows for rows, _ in pieces]) == list(range(len(sizes)))
-    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
-
-
-def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [[1000, 10, 9000, 0, 0, 1500, 700], []])
+def test_rows_of_any_size_enter_the_outbox_in_frames_of_a_bounded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
     monkeypatch.setattr(service, "largest_frame", lambda _limit: BOUND)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=Unsynced())
-    sizes = [1000, 10, 9000, 0, 0, 1500, 700]
+    frames: list[pa.RecordBatch] = []
+
+    def stamped(rows: pa.RecordBatch, at: Stamp) -> pa.RecordBatch:
+        frames.append(rows)
+        return arrived(rows, at)
+
+    monkeypatch.setattr(service, "arrived", stamped)
     stored = service.take_batch(outbox, "here", Batch("q/0", 3), Stream([messages(sizes)]), start=0, whole=True)
-    assert (stored.rows, stored.whole) == (7, True)
-    assert numbers(list(outbox.read(0, 7))) == list(range(7))
+    assert (stored.rows, stored.whole) == (len(sizes), True)
+    assert bounded(frames)
+    assert numbers(frames) == numbers([*outbox.read(0, len(sizes))] if sizes else []) == list(range(len(sizes)))
     outbox.close()
 
 

@@ -108,11 +108,15 @@ def test_a_reader_gets_no_other_rows(fields: dict[str, Any]) -> None:
 def test_a_writer_is_no_other(writer: str) -> None:
     ticket = key().opened(key().sign(60, **WRITE))
     for call in ("put", "place"):
-        check_call("plant", ticket, call, b'{"writer": "q/0"}')
+        check_call("plant", ticket, call, b'{"batch": {"writer": "q/0"}}')
         with pytest.raises(GatewayError, match=r"something else than this writer.*TL-G43"):
-            check_call("plant", ticket, call, json.dumps({"writer": writer}).encode())
+            check_call("plant", ticket, call, json.dumps({"batch": {"writer": writer}}).encode())
+    none: list[Any] = [None, "q/0", ["q/0"], {}]
+    for batch in none:
+        with pytest.raises(GatewayError, match="TL-G43"):
+            check_call("plant", ticket, "put", json.dumps({"batch": batch, "writer": "q/0"}).encode())
     check_call("plant", ticket, "sent", b"{}")
-    with pytest.raises(GatewayError, match=r'does not open the action "wait".*TL-G43'):
+    with pytest.raises(GatewayError, match=r'something else than the action "wait".*TL-G43'):
         check_call("plant", ticket, "wait", b"{}")
 
 
@@ -122,7 +126,7 @@ def test_one_kind_does_not_stand_for_another() -> None:
     with pytest.raises(GatewayError, match="TL-G43"):
         check_call("plant", key().opened(key().sign(60, **{**both, "kind": "write"})), "get", asking())
     with pytest.raises(GatewayError, match="TL-G43"):
-        check_call("plant", key().opened(key().sign(60, **both)), "put", b'{"writer": "q/0"}')
+        check_call("plant", key().opened(key().sign(60, **both)), "put", b'{"batch": {"writer": "q/0"}}')
 
 
 def test_the_key_outlives_the_gateway_and_is_its_owners_alone(tmp_path: Path) -> None:
