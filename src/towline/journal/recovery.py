@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk
 
-__all__ = ["RecoveredJournal", "recover", "session_in", "state_in"]
-
 
 class RecoveredJournal(NamedTuple):
     """A journal ready to go on in a new segment.
