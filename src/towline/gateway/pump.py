@@ -44,19 +44,8 @@ from towline.gateway.sessions import Drain, DrainStep, WantedFilters, end_sessio
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
-from towline.mqtt.events import (
-    Acknowledged,
-    Action,
-    Deliver,
-    Event,
-    Filter,
-    Held,
-    Online,
-    Probe,
-    Remember,
-    SessionLost,
-    Subscribed,
-)
+from towline.mqtt import events
+from towline.mqtt.events import Acknowledged, Action, Event, Filter, Online
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.subscriptions import UNSURE
@@ -142,7 +131,7 @@ class Pump:
             name=settings.name,
             acks=settings.acks,
             max_packet_bytes=settings.max_packet_bytes,
-            least_qos=settings.least_qos,
+            least_qos=settings.least_qos(settings.subscriptions),
             handle=self._handle,
             on_rows=news,
             note=self._no_room,
@@ -174,8 +163,8 @@ class Pump:
         self._connection = settings.connection
         self._acks_after_kafka = settings.acks is AckAfter.KAFKA
         self._drain = None if settings.drain_s is None else Drain(settings.drain_s)
-        #: None while the gateway is drained: it has no filter, and gets none.
-        self._filters = None if self._drain else WantedFilters(settings, self._handle, self._uplink.expect)
+        wanted = settings.model_copy(update={"subscriptions": ()}) if self._drain else settings
+        self._filters = WantedFilters(wanted, self._handle)
         #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
         self._given_up = given_up(settings, inbox.session)
         self._driver = SessionDriver(self._connection, hooks)
@@ -213,15 +202,11 @@ class Pump:
         return self.ask(call)
 
     def want(self, change: str, filters: Sequence[Filter]) -> Future[dict[str, str]]:
-        """Want other filters, or ask how far that is (`WantedFilters.ask`).
-
-        Raises:
-            ConfigError: TL-C172, the gateway is being drained.
-        """
-        if (wanted := self._filters) is None:
+        """Want other filters, or ask how far that is (`WantedFilters.ask`); TL-C172 where the gateway is drained."""
+        if self._drain is not None:
             what = "the gateway is being drained, and takes no other filters"
             raise ConfigError("TL-C172", self._settings.name, what, "Start it without --drain, or wait.")
-        return self.ask(lambda: wanted.ask(change, filters))
+        return self.ask(lambda: self._filters.ask(change, filters, self._driver.session))
 
     def wake(self) -> None:
         """Make the loop look around now."""
@@ -394,14 +379,13 @@ class Pump:
     def _recalled(self, level: int) -> Session:
         """A session that knows what the journal holds of it."""
         settings = self._settings
-        filters = () if self._filters is None else self._filters.wanted
-        config = replace(self._connection.session_at(level), filters=filters)
+        config = replace(self._connection.session_at(level), filters=self._filters.of(self._session))
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
             self._inbox.append(released=list(self._inbox.held))
-        held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
+        held = {packet_id: events.Held(*entry) for packet_id, entry in self._inbox.held.items()}
         session = Session(config, record, self._inbox.end, held)
-        if self._filters is None and not (record and record.established):  # it may be subscribed to all of them
+        if self._drain is not None and not (record and record.established):  # it may be subscribed to all of them
             unsure = dict.fromkeys((one.pattern for one in settings.filters), UNSURE)
             session.subscriptions.known = unsure | session.subscriptions.known
         if self._acks_after_kafka:  # a repeat of what is stored and not committed has to wait too [I1]
@@ -412,18 +396,18 @@ class Pump:
         return session
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, Deliver):
+        if isinstance(action, events.Deliver):
             self._uplink.deliver(action, self._driver.session.inbound)
-        elif isinstance(action, Remember):
+        elif isinstance(action, events.Remember):
             record = asdict(action.record) if action.record else {}
             self._recorded(lambda: self._inbox.set_session(record))
-        elif isinstance(action, SessionLost):
+        elif isinstance(action, events.SessionLost):
             self._session_lost()
-        elif isinstance(action, Online | Subscribed):
+        elif isinstance(action, Online | events.Subscribed):
             if isinstance(action, Online):
                 self._online(action)
-            if self._filters is not None:
-                self._filters.answered(self._driver.session)
+            filters = self._driver.session.config.filters or self._settings.subscriptions
+            self._uplink.expect(self._settings.least_qos(filters))
         elif self._receipts is not None and isinstance(action, Acknowledged) and self._receipts.perform(action):
             return
         elif (downlink := self._downlink) is not None:
@@ -439,6 +423,7 @@ class Pump:
         self._log.info("online", broker=broker, session="kept" if action.resumed else "new")
         self._write_down(note_client, self._settings.state_dir, self._settings.mqtt_client_id, broker)
         kept = self._session_kept_s
+        quiet = online and not session.inbound.unacknowledged and not self._uplink.full
         if kept < self._settings.session_expiry_s:
             what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
             self._log.warning(what, code="TL-M36", broker=broker)
@@ -462,10 +447,9 @@ class Pump:
         online = driver.online and session.state is SessionState.ONLINE
         ends = drain.look(
             time.monotonic(),
-            lambda: driver.handle(Probe()),
+            lambda: driver.handle(events.Probe()),
+            (driver.count, self._uplink.received, len(session.inbound.held)) if quiet else None,
             subscribed=bool(session.subscriptions.known),
-            quiet=online and not session.inbound.unacknowledged and not self._uplink.full,
-            came=(driver.count, self._uplink.received, len(session.inbound.held)),
             probed=session.probed,
             owing=bool(waiting) or unsent or (receipts is not None and receipts.ledger.due),
         )

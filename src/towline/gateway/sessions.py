@@ -1,11 +1,7 @@
 """The session of a gateway that runs: other filters for it, and its end.
 
-Where other filters are wanted, the connection, its session and what the journal holds stay as they are: the broker is
-asked for the difference only (`towline.mqtt.events.Want`). A filter that it refuses takes the whole change back.
-Whoever asked comes with the same words again until it is told how that went, so that a gateway that was killed
-meanwhile is asked anew.
-
-A gateway leaves its line in one pass, ``towline gateway --drain``: takes in what its session holds, and ends that.
+Where other filters are wanted, the broker is asked for the difference only (`towline.mqtt.events.Want`); a filter that
+it refuses takes the whole change back. A gateway leaves its line in one pass, ``towline gateway --drain``:
 
     step         until
     LEAVING      UNSUBACK has come for every filter
@@ -14,12 +10,11 @@ A gateway leaves its line in one pass, ``towline gateway --drain``: takes in wha
                  has nothing left to send
     ENDING       a CONNECT with Clean Start is answered: the broker has no session any more
 
-Nothing of it is written down. After a kill the same command takes the same steps, and loses nothing: what was not
-acknowledged comes again, and where the session was ended already an empty one is made, and ended. Nothing new may be
-queued before what is queued can be taken out [MQTT-3.10.4-2, -3], and a session that is ended takes with it what it
-holds: what the broker has queued for this client it gives to no other. Nor does MQTT say when a session is empty: a
-broker answers a PINGREQ while it has yet to send. So only silence tells, and how much of it is enough is for the user
-to say.
+Nothing of it is written down: after a kill the same command takes the same steps, and where the session was ended
+already an empty one is made, and ended. Nothing new may be queued before what is queued can be taken out
+[MQTT-3.10.4-2, -3], and what a session holds that is ended the broker gives to no other. Nor does MQTT say when a
+session is empty, a broker answers a PINGREQ while it has yet to send: only silence tells, and how much of it is enough
+is for the user to say.
 """
 
 from __future__ import annotations
@@ -56,55 +51,36 @@ class ChangeState(StrEnum):
 
 
 class WantedFilters:
-    """The filters that a gateway wants; it belongs to the pump's thread.
+    """The filters that a gateway wants, at first those of its settings; it belongs to the pump's thread."""
 
-    Args:
-        settings: The gateway's, with the filters that it begins with.
-        handle: Gives the session an event.
-        expect: Counts messages with less than this QoS from now on.
-    """
-
-    def __init__(
-        self, settings: GatewaySettings, handle: Callable[[Event], None], expect: Callable[[int], None]
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, handle: Callable[[Event], None]) -> None:
         self._settings = settings
+        #: Gives the session an event.
         self._handle = handle
-        self._expect = expect
         #: The change that was asked for last: its name, and its filters.
-        self._change = ("", settings.subscriptions)
-        self._state, self._text = ChangeState.GRANTED, ""
+        self._change = ("", settings.filters)
 
-    @property
-    def wanted(self) -> tuple[Filter, ...]:
-        """What a session is to be subscribed to."""
-        return self._settings.filters
+    def of(self, former: Session | None) -> tuple[Filter, ...]:
+        """What a session that follows another is to be subscribed to: what was refused is wanted no more."""
+        return self._change[1] if former is None or former.refusal is None else former.config.filters
 
-    def ask(self, change: str, filters: Sequence[Filter]) -> dict[str, str]:
+    def ask(self, change: str, filters: Sequence[Filter], session: Session) -> dict[str, str]:
         """Want these filters; with the same name and filters it is asked how far the change is.
+
+        Who asks comes with the same words until it is told, so that a gateway that was killed meanwhile is asked anew.
 
         Returns:
             ``state``, a `ChangeState`, and ``text``: why the broker refused.
         """
-        named = tuple(filters)
-        if (change, named) != self._change:
-            self._change, self._state, self._text = (change, named), ChangeState.ASKED, ""
-            self._want(named)
-            self._handle(Want(self.wanted, or_back=True))
-        return {"state": self._state.value, "text": self._text}
-
-    def answered(self, session: Session) -> None:
-        """A session is online, or has all answers to a change: see what became of it."""
+        wanted = self._settings.model_copy(update={"subscriptions": tuple(filters)}).filters
+        if (change, wanted) != self._change:
+            self._change = (change, wanted)
+            self._handle(Want(wanted, or_back=True))
         if not session.subscribed:
-            return
-        if session.refusal is not None:
-            self._state, self._text = ChangeState.REFUSED, str(session.refusal)
-            self._want(session.config.filters)
-        elif session.config.filters == self.wanted:
-            self._state = ChangeState.GRANTED
-
-    def _want(self, filters: tuple[Filter, ...]) -> None:
-        self._settings = self._settings.model_copy(update={"subscriptions": filters})
-        self._expect(self._settings.least_qos)
+            return {"state": ChangeState.ASKED.value, "text": ""}
+        if session.config.filters == wanted:
+            return {"state": ChangeState.GRANTED.value, "text": ""}
+        return {"state": ChangeState.REFUSED.value, "text": str(session.refusal or "a filter was refused")}
 
 
 class DrainStep(StrEnum):
@@ -120,16 +96,12 @@ class DrainStep(StrEnum):
 class Drain:
     """The drain of one gateway: which step it stands at, and when its session counts as empty. Pure: no clock.
 
-    Args:
-        idle_s: How long nothing may come before the session counts as empty, in seconds.
-
-    Attributes:
-        step: How far it is.
-        due: When to look again by the clock; None where commits and answers of the broker wake.
+    Nothing may come for `idle_s` seconds before it does.
     """
 
     def __init__(self, idle_s: float) -> None:
         self.step = DrainStep.LEAVING
+        #: When to look again by the clock; None where commits and answers of the broker wake.
         self.due: float | None = None
         self._idle_s = idle_s
         #: All that had come when the silence began, None for no silence; when that was; and PINGREQs since then.
@@ -142,10 +114,9 @@ class Drain:
         self,
         now: float,
         probe: Callable[[], None],
+        came: tuple[int, ...] | None,
         *,
         subscribed: bool,
-        quiet: bool,
-        came: tuple[int, ...],
         probed: bool,
         owing: bool,
     ) -> bool:
@@ -154,17 +125,16 @@ class Drain:
         Args:
             now: Seconds on a clock that never goes back.
             probe: Sends a PINGREQ.
-            subscribed: A filter is subscribed, or may be.
-            quiet: The session is online, and no message is unacknowledged or not on disk.
             came: Changes with all that comes: connection, messages received (those too that were not stored), QoS 2
-                ids that are not released.
+                ids that are not released. None while it is not online, or a message is unacknowledged or not on disk.
+            subscribed: A filter is subscribed, or may be.
             probed: Every PINGREQ is answered.
             owing: A row is to be committed, a publisher is to get a receipt, or a message is to be sent.
         """
         self.due = None
         if subscribed:
             self.step = DrainStep.LEAVING
-        elif not self._is_empty(now, probe, came if quiet else None, probed=probed):
+        elif not self._is_empty(now, probe, came, probed=probed):
             self.step = DrainStep.TAKING
         elif owing:
             self.step = DrainStep.COMMITTING
@@ -178,13 +148,12 @@ class Drain:
             self._here, self._since, self._probes = came, now, 0
         if came is None:
             return False
-        asks = self._probes < _PROBES and now >= self._since + self._idle_s * self._probes / _PROBES
-        if asks:
-            self._probes += 1
+        if self._probes < _PROBES and now >= self._since + self._idle_s * self._probes / _PROBES:
+            self._probes, probed = self._probes + 1, False
             probe()
         at = self._since + self._idle_s * self._probes / _PROBES
         self.due = at if at > now else None
-        return probed and not asks and self._probes == _PROBES and now >= at
+        return probed and self._probes == _PROBES and now >= at
 
     def put_off(self, now: float) -> None:
         """The session could not be ended."""

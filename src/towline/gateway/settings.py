@@ -322,10 +322,9 @@ class GatewaySettings(MqttSettings):
             for one in self.subscriptions
         )
 
-    @property
-    def least_qos(self) -> int:
+    def least_qos(self, filters: Iterable[Filter]) -> int:
         """Messages with less are counted; with a dedupe key a line may subscribe with less than its promise takes."""
-        return min(policy(self.guarantee).qos, min((one.qos for one in self.subscriptions), default=0))
+        return min(policy(self.guarantee).qos, min((one.qos for one in filters), default=0))
 
     @property
     def connection(self) -> BrokerConnection:

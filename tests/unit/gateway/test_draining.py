@@ -19,7 +19,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
-FACTS: dict[str, Any] = {"subscribed": False, "quiet": True, "came": (1, 5, 0), "probed": True, "owing": False}
+FACTS: dict[str, Any] = {"came": (1, 5, 0), "subscribed": False, "probed": True, "owing": False}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
     def due() -> float | None:
         return drain.due
 
-    assert not look(0.0, quiet=False)
+    assert not look(0.0, came=None)
     assert due() is None
     assert not asked, "not while something is open, or it is offline"
     for now in (1.0, 2.0, 3.0, 5.0, 6.9, 7.0, 8.9):
@@ -75,7 +75,7 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
 
     for came in ((1, 6, 0), (2, 5, 0), (1, 5, 1), (1, 7, 0)):
         assert not look(100.0, came=came), "something came, or may come: all of it anew"
-    assert not look(100.0, quiet=False)
+    assert not look(100.0, came=None)
     assert due() is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from towline.gateway.sessions import WantedFilters
 from towline.gateway.settings import GatewaySettings, SubscribedFilter
 from towline.journal import Journal, Limits
 from towline.mqtt.codec import Packet
-from towline.mqtt.events import Action, Event, Filter, Lost, Subscribed
+from towline.mqtt.events import Action, Event, Filter, Lost
 from towline.schema import ROW_SCHEMA
 
 FILTERS = TypeAdapter(tuple[SubscribedFilter, ...])
@@ -28,24 +29,18 @@ class Line:
 
     def __init__(self, place: Path) -> None:
         given = {"name": "g", "state_dir": place, "brokers": "mqtt://b", "subscriptions": [A, B]}
-        self.least = -1
         self.session = online(CONFIG)
         self.sent: list[Packet] = []
-        self.filters = WantedFilters(GatewaySettings.model_validate(given), self._handle, self._expect)
+        self.filters = WantedFilters(GatewaySettings.model_validate(given), self._handle)
 
     def _handle(self, event: Event) -> None:
         self._perform(self.session.handle(event, 2.0))
 
     def _perform(self, actions: list[Action]) -> None:
         self.sent += sent(actions)
-        if any(isinstance(action, Subscribed) for action in actions):
-            self.filters.answered(self.session)
 
     def ask(self, change: str, filters: list[dict[str, Any]]) -> dict[str, str]:
-        return self.filters.ask(change, FILTERS.validate_python(filters))
-
-    def _expect(self, least_qos: int) -> None:
-        self.least = least_qos
+        return self.filters.ask(change, FILTERS.validate_python(filters), self.session)
 
     def hears(self, packet: Packet) -> None:
         self._perform(receive(self.session, packet, now=2.1))
@@ -67,7 +62,7 @@ def test_the_same_words_ask_and_tell_how_far_it_is(line: Line) -> None:
     line.hears(granted(line.asked(SubscribePacket).packet_id, 1))
     assert line.sent == [], "it is asked for once"
     assert line.ask("1", [A, B, C]) == {"state": "granted", "text": ""}
-    assert line.filters.wanted == tuple(Filter(one, 1) for one in ("a/#", "b", "c"))
+    assert line.filters.of(line.session) == tuple(Filter(one, 1) for one in ("a/#", "b", "c"))
     assert line.ask("2", [A]) == {"state": "asked", "text": ""}
     unsubscribe = line.asked(UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["b", "c"]
@@ -84,15 +79,15 @@ def test_what_is_subscribed_already_is_granted_at_once(line: Line) -> None:
 
 def test_what_is_refused_is_told_when_the_filters_before_are_there_again(line: Line) -> None:
     line.ask("1", [A, B, {"filter": "c", "qos": 0}])
-    assert line.least == 0
     line.hears(SubAckPacket(line.asked(SubscribePacket).packet_id, [SubAckReasonCode.NOT_AUTHORIZED]))
     assert line.ask("1", [A, B, {"filter": "c", "qos": 0}])["state"] == "asked"
     line.hears(UnsubAckPacket(line.asked(UnsubscribePacket).packet_id, [UnsubAckReasonCode.SUCCESS]))
     told = line.ask("1", [A, B, {"filter": "c", "qos": 0}])
     assert told["state"] == "refused"
     assert '"c"' in told["text"]
-    assert [one.pattern for one in line.filters.wanted] == ["a/#", "b"]
-    assert line.least == 1
+    assert [one.pattern for one in line.filters.of(line.session)] == ["a/#", "b"]
+    line.session = online(replace(CONFIG, filters=line.filters.of(line.session)))
+    assert line.ask("1", [A, B, {"filter": "c", "qos": 0}])["state"] == "refused", "of the session after it too"
 
 
 def test_without_a_connection_it_is_wanted_with_the_next(line: Line) -> None:
@@ -109,15 +104,19 @@ def test_a_session_that_begins_anew_wants_what_was_wanted_last(tmp_path: Path, b
     with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as inbox:
         pump = Pump(GatewaySettings.model_validate(given), inbox)
         broker.accept(pump, session_present=False)
-        assert pump._filters is not None
-        asked = pump.want("1", FILTERS.validate_python([A, C]))
+        wanted = FILTERS.validate_python([A, {"filter": "c", "qos": 0}])
+        asked = pump.want("1", wanted)
         turn(pump)
         assert asked.result(0)["state"] == "asked"
+        assert pump._uplink._least_qos == 1
         broker.say(pump, granted(2, 1))
-        told = pump.want("1", FILTERS.validate_python([A, C]))
+        told = pump.want("1", wanted)
         turn(pump)
         assert told.result(0)["state"] == "granted"
-        assert pump._recalled(5).config.filters == pump._driver.session.config.filters == pump._filters.wanted
+        assert pump._uplink._least_qos == 0, "what is taken with less is no longer counted as less"
+        again = pump._recalled(5).config.filters
+        assert again == pump._driver.session.config.filters
+        assert [one.pattern for one in again] == ["a/#", "c"]
         pump.stop()
         pump.run()
 
