@@ -4,18 +4,16 @@ Restored copies and swapped directories make an offset mean other rows. Each off
 journal and the opening of it that wrote the row below, so each of them is recognised before anything is taken in or cut
 [I14]. An older copy of an outbox would send once more what was delivered since: so its newest answer stands beside the
 query's own logs, durable before Spark commits the batch; the gateway compares it before it connects, and the sink
-before each batch. A checkpoint on no disk of this machine (an object store, HDFS) keeps nothing.
+before each batch.
 
 A client id that is given up without a word (a member taken out of the file, a changed ``client_id``) leaves its session
-at the broker, and nobody fetches what comes to it. So each id is written down when its first connection stands, and
-when its session was ended (``sessions.json``); `towline status` names what is left. That file is for people: what a
+at the broker, and nobody fetches what comes to it. So each id is written down in ``sessions.json``, for people: what a
 gateway must not forget stands in its journal.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import time
 from collections.abc import Mapping
@@ -25,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from towline import files
 from towline.checkpoint import Checkpoint
-from towline.errors import Fenced, GatewayError, JournalFailed
+from towline.errors import Fenced, GatewayError
 from towline.gateway.endpoint import text_of
 
 if TYPE_CHECKING:
@@ -37,12 +35,9 @@ OUTBOX_FILE: Final = "towline-outbox.json"
 
 
 class Extent(NamedTuple):
-    """Where a journal stands.
+    """Where a journal stands: its oldest offset, and the one after its last row.
 
-    Attributes:
-        first: The oldest offset that is still there.
-        tip: The offset after its last row.
-        incarnation: The opening that wrote the row below the offset that was asked about; "" where there is none.
+    ``incarnation`` is the opening that wrote the row below the offset that was asked about; "" where there is none.
     """
 
     journal: str
@@ -77,10 +72,9 @@ class KnownOffset(NamedTuple):
             raise GatewayError("TL-G37", checkpoint, what, do) from error
 
     def keep(self, checkpoint: str, number: int = 0) -> None:
-        """Keep it for `read`, durable; nothing to do where the checkpoint is on no disk of this machine.
+        """Keep it for `read`, durable; or TL-J20, and the batch must not be committed.
 
-        Raises:
-            JournalError: TL-J20, the disk did not take it: the batch must not be committed.
+        A checkpoint on no disk of this machine (an object store, HDFS) keeps nothing.
         """
         Checkpoint(checkpoint).keep_note(_outbox_file(number), json.dumps(self._asdict()) + "\n")
 
@@ -130,7 +124,7 @@ def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "in
     Args:
         name: Of the gateway.
         known: The offset.
-        here: Of its inbox or outbox, which `rows` names, asked about that offset.
+        here: Of its inbox or outbox, asked about that offset.
         rows: Which of them.
 
     Raises:
@@ -161,7 +155,7 @@ def extent(journal: Journal, offset: int | None = None) -> Extent:
 
 
 def check_checkpoint(name: str, journal: Journal, location: str, *, alone: bool = True) -> None:
-    """See that the newest batch a query has planned lies in this journal.
+    """See that the newest batch a query has planned lies in this journal; raises as `check_offset`.
 
     What lies below the journal's first row is left to the reader: those rows were committed.
 
@@ -170,9 +164,6 @@ def check_checkpoint(name: str, journal: Journal, location: str, *, alone: bool 
         journal: Its inbox.
         location: Of the query's checkpoint; "" for none. One on no disk of this machine can't be read here.
         alone: It is the only gateway that the query reads: a place under another name is its own from before.
-
-    Raises:
-        TowlineError: As `check_offset`.
     """
     if not location:
         return
@@ -194,12 +185,7 @@ def _places(offset: Any) -> list[tuple[str, KnownOffset]]:
 
 
 def check_outbox(name: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
-    """Compare an outbox with what a query's checkpoint keeps of it, before anything of it is sent.
-
-    Raises:
-        GatewayError: TL-G35 an older copy, TL-G37 what is kept can't be read.
-        Fenced: TL-G36 another outbox.
-    """
+    """Compare an outbox with what a query's checkpoint keeps of it; raises as `check_offset` and `KnownOffset.read`."""
     known = KnownOffset.read(checkpoint, number)
     if known is not None:
         check_offset(name, known, extent(outbox, known.offset), rows="outbox")
@@ -210,21 +196,18 @@ def _outbox_file(number: int) -> str:
 
 
 CLIENTS_FILE: Final = "sessions.json"
-#: A full disk keeps no gateway from going on [I7]; any other failure is one of the disk that holds the journal [I6].
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Directory in a line's state directory that has one for each member.
 MEMBERS: Final = "members"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSession:
-    """One client id of a state directory.
+    """The session of a client id of a state directory.
 
     Attributes:
-        client_id: As in CONNECT.
-        broker: Where its session may be, as last connected to.
+        broker: Where it may be, as last connected to.
         since: When its first connection stood, in seconds since 1970.
-        ended: When its session was ended at the broker; None while it may be there.
+        ended: When it was ended at the broker; None while it may be there.
         how: ``drained`` when it was empty then, ``discarded`` when it was given up with what it held; "" before.
     """
 
@@ -245,10 +228,10 @@ def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
 
 
 def note_client(state_dir: Path, client_id: str, broker: str) -> None:
-    """Write down that a client id has a session at a broker; since when it has one stays.
+    """Write down that a client id has a session at a broker, since when it has one stays; nothing on a full disk.
 
     Raises:
-        OSError: The disk is full. Any other failure is JournalFailed, TL-J04.
+        JournalFailed: TL-J04, the disk that holds the journal too has failed.
     """
     there = _session(state_dir, client_id) or ClientSession(client_id, since=time.time())
     _write(state_dir, replace(there, broker=broker))
@@ -295,7 +278,7 @@ def _write(state_dir: Path, session: ClientSession) -> None:
     try:
         files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise
-        what = f"writing {CLIENTS_FILE} failed ({files.why(error)})"
-        raise JournalFailed("TL-J04", str(state_dir), what, "Check the disk and start again.") from error
+        from towline.journal.disk import NO_ROOM, failed  # noqa: PLC0415 - workers need none
+
+        if error.errno not in NO_ROOM:  # which keeps no gateway from going on [I7]
+            raise failed(state_dir, f"writing {CLIENTS_FILE}", error) from error

@@ -421,7 +421,7 @@ class Pump:
         self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
         notify(STATUS=f"connected to {broker}")
         self._log.info("online", broker=broker, session="kept" if action.resumed else "new")
-        self._write_down(note_client, self._settings.state_dir, self._settings.mqtt_client_id, broker)
+        note_client(self._settings.state_dir, self._settings.mqtt_client_id, broker)
         kept = self._session_kept_s
         quiet = online and not session.inbound.unacknowledged and not self._uplink.full
         if kept < self._settings.session_expiry_s:
@@ -430,13 +430,6 @@ class Pump:
         if self._given_up:
             client_id, self._given_up = self._given_up, ""
             self.ask(lambda: self._end_given_up(client_id))
-
-    def _write_down(self, note: Callable[..., None], *what: object) -> None:
-        """Note in ``sessions.json`` which client ids have a session, for `towline status`; a full disk keeps nobody."""
-        try:
-            note(*what)
-        except OSError as error:
-            self._log.warning("sessions.json can't be written", reason=str(error))
 
     # -- sessions that end --
 
@@ -470,7 +463,7 @@ class Pump:
             self._note(error)
             self._log.warning("the session is not ended yet", code=error.code, reason=str(error))
             return
-        self._write_down(end_client, self._settings.state_dir, client_id, "drained")
+        end_client(self._settings.state_dir, client_id, "drained")
         drain.step = DrainStep.DRAINED
         self._log.info("drained")
         self._stopping.set()
@@ -484,7 +477,7 @@ class Pump:
             self._log.warning(what, code="TL-G59")
             return
         for directory in directories(self._settings):
-            self._write_down(end_client, directory, client_id, "discarded")
+            end_client(directory, client_id, "discarded")
         self._log.info("a session that was given up is ended", client_id=client_id)
 
     @property
