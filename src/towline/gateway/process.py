@@ -1,8 +1,6 @@
 """The gateway process: a journal, a Flight service and a pump, from start to the last frame.
 
-The pump has the main thread; the service runs on Arrow's own. The endpoint is published after the first word from the
-broker, so that whoever started this process learns of a wrong password instead of finding a gateway that is about to
-end.
+The pump has the main thread; the service runs on Arrow's own.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import lru_cache
-from pathlib import Path
 from typing import IO, Any, Final
 
 import pyarrow as pa
@@ -29,8 +26,7 @@ import structlog
 from pydantic import ValidationError
 
 from towline import files
-from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
-from towline.files import check_owner
+from towline.errors import ConfigError, GatewayError, TowlineError
 from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
 from towline.gateway.identity import check_checkpoint, check_outbox
@@ -38,6 +34,7 @@ from towline.gateway.pump import Pump, time_of_row
 from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
+from towline.journal.disk import Disk, prepare
 from towline.logfile import MOST_BYTES, LogStream, log_settings
 from towline.processes import notify
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
@@ -82,9 +79,12 @@ def run(settings: GatewaySettings) -> int:
     log.info("begins", version=version(), revision=revision())
     try:
         give_memory_back()
-        _prepare(settings.state_dir)
+        prepare(settings.state_dir, Disk())
+        with contextlib.suppress(PermissionError):  # a volume of root's that lets this user write
+            settings.state_dir.chmod(0o700)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
-        _Gateway(settings).run()
+        with contextlib.ExitStack() as opened:
+            _Gateway(settings, opened).run()
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
         failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
@@ -99,8 +99,7 @@ def run(settings: GatewaySettings) -> int:
 def configure_logging(stream: Any = None) -> None:
     """Log to stderr, or to another stream: JSON lines with UTC times, or for people when it is a terminal.
 
-    Raises:
-        ConfigError: TL-C147, `towline.logfile.log_settings`.
+    Raises as `towline.logfile.log_settings`.
     """
     stream, (level, form) = stream or LogStream(sys.stderr), log_settings()
     text = stream.isatty() if form == "auto" else form == "text"
@@ -162,11 +161,10 @@ def waiting_since(journal: Journal, column: str) -> Callable[[], float | None]:
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, opened: contextlib.ExitStack) -> None:
         self._settings = settings
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
-        self._over = False
         self._service: InboxService | None = None
         self._front: NetworkFront | None = None
         if settings.listen is not None:  # judged before a broker is asked; they are read by a process of its own
@@ -176,27 +174,23 @@ class _Gateway:
         written = [version[0] / 1e9 for file in settings.inbox.glob("*") if (version := files.version(file))]
         self._absent_s = time.time() - max(written) if written else 0.0
         self._started = time.monotonic()
-        with contextlib.ExitStack() as failed:
-            self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
-            failed.callback(self._journal.close)
-            if note := self._journal.repair:
-                self._log.warning("journal repaired", note=note)
-            session: Mapping[str, Any] = self._journal.session
-            former = session["subscriptions"] if session.get("client_id") == settings.mqtt_client_id else ()
-            if problem := settings.passing_problem(former, settings.name):
-                raise problem
-            check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
-            self._outbox: Outbox | None = None
-            self._oldest = waiting_since(self._journal, "received_at")
-            if settings.outbox is not None:
-                limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
-                self._outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
-                failed.callback(self._outbox.close)
-                if note := self._outbox.repair:
-                    self._log.warning("outbox repaired", note=note)
-                check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
-                self._oldest = waiting_since(self._outbox, "arrived_at")
-            failed.pop_all()
+        self._journal = opened.enter_context(Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal))
+        if note := self._journal.repair:
+            self._log.warning("journal repaired", note=note)
+        session: Mapping[str, Any] = self._journal.session
+        former = session["subscriptions"] if session.get("client_id") == settings.mqtt_client_id else ()
+        if problem := settings.passing_problem(former, settings.name):
+            raise problem
+        check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
+        self._outbox: Outbox | None = None
+        self._oldest = waiting_since(self._journal, "received_at")
+        if settings.outbox is not None:
+            limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
+            self._outbox = opened.enter_context(Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits))
+            if note := self._outbox.repair:
+                self._log.warning("outbox repaired", note=note)
+            check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
+            self._oldest = waiting_since(self._outbox, "arrived_at")
         self._began = self._journal.end
         self._pump = Pump(settings, self._journal, self._outbox, news=self._notify)
 
@@ -212,8 +206,6 @@ class _Gateway:
             try:
                 self._pump.run()
             finally:
-                self._over = True
-                self._pump.heard.set()
                 notify(STOPPING="1")
                 serving.join()
                 if self._service is not None:
@@ -222,17 +214,14 @@ class _Gateway:
                     self._front.close()
         if self._failure:
             raise self._failure
-        if self._outbox is not None:
-            self._outbox.close()
-        self._journal.close()
         if self._settings.drain_s is not None and not self._pump.drained:
             what, do = "it ended before it was drained", "Nothing is lost. Run the same command again."
             raise GatewayError("TL-G58", self._settings.name, what, do)
 
     def _serve(self) -> None:
-        """Publish the endpoint once the broker has said its first word, on a thread of its own."""
+        """Publish the endpoint once a broker has answered: whoever started us learns of a wrong password."""
         self._pump.heard.wait()
-        if self._over or self._pump.ended:
+        if self._pump.ended:
             return
         self._service = InboxService(
             self._settings, self._journal, self._pump, outbox=self._outbox, status=self._status, failed=self._failed
@@ -280,18 +269,6 @@ class _Gateway:
         self._pump.stop()
 
 
-def _prepare(state_dir: Path) -> None:
-    check_owner(state_dir)
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state_dir.chmod(0o700)
-        if not os.access(state_dir, os.W_OK | os.X_OK):
-            raise PermissionError(13, "permission denied")
-    except OSError as error:
-        what = f"the state directory can't be used ({files.why(error)})"
-        raise JournalError("TL-J01", str(state_dir), what, "Choose one this user may write.") from error
-
-
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
     """SIGTERM and SIGINT ask for a clean end; a second one ends at once, which loses nothing acknowledged."""
@@ -324,15 +301,12 @@ _END_S: Final = 5.0
 
 
 class NetworkFront:
-    """Keeps `towline.gateway.front` running.
+    """Keeps `towline.gateway.front` running, and raises what keeps the first one from listening, such as TL-G45.
 
     Args:
         settings: Of the gateway; it listens.
         gateway: Location of its unix socket.
         most_bytes: What it may have in memory; default a quarter of the machine's, 2 GB at least.
-
-    Raises:
-        TowlineError: What kept it from listening, such as TL-G45 for an address that is taken.
     """
 
     def __init__(self, settings: GatewaySettings, gateway: str, *, most_bytes: int | None = None) -> None:
