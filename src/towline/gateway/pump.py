@@ -1,9 +1,7 @@
 """The pump: one gateway's MQTT side. Rows go into the inbox, and out of the outbox, over one session.
 
-One thread, one loop: read a chunk, let the session decide, store, sync, acknowledge, hand over what is to be sent. The
-rules of MQTT are in the session, time and sockets in its driver (`towline.net.driver`), storage in the two boxes; what
-comes in is the business of `towline.delivery.intake`, what goes out that of `towline.delivery.outbound`. What the pump
-adds is when they may go on:
+One thread, one loop: read a chunk, let the session decide, store, sync, acknowledge, hand over what is to be sent. What
+the pump adds to session, driver and boxes is when they may go on:
 
 - a full disk or a full window stops the reading, never the keep alive [I7];
 - what can't be recorded is not acted on: the session is renewed from what the disk holds;
@@ -74,8 +72,6 @@ class Pump:
     """Drives one gateway's MQTT side until it is told to stop.
 
     Args:
-        settings: The gateway's settings.
-        inbox: Where messages go.
         outbox: What is to be sent; None for a gateway that only receives.
         news: Called after rows became durable and after messages of the outbox are done, on the pump's thread.
 
@@ -94,19 +90,13 @@ class Pump:
         self._settings = settings
         self._inbox, self._outbox = inbox, outbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        ledger: Ledger | None = None
+        #: Of publishers that want receipts; None when nobody gets any.
+        self._receipts: ReceiptSender | None = None
         if (receipts := settings.receipts) is not None:
-            ledger = Ledger(
-                inbox.notes,
-                inbox.end,
-                gateway=settings.name,
-                most_publishers=receipts.max_publishers,
-                most_ranges=receipts.max_ranges,
-                keep_s=receipts.keep_s,
-                keys=ReceiptKeys.read(receipts.key_file),
-                largest=settings.max_packet_bytes,
-            )
-            ledger.commit(inbox.committed)
+            keys, largest = ReceiptKeys.read(receipts.key_file), settings.max_packet_bytes
+            limits = receipts.model_dump(exclude={"key_file", "prefix"})
+            ledger = Ledger(inbox.notes, inbox.end, gateway=settings.name, keys=keys, largest=largest, **limits)
+            self._receipts = ReceiptSender(receipts.prefix, ledger, inbox, self._handle, self._log)
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
         #: That of the driver, once there is one.
@@ -135,7 +125,7 @@ class Pump:
             handle=self._handle,
             on_rows=news,
             note=self._no_room,
-            ledger=ledger,
+            ledger=self._receipts.ledger if self._receipts else None,
         )
         self._downlink: Downlink | None = None
         if outbox is not None and settings.outbox is not None:
@@ -148,10 +138,6 @@ class Pump:
                 on_progress=news,
                 exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,
             )
-        #: Of publishers that want receipts; None when nobody gets any.
-        self._receipts: ReceiptSender | None = None
-        if ledger is not None and receipts is not None:
-            self._receipts = ReceiptSender(receipts.prefix, ledger, inbox, self._handle, self._log)
         hooks = Hooks(
             new_session=self._new_session,
             perform=self._perform,
@@ -423,7 +409,6 @@ class Pump:
         self._log.info("online", broker=broker, session="kept" if action.resumed else "new")
         note_client(self._settings.state_dir, self._settings.mqtt_client_id, broker)
         kept = self._session_kept_s
-        quiet = online and not session.inbound.unacknowledged and not self._uplink.full
         if kept < self._settings.session_expiry_s:
             what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
             self._log.warning(what, code="TL-M36", broker=broker)
@@ -438,6 +423,7 @@ class Pump:
         waiting, outbox, receipts = inbox.end - inbox.committed, self._outbox, self._receipts
         unsent = outbox is not None and not outbox.reached(outbox.end)
         online = driver.online and session.state is SessionState.ONLINE
+        quiet = online and not session.inbound.unacknowledged and not self._uplink.full
         ends = drain.look(
             time.monotonic(),
             lambda: driver.handle(events.Probe()),

@@ -50,7 +50,7 @@ class Copies(RuleBasedStateMachine):
         self.notes: dict[str, Any] = {}
         self.journal: list[int] = []
         self.committed = 0
-        self.ledger = Ledger({}, 0, most_ranges=4, keys=KEYS)
+        self.ledger = Ledger({}, 0, max_ranges=4, keys=KEYS)
         self.ahead: list[tuple[Mark, int]] = []
 
     # -- the publisher --
@@ -180,7 +180,7 @@ class Copies(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.ahead = []
-        self.ledger = Ledger(self.notes, len(self.journal), most_ranges=4, keys=KEYS)
+        self.ledger = Ledger(self.notes, len(self.journal), max_ranges=4, keys=KEYS)
         self.ledger.commit(self.committed)
 
     @rule(kept=st.integers(0, 3))

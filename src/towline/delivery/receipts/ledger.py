@@ -91,7 +91,7 @@ class Ledger:
     """The publishers of one journal.
 
     Args:
-        most_ranges: Ranges of numbers of one publisher with others missing between them, at most.
+        max_ranges: Ranges of numbers of one publisher with others missing between them, at most.
         keep_s: A publisher that is silent for so many seconds is forgotten, and so are its numbers.
         keys: Publishers have one of these, or one made of it.
         largest: Bytes of a packet that is taken in whole.
@@ -108,15 +108,15 @@ class Ledger:
         end: int,
         *,
         gateway: str = "",
-        most_publishers: int = 10_000,
-        most_ranges: int = 256,
+        max_publishers: int = 10_000,
+        max_ranges: int = 256,
         keep_s: float = 30 * 86400,
         keys: ReceiptKeys,
         largest: int = 64 << 20,
     ) -> None:
         self._gateway = gateway
-        self._most_publishers = most_publishers
-        self._most_ranges = most_ranges
+        self._max_publishers = max_publishers
+        self._max_ranges = max_ranges
         self._keep_s = keep_s
         self.keys = keys
         self._largest = largest
@@ -193,7 +193,7 @@ class Ledger:
         self._raise_low(mark, state)
         if number in state.seen:
             return MarkVerdict.REPEAT
-        room = state.seen.touches(number) or state.seen.pieces < self._most_ranges
+        room = state.seen.touches(number) or state.seen.pieces < self._max_ranges
         newest = number >= state.seen.end
         if room and state.openings.put(number, mark.opening, newest=newest, low=state.low):
             return MarkVerdict.NEW
@@ -203,7 +203,7 @@ class Ledger:
         state = self._publishers.get(mark.publisher)
         if state is not None and mark.epoch == state.epoch:
             return state
-        if state is None and len(self._publishers) >= self._most_publishers:
+        if state is None and len(self._publishers) >= self._max_publishers:
             return None
         if state is not None and not state.epoch < mark.epoch <= state.epoch + MOST_EPOCHS:
             return None
@@ -354,7 +354,7 @@ class Ledger:
             assert [end for end, _ in state.waiting] == sorted(end for end, _ in state.waiting), name
             assert len(state.waiting) <= _MOST_WAITING, name
         assert self._due.keys() <= self._publishers.keys()
-        assert len(self._publishers) <= self._most_publishers
+        assert len(self._publishers) <= self._max_publishers
 
 
 _DROPPED: Final = (MarkVerdict.REPEAT, MarkVerdict.DEFERRED)

@@ -75,7 +75,7 @@ def test_a_question_is_answered_once_what_asked_is_stored() -> None:
 
 
 def test_limits_are_kept_and_counted() -> None:
-    ledger = Ledger({}, 0, most_publishers=1, most_ranges=2, keys=KEYS)
+    ledger = Ledger({}, 0, max_publishers=1, max_ranges=2, keys=KEYS)
     assert [ledger.take(mark(n), NOW) for n in (2, 4, 6, 3)] == [
         MarkVerdict.NEW, MarkVerdict.NEW, MarkVerdict.DEFERRED, MarkVerdict.NEW,
     ]  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_lower_limit_than_before_lets_nobody_new_in() -> None:
     ledger = Ledger({}, 0, keys=KEYS)
     marks = [Mark(name, 1, 0, 0) for name in "pqr"]
     assert {ledger.take(one, NOW) for one in marks} == {MarkVerdict.NEW}
-    again = Ledger(store(ledger, marks, 3), 3, most_publishers=2, keys=KEYS)
+    again = Ledger(store(ledger, marks, 3), 3, max_publishers=2, keys=KEYS)
     assert again.take(Mark("s", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
     assert again.take(Mark("r", 1, 1, 0), NOW) is MarkVerdict.NEW
     assert len(again) == 3

@@ -23,7 +23,7 @@ class Gateway(RuleBasedStateMachine):
         #: what the journal holds: (epoch, number) of each row
         self.rows: list[tuple[int, int]] = []
         self.committed = 0
-        self.ledger = Ledger({}, 0, most_ranges=3, keys=KEYS)
+        self.ledger = Ledger({}, 0, max_ranges=3, keys=KEYS)
         #: received and not stored
         self.ahead: list[Mark] = []
         self.epoch, self.low = 1, 0
@@ -90,7 +90,7 @@ class Gateway(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.ahead = []
-        self.ledger = Ledger(self.notes, len(self.rows), most_ranges=3, keys=KEYS)
+        self.ledger = Ledger(self.notes, len(self.rows), max_ranges=3, keys=KEYS)
         self.ledger.commit(self.committed)
 
     @rule(data=st.data())

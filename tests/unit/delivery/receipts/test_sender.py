@@ -37,7 +37,7 @@ class Gateway:
         )
         keys = ReceiptKeys.read(key)
         notes, end = self.inbox.notes, self.inbox.end
-        self.ledger = Ledger(notes, end, gateway="plant", most_ranges=10, keep_s=keep_s, keys=keys)
+        self.ledger = Ledger(notes, end, gateway="plant", max_ranges=10, keep_s=keep_s, keys=keys)
         self.ledger.commit(self.inbox.committed)
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
         self.sent: list[PublishPacket] = []
