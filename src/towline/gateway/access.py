@@ -69,11 +69,7 @@ def is_remote(location: str) -> bool:
 
 
 def gateway_location(text: str) -> str:
-    """Read where a gateway is: its state directory, or its location.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Read where a gateway is: its state directory, or its location; raises ValueError where it is neither."""
     if not text:
         raise ValueError("must be the state directory of a running gateway, or its location grpc+tls://HOST:PORT")
     if "://" not in text:
@@ -142,24 +138,14 @@ class Access:
             raise _unusable("gatewayTokenFile", what, _REMEDY) from None
 
     def authority(self) -> str:
-        """The authorities as PEM text, which is no secret: it travels to the workers; "" for the system's.
-
-        Raises:
-            GatewayError: TL-G46, the file can't be read.
-        """
+        """The authorities as PEM text, which travels to the workers, "" for the system's; raises as `token`."""
         return _content("gatewayCaFile", self.ca_file).decode("ascii", "replace") if self.ca_file else ""
 
     def connection(self, authority: str = "") -> Mapping[str, object]:
-        """What ``pyarrow.flight.connect`` takes; a worker, which has no file of them, brings the authorities.
-
-        Raises:
-            GatewayError: TL-G46, a file can't be read on this machine.
-        """
+        """What ``pyarrow.flight.connect`` takes; a worker brings the `authority`, of which it has no file."""
         trusted = authority or self.authority()
-        given: dict[str, object] = {"tls_root_certs": trusted.encode()} if trusted else {}
-        if self.server_name:
-            given["override_hostname"] = self.server_name
-        return given
+        given = {"tls_root_certs": trusted.encode(), "override_hostname": self.server_name}
+        return {name: value for name, value in given.items() if value}
 
 
 def _content(option: str, path: str) -> bytes:
@@ -175,10 +161,9 @@ def _unusable(option: str, what: str, do: str) -> GatewayError:
 
 
 class TokenFile:
-    """The tokens of a file, as they are now.
+    """The tokens of a file, as they are now; raises ConfigError, TL-C98, where it can't be used at first.
 
-    Raises:
-        ConfigError: TL-C98, it can't be used; later, while it can't, it lets nobody in.
+    Later, while it can't, it lets nobody in.
     """
 
     def __init__(self, path: Path) -> None:
@@ -209,13 +194,7 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """What was in the files.
-
-    Attributes:
-        chain: The gateway's certificate and those between it and an authority (PEM).
-        key: Its private key (PEM).
-        until: End of the validity of the gateway's certificate.
-    """
+    """What was in the files: the gateway's certificate with those up to an authority, its key, and its last moment."""
 
     chain: bytes
     key: bytes = field(repr=False)
@@ -267,16 +246,13 @@ def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a ticket says, once it was found genuine: a range to read, or whose batches may come.
+    """What a ticket opens: of kind ``read`` a range of a journal, of ``write`` the batches of a query or job.
 
     Attributes:
-        kind: ``read`` or ``write``.
         expires: Seconds since 1970 by the clock of the gateway, the first second at which it is worth nothing.
-        journal: Id of the journal.
-        start: Offset of the first row; reading may begin later, as after a broken connection.
-        end: Offset after the last row.
+        start: Reading may begin later, as after a broken connection.
         incarnation: What ``end`` came with [I14].
-        writer: The query or job; its writers are ``<writer>/<part>``.
+        writer: Its writers are ``<writer>/<part>``.
     """
 
     kind: str
@@ -324,28 +300,20 @@ class TicketKey:
         return f"{body}.{self._code(body)}"
 
     def opened(self, text: str) -> Ticket:
-        """What a ticket says.
-
-        Raises:
-            GatewayError: TL-G41 for one that this gateway did not sign, TL-G42 for one that has expired.
-        """
-        ticket = self._genuine(text)
-        if ticket is None:
+        """What a ticket says; raises GatewayError, TL-G41 where it is not of this key, TL-G42 where it has expired."""
+        body, _, code = text.partition(".")
+        genuine = len(text) <= _LONGEST and hmac.compare_digest(_digest(code), _digest(self._code(body)))
+        fields: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body)) if genuine else {}
+        if fields.pop("v", None) != _VERSION:
             what = "the ticket is none that this gateway has signed"
             do = "Run the batch again: the driver asks for a new one. Is the location that of another gateway?"
             raise GatewayError("TL-G41", self._where, what, do)
+        ticket = Ticket(**fields)
         if self._clock() >= ticket.expires:
             what = f"the ticket expired {int(self._clock() - ticket.expires) + 1:,} s ago"
             do = "Start the query again, it gets a new one; where tasks wait longer, raise gatewayTicketValidity."
             raise GatewayError("TL-G42", self._where, what, do)
         return ticket
-
-    def _genuine(self, text: str) -> Ticket | None:
-        body, _, code = text.partition(".")
-        if len(text) > _LONGEST or not hmac.compare_digest(_digest(code), _digest(self._code(body))):
-            return None
-        fields: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))  # ours: the code says so
-        return Ticket(**fields) if fields.pop("v") == _VERSION else None
 
     def _code(self, body: str) -> str:
         return hmac.new(self._key, _PURPOSE + _bytes(body), "sha256").hexdigest()

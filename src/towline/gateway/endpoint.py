@@ -35,8 +35,8 @@ class GatewayEndpoint:
     """What ``<state_dir>/endpoint.json`` says: enough to find a gateway and to see that it is the one.
 
     Attributes:
-        location: Arrow Flight location, ``grpc+unix:///...``.
-        started: Start time of the process `pid` on `host`, see `ProcessMark`.
+        location: ``grpc+unix:///...``.
+        started: As `ProcessMark` has it, with `pid` and `host`.
         since: UTC time of the start, ISO 8601.
         settings: Digest of the settings (`GatewaySettings.digest`), "" when unknown.
         owner_pid: Process whose end ends the gateway, None for a gateway of its own.
@@ -86,16 +86,12 @@ def text_of(path: Path) -> str | None:
 
 def not_allowed(path: Path) -> errors.NotAllowed:
     """TL-B59: whose the place is that this user may not look into."""
-    while True:
-        try:
-            owner = path.owner()
-        except KeyError:
-            owner = f"user {path.stat().st_uid}"
-        except OSError:
-            path = path.parent
-            continue
-        do = "What is there is not known. Run the command as that user, or as root."
-        return errors.NotAllowed("TL-B59", str(path), f"not allowed to look: it belongs to {owner}", do)
+    try:
+        owner = files.user_name(path.stat().st_uid)
+    except OSError:
+        return not_allowed(path.parent)
+    do = "What is there is not known. Run the command as that user, or as root."
+    return errors.NotAllowed("TL-B59", str(path), f"not allowed to look: it belongs to {owner}", do)
 
 
 def socket_path(state_dir: Path) -> Path:

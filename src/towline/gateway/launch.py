@@ -21,6 +21,7 @@ from towline.files import check_owner
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, error_from
 from towline.processes import ProcessMark
+from towline.timing import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,11 +42,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def discover(state_dir: Path) -> GatewayClient | None:
-    """The running gateway of a state directory, which has just answered; None where there is none.
-
-    Raises:
-        NotAllowed: TL-B59, this user may not look.
-    """
+    """The running gateway of a state directory, which has just answered; None without one. Raises as `text_of`."""
     endpoint = GatewayEndpoint.read(state_dir)
     if endpoint is None or endpoint.process.gone():
         return None
@@ -63,11 +60,7 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
     The started gateway outlives this process and ends with ``owner_pid``, or is ended by `towline gateway --stop` where
     its settings say ``detached``. Callers that come at the same moment get the same gateway. A gateway of the same
     owner that nobody reads and that has other settings is ended first and started again; any other one is refused.
-
-    Args:
-        settings: Of the gateway.
-        owner_pid: The process whose end ends the gateway.
-        log: File for its output; default ``gateway.log`` in the state directory.
+    Its output goes to `log`, by default ``gateway.log`` in the state directory.
 
     Raises:
         ConfigError: TL-C25 when the state directory can't be used, TL-J23 when it is another user's, TL-C27 when a
@@ -130,10 +123,8 @@ def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
 
 
 def _until(happened: Callable[[], bool], deadline: float, where: str, what: str) -> None:
-    while not happened():
-        if time.monotonic() >= deadline:
-            raise _late(where, what, "It is tried again; look at that process if it stays.")
-        time.sleep(_GLANCE_PAUSE_S)
+    if not until(happened, deadline - time.monotonic()):
+        raise _late(where, what, "It is tried again; look at that process if it stays.")
 
 
 def _late(where: str, what: str, do: str) -> GatewayUnreachable:
@@ -186,16 +177,14 @@ def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
 
 def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
     """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
-    child, locked = _start(settings, log), None
+    locked: TowlineError | None = None
+    child = _start(settings, log)
     while True:
         ended = child.poll() is not None
         if running := discover(state_dir):
             return running
-        if ended:
-            error = _start_error(state_dir, child, log)
-            if not isinstance(error, JournalLocked):
-                raise error
-            locked = error
+        if ended and not isinstance(locked := _start_error(state_dir, child, log), JournalLocked):
+            raise locked
         if time.monotonic() >= deadline:
             # Who holds the journal says more than that this try came too late.
             late = _late(str(state_dir), f"the gateway (pid {child.pid}) has been starting", f"See {log}.")

@@ -11,13 +11,7 @@ from tests.unit.gateway.serving import Served, mark, served
 from towline import errors
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import (
-    ENDPOINT_FILE,
-    MAX_SOCKET_BYTES,
-    GatewayEndpoint,
-    error_fields,
-    error_from,
-)
+from towline.gateway.endpoint import ENDPOINT_FILE, MAX_SOCKET_BYTES, GatewayEndpoint, error_fields, error_from
 
 
 def test_the_endpoint_says_who_serves_and_is_private(server: Served) -> None:
