@@ -162,7 +162,7 @@ class Drain:
 
 def drainable(settings: GatewaySettings) -> None:
     """See that a gateway can be drained; raises ConfigError, TL-G57, where it can't."""
-    if settings.several_sessions:
+    if settings.connection.several_sessions:
         what = "its brokers may each have a session of its own, and only the one in use would be emptied"
         do = "Set brokers_share_sessions where they are one cluster, or drain it at each broker by itself."
         raise ConfigError("TL-G57", settings.name, what, do)

@@ -375,11 +375,6 @@ class GatewaySettings(MqttSettings):
         return [one.pattern for one in self.subscriptions if one.pattern not in self.repeatable]
 
     @property
-    def several_sessions(self) -> bool:
-        """Whether the next broker may be one that has another session of ours."""
-        return (len(self.brokers) > 1 or self.follow_redirects) and not self.brokers_share_sessions
-
-    @property
     def window(self) -> int:
         """The Receive Maximum announced: as set, or by the highest QoS subscribed."""
         if self.receive_maximum is not None:

@@ -176,7 +176,7 @@ def _check_sharing(settings: GatewaySettings, publish_qos: int | None = None) ->
     Raises:
         ConfigError: TL-C90.
     """
-    if settings.several_sessions:
+    if settings.connection.several_sessions:
         problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
         raise _error("TL-C90", "broker", *map(in_options, problem))
 
@@ -377,7 +377,7 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
         raise _error(
             "TL-C23", "clients", "the option gateway names one client that runs already", "Give one of the two."
         )
-    several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
+    several = settings is not None and settings.connection.several_sessions  # no row may ask for QoS 2 then
     values = given.values(_SENDING)
     retry = Retry(**values.get("retry", {}))
     return SinkOptions(

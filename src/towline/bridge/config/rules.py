@@ -291,7 +291,7 @@ def _sharing(line: Line | DownLine) -> tuple[str, str] | None:
         alone = line.gateways and not line.members
         safe = line.guarantee is not Guarantee.EXACTLY_ONCE or bool(keyed) or bool(alone)
         qos = None
-    if safe or not line.gateway.several_sessions:
+    if safe or not line.gateway.connection.several_sessions:
         return None
     return sharing_problem(line.guarantee, len(line.gateway.brokers), qos)
 
