@@ -1,9 +1,10 @@
 """Connections to a broker: open byte streams that never block, the same few verbs whatever lies beneath.
 
-A connection is opened within one time limit: socket, proxy, TLS and WebSocket, one on the other. Sockets are connected
-without blocking: TCP with all addresses of a name, or a Unix socket. A proxy, HTTP CONNECT or SOCKS5 by `python-socks`,
-looks the broker's name up, so it works where this machine's DNS knows nothing of the outside. What it gets to see is
-the broker's name and, unless the broker is reached by TLS, everything.
+A connection is opened step by step, look-up, socket or proxy, TLS, WebSocket, on a thread of its own, which is left
+behind when the time for all of it is over: a resolver can't be interrupted. What an error means is the step's to say.
+A proxy, HTTP CONNECT or SOCKS5 by `python-socks`, looks the broker's name up, so it works where this machine's DNS
+knows nothing of the outside. What it gets to see is the broker's name and, unless the broker is reached by TLS,
+everything.
 """
 
 from __future__ import annotations
@@ -11,21 +12,40 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from itertools import chain, zip_longest
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.net.endpoint import Endpoint, Proxy, http_status, plain
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
+
+from towline.errors import BrokerError, ConfigError, TowlineError, Unreachable
+from towline.net.endpoint import Endpoint, Proxy, http_status, other_port, plain
 from towline.net.tls import Tls, certificate_problem, tls_problem
-from towline.net.websocket import Framing
+from towline.text import printable
 from towline.threads import later
+
+if TYPE_CHECKING:
+    from towline.net.settings import ConnectionSettings
 
 T = TypeVar("T")
 
@@ -33,72 +53,172 @@ T = TypeVar("T")
 READ_BYTES: Final = 1 << 20
 #: How often a wait asks whether it should be given up, in seconds.
 _STEP: Final = 0.1
+#: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
+SUBPROTOCOL: Final = "mqtt"
+#: Bytes of the peer's own words that are shown.
+_WORDS_SHOWN: Final = 100
+#: A header's name [RFC 9110 section 5.6.2], and a value without control characters.
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+#: What the request says by itself.
+_OURS: Final = ("host", "upgrade", "connection")
 
 
-class Patience:
-    """The time left for a connection.
+def within(
+    timeout_s: float,
+    cancelled: Callable[[], bool],
+    call: Callable[[], T],
+    discard: Callable[[T], object] = lambda _result: None,
+) -> T:
+    """Run a call that may block for long, such as a look-up in the DNS, and wait for it no longer than we may.
 
     Args:
-        timeout_s: Seconds from now.
-        cancelled: Asked while waiting, at least every 0.1 s; True ends the wait.
+        timeout_s: Longest wait in seconds.
+        cancelled: Asked at least every 0.1 s; True ends the wait.
+        call: Runs on a thread of its own, which is left behind when the wait is over.
+        discard: Gets the result that came too late.
+
+    Raises:
+        TimeoutError: No result in time, or the wait was given up.
+        BaseException: Whatever `call` raises.
+    """
+    end = time.monotonic() + timeout_s
+    running = later(call, "towline-connect")
+    while True:
+        given_up, left = cancelled(), end - time.monotonic()
+        if given_up or left <= 0:
+            _discarded(running, discard)
+            raise TimeoutError("given up" if given_up else f"no answer within {timeout_s:g} s")
+        if wait([running], min(left, _STEP)).done:
+            return running.result()
+
+
+def _discarded(running: Future[T], discard: Callable[[T], object]) -> None:
+    running.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
+
+
+def header_problem(name: str, value: str) -> str | None:
+    """Say why a request can't have a header, or None; never with its value, which may be a secret."""
+    if not _NAME.fullmatch(name):
+        return f'"{name}" is no name of an HTTP header'
+    if name.lower() in _OURS or name.lower().startswith("sec-websocket-"):
+        return f'the header "{name}" is part of the WebSocket request itself'
+    return None if _VALUE.fullmatch(value) else f'the value of the header "{name}" has characters HTTP does not take'
+
+
+class Framing:
+    """MQTT in WebSocket frames (MQTT 5.0 and 3.1.1 section 6), the client's side, as a machine without a socket.
+
+    Bytes of the connection go in, bytes of MQTT and answers for the peer come out. Ping and close are answered here;
+    text frames end the connection [MQTT-6.0.0-1]. A frame is handed on as it arrives, so nothing is collected: packets
+    may span frames and frames may hold many packets [MQTT-6.0.0-2], and the MQTT decoder's limit holds for both.
+
+    Args:
+        endpoint: Whose host and path are asked for.
+        headers: Further ones of the request (`header_problem`).
+        query: In place of the endpoint's.
+
+    Attributes:
+        open: The server has opened it.
+        ended: Why nothing more will come, in words; None while something may.
     """
 
-    def __init__(self, timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> None:
-        self._timeout_s = timeout_s
-        self._end = time.monotonic() + timeout_s
-        self._cancelled = cancelled
+    def __init__(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]] = (), query: str = "") -> None:
+        self._endpoint = endpoint
+        self._target = endpoint.path + (f"?{query}" if (query := query or endpoint.query) else "")
+        self._headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
+        self._web = WSConnection(ConnectionType.CLIENT)
+        self.ended: str | None = None
+        self.open = False
 
-    def left(self) -> float:
-        """Seconds left, more than 0.
+    def opening(self) -> bytes:
+        """The request that opens the WebSocket; send it first."""
+        host, protocols = self._endpoint.authority, [SUBPROTOCOL]
+        request = Request(host=host, target=self._target, subprotocols=protocols, extra_headers=self._headers)
+        return self._web.send(request)
 
-        Raises:
-            TimeoutError: None are left, or the wait was given up.
-        """
-        if self._cancelled():
-            raise TimeoutError("given up")
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"no answer within {self._timeout_s:g} s")
-        return left
+    def refusal(self, what: str, do: str = "") -> Unreachable:
+        """TL-M14, with the doubts that a port of another kind leaves."""
+        where = str(self._endpoint)
+        doubt = f"Is this port a WebSocket listener?{'' if self._endpoint.tls else other_port(where)}"
+        return Unreachable("TL-M14", where, what, do or doubt)
 
-    def step(self, longest: float = _STEP) -> float:
-        """Seconds to wait before looking around again, at most `longest`.
+    def _rejected(self, status: int) -> Unreachable:
+        do = f'Is "{self._endpoint.path}" the right path?'
+        if status in {401, 403}:
+            do = "What stands before the broker wants a login; Towline has none for it."
+        elif status == 426 or status >= 500:
+            do = "Is the broker behind it up, and does it take WebSockets?"
+        return self.refusal(f"the server answers HTTP {http_status(status)} instead of opening a WebSocket", do)
 
-        Raises:
-            TimeoutError: As `left`.
-        """
-        return min(self.left(), longest, _STEP)
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """Take received bytes, ``b""`` for a closed connection; the server's answer to `opening` comes first.
 
-    def wait(self, descriptor: int, *, write: bool = False) -> None:
-        """Return when a descriptor can be read, or written.
-
-        Raises:
-            TimeoutError: As `left`.
-        """
-        poller = select.poll()
-        poller.register(descriptor, select.POLLOUT if write else select.POLLIN)
-        while not poller.poll(self.step() * 1000):
-            pass
-
-    def call(self, call: Callable[[], T], discard: Callable[[T], None] = lambda _result: None) -> T:
-        """Run a call that may block for long, such as a look-up in the DNS, and wait for it no longer than we may.
-
-        Args:
-            call: Runs in a thread of its own, which is left behind when the time is over.
-            discard: Gets the result that came too late.
+        Returns:
+            Bytes of MQTT, and bytes to send to the peer: pongs, an answered close.
 
         Raises:
-            TimeoutError: As `left`.
-            BaseException: Whatever `call` raises.
+            Unreachable: TL-M14, the server does not open the WebSocket.
         """
-        running = later(call, "towline-connect")
+        if self.ended is not None:
+            return b"", b""
+        if not data and not self.open:
+            raise self.refusal("the server closed instead of answering")
+        parts: list[bytes] = []
+        answer = bytearray()
         try:
-            while not wait([running], self.step()).done:
-                pass
-        except TimeoutError:
-            running.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
-            raise
-        return running.result()
+            self._web.receive_data(data)
+            for event in self._web.events():
+                if isinstance(event, BytesMessage):
+                    parts.append(bytes(event.data))
+                else:
+                    answer += self._control(event)
+                if isinstance(event, TextMessage | CloseConnection):
+                    break  # nothing behind it counts
+        except RemoteProtocolError as error:  # of the answer: once it is open, wsproto closes it instead
+            said = printable(str(error), _WORDS_SHOWN)
+            foreign = error.__context__ is not None  # of h11, which reads the answer
+            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({said})"
+            raise self.refusal(f"the server {what}") from None
+        return b"".join(parts), bytes(answer)
+
+    def _control(self, event: Event) -> bytes:
+        if isinstance(event, AcceptConnection):
+            if event.subprotocol != SUBPROTOCOL:
+                what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
+                raise self.refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
+            self.open = True
+        if isinstance(event, RejectConnection):
+            raise self._rejected(event.status_code)
+        if isinstance(event, Ping):
+            return self._web.send(event.response())
+        if isinstance(event, TextMessage):
+            self.ended = "the server sent a text frame [MQTT-6.0.0-1]"
+            return self.closing(CloseReason.UNSUPPORTED_DATA)
+        if isinstance(event, CloseConnection):
+            self.ended = _closed(event)
+            return self.closing(CloseReason.NORMAL_CLOSURE)
+        return b""
+
+    def frame(self, data: bytes) -> bytes:
+        """One binary frame with these bytes [MQTT-6.0.0-1]; nothing once the WebSocket is closed."""
+        try:
+            return self._web.send(BytesMessage(data=data))
+        except LocalProtocolError:
+            return b""
+
+    def closing(self, code: int = CloseReason.NORMAL_CLOSURE) -> bytes:
+        """A close frame; nothing when one was sent before."""
+        try:
+            return self._web.send(CloseConnection(code=code))
+        except LocalProtocolError:
+            return b""
+
+
+def _closed(event: CloseConnection) -> str:
+    name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
+    details = ", ".join(filter(None, (f"{int(event.code)}", name, printable(event.reason or "", _WORDS_SHOWN))))
+    return f"the WebSocket was closed ({details})"
 
 
 class Transport:
@@ -108,19 +228,26 @@ class Transport:
         sock: Connected and non-blocking, its handshake done.
         where: Begins an error.
         tls: The settings of an encrypted one.
-        framing: Of a WebSocket, to be opened (`open`); None for plain MQTT.
+        framing: Of an open WebSocket; None for plain MQTT.
+        early: Bytes of MQTT that came along with the answer that opened the WebSocket.
 
     Attributes:
         problem: Why the line broke, when more is known than that it did.
     """
 
-    def __init__(self, sock: socket.socket, where: str, tls: Tls | None = None, framing: Framing | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        where: str,
+        tls: Tls | None = None,
+        framing: Framing | None = None,
+        early: bytes = b"",
+    ) -> None:
         self._sock = sock
         self._where = where
         self._tls = tls
         self._framing = framing
-        #: Bytes of MQTT that came along with the answer that opened the WebSocket.
-        self._early = b""
+        self._early = early
         self._out = bytearray()
         #: Where reads land: one object of this size a read would have the heap grow and shrink each time.
         self._in = bytearray(READ_BYTES)
@@ -144,28 +271,6 @@ class Transport:
         """Something waits inside, where no selector sees it: read before you wait."""
         waits = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
         return waits or bool(self._early) or self.problem is not None
-
-    def open(self, patience: Patience) -> None:
-        """Open the WebSocket, if it is one; call it first.
-
-        Raises:
-            Unreachable: TL-M14, the server does not open it.
-            OSError: There is no answer in time.
-        """
-        if self._framing is None:
-            return
-        self._out += self._framing.opening()
-        while not self._framing.open:
-            self.flush()
-            data = self.read()
-            if data:
-                self._early = data
-            elif data is not None:
-                if self.problem:
-                    raise self.problem
-                self._framing.take(b"")
-            elif not self._framing.open:
-                patience.wait(self.fileno(), write=self.unsent > 0)
 
     def read(self) -> bytes | None:
         """Bytes that have arrived, None when there are none, ``b""`` when the peer has closed or the line broke."""
@@ -243,10 +348,11 @@ class Transport:
 
     def drain(self, timeout_s: float) -> bool:
         """Send all that was kept, waiting up to `timeout_s` seconds; False when it could not."""
-        patience = Patience(timeout_s)
-        with contextlib.suppress(TimeoutError):
-            while self.flush() and self._out:
-                patience.wait(self._sock.fileno(), write=True)
+        end = time.monotonic() + timeout_s
+        poller = select.poll()
+        poller.register(self._sock, select.POLLOUT)
+        while self.flush() and self._out and (left := end - time.monotonic()) > 0:
+            poller.poll(left * 1000)
         return not self._out
 
     def close(self) -> None:
@@ -280,24 +386,18 @@ _REASONS_SHOWN: Final = 3
 
 def connect(
     endpoint: Endpoint,
+    settings: ConnectionSettings,
     *,
-    tls: Tls | None = None,
-    proxy: Proxy | None = None,
-    source_address: str | None = None,
-    timeout_s: float = 10.0,
     keep_alive_s: int = 60,
     cancelled: Callable[[], bool] = lambda: False,
     headers: Sequence[tuple[str, str]] = (),
     query: str = "",
 ) -> Transport:
-    """Open a connection; its answer never blocks.
+    """Open a connection, within ``connect_timeout_s`` with the look-up of the name and all its addresses.
 
     Args:
         endpoint: The broker.
-        tls: How to encrypt where the endpoint is ``mqtts`` or ``wss``; None for the defaults.
-        proxy: The way there; None for the straight one.
-        source_address: Address of this machine that the connection comes from; None for the system's choice.
-        timeout_s: Seconds for all of it, the look-up of the name and all its addresses too.
+        settings: How to get there.
         keep_alive_s: A peer that answers nothing on the TCP level for 1.5 times as long is given up; from 1.
         cancelled: Asked while waiting; True gives up at once.
         headers: Further ones of the request that opens a WebSocket.
@@ -309,73 +409,167 @@ def connect(
         ConfigError: The files under tls (TL-C30) or the proxy's password (TL-C31) can't be used, or python-socks
             is missing (TL-C34).
     """
-    patience = Patience(timeout_s, cancelled)
-    where = str(endpoint)
-    security = (tls or Tls()) if endpoint.tls else None
-    context = security.context() if security else None  # its files first: what is wrong there, no broker mends
-    if proxy:
-        sock = connect_through(proxy, endpoint, patience, source_address)
-    else:
-        sock = _connected(endpoint, source_address, patience)
-    if endpoint.scheme != "unix":
-        _tune(sock, keep_alive_s)
-    if security and context:
-        sock = handshake(sock, security, context, endpoint.host, where, patience)
-    transport = Transport(sock, where, security, Framing(endpoint, headers, query) if endpoint.websocket else None)
-    try:
-        transport.open(patience)
-    except BaseException as error:
-        transport.close()
-        if not isinstance(error, OSError):
-            raise
-        what, advice = f"no answer to the WebSocket's opening ({error})", "Is this port a WebSocket listener?"
-        raise Unreachable("TL-M14", where, what, advice) from error
-    return transport
+    tls, proxy, timeout_s = settings.tls if endpoint.tls else None, settings.way, settings.connect_timeout_s
+    context = tls.context() if tls else None  # its files first: what is wrong there, no broker mends
+    framing = Framing(endpoint, headers, query) if endpoint.websocket else None
+    way = _Way(endpoint, settings.source_address, timeout_s)
 
+    def opened() -> Transport:
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(way.proxied(proxy) if proxy else way.straight())
+            sock.settimeout(timeout_s)
+            if endpoint.scheme != "unix":
+                _tune(sock, keep_alive_s)
+            if tls and context:
+                sock = way.encrypted(undo, sock, tls, context)
+            early = way.framed(sock, framing, tls) if framing else b""
+            sock.setblocking(False)
+            undo.pop_all()
+        return Transport(sock, str(endpoint), tls, framing, early)
 
-def connect_through(
-    proxy: Proxy, endpoint: Endpoint, patience: Patience, source_address: str | None = None
-) -> socket.socket:
-    """A non-blocking socket that leads to the broker.
-
-    Raises:
-        Unreachable: The proxy is not there (TL-M01), or does not let us through (TL-M15).
-        ConfigError: Its password can't be read or carried (TL-C31), or python-socks is not installed (TL-C34).
-    """
     try:
-        import python_socks  # noqa: PLC0415  # optional: towline[proxy]
-        from python_socks.sync import Proxy as Connector  # noqa: PLC0415
-    except ImportError:
-        what, advice = "a proxy needs the package python-socks", 'Run: pip install "towline[proxy]"'
-        raise ConfigError("TL-C34", str(proxy), what, advice) from None
-    http = proxy.scheme == "http"
-    kind = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
-    connector = Connector(kind, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
-    own: dict[str, Any] = {"timeout": patience.left(), "local_addr": (source_address, 0) if source_address else None}
-    try:
-        sock = patience.call(lambda: connector.connect(endpoint.host, endpoint.port, **own), lambda late: late.close())
-    except UnicodeError:  # it would carry the password
-        what = "the proxy's user or password has characters that can't be carried"
-        raise ConfigError("TL-C31", str(proxy), what, "Use ASCII.") from None
-    except python_socks.ProxyConnectionError as error:
-        reason = plain(error.__cause__ or error)
-        where, advice = f"{endpoint} through {proxy}", "Is the proxy up, and the port right?"
-        raise Unreachable("TL-M01", where, f"no connection ({reason})", advice) from None
-    except (python_socks.ProxyError, OSError) as error:
-        said, code = plain(error), getattr(error, "error_code", None) or 0
-        if http and isinstance(error, python_socks.ProxyError):  # never its own words
-            said = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
-        code = 407 if "authentication" in said else code
-        what = f"the proxy {proxy} did not let us through: {said}"
-        raise Unreachable(
-            "TL-M15", str(endpoint), what, _ADVICE.get(code, "Does the proxy reach the broker?")
-        ) from None
-    sock.setblocking(False)
-    return sock
+        return within(timeout_s, cancelled, opened, Transport.close)
+    except (OSError, ValueError) as error:
+        raise way.problem(error) from None  # that of a proxy may carry its password
 
 
 #: Family of an answer of the resolver, and the address.
 Address: TypeAlias = tuple[int, Any]
+
+
+class _Way:
+    """The steps of one connection; each blocks, and says first what an error means from then on (`problem`)."""
+
+    def __init__(self, endpoint: Endpoint, source: str | None, timeout_s: float) -> None:
+        self._endpoint = endpoint
+        self._where = str(endpoint)
+        self._source = source
+        self._timeout_s = timeout_s
+        #: Of single addresses.
+        self._failures: list[BaseException] = []
+        self.problem: Callable[[Exception], TowlineError] = self._no_address
+
+    def straight(self) -> socket.socket:
+        """Connect to a Unix socket, or to the first address of a name that answers."""
+        endpoint, source = self._endpoint, self._source
+        addresses: list[Address] = [(socket.AF_UNIX, endpoint.path)]
+        if endpoint.scheme != "unix":
+            family = socket.AF_UNSPEC if source is None else socket.AF_INET6 if ":" in source else socket.AF_INET
+            answers = socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
+            addresses = interleaved((family, where) for family, _, _, _, where in answers)
+        self.problem = partial(self._not_connected, len(addresses))
+        return self._first_connected(addresses)
+
+    def _no_address(self, error: Exception) -> TowlineError:
+        reason = plain(error) if isinstance(error, OSError) else "not a host name"
+        like = f" that fits source_address {self._source}" if self._source else ""
+        what = f'no address for "{self._endpoint.host}"{like} ({reason})'
+        return Unreachable("TL-M01", self._where, what, "Check the broker's host, and the DNS of this machine.")
+
+    def _not_connected(self, addresses: int, error: Exception) -> TowlineError:
+        many = f" to any of {addresses} addresses" if addresses > 1 else ""
+        many += f" from {self._source}" if self._source else ""
+        reasons = "; ".join([*dict.fromkeys(map(plain, [*self._failures, error]))][:_REASONS_SHOWN])
+        right = "may we open its socket" if self._endpoint.scheme == "unix" else "the port right"
+        return Unreachable("TL-M01", self._where, f"no connection{many} ({reasons})", f"Is the broker up, and {right}?")
+
+    def _first_connected(self, addresses: Iterable[Address]) -> socket.socket:
+        """The socket that is connected first; a slow attempt gets company after `STAGGER` seconds."""
+        waiting, running = deque(addresses), set[Future[socket.socket]]()
+        while waiting or running:
+            if waiting:
+                attempt = partial(_connected, *waiting.popleft(), self._source, self._timeout_s)
+                running.add(later(attempt, "towline-connect"))
+            done, running = wait(running, STAGGER if waiting else None, FIRST_COMPLETED)
+            for ended in done:
+                if error := ended.exception():
+                    self._failures.append(error)
+                    continue
+                for late in running | done - {ended}:
+                    _discarded(late, socket.socket.close)
+                return ended.result()
+        raise self._failures.pop()
+
+    def proxied(self, proxy: Proxy) -> socket.socket:
+        """Connect by a proxy.
+
+        Raises:
+            ConfigError: Its password can't be read (TL-C31), or python-socks is not installed (TL-C34).
+        """
+        try:
+            import python_socks  # noqa: PLC0415  # optional: towline[proxy]
+            from python_socks.sync import Proxy as Connector  # noqa: PLC0415
+        except ImportError:
+            what, advice = "a proxy needs the package python-socks", 'Run: pip install "towline[proxy]"'
+            raise ConfigError("TL-C34", str(proxy), what, advice) from None
+        http = proxy.scheme == "http"
+
+        def problem(error: Exception) -> TowlineError:
+            if isinstance(error, UnicodeError):
+                what = "the proxy's user or password has characters that can't be carried"
+                return ConfigError("TL-C31", str(proxy), what, "Use ASCII.")
+            if isinstance(error, python_socks.ProxyConnectionError):
+                what, where = f"no connection ({plain(error.__cause__ or error)})", f"{self._where} through {proxy}"
+                return Unreachable("TL-M01", where, what, "Is the proxy up, and the port right?")
+            said, code = plain(error), getattr(error, "error_code", None) or 0
+            if http and isinstance(error, python_socks.ProxyError):  # never its own words
+                said = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
+            advice = _ADVICE.get(407 if "authentication" in said else code, "Does the proxy reach the broker?")
+            return Unreachable("TL-M15", self._where, f"the proxy {proxy} did not let us through: {said}", advice)
+
+        self.problem = problem
+        kind = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
+        connector = Connector(kind, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
+        own: dict[str, Any] = {"timeout": self._timeout_s, "local_addr": (self._source, 0) if self._source else None}
+        try:
+            return connector.connect(self._endpoint.host, self._endpoint.port, **own)
+        except python_socks.ProxyError as error:  # no OSError
+            raise problem(error) from None
+
+    def encrypted(
+        self, undo: contextlib.ExitStack, sock: socket.socket, tls: Tls, context: ssl.SSLContext
+    ) -> socket.socket:
+        """Encrypt a connection; `undo` closes it.
+
+        Raises:
+            Unreachable: TL-M07, the broker's certificate is not accepted.
+            ConfigError: TL-C30, the server name is none.
+        """
+        self.problem = partial(tls_problem, tls=tls, where=self._where)
+        name = tls.server_name or self._endpoint.host
+        try:
+            wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+            undo.enter_context(wrapped).do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            shown = _shown_certificate(wrapped)
+            what, advice = certificate_problem(error.verify_code, error.verify_message, name, shown)
+            raise Unreachable("TL-M07", self._where, what, advice) from error
+        except ValueError:  # an ill-formed name; UnicodeError is one
+            what = f'"{name}" can\'t be the name of a server'
+            raise ConfigError("TL-C30", self._where, what, "Set tls.server_name.") from None
+        return wrapped
+
+    def framed(self, sock: socket.socket, framing: Framing, tls: Tls | None) -> bytes:
+        """Open a WebSocket; bytes of MQTT that came along with the answer.
+
+        Raises:
+            Unreachable: TL-M14, the server does not open it.
+        """
+
+        def problem(error: Exception) -> TowlineError:
+            if tls and isinstance(error, ssl.SSLError):
+                return tls_problem(error, tls, self._where)
+            return framing.refusal(f"no answer to the WebSocket's opening ({plain(error)})")
+
+        self.problem = problem
+        sock.sendall(framing.opening())
+        early = b""
+        while not framing.open:
+            early, answer = framing.take(sock.recv(READ_BYTES))
+            sock.sendall(answer)
+        if framing.ended is not None:
+            raise framing.refusal(framing.ended, "Trying again.")
+        return early
 
 
 def interleaved(addresses: Iterable[Address]) -> list[Address]:
@@ -386,82 +580,17 @@ def interleaved(addresses: Iterable[Address]) -> list[Address]:
     return [a for a in chain.from_iterable(zip_longest(*families.values())) if a is not None]
 
 
-def _addresses(endpoint: Endpoint, source: str | None, patience: Patience) -> list[Address]:
-    host, port = endpoint.host, endpoint.port
-    family = socket.AF_UNSPEC if source is None else socket.AF_INET6 if ":" in source else socket.AF_INET
-    try:
-        answers = patience.call(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
-    except (OSError, UnicodeError) as error:
-        reason = plain(error) if isinstance(error, OSError) else "not a host name"
-        like = f" that fits source_address {source}" if source else ""
-        what = f'no address for "{host}"{like} ({reason})'
-        do = "Check the broker's host, and the DNS of this machine."
-        raise Unreachable("TL-M01", str(endpoint), what, do) from error
-    return interleaved((family, where) for family, _, _, _, where in answers)
-
-
-def _connected(endpoint: Endpoint, source: str | None, patience: Patience) -> socket.socket:
-    """Connect to a Unix socket, or to the first address of a name that answers."""
-    unix, failures = endpoint.scheme == "unix", list[OSError]()
-    addresses = [(socket.AF_UNIX, endpoint.path)] if unix else _addresses(endpoint, source, patience)
-    try:
-        return _first_connected(addresses, source, patience, failures)
-    except OSError as error:
-        many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
-        many += f" from {source}" if source else ""
-        reasons = "; ".join([*dict.fromkeys(map(plain, [*failures, error]))][:_REASONS_SHOWN])
-        advice = f"Is the broker up, and {'may we open its socket' if unix else 'the port right'}?"
-        raise Unreachable("TL-M01", str(endpoint), f"no connection{many} ({reasons})", advice) from error
-
-
-def _first_connected(
-    addresses: Sequence[Address], source: str | None, patience: Patience, failures: list[OSError]
-) -> socket.socket:
-    """The socket that is connected first; a slow attempt gets company after `STAGGER` seconds.
-
-    The errors of those before the last go to `failures`.
-
-    Raises:
-        OSError: All have failed (the last failure), or the time is over.
-    """
-    waiting, next_at = deque(addresses), 0.0
-    running: dict[int, socket.socket] = {}
-    try:
-        while True:
-            while waiting and (not running or time.monotonic() >= next_at):
-                try:
-                    sock = _begun(waiting.popleft(), source, patience)
-                except OSError as error:
-                    failures.append(error)
-                else:
-                    running[sock.fileno()], next_at = sock, time.monotonic() + STAGGER
-            if not running:
-                raise failures.pop()
-            poller = select.poll()
-            for descriptor in running:
-                poller.register(descriptor, select.POLLOUT)
-            pause = max(0.0, next_at - time.monotonic()) if waiting else 1.0
-            for descriptor, _ in poller.poll(patience.step(pause) * 1000):
-                sock = running.pop(descriptor)
-                if not (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
-                    return sock
-                sock.close()
-                failures.append(OSError(code, os.strerror(code)))
-    finally:
-        for sock in running.values():
-            sock.close()
-
-
-def _begun(address: Address, source: str | None, patience: Patience) -> socket.socket:
-    sock = socket.socket(address[0], socket.SOCK_STREAM)  # fails where there is no IPv6
+def _connected(family: int, address: Any, source: str | None, timeout_s: float) -> socket.socket:
+    end = time.monotonic() + timeout_s
+    sock = socket.socket(family, socket.SOCK_STREAM)  # fails where there is no IPv6
     with contextlib.ExitStack() as undo:
         undo.callback(sock.close)
-        sock.setblocking(False)
+        sock.settimeout(timeout_s)
         if source is not None:
             sock.bind((source, 0))
-        while (code := sock.connect_ex(address[1])) == errno.EAGAIN:
-            time.sleep(patience.step(0.02))  # unix(7): the listener's queue is full; there is nothing to poll for
-        if code not in (0, errno.EINPROGRESS):
+        while (code := sock.connect_ex(address)) == errno.EAGAIN and time.monotonic() < end:
+            time.sleep(0.02)  # unix(7): the listener's queue is full; there is nothing to poll for
+        if code:
             raise OSError(code, os.strerror(code))
         undo.pop_all()
     return sock
@@ -482,54 +611,6 @@ def _tune(sock: socket.socket, keep_alive_s: int) -> None:
     for name, value in (("TCP_KEEPIDLE", keep_alive_s), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", _PROBES)):
         if value and hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _LONGEST_PROBE))
-
-
-def handshake(
-    sock: socket.socket, tls: Tls, context: ssl.SSLContext, host: str, where: str, patience: Patience
-) -> ssl.SSLSocket:
-    """Encrypt a connected socket; it is closed when that fails.
-
-    Args:
-        sock: Non-blocking.
-        tls: The settings.
-        context: Made of them.
-        host: Name or address in the broker's URI, for verification and SNI unless `tls` names another.
-        where: Begins the error.
-        patience: The time there is.
-
-    Raises:
-        Unreachable: The broker's certificate is not accepted (TL-M07), ours is not (TL-M09), or TLS fails (TL-M02).
-        ConfigError: The server name is none (TL-C30).
-    """
-    name = tls.server_name or host
-    try:
-        sock = wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-        _shake(wrapped, patience)
-    except BaseException as error:
-        shown = _shown_certificate(sock) if isinstance(error, ssl.SSLCertVerificationError) else {}
-        sock.close()
-        if isinstance(error, ssl.SSLCertVerificationError):
-            what, advice = certificate_problem(error.verify_code, error.verify_message, name, shown)
-            raise Unreachable("TL-M07", where, what, advice) from error
-        if isinstance(error, OSError):
-            raise tls_problem(error, tls, where) from error
-        if isinstance(error, ValueError):  # an ill-formed name; UnicodeError is one
-            what = f'"{name}" can\'t be the name of a server'
-            raise ConfigError("TL-C30", where, what, "Set tls.server_name.") from None
-        raise
-    return wrapped
-
-
-def _shake(wrapped: ssl.SSLSocket, patience: Patience) -> None:
-    while True:
-        try:
-            wrapped.do_handshake()
-        except ssl.SSLWantReadError:
-            patience.wait(wrapped.fileno())
-        except ssl.SSLWantWriteError:
-            patience.wait(wrapped.fileno(), write=True)
-        else:
-            return
 
 
 def _shown_certificate(wrapped: socket.socket) -> Mapping[str, Any]:

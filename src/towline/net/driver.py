@@ -28,7 +28,6 @@ from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
 from towline.net.connecting import Transport
-from towline.net.credentials import read_credentials
 from towline.net.endpoint import Endpoint, other_port
 from towline.net.reconnect import Attempts
 from towline.net.settings import BrokerConnection
@@ -280,14 +279,8 @@ class SessionDriver:
     def _connect(self) -> None:
         endpoint = self._attempts.begin()
         try:
-            credentials, headers, query = read_credentials(self._connection, self._cancelled.is_set)
-            self._transport = self._settings.connect(
-                endpoint,
-                keep_alive_s=self.session.config.keep_alive_s or 60,
-                cancelled=self._cancelled.is_set,
-                headers=headers,
-                query=query,
-            )
+            keep_alive_s = self.session.config.keep_alive_s or 60
+            self._transport, credentials = self._connection.connect(endpoint, keep_alive_s, self._cancelled.is_set)
         except (BrokerError, ConfigError) as error:
             if not self._cancelled.is_set():
                 self._versions.away()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
@@ -24,16 +24,15 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from towline.errors import ConfigError, did_you_mean
-from towline.mqtt.events import Filter, SessionConfig
+from towline.errors import ConfigError, Unreachable, did_you_mean
+from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem
 from towline.mqtt.versions import LEVELS
-from towline.net.connecting import Transport, connect
-from towline.net.endpoint import Endpoint, Proxy
-from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from towline.net.connecting import Transport, connect, header_problem, within
+from towline.net.endpoint import Endpoint, Proxy, query_problem
 from towline.net.tls import Tls
-from towline.net.websocket import header_problem
 from towline.options import OptionText, parts
+from towline.providers import credential, secret_of
 from towline.validation import SettingsModel, requirement
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
@@ -48,7 +47,11 @@ _LARGEST_PACKET: Final = 268_435_455 + 5
 #: ``package.module:function``.
 _FUNCTION: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _FOR_EVER: Final = 0xFFFFFFFF
+#: MQTT's password is binary data with a length of two bytes [MQTT 5 section 3.1.3.6].
+_LONGEST_PASSWORD: Final = 0xFFFF
+_URL: Final = re.compile(r"wss?://[^?]*\?")
 
+Headers = tuple[tuple[str, str], ...]
 _Seconds = Annotated[int, Field(ge=0, le=_FOR_EVER)]
 _Pause = Annotated[float, Field(gt=0, le=_LONGEST_DELAY_S)]
 
@@ -207,8 +210,8 @@ class ConnectionSettings(SettingsModel):
     will: WillSettings | None = None
     follow_redirects: bool = False
     brokers_share_sessions: bool = False
-    reconnect_delay_s: _Pause = FIRST_PAUSE_S
-    reconnect_max_delay_s: _Pause = LONGEST_PAUSE_S
+    reconnect_delay_s: _Pause = 0.25
+    reconnect_max_delay_s: _Pause = 30.0
     websocket_headers_file: Path | None = None
     websocket_query_file: Path | None = None
 
@@ -234,11 +237,6 @@ class ConnectionSettings(SettingsModel):
             ValueError: It can't be one.
         """
         return Proxy.parse(self.proxy, self.proxy_password_file) if self.proxy else None
-
-    def connect(self, broker: Endpoint, **more: Any) -> Transport:
-        """Open a connection to a broker by these settings; arguments and errors of `towline.net.connecting.connect`."""
-        own: dict[str, Any] = {"tls": self.tls, "proxy": self.way, "source_address": self.source_address}
-        return connect(broker, timeout_s=self.connect_timeout_s, **own, **more)
 
     def check_connection(self, brokers: Iterable[Endpoint]) -> None:
         """Refuse settings that contradict each other.
@@ -345,7 +343,6 @@ class BrokerConnection:
         linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
             to three times elsewhere (`towline.net.driver.Linger`).
         linger_after_silence_s: How many seconds after a moment of silence; nothing is sent meanwhile.
-        websocket_headers: Further headers of the request that opens a WebSocket, beside those of the file.
     """
 
     settings: ConnectionSettings
@@ -353,7 +350,6 @@ class BrokerConnection:
     brokers: tuple[Endpoint, ...]
     linger_s: float = 0.0
     linger_after_silence_s: float = 0.0
-    websocket_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -370,6 +366,88 @@ class BrokerConnection:
         """The session's part for a protocol level; MQTT 3.x has no topic aliases."""
         aliases = self.session.topic_alias_maximum if level == 5 else 0
         return replace(self.session, protocol=level, topic_alias_maximum=aliases)
+
+    def credentials(self, cancelled: Callable[[], bool]) -> tuple[dict[str, Any], Headers, str]:
+        """As they are now, so that a renewed one is used: fields of `SessionConfig`; a WebSocket's headers and query.
+
+        Args:
+            cancelled: Ends the wait for a provider, which has as long as a connection.
+
+        Raises:
+            ConfigError: TL-C31, a file can't be read, is empty, or holds something else. TL-C179, the authenticator.
+            Unreachable: TL-C179, the provider gave no password: it may do better with the next try.
+        """
+        settings, session = self.settings, self.session
+        headers: Headers = tuple(settings.websocket_headers.items()) if isinstance(settings, ClientSettings) else ()
+        password, authenticator, query = session.password, session.authenticator, ""
+        if settings.password_file is not None:
+            password = secret_of("password_file", settings.password_file, _password)
+        elif settings.token_provider is not None:
+            password = _provided(settings.token_provider, session, cancelled)
+        if isinstance(settings.authenticator, str):
+            given = (session.username, password)
+            authenticator = credential(
+                settings.authenticator, session.where, _authenticator, "an Authenticator", *given
+            )
+        if settings.websocket_headers_file is not None:
+            headers += secret_of("websocket_headers_file", settings.websocket_headers_file, _headers)
+        if settings.websocket_query_file is not None:
+            query = secret_of("websocket_query_file", settings.websocket_query_file, _query)
+        return {"password": password, "authenticator": authenticator}, headers, query
+
+    def connect(
+        self, broker: Endpoint, keep_alive_s: int, cancelled: Callable[[], bool]
+    ) -> tuple[Transport, dict[str, Any]]:
+        """Open a connection to a broker; with the credentials for its session. Errors of both."""
+        credentials, headers, query = self.credentials(cancelled)
+        own: dict[str, Any] = {"keep_alive_s": keep_alive_s, "cancelled": cancelled}
+        return connect(broker, self.settings, headers=headers, query=query, **own), credentials
+
+
+def _provided(name: str, session: SessionConfig, cancelled: Callable[[], bool]) -> bytes:
+    where = session.where
+
+    def ask() -> bytes:
+        return credential(name, where, _password, "a password, text or bytes")
+
+    try:
+        return within(session.connect_timeout_s, cancelled, ask)
+    except ConfigError as error:
+        raise Unreachable(error.code, error.where, error.what, error.do) from None
+    except TimeoutError as error:
+        raise Unreachable("TL-C179", where, f'"{name}" gave no password: {error}', "Trying again.") from None
+
+
+def _password(given: Any) -> bytes:
+    password = given.encode() if isinstance(given, str) else given
+    if not isinstance(password, bytes) or not 0 < len(password) <= _LONGEST_PASSWORD:
+        raise ValueError("a password of MQTT has 1 to 65,535 bytes")
+    return password
+
+
+def _authenticator(given: Any) -> Authenticator:
+    if not all(hasattr(given, name) for name in ("method", "start", "challenge", "finish")):
+        raise TypeError
+    made: Authenticator = given
+    return made
+
+
+def _headers(content: bytes) -> Headers:
+    """One header a line, as ``Name: value``."""
+    lines = (line for line in content.decode("latin-1").splitlines() if line.strip())
+    parts = [[part.strip() for part in line.partition(":")] for line in lines]
+    for number, (name, colon, value) in enumerate(parts, start=1):
+        if problem := header_problem(name, value) if colon else "it is no header, written as Name: value":
+            raise ValueError(f"line {number}: {problem}")
+    return tuple((name, value) for name, _, value in parts)
+
+
+def _query(content: bytes) -> str:
+    """The query alone, or that of a whole presigned URL."""
+    query = _URL.sub("", content.decode("latin-1").strip(), count=1).removeprefix("?")
+    if problem := query_problem(query):
+        raise ValueError(problem)
+    return query
 
 
 class Arguments(SettingsModel):
@@ -464,8 +542,7 @@ class ClientSettings(Arguments, ConnectionSettings):
         if not isinstance(self.authenticator, str):
             terms["authenticator"] = self.authenticator
         session = self.session(client_id, where, _filters_of(subscribe, where), **terms)
-        headers = tuple(self.websocket_headers.items())
-        connection = BrokerConnection(settings=self, session=session, brokers=brokers, websocket_headers=headers)
+        connection = BrokerConnection(settings=self, session=session, brokers=brokers)
         check_config(connection.session_at(connection.levels[0]))
         return connection
 
@@ -477,12 +554,11 @@ def refuse(where: str, what: str) -> NoReturn:
 
 def _endpoints_of(uri: str | Endpoint | Sequence[str | Endpoint]) -> tuple[Endpoint, ...]:
     uris = (uri,) if isinstance(uri, str | Endpoint) else tuple(uri)
-    if not uris:
-        refuse("uri", "no broker")
     try:
-        return tuple(one if isinstance(one, Endpoint) else Endpoint.parse(one) for one in uris)
+        brokers = tuple(one if isinstance(one, Endpoint) else Endpoint.parse(one) for one in uris)
     except ValueError as error:
         refuse("uri", str(error))
+    return brokers or refuse("uri", "no broker")
 
 
 def _filters_of(given: str | Filter | Sequence[str | Filter], where: str) -> tuple[Filter, ...]:

@@ -190,7 +190,7 @@ def _day(text: object) -> datetime | None:
         return None
 
 
-def tls_problem(error: OSError, tls: Tls, where: str) -> BrokerError:
+def tls_problem(error: Exception, tls: Tls, where: str) -> BrokerError:
     """Say why TLS failed in the handshake, or after it, where TLS 1.3 tells what it thinks of our certificate."""
     reason = getattr(error, "reason", None) or ""
     if "ALERT" in reason and any(word in reason for word in _ABOUT_OURS):

@@ -11,6 +11,7 @@ import struct
 import sys
 import time
 
+from towline import ClientSettings
 from towline.net.connecting import connect
 from towline.net.endpoint import Endpoint
 
@@ -25,7 +26,8 @@ def loopback(flags: int) -> None:
 def main() -> None:
     loopback(IFF_UP | IFF_RUNNING)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        transport = connect(Endpoint("mqtt", "127.0.0.1", server.getsockname()[1]), keep_alive_s=2)
+        endpoint = Endpoint("mqtt", "127.0.0.1", server.getsockname()[1])
+        transport = connect(endpoint, ClientSettings(), keep_alive_s=2)
         peer, _ = server.accept()
         loopback(0)
         began = time.monotonic()

@@ -19,7 +19,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.scripted import Line, Scripted
-from towline import Client
+from towline import Client, ClientSettings
 from towline.cli import main
 from towline.errors import BrokerError, Unreachable
 from towline.net.connecting import connect
@@ -32,13 +32,13 @@ CONNECT = ConnectPacket("test", clean_start=True, keep_alive=10).write()
 
 def refusal(broker: Mosquitto, tls: Tls, host: str = "localhost") -> str:
     with pytest.raises(Unreachable) as caught:
-        connect(Endpoint("mqtts", host, broker.port), tls=tls, timeout_s=5)
+        connect(Endpoint("mqtts", host, broker.port), ClientSettings(tls=tls))
     return str(caught.value).replace(str(broker.port), "PORT")
 
 
 def greeting(broker: Mosquitto, tls: Tls, host: str = "localhost") -> bytes | BrokerError | None:
     """The first bytes after CONNECT, or why there are none."""
-    transport = connect(Endpoint("mqtts", host, broker.port), tls=tls, timeout_s=5)
+    transport = connect(Endpoint("mqtts", host, broker.port), ClientSettings(tls=tls))
     try:
         transport.write(CONNECT)
         answers: list[bytes] = []
@@ -179,12 +179,12 @@ def test_an_older_tls_than_wanted(authority: Authority) -> None:
     with serving(context, times=2) as (port, chosen):
         endpoint = Endpoint("mqtts", "127.0.0.1", port)
         with pytest.raises(Unreachable) as caught:
-            connect(endpoint, tls=Tls(ca_file=authority.ca_file, min_version="1.3"))
+            connect(endpoint, ClientSettings(tls=Tls(ca_file=authority.ca_file, min_version="1.3")))
         assert str(caught.value) == (
             f"mqtts://127.0.0.1:{port}: the broker speaks no TLS 1.3 or newer. "
             "Lower tls.min_version, or mend the broker.   [TL-M02]"
         )
-        connect(endpoint, tls=Tls(ca_file=authority.ca_file, server_name="broker.local")).close()
+        connect(endpoint, ClientSettings(tls=Tls(ca_file=authority.ca_file, server_name="broker.local"))).close()
     assert len(chosen) == 1, "1.2 is the default"
 
 
@@ -252,7 +252,7 @@ def test_alpn_and_the_name_that_is_sent(authority: Authority) -> None:
     context.sni_callback = lambda _sock, name, _context: names.append(name)
     with serving(context) as (port, chosen):
         tls = Tls(ca_file=authority.ca_file, alpn=("other", "mqtt"), server_name="broker.local")
-        connect(Endpoint("mqtts", "127.0.0.1", port), tls=tls).close()
+        connect(Endpoint("mqtts", "127.0.0.1", port), ClientSettings(tls=tls)).close()
     assert (names, chosen) == (["broker.local"], ["mqtt"])
 
 

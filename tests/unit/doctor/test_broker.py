@@ -24,7 +24,6 @@ from towline.errors import Refused, Unreachable
 from towline.journal import Journal
 from towline.mqtt.events import SessionRecord
 from towline.mqtt.filters import matches
-from towline.net.credentials import read_credentials
 from towline.schema import ROW_SCHEMA
 
 #: A filter of MQTT, of few words, so that it meets the topics of probes.
@@ -396,6 +395,6 @@ def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
         bridge_of(tmp_path / "3", "mqtt://127.0.0.1", mqtt=f'username = "u"\npassword_file = "{secret}"')
     )
     options = target.settings.connection
-    read = read_credentials(options, lambda: False)
+    read = options.credentials(lambda: False)
     assert read[0]["password"] == b"s3cret"
     assert "s3cret" not in repr((target, options))

@@ -12,8 +12,7 @@ import pytest
 from towline import ClientSettings
 from towline.errors import ConfigError, TowlineError, Unreachable
 from towline.gateway.settings import GatewaySettings
-from towline.net.credentials import Headers, read_credentials
-from towline.net.settings import BrokerConnection
+from towline.net.settings import BrokerConnection, Headers
 
 HANGS = threading.Event()
 
@@ -66,7 +65,7 @@ def options(**settings: Any) -> BrokerConnection:
 def read(
     wanted: BrokerConnection, cancelled: Callable[[], bool] = lambda: False
 ) -> tuple[dict[str, Any], Headers, str]:
-    return read_credentials(wanted, cancelled)
+    return wanted.credentials(cancelled)
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class World:
         self.connection = BrokerConnection(settings=ClientSettings(**options), **given)
         self.driver = SessionDriver(self.connection, hooks)
 
-    def connect(self, endpoint: Endpoint, **_: Any) -> Any:
+    def connect(self, endpoint: Endpoint, _settings: ClientSettings, **_: Any) -> Any:
         self.tried.append(endpoint)
         line = self.lines.popleft() if self.lines else Unreachable("TL-M01", str(endpoint), "nobody there")
         if isinstance(line, Exception):

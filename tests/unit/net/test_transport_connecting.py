@@ -10,14 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, CloseConnection
+from wsproto.frame_protocol import CloseReason
 
 from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
+from towline import ClientSettings
 from towline.errors import ConfigError, TowlineError, Unreachable
-from towline.net.connecting import Address, Patience, connect, interleaved
-from towline.net.endpoint import Endpoint, Proxy
+from towline.net.connecting import Address, Transport, connect, interleaved, within
+from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls
 from towline_prove.devstack.ports import free_port
 
@@ -43,16 +48,21 @@ def answering(*answers: bytes) -> Iterator[int]:
         thread.join(60)
 
 
-def refusal(uri: str, proxy: Proxy | None = None, timeout_s: float = 3, source_address: str | None = None) -> str:
+def connected(endpoint: str | Endpoint, timeout_s: float = 10, **settings: Any) -> Transport:
+    where = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
+    return connect(where, ClientSettings(connect_timeout_s=timeout_s, **settings))
+
+
+def refusal(uri: str, proxy: str | None = None, timeout_s: float = 3, **settings: Any) -> str:
     with pytest.raises(TowlineError) as caught:
-        connect(Endpoint.parse(uri), proxy=proxy, timeout_s=timeout_s, source_address=source_address)
+        connected(uri, timeout_s, proxy=proxy, **settings)
     return str(caught.value)
 
 
 def test_what_arrives_is_confirmed_at_once() -> None:
     """Linux waits for our next packet otherwise, and a broker without TCP_NODELAY for the confirmation (RFC 896)."""
     with answering(b"a") as port:
-        transport = connect(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), timeout_s=5)
+        transport = connected(f"mqtt://127.0.0.1:{port}")
         with socket.socket(fileno=os.dup(transport.fileno())) as same:
             transport.write(b"b")
             same.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
@@ -121,7 +131,7 @@ def test_a_silent_address_does_not_keep_the_next_one_waiting(monkeypatch: pytest
     with silent() as hole, socket.create_server((LOOPBACK, 0)) as server:
         addresses(monkeypatch, hole, server.getsockname())
         began = time.monotonic()
-        transport = connect(Endpoint.parse("mqtt://two.example"), timeout_s=10)
+        transport = connected("mqtt://two.example")
         assert time.monotonic() - began < 2, "not the whole time for the first"
         peer, _ = server.accept()
         with peer:
@@ -160,8 +170,8 @@ def test_a_source_address_is_that_of_the_connection_to_a_proxy(kind: type[HttpPr
             return super().meet(client)  # type: ignore[no-any-return]
 
     with answering(b"x") as port, Proxied() as proxy:
-        way = Proxy.parse(f"{scheme}://{proxy.address}")
-        connect(Endpoint("mqtt", LOOPBACK, port), proxy=way, source_address="127.0.0.7").close()
+        way = f"{scheme}://{proxy.address}"
+        connected(Endpoint("mqtt", LOOPBACK, port), proxy=way, source_address="127.0.0.7").close()
     assert seen == ["127.0.0.7"]
 
 
@@ -171,7 +181,7 @@ def test_connecting_is_given_up_when_asked() -> None:
         threading.Timer(0.2, asked.set).start()
         began = time.monotonic()
         with pytest.raises(Unreachable, match="given up"):
-            connect(Endpoint("mqtt", host, port), timeout_s=30, cancelled=asked.is_set)
+            connect(Endpoint("mqtt", host, port), ClientSettings(connect_timeout_s=30), cancelled=asked.is_set)
         assert time.monotonic() - began < 2
 
 
@@ -184,14 +194,14 @@ def test_a_result_that_comes_too_late_is_discarded() -> None:
         return 7
 
     with pytest.raises(TimeoutError):
-        Patience(0.05).call(slow, discarded.append)
+        within(0.05, lambda: False, slow, discarded.append)
     go.set()
     wait_until(lambda: discarded == [7], what="the discarded result")
 
 
 def test_the_system_gives_a_dead_peer_up_after_one_and_a_half_keep_alives() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
-        transport = connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]), keep_alive_s=20)
+        transport = connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]), ClientSettings(), keep_alive_s=20)
         with socket.socket(fileno=transport.fileno()) as sock:
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -205,12 +215,13 @@ def test_the_system_gives_a_dead_peer_up_after_one_and_a_half_keep_alives() -> N
 @pytest.mark.parametrize("keep_alive_s", [1, 65535])
 def test_every_keep_alive_is_one_the_system_takes(keep_alive_s: int) -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
-        connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]), keep_alive_s=keep_alive_s).close()
+        where = Endpoint("mqtt", LOOPBACK, server.getsockname()[1])
+        connect(where, ClientSettings(), keep_alive_s=keep_alive_s).close()
 
 
 def test_what_the_system_does_not_take_is_kept_and_flushed() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
-        transport = connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]))
+        transport = connected(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]))
         peer, _ = server.accept()
         data = bytes(range(256)) * 80_000
         assert transport.write(data)
@@ -241,6 +252,23 @@ def test_a_websocket_that_is_refused_or_is_none() -> None:
         assert "the server closed instead of answering" in refusal(uri)
 
 
+def test_a_websocket_that_is_closed_as_it_opens_says_why() -> None:
+    def serve() -> None:
+        with server.accept()[0] as sock:
+            web.receive_data(sock.recv(65536))
+            list(web.events())
+            answers = (AcceptConnection(subprotocol="mqtt"), CloseConnection(CloseReason.INTERNAL_ERROR, "full"))
+            sock.sendall(b"".join(web.send(answer) for answer in answers))
+
+    web = WSConnection(ConnectionType.SERVER)
+    with socket.create_server((LOOPBACK, 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        uri = f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
+        assert "the WebSocket was closed (1011, internal error, full). Trying again.   [TL-M14]" in refusal(uri)
+        thread.join(60)
+
+
 def test_a_websocket_server_that_says_nothing() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         uri = f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
@@ -251,13 +279,11 @@ def test_a_websocket_server_that_says_nothing() -> None:
 def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("wrongword")
+    login: dict[str, Any] = {"proxy_password_file": secret}
     scheme = "http" if kind is HttpProxy else "socks5"
     with kind("me:right") as proxy:
-        for way in (
-            Proxy.parse(f"{scheme}://{proxy.address}"),
-            Proxy.parse(f"{scheme}://me@{proxy.address}", secret),
-        ):
-            said = refusal("mqtt://broker:1", way)
+        for way in ({"proxy": f"{scheme}://{proxy.address}"}, {"proxy": f"{scheme}://me@{proxy.address}", **login}):
+            said = refusal("mqtt://broker:1", **way)
             assert said.startswith(f"mqtt://broker:1: the proxy {scheme}://{proxy.address} did not let us through: ")
             assert said.endswith("Set a user in the proxy's URI and proxy_password_file.   [TL-M15]")
             assert "wrongword" not in said
@@ -275,7 +301,7 @@ def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path)
 )
 def test_what_an_http_proxy_may_answer(reply: bytes, what: str) -> None:
     with answering(reply) as port:
-        said = refusal("mqtt://broker:1", Proxy("http", LOOPBACK, port))
+        said = refusal("mqtt://broker:1", f"http://{LOOPBACK}:{port}")
     assert what in said
     assert "Secret" not in said
     assert said.endswith("[TL-M15]")
@@ -283,7 +309,7 @@ def test_what_an_http_proxy_may_answer(reply: bytes, what: str) -> None:
 
 def test_a_socks_proxy_that_can_not_reach_the_broker() -> None:
     with SocksProxy(names={"broker": (LOOPBACK, free_port())}) as proxy:
-        said = refusal("mqtt://broker:1", Proxy.parse(f"socks5://{proxy.address}"))
+        said = refusal("mqtt://broker:1", f"socks5://{proxy.address}")
     assert said == (
         f"mqtt://broker:1: the proxy socks5://{proxy.address} did not let us through: "
         "connection refused by destination host. Does the proxy reach the broker?   [TL-M15]"
@@ -292,13 +318,13 @@ def test_a_socks_proxy_that_can_not_reach_the_broker() -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "socks5"])
 def test_a_proxy_that_is_not_there_or_says_nothing(scheme: str) -> None:
-    way = Proxy.parse(f"{scheme}://{LOOPBACK}:{free_port()}")
+    way = f"{scheme}://{LOOPBACK}:{free_port()}"
     assert refusal("mqtt://broker:1", way) == (
         f"mqtt://broker:1 through {way}: no connection (connection refused). "
         "Is the proxy up, and the port right?   [TL-M01]"
     )
     with socket.create_server((LOOPBACK, 0)) as server:
-        way = Proxy.parse(f"{scheme}://{LOOPBACK}:{server.getsockname()[1]}")
+        way = f"{scheme}://{LOOPBACK}:{server.getsockname()[1]}"
         began = time.monotonic()
         assert refusal("mqtt://broker:1", way, timeout_s=0.4).endswith("[TL-M15]")
         assert time.monotonic() - began < 3
@@ -310,7 +336,7 @@ def test_a_password_that_can_not_be_carried_is_not_told(kind: type[HttpProxy], t
     secret.write_text("geheimnisvoll-\N{EURO SIGN}", "utf-8")
     with kind("me:x") as proxy:
         scheme = "http" if kind is HttpProxy else "socks5"
-        said = refusal("mqtt://broker:1", Proxy.parse(f"{scheme}://me@{proxy.address}", secret))
+        said = refusal("mqtt://broker:1", f"{scheme}://me@{proxy.address}", proxy_password_file=secret)
     assert "geheimnis" not in said
     assert said.endswith("Use ASCII.   [TL-C31]")
 
@@ -318,7 +344,7 @@ def test_a_password_that_can_not_be_carried_is_not_told(kind: type[HttpProxy], t
 @pytest.mark.parametrize("scheme", ["http", "socks5"])
 def test_a_proxy_without_its_package(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     monkeypatch.setitem(sys.modules, "python_socks", None)
-    assert refusal("mqtt://broker:1", Proxy.parse(f"{scheme}://proxy:1080")) == (
+    assert refusal("mqtt://broker:1", f"{scheme}://proxy:1080") == (
         f'{scheme}://proxy:1080: a proxy needs the package python-socks. Run: pip install "towline[proxy]"   [TL-C34]'
     )
 
@@ -336,7 +362,7 @@ def test_a_unix_socket_with_a_full_queue_is_waited_for(tmp_path: Path) -> None:
             server.accept()[0].close()
 
         _later(room)
-        connect(Endpoint.parse(f"unix://{path}"), timeout_s=5).close()
+        connected(f"unix://{path}").close()
 
 
 def _later(call: Callable[[], None]) -> None:
@@ -348,4 +374,4 @@ def _later(call: Callable[[], None]) -> None:
 def test_a_missing_file_of_tls_is_said_before_a_broker_is_asked(tmp_path: Path) -> None:
     nobody = Endpoint("mqtts", LOOPBACK, free_port())
     with pytest.raises(ConfigError, match=r"ca\.pem: not usable \(no such file or directory\).*TL-C30"):
-        connect(nobody, tls=Tls(ca_file=tmp_path / "ca.pem"))
+        connected(nobody, tls=Tls(ca_file=tmp_path / "ca.pem"))

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
+from towline.net.connecting import Framing
 from towline.net.endpoint import Endpoint, Proxy, http_status
-from towline.net.websocket import Framing
 
 
 @pytest.mark.parametrize(

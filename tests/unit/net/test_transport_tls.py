@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from tests.helpers import wait_until
+from towline import ClientSettings
 from towline.errors import ConfigError, Unreachable
-from towline.net.connecting import Patience, handshake
+from towline.net.connecting import connect
+from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls, certificate_problem, tls_problem
 
 PAST, FUTURE = "Jan  5 09:34:43 2024 GMT", f"{datetime.now(UTC) + timedelta(days=400):%b %d %H:%M:%S %Y} GMT"
@@ -146,14 +148,17 @@ def test_an_encrypted_key_needs_its_password_and_never_asks_on_the_terminal(tmp_
     tls.context()
 
 
-def test_a_connection_that_is_reset_before_its_handshake_is_one_line() -> None:
+def test_a_connection_that_is_reset_in_its_handshake_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        sock = socket.create_connection(server.getsockname())
-        peer, _ = server.accept()
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        peer.close()  # with RST
-        sock.setblocking(False)
-        wait_until(lambda: sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), what="the reset")
+
+        def reset() -> None:
+            peer, _ = server.accept()
+            peer.recv(1)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()  # with RST
+
+        thread = threading.Thread(target=reset)
+        thread.start()
         with pytest.raises(Unreachable, match="TL-M02"):
-            handshake(sock, Tls(), Tls().context(), "localhost", "mqtts://localhost", Patience(5))
-    assert sock.fileno() == -1
+            connect(Endpoint("mqtts", "127.0.0.1", server.getsockname()[1]), ClientSettings())
+        thread.join(60)

@@ -23,8 +23,8 @@ from wsproto.events import (
 )
 
 from towline.errors import Unreachable
+from towline.net.connecting import Framing
 from towline.net.endpoint import Endpoint
-from towline.net.websocket import Framing
 
 WHERE = Endpoint.parse("ws://broker:9001/mqtt")
 
