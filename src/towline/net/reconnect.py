@@ -84,7 +84,8 @@ class Attempts:
         first_s: float = FIRST_PAUSE_S,
         longest_s: float = LONGEST_PAUSE_S,
     ) -> None:
-        self._endpoints = endpoints
+        #: A server that has moved is where it moved to.
+        self._endpoints = [*endpoints]
         #: Place in the list of the next one, or of the one in use.
         self._index = 0
         self._follow = follow_redirects
@@ -92,8 +93,6 @@ class Attempts:
         self._next: deque[Endpoint] = deque()
         #: Who said "moved" and waits for the new server to prove itself.
         self._moving: Endpoint | None = None
-        #: Servers that have moved → where to; never leads back to itself.
-        self._moved: dict[Endpoint, Endpoint] = {}
         #: Redirections since the last connection that worked; at most `MOST_HOPS`.
         self._hops = 0
         self._backoff = Backoff(min(first_s, longest_s), longest_s, _JITTER)
@@ -101,8 +100,8 @@ class Attempts:
         self._online_at: float | None = None
         #: Culprits since the last message that went through.
         self._culprits = 0
-        #: When the client id was taken over, the last two times.
-        self._takeovers: deque[float] = deque(maxlen=2)
+        #: When the client id was taken over last.
+        self._taken_over = float("-inf")
         #: The server in use or last tried, which may be one that a broker of the list has named.
         self.endpoint = endpoints[0]
         #: Times all of the list were tried in vain, or a connection that worked has ended.
@@ -112,14 +111,7 @@ class Attempts:
 
     def begin(self) -> Endpoint:
         """The server to connect to now."""
-        if self._next:
-            self.endpoint = self._next.popleft()
-            return self.endpoint
-        self.endpoint = self._endpoints[self._index]
-        for _ in range(MOST_HOPS):
-            if self.endpoint not in self._moved:
-                break
-            self.endpoint = self._moved[self.endpoint]
+        self.endpoint = self._next.popleft() if self._next else self._endpoints[self._index]
         return self.endpoint
 
     def online(self, now: float) -> None:
@@ -127,9 +119,7 @@ class Attempts:
         self._online_at = now
         self._hops = 0
         self._next.clear()
-        self._moved.pop(self.endpoint, None)
-        if self._moving is not None and self._moving != self.endpoint:
-            self._moved[self._moving] = self.endpoint
+        self._endpoints = [self.endpoint if one == self._moving else one for one in self._endpoints]
         self._moving = None
 
     def judge(self, close: Close) -> Close:
@@ -185,5 +175,5 @@ class Attempts:
 
     def taken_over(self, now: float) -> bool:
         """Another client has taken our id over; whether two clients fight for it."""
-        self._takeovers.append(now)
-        return len(self._takeovers) == self._takeovers.maxlen and now - self._takeovers[0] < _TAKEOVER_WINDOW
+        before, self._taken_over = self._taken_over, now
+        return now - before < _TAKEOVER_WINDOW
