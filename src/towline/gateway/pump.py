@@ -212,7 +212,7 @@ class Pump:
             **self._shown,
             "broker": str(self._driver.endpoint) if self.heard.is_set() else None,
             "client_id": self._settings.mqtt_client_id,
-            "protocol": NAMES[self._driver.level].removeprefix("MQTT "),
+            "protocol": NAMES[self._driver.versions.level].removeprefix("MQTT "),
             "received": self._uplink.received,
             "acknowledged": self._uplink.acknowledged + inbound.acknowledged,
             "redelivered": self._uplink.redelivered,

@@ -339,7 +339,7 @@ class Client:
     @property
     def level(self) -> int:
         """Version of the protocol in use, or to be tried next: 5, 4 for 3.1.1, 3 for 3.1."""
-        return self._driver.level
+        return self._driver.versions.level
 
     @property
     def last_error(self) -> BrokerError | ConfigError | None:
@@ -438,7 +438,7 @@ class Client:
         """Return when a session is there, or so much of it that nothing more is read; raise why it can't be had."""
         with self._changed:
             while not (self._driver.ever_online or self._arrivals.full):
-                if error := self._ended or (self.last_error if self._driver.rounds else None):
+                if error := self._ended or (self.last_error if self._driver.attempts.rounds else None):
                     raise error
                 self._changed.wait()
 

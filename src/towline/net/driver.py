@@ -101,10 +101,10 @@ class SessionDriver:
         self._connection = connection
         self._settings = settings = connection.settings
         self._hooks = hooks
-        #: Another version is taken only while nothing is connected.
-        self._versions = Versions(connection.levels)
+        #: Of the protocol; another one is taken only while nothing is connected.
+        self.versions = Versions(connection.levels)
         self.session = hooks.new_session(connection.levels[0])
-        self._attempts = Attempts(
+        self.attempts = Attempts(
             connection.brokers,
             follow_redirects=settings.follow_redirects,
             first_s=settings.reconnect_delay_s,
@@ -136,7 +136,7 @@ class SessionDriver:
             os.set_blocking(descriptor, False)
 
     def _new_decoder(self) -> Decoder:
-        return Decoder(self._settings.max_packet_bytes, self._versions.level, self._hooks.plain)
+        return Decoder(self._settings.max_packet_bytes, self.versions.level, self._hooks.plain)
 
     # -- from any thread --
 
@@ -159,17 +159,7 @@ class SessionDriver:
     @property
     def endpoint(self) -> Endpoint:
         """The server in use or last tried."""
-        return self._attempts.endpoint
-
-    @property
-    def level(self) -> int:
-        """The protocol level in use, or to be tried next."""
-        return self._versions.level
-
-    @property
-    def rounds(self) -> int:
-        """Times all endpoints were tried in vain."""
-        return self._attempts.rounds
+        return self.attempts.endpoint
 
     # -- for the owner --
 
@@ -208,7 +198,7 @@ class SessionDriver:
         now = time.monotonic()
         timeout_s = max(0.0, min([_LONGEST_TURN, *[at - now for at in due if at is not None]]))
         if self._transport is None:
-            pause = self._attempts.due - time.monotonic() if may_connect else timeout_s
+            pause = self.attempts.due - time.monotonic() if may_connect else timeout_s
             if pause > 0 or not may_connect:
                 self._wait(None, min(pause, timeout_s))
             else:
@@ -264,7 +254,7 @@ class SessionDriver:
         self._transport = None
         self._hooks.ended()
         if self.session.outbound.culprit is not None:
-            self._attempts.culprit_found()
+            self.attempts.culprit_found()
 
     def dispose(self) -> None:
         """Close everything, for good; a second call does nothing."""
@@ -277,13 +267,13 @@ class SessionDriver:
     # -- a connection --
 
     def _connect(self) -> None:
-        endpoint = self._attempts.begin()
+        endpoint = self.attempts.begin()
         try:
             keep_alive_s = self.session.config.keep_alive_s or 60
             self._transport, credentials = self._connection.connect(endpoint, keep_alive_s, self._cancelled.is_set)
         except (BrokerError, ConfigError) as error:
             if not self._cancelled.is_set():
-                self._versions.away()
+                self.versions.away()
                 self._keep_to_version("")
                 # What worked before may be a certificate that is being renewed.
                 self._failed(error, for_good=isinstance(error, ConfigError) and not self.ever_online)
@@ -346,15 +336,15 @@ class SessionDriver:
     def _note(self, action: Action) -> None:
         """Whether a connection is of use shows in what came through it."""
         if isinstance(action, events.Deliver):
-            self._attempts.useful()
+            self.attempts.useful()
         elif isinstance(action, events.Acknowledged):
             if action.packet_id and action.reason != CUT:
-                self._attempts.useful()
+                self.attempts.useful()
         elif isinstance(action, events.Online):
             self.online = self.ever_online = True
             self.error = None
-            self._attempts.online(time.monotonic())
-            self._versions.online()
+            self.attempts.online(time.monotonic())
+            self.versions.online()
 
     # -- its end --
 
@@ -368,23 +358,23 @@ class SessionDriver:
         served = self.online
         self.disconnect()
         reason = action.error.what if action.error else ""
-        action = self._versions.judge(self._attempts.judge(action), self.session.config)
+        action = self.versions.judge(self.attempts.judge(action), self.session.config)
         self._keep_to_version(reason)
         if action.again_at_once:
             if action.reference:
                 self._hooks.notice("sent to another server", code="TL-M26", reason=str(action.error))
-            self._attempts.due = 0.0
+            self.attempts.due = 0.0
         elif action.error is not None:
-            fight = isinstance(action.error, TakenOver) and self._attempts.taken_over(time.monotonic())
+            fight = isinstance(action.error, TakenOver) and self.attempts.taken_over(time.monotonic())
             self._failed(action.error, for_good=(action.fatal and not self.ever_online) or fight, served=served)
 
     def _new_session(self) -> None:
-        self.session = self._hooks.new_session(self._versions.level)
-        self.session.probing = self._versions.guessed
+        self.session = self._hooks.new_session(self.versions.level)
+        self.session.probing = self.versions.guessed
 
     def _keep_to_version(self, reason: str) -> None:
         """Have a session of the version that is to be spoken; before the first CONNACK nothing is in it yet."""
-        before, level = self.session.config.protocol, self._versions.level
+        before, level = self.session.config.protocol, self.versions.level
         if before != level:
             self._new_session()
         if level < before:
@@ -399,7 +389,7 @@ class SessionDriver:
             self.fatal = error
         else:
             self._hooks.failed(error)
-        self._attempts.failed(time.monotonic(), served=served)
+        self.attempts.failed(time.monotonic(), served=served)
 
 
 class Linger:

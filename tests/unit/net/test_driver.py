@@ -202,7 +202,7 @@ def test_a_session_renewed_while_a_version_is_a_guess_only_looks_for_an_answer(n
     world.driver.turn(0)
     silent.broken = True
     world.driver.turn(0)
-    assert (world.driver.level, world.driver.session.probing) == (4, True)
+    assert (world.driver.versions.level, world.driver.session.probing) == (4, True)
     assert world.notices == ["TL-M25"]
     world.driver.turn(0)
     world.driver.renew(Unreachable("TL-M13", "test", "no room"))
