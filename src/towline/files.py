@@ -26,7 +26,7 @@ PRIVATE = 0o600
 _NOBODYS: Final = (0, 65_534)
 
 
-def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE, synced: bool = True) -> None:
+def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE, synced: bool = True, new: bool = False) -> None:
     """Give a file new content in one step: who reads it sees the old or the new.
 
     Args:
@@ -35,30 +35,12 @@ def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE, synced: bo
         mode: From the first byte on nobody sees more than its owner does.
         synced: The content is durable before it has the name; the name is when `sync_directory` returns. Without it a
             power failure may leave an empty file.
+        new: A file that is there stays as it is.
 
     Raises:
+        FileExistsError: With `new`, it is there.
         OSError: The directory does not take it; what was there stays.
     """
-    with _scratch(path, content, mode, synced=synced) as scratch:
-        scratch.replace(path)
-
-
-def create_durably(path: Path, content: bytes | str) -> None:
-    """Make a private file that is not there yet, whole and durable.
-
-    Raises:
-        FileExistsError: It is there; it stays as it is.
-        OSError: As `replace_durably`.
-    """
-    with _scratch(path, content, PRIVATE) as scratch:
-        os.link(scratch, path)  # unlike a rename it replaces nothing
-        scratch.unlink()
-    sync_directory(path.parent)
-
-
-@contextlib.contextmanager
-def _scratch(path: Path, content: bytes | str, mode: int, *, synced: bool = True) -> Iterator[Path]:
-    """A file beside another one, with its content to be; gone if what is done with it fails."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
     scratch = Path(name)
     try:
@@ -68,20 +50,24 @@ def _scratch(path: Path, content: bytes | str, mode: int, *, synced: bool = True
             os.fchmod(file.fileno(), mode)
             if synced:
                 os.fsync(file.fileno())
-        yield scratch
+        if new:
+            os.link(scratch, path)  # unlike a rename it replaces nothing
+            scratch.unlink()
+        else:
+            scratch.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             scratch.unlink()
         raise
 
 
-def replace_durably(path: Path, content: bytes | str) -> None:
+def replace_durably(path: Path, content: bytes | str, *, new: bool = False) -> None:
     """Give a private file new content so that a power failure leaves the old or the new one, never neither.
 
     Raises:
         OSError: As `replace`, or the directory could not be synced: then either may be there.
     """
-    replace(path, content)
+    replace(path, content, new=new)
     sync_directory(path.parent)
 
 
@@ -91,16 +77,19 @@ def sync_file(path: Path) -> None:
     Raises:
         OSError: With the file's name; it must not be synced again, the kernel has forgotten the failure [I6].
     """
-    _sync(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable.
-
-    Raises:
-        OSError: As `sync_file`.
-    """
-    _sync(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+    """Make the names in a directory durable: to Linux they are its content; OSError as `sync_file`."""
+    sync_file(path)
 
 
 def open_lock(path: Path) -> int:
@@ -185,13 +174,3 @@ def version(path: Path) -> tuple[int, ...]:
 def why(error: OSError) -> str:
     """Say what the system said, for the middle of a sentence: ``permission denied``."""
     return (error.strerror or str(error)).lower()
-
-
-def _sync(descriptor: int, path: Path) -> None:
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        os.close(descriptor)

@@ -94,13 +94,13 @@ def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
 
 def test_a_file_is_made_once_private_and_without_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "one"
-    files.create_durably(path, "first")
+    files.replace_durably(path, "first", new=True)
     with pytest.raises(FileExistsError):
-        files.create_durably(path, "second")
+        files.replace_durably(path, "second", new=True)
     assert path.stat().st_mode & 0o777 == files.PRIVATE
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(FileExistsError):
-        files.create_durably(tmp_path / "link", "third")
+        files.replace_durably(tmp_path / "link", "third", new=True)
     assert not (tmp_path / "nowhere").exists()

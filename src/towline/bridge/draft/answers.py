@@ -214,7 +214,7 @@ def write(text: str, file: Path, secrets: Mapping[str, str], *, force: bool) -> 
     written: list[Path] = []
     for path, content in contents.items():  # the file last: what it names is there
         try:
-            (files.replace_durably if force else files.create_durably)(path, content)
+            files.replace_durably(path, content, new=not force)
         except OSError as error:
             for one in () if force else written:
                 with contextlib.suppress(OSError):
