@@ -47,7 +47,7 @@ def ask_brokers(case: Case, say: Callable[[str], None] = lambda _text: None) -> 
 def _loads(case: Case, brokers: Sequence[Broker]) -> dict[str, LineLoad]:
     """What comes in on each uplink, at the first of its brokers that lets us see it; or as told, in equal parts."""
     with ThreadPoolExecutor(max_workers=len(brokers) or 1) as threads:
-        heard = [load for one in [*threads.map(_heard, brokers)][::-1] for load in one.items()]
+        heard = [load for one in [*threads.map(_heard, brokers)][::-1] for load in one]
     if case.rate is None:
         return dict(heard)
     each = case.rate / max(1, len(case.bridge.uplinks))
@@ -55,10 +55,8 @@ def _loads(case: Case, brokers: Sequence[Broker]) -> dict[str, LineLoad]:
     return {line.name: told for line in case.bridge.uplinks}
 
 
-def _heard(one: Broker) -> dict[str, LineLoad]:
+def _heard(one: Broker) -> list[tuple[str, LineLoad]]:
     """What came in meanwhile at one broker; why nothing could, its rows tell."""
     with contextlib.suppress(Exception):
-        how = f"measured for {one.case.seconds:g} s"
-        seen = {name: heard for name, heard in one.heard.items() if heard.messages}
-        return {name: LineLoad(it.messages / it.seconds, it.size / it.seconds, how) for name, it in seen.items()}
-    return {}
+        return [(name, it) for name, it in one.heard.items() if isinstance(it, LineLoad) and it.messages_s]
+    return []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import DownLine, Line
 from towline.doctor.case import PROBE, WAY, Case, LineGateway, LineLoad, Target, filters_of, within
-from towline.doctor.table import Answer, Check, NotAsked, Standing, fact
+from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Answer, Check, NotAsked, Standing, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
 from towline.journal.recovery import session_in
 from towline.mosquitto_conf import MosquittoConf, read
@@ -59,19 +59,6 @@ class KeptQueue:
     def kept(self) -> int:
         """How many came, each counted once."""
         return len(set(self.numbers))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What came on a line's filters, retained messages aside, in so many seconds; or why it could not be subscribed.
-
-    `size` is bytes of topics, payloads and properties.
-    """
-
-    error: BrokerError | ConfigError | None = None
-    messages: int = 0
-    size: int = 0
-    seconds: float = 0.0
 
 
 def probe_topic(filters: set[str], word: str) -> str | None:
@@ -200,10 +187,13 @@ class Broker(contextlib.ExitStack):
     # -- facts --
 
     @fact
-    def heard(self) -> Mapping[str, Heard]:
-        """What each uplink would receive meanwhile; a shared subscription is asked for in a group of our own."""
+    def heard(self) -> Mapping[str, LineLoad | BrokerError | ConfigError]:
+        """What comes on each uplink's filters, retained messages aside, or why they can't be subscribed.
+
+        A shared subscription is asked for in a group of our own.
+        """
         self._pair  # noqa: B018 - asked first
-        found: dict[str, Heard] = {}
+        found: dict[str, LineLoad | BrokerError | ConfigError] = {}
         with contextlib.ExitStack() as stack:
             listening: dict[str, list[Client]] = {}
             for name in (name for name, one in self.target.lines.items() if isinstance(one.line, Line)):
@@ -211,7 +201,7 @@ class Broker(contextlib.ExitStack):
                     mine = [one for one in self.target.gateways if one.line.name == name]
                     listening[name] = [stack.enter_context(self._listener(one)) for one in mine]
                 except (BrokerError, ConfigError) as error:
-                    found[name] = Heard(error=error)
+                    found[name] = error
             return found | self._counted(listening)
 
     def _listener(self, gateway: LineGateway) -> Client:
@@ -227,7 +217,7 @@ class Broker(contextlib.ExitStack):
         ]
         return self._client(self._name(), subscribe=asked)
 
-    def _counted(self, listening: Mapping[str, Sequence[Client]]) -> dict[str, Heard]:
+    def _counted(self, listening: Mapping[str, Sequence[Client]]) -> dict[str, LineLoad]:
         seconds = self.case.seconds if self.case.rate is None else min(self.case.seconds, _SILENCE_S)
         counts = {name: [0, 0] for name, clients in listening.items() if clients}
         begun = time.monotonic()
@@ -236,8 +226,8 @@ class Broker(contextlib.ExitStack):
                 for message in _come(client, min(time.monotonic() + _TURN_S, begun + seconds)):
                     counts[name][0] += not message.retain
                     counts[name][1] += 0 if message.retain else message.size
-        took = time.monotonic() - begun
-        return {name: Heard(messages=number, size=size, seconds=took) for name, (number, size) in counts.items()}
+        took, how = time.monotonic() - begun, f"measured for {seconds:g} s"
+        return {name: LineLoad(number / took, size / took, how) for name, (number, size) in counts.items()}
 
     @fact
     def queue(self) -> KeptQueue:
@@ -377,7 +367,6 @@ def _unacknowledged(client: Client) -> Iterator[Message]:
         yield message
 
 
-BROKEN, HOLDS, LIMITED, WARNS = Standing.BROKEN, Standing.HOLDS, Standing.LIMITED, Standing.WARNS
 #: Outages that are shorter may well be over before anybody has looked: a limit below is near.
 _NEAR_S, _DAY_S = 3600.0, 86400
 #: Where it is not known how many bytes a second come, a queue of fewer bytes is small.
@@ -567,8 +556,8 @@ def _qos_2(one: Broker) -> Iterator[Answer]:
         else:
             yield Answer(HOLDS, "a PUBLISH of QoS 2 was answered with PUBREC")
     for line, heard in one.heard.items():
-        if heard.error is not None and heard.error.code == _GRANTED_LESS:
-            yield Answer(BROKEN, heard.error.what, "now", heard.error.do, line, "granted QoS")
+        if isinstance(heard, BrokerError) and heard.code == _GRANTED_LESS:
+            yield Answer(BROKEN, heard.what, "now", heard.do, line, "granted QoS")
 
 
 def _rights(one: Broker) -> Iterator[Answer]:
@@ -582,15 +571,15 @@ def _rights(one: Broker) -> Iterator[Answer]:
             yield Answer(*told, line=line, promise="right to write")
             continue
         heard = one.heard[line]
-        if heard.error is not None:
-            if heard.error.code != _GRANTED_LESS:
-                yield Answer(BROKEN, heard.error.what, "now", heard.error.do or "See the broker's log.", line)
-        elif heard.messages or not rule:
-            came = f"{heard.messages:,} messages came" if heard.messages else "no plugin and no acl_file decides"
+        if not isinstance(heard, LineLoad):
+            if heard.code != _GRANTED_LESS:
+                yield Answer(BROKEN, heard.what, "now", heard.do or "See the broker's log.", line)
+        elif heard.messages_s or not rule:
+            came = f"messages came {heard}" if heard.messages_s else "no plugin and no acl_file decides"
             yield Answer(HOLDS, f"every filter is granted, and {came}", line=line)
         else:
             because = f"every filter is granted; a broker may ask {rule} at each delivery, as Mosquitto does, and "
-            because += f"tells nobody: no message came in {heard.seconds:.1f} s"
+            because += f"tells nobody: no message came ({heard.how})"
             yield Answer(LIMITED, because, f"{rule} denies what the subscription asks for", line=line)
 
 

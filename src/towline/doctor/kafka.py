@@ -9,13 +9,12 @@ from typing import Final
 
 from towline.bridge.config.model import Line
 from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, TopicUse
-from towline.doctor.table import Answer, Check, Standing, named, sized
+from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Answer, Check, named, sized
 from towline.errors import ConfigError, KafkaError
 from towline.guarantee import policy
 from towline.kafka.faults import Meaning, means
 from towline.text import span
 
-BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.
 _TOLD: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<why>.+)")
 #: Copies with which one broker may be lost while another one is away.

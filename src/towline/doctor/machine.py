@@ -22,14 +22,13 @@ from towline.bridge.config.tables import BATCH_BYTES
 from towline.bridge.lines.identity import left_lines
 from towline.bridge.runtime.session import check_java
 from towline.doctor.case import PROBE, Case, LineLoad
-from towline.doctor.table import Answer, Check, Standing, fact, named, sized
+from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Answer, Check, Standing, fact, named, sized
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
 from towline.sizing import journal_bytes_s
 from towline.spark.session import check_pyspark
 from towline.text import span
 
-BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: File systems in memory: gone with the machine. Of a container: removed with it.
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _LAYERED: Final = frozenset({"overlay", "aufs"})
@@ -191,15 +190,8 @@ class ThisMachine:
             found.setdefault(seen.device, []).append((spot, seen))
         return list(found.values())
 
-    @fact
-    def memory(self) -> tuple[int, int]:
-        """As `host_memory`."""
-        return host_memory()
-
-    @fact
-    def synchronised(self) -> bool | None:
-        """Whether something disciplines the clock."""
-        return synchronised()
+    memory = fact(lambda _machine: host_memory())
+    synchronised = fact(lambda _machine: synchronised())
 
 
 def _spots(case: Case) -> Iterator[Spot]:

@@ -24,6 +24,7 @@ class Standing(StrEnum):
     BROKEN = "broken"
 
 
+HOLDS, LIMITED, UNKNOWN, WARNS, BROKEN = Standing
 _ORDER: Final = {verdict: place for place, verdict in enumerate(Standing)}
 _KEPT: Final = frozenset({Standing.HOLDS, Standing.LIMITED})
 _MARKS: Final = dict(zip(Standing, "✓✓?!✗", strict=True))
@@ -82,8 +83,10 @@ class fact(Generic[_T]):  # noqa: N801 - it stands where property and cached_pro
 
     def __init__(self, ask: Callable[[Any], _T]) -> None:
         self._ask = ask
-        self._name = ask.__name__
         self.__doc__ = ask.__doc__
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
 
     def __get__(self, owner: Any, _kind: type | None = None) -> _T:
         known = vars(owner)

@@ -12,7 +12,7 @@ from mqtt5 import ConnAckPacket
 
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline.doctor import broker
-from towline.doctor.broker import Broker, Heard, KeptQueue
+from towline.doctor.broker import Broker, KeptQueue
 from towline.doctor.case import Case, LineLoad, targets_of
 from towline.doctor.table import Answer, Check, Standing, answers
 from towline.mosquitto_conf import read
@@ -52,7 +52,7 @@ def broker_of(
         "connack": ConnAckPacket(),
         "level": 5,
         "topic": "towline-doctor/x",
-        "heard": {line.name: Heard(messages=3, size=300, seconds=1.0) for line in bridge.uplinks},
+        "heard": {line.name: LineLoad(3.0, 300.0, "measured for 1 s") for line in bridge.uplinks},
         "queue": KeptQueue(present=True, accepted=1500, numbers=range(1500)),
         "window": (10, 11),
         "qos_2": True,

@@ -17,8 +17,8 @@ from mqtt5 import ConnAckPacket, QoS
 
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
-from towline.doctor.broker import CHECKS, Heard, KeptQueue, probe_topic
-from towline.doctor.case import filters_of, targets_of
+from towline.doctor.broker import CHECKS, KeptQueue, probe_topic
+from towline.doctor.case import LineLoad, filters_of, targets_of
 from towline.doctor.table import Answer, NotAsked, Standing
 from towline.errors import Refused, Unreachable
 from towline.journal import Journal
@@ -28,6 +28,7 @@ from towline.schema import ROW_SCHEMA
 
 #: A filter of MQTT, of few words, so that it meets the topics of probes.
 _LEVELS = st.lists(st.sampled_from(["+", "towline-doctor", "$towline-doctor", "w", "a"]), min_size=1, max_size=6)
+SOME, NONE = (LineLoad(number, 0.0, "measured for 1 s") for number in (5.0, 0.0))
 _FILTERS = st.builds(lambda levels, deep: "/".join([*levels, *(["#"] if deep else [])]), _LEVELS, st.booleans())
 
 
@@ -298,7 +299,7 @@ def test_qos_2(tmp_path: Path) -> None:
     assert row("TL-D09", broker_of(tmp_path, UP_2, connack=lower)).verdict is BROKEN
     assert "PUBACK" in row("TL-D09", broker_of(tmp_path, UP_2, qos_2=False)).because
     less = Refused("TL-M11", "b", "the broker grants QoS 1 instead of 2", "Raise it.")
-    found = rows(CHECKS, broker_of(tmp_path, UP_2, heard={"telemetry": Heard(error=less)}))
+    found = rows(CHECKS, broker_of(tmp_path, UP_2, heard={"telemetry": less}))
     assert (found["TL-D09"].verdict, found["TL-D09"].promise) == (BROKEN, "granted QoS")
     assert "TL-D10" not in found
     assert "TL-D09" not in rows(CHECKS, broker_of(tmp_path, UP, connack=lower))
@@ -307,20 +308,20 @@ def test_qos_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("heard", "conf", "verdict"),
     [
-        (Heard(messages=5, seconds=1.0), None, HOLDS),
-        (Heard(seconds=1.0), None, LIMITED),  # nobody knows the rules
-        (Heard(seconds=1.0), "acl_file /etc/acl", LIMITED),
-        (Heard(seconds=1.0), "plugin /usr/lib/x.so", LIMITED),
-        (Heard(seconds=1.0), "", HOLDS),
-        (Heard(messages=5, seconds=1.0), "acl_file /etc/acl", HOLDS),  # what came was let through
-        (Heard(error=Refused("TL-M10", "b", "refused", "Change it.")), "", BROKEN),
+        (SOME, None, HOLDS),
+        (NONE, None, LIMITED),  # nobody knows the rules
+        (NONE, "acl_file /etc/acl", LIMITED),
+        (NONE, "plugin /usr/lib/x.so", LIMITED),
+        (NONE, "", HOLDS),
+        (SOME, "acl_file /etc/acl", HOLDS),  # what came was let through
+        (Refused("TL-M10", "b", "refused", "Change it."), "", BROKEN),
     ],
 )
-def test_the_right_to_read(tmp_path: Path, heard: Heard, conf: str | None, verdict: Standing) -> None:
+def test_the_right_to_read(tmp_path: Path, heard: LineLoad | Refused, conf: str | None, verdict: Standing) -> None:
     found = row("TL-D10", broker_of(tmp_path, conf=conf, heard={"telemetry": heard}))
     assert found.verdict is verdict
     if conf:
-        assert conf.split()[0] in found.because or heard.messages
+        assert conf.split()[0] in found.because or heard is SOME
 
 
 def test_the_right_to_write_is_not_tried(tmp_path: Path) -> None:
