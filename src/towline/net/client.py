@@ -190,21 +190,36 @@ class Properties(TypedDict, total=False):
     user_properties: Sequence[tuple[str, str]]
 
 
-def outbound(
-    topic: str, payload: bytes | str, qos: int, *, retain: bool, **properties: Unpack[Properties]
-) -> OutboundMessage:
-    """What is to be published.
+def checked(
+    topic: str, payload: bytes | str, qos: int, room: int = 0, *, several: bool, **properties: Unpack[Properties]
+) -> tuple[bytes, dict[str, Any]]:
+    """The payload as bytes, and the properties, of a message to be published.
+
+    Bytes of `room` are left free, for properties that are added on the way. With `several` sessions there is no QoS 2
+    (`BrokerConnection`).
 
     Raises:
         ConfigError: TL-C51, MQTT has no way to say it.
     """
-    said = cast("dict[str, Any]", properties)
+    where, said = f"message to {str(topic)[:80]!r}", cast("dict[str, Any]", properties)
+    if unknown := said.keys() - Properties.__annotations__.keys():
+        raise TypeError(f"a message has no property {min(unknown)}")
+    if qos == 2 and several:
+        raise ConfigError("TL-C51", where, *NO_QOS_2)
+    judged = {name: value for name, value in said.items() if name != "payload_is_utf8"}
+    if problem := message_problem(topic, payload, qos, room, **judged):
+        refuse(where, problem)
+    return payload.encode() if isinstance(payload, str) else bytes(payload), said
+
+
+def outbound(
+    topic: str, payload: bytes | str, qos: int, *, several: bool = False, retain: bool, **properties: Unpack[Properties]
+) -> OutboundMessage:
+    """What is to be published; errors of `checked`."""
+    data, said = checked(topic, payload, qos, several=several, **properties)
     text = bool(said.pop("payload_is_utf8", False))
-    if problem := message_problem(topic, payload, qos, **said):
-        refuse(f"message to {str(topic)[:80]!r}", problem)
     said["message_expiry_interval"] = said.pop("expiry_s", None)
     said["user_properties"] = [(name, value) for name, value in said.get("user_properties") or ()]
-    data = payload.encode() if isinstance(payload, str) else bytes(payload)
     return OutboundMessage(topic, data, qos=qos, retain=bool(retain), payload_format_indicator=text, **said)
 
 
@@ -397,9 +412,8 @@ class Client:
             Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or another process's (TL-M34).
             BrokerError: Why the client has ended.
         """
-        if qos == 2 and self._connection.several_sessions:
-            raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
-        content = outbound(topic, payload, qos, retain=retain, **properties)
+        several = self._connection.several_sessions
+        content = outbound(topic, payload, qos, several=several, retain=retain, **properties)
         self._check_process()
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < _AHEAD or self._ended or self._closing, timeout_s)

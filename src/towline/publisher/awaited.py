@@ -1,4 +1,4 @@
-"""Which messages wait for their receipt, and when the gateway is asked: decisions only, no disk, no socket, no clock.
+"""Which messages wait for their receipt, and when the gateway is asked: no socket, no clock, and of the disk a note.
 
 A message that the broker took and that has no receipt is *owed*. Nothing is sent again on suspicion: the oldest that is
 owed is sent once more with a question, and only what the answer does not name is sent again. The broker hands a gateway
@@ -40,44 +40,43 @@ class Restored(Exception):
 
 
 class Awaited:
-    """The messages of one outbox on their way to Kafka.
+    """The messages of an outbox on their way to Kafka; it goes on where the outbox's note says.
+
+    What the outbox had sent before receipts were asked for needs none.
 
     Args:
-        settled: What has its receipt or was given up; only this object adds to it.
-        done: What the broker has, or will not have; the outbox adds to it.
+        outbox: It adds to `done` what the broker has, or will not have.
         patience_s: Seconds without progress before the gateway is asked.
         nonce: Makes names for questions.
-        opening_of: Number → the opening of the outbox's journal that gave it out.
 
     Attributes:
+        settled: What has its receipt or was given up; only this object adds to it.
         sent_again: Messages that were sent again because an answer did not name them.
         not_believed: Receipts that no gateway with our key has written.
     """
 
     def __init__(
         self,
-        publisher: str,
-        epoch: int,
-        settled: Ranges,
-        done: Ranges,
+        outbox: Outbox,
         patience_s: float,
-        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
-        *,
-        opening_of: Callable[[int], str],
         keys: ReceiptKeys,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        self.publisher = publisher
-        self.epoch = epoch
-        self.settled = settled
+        note = outbox.notes.get(CONSUMER) or {"epoch": 1, "above": []}
+        done = outbox.done
+        self.epoch: int = note["epoch"]
+        self.settled = Ranges(done.watermark, done.above())
+        if CONSUMER in outbox.consumers:
+            self.settled = Ranges(outbox.consumers[CONSUMER], note["above"])
+        done.add(0, self.settled.watermark)  # what has its receipt need not be sent, also if the broker never said so
         self.asked = 0
         self.sent_again = 0
         self.not_believed = 0
+        self._outbox = outbox
         self._done = done
         self._patience = max(patience_s, _SHORTEST)
         self._nonce = nonce
-        self._opening_of = opening_of
         self._keys = keys
-        self._online = False
         #: when the gateway is asked, and the pause after that; None while nothing is owed
         self._at: float | None = None
         self._pause = self._patience
@@ -88,12 +87,25 @@ class Awaited:
         self._question = ""
         self._carrier = -1
         self._horizon = 0
+        self.keep(None)
+
+    def keep(self, oldest: int | None) -> None:
+        """Note it, and let go of the rows that are settled, but for those from `oldest` on, still on their way."""
+        settled = self.settled
+        upto = settled.watermark if oldest is None else min(oldest, settled.watermark)
+        above = [[upto, settled.watermark]] if upto < settled.watermark else []
+        note = {"epoch": self.epoch, "above": [*above, *settled.above()]}
+        self._outbox.commit(CONSUMER, min(upto, self._outbox.end), notes={CONSUMER: note})
+
+    def _opening_of(self, number: int) -> str:
+        """The opening of the outbox's journal that gave a number out."""
+        return self._outbox.incarnation_of(number + 1)
 
     def mark(self, number: int, content: Content) -> list[tuple[str, str]]:
         """The user properties of a message."""
         nonce = self._question if number == self._carrier else ""
         low, opening = min(self.settled.watermark, number), self._opening_of(number)
-        mark = Mark(self.publisher, self.epoch, number, low, nonce, opening)
+        mark = Mark(self._outbox.journal_id, self.epoch, number, low, nonce, opening)
         return mark.signed(self._keys, content).properties()
 
     def waits(self, number: int) -> bool:
@@ -109,14 +121,9 @@ class Awaited:
 
     def online(self, now: float) -> None:
         """The broker is there: what it had may be gone."""
-        self._online = True
         self._keys.refresh()
         self._at = now
         self._question = ""
-
-    def offline(self) -> None:
-        """The connection is gone."""
-        self._online = False
 
     def give_up(self, number: int) -> None:
         """A message is not sent any more: refused, or expired."""
@@ -126,22 +133,25 @@ class Awaited:
         """The receipt in a payload; None for one that anybody may have written, or was not taken in whole."""
         if payload is None:
             return None
-        if not ReceiptPayload.was_written_by(self._keys, self.publisher, payload):
+        if not ReceiptPayload.was_written_by(self._keys, self._outbox.journal_id, payload):
             self.not_believed += 1
             return None
         return ReceiptPayload.decode(payload)
 
-    def take(self, receipt: ReceiptPayload, end: int, now: float) -> list[tuple[int, int]]:
-        """Take a receipt at a time of `time.monotonic`, with the outbox's end; return the ranges to be sent again.
+    def take(self, receipt: ReceiptPayload, now: float) -> list[tuple[int, int]]:
+        """Take a receipt at a time of `time.monotonic`; return the ranges to be sent again.
 
         Raises:
-            Restored: The numbers given out since this copy was made are another message's; call `begin_again`.
+            Restored: The numbers given out since this copy was made are another message's. The messages have a new
+                epoch, as if they were numbered anew: the gateway takes them for others, once that is kept and synced.
         """
-        if receipt.publisher != self.publisher or not self.epoch <= receipt.epoch <= self.epoch + MOST_EPOCHS:
+        end, epochs = self._outbox.end, range(self.epoch, self.epoch + MOST_EPOCHS + 1)
+        if receipt.publisher != self._outbox.journal_id or receipt.epoch not in epochs:
             return []
         if receipt.watermark > end + FARTHEST:
             return []
         if receipt.epoch > self.epoch or not self._same(receipt, end):
+            self.epoch, self._question, self._at = receipt.epoch + 1, "", float("-inf")
             raise Restored
         if receipt.watermark > self.settled.watermark:
             self.settled.add(0, receipt.watermark)
@@ -152,7 +162,7 @@ class Awaited:
             self._heed = min(2 * self._heed, _LONGEST)
         if not self._question or self._question not in receipt.asked.split():
             return []
-        self._question, self._carrier = "", -1
+        self._question = ""
         return self._lost(receipt, now)
 
     def _same(self, receipt: ReceiptPayload, end: int) -> bool:
@@ -172,33 +182,31 @@ class Awaited:
             self.sent_again += sum(end - start for start, end in lost)
         return lost
 
-    def begin_again(self, epoch: int) -> None:
-        """Number the messages anew, as it were: the gateway takes those of a new epoch for others."""
-        self.epoch = epoch
-        self._question = ""
-        self._at = float("-inf")
+    @property
+    def awaiting(self) -> int:
+        """Messages without a receipt that were not given up."""
+        return self._outbox.end - self.settled.count()
 
-    def status(self, end: int) -> dict[str, int]:
-        """The account of receipts; `end` is the outbox's."""
+    def status(self) -> dict[str, int]:
+        """The account of receipts."""
         return {
             "epoch": self.epoch,
             "watermark": self.settled.watermark,
-            "awaiting": end - self.settled.count(),
+            "awaiting": self.awaiting,
             "asked": self.asked,
             "sent_again": self.sent_again,
             "not_believed": self.not_believed,
         }
 
-    # -- time --
+    # -- time, while the broker is there --
 
+    @property
     def due(self) -> float | None:
         """When `turn` has something to do; None for not by the clock alone."""
-        return self._at if self._online else None
+        return self._at
 
     def turn(self, now: float) -> list[tuple[int, int]]:
         """The message to be sent once more with a question, if it is time for one."""
-        if not self._online:
-            return []
         owed = self.owed(self._done.end)
         if not owed:
             self._at = None
@@ -219,28 +227,6 @@ class Awaited:
         return oldest, oldest + 1
 
 
-def awaited_of(outbox: Outbox, patience_s: float, keys: ReceiptKeys) -> Awaited:
-    """Go on where the outbox's notes say; what it had sent before receipts were asked for needs none."""
-    done = outbox.done
-    note = outbox.notes.get(CONSUMER) or {"epoch": 1, "above": []}
-    if CONSUMER in outbox.consumers:
-        settled = Ranges(outbox.consumers[CONSUMER], note["above"])
-    else:
-        settled = Ranges(done.watermark, done.above())
-    done.add(0, settled.watermark)  # what has its receipt need not be sent, also if the broker never said so
-    awaited = Awaited(
-        outbox.journal_id,
-        note["epoch"],
-        settled,
-        done,
-        patience_s,
-        opening_of=lambda number: outbox.incarnation_of(number + 1),
-        keys=keys,
-    )
-    keep(outbox, awaited, None)
-    return awaited
-
-
 def keys_of(outbox: Outbox, file: str | Path | None) -> ReceiptKeys:
     """The keys of an outbox.
 
@@ -256,12 +242,3 @@ def keys_of(outbox: Outbox, file: str | Path | None) -> ReceiptKeys:
         what, do = f"it holds keys of other publishers, and this one is {publisher}", "Make one: towline key"
         raise ConfigError("TL-C86", str(file), what, f"{do} LINE_KEY_FILE {publisher}")
     return keys
-
-
-def keep(outbox: Outbox, awaited: Awaited, oldest: int | None) -> None:
-    """Let go of the rows that are settled, but for those from `oldest` on, which are still on their way."""
-    settled = awaited.settled
-    upto = settled.watermark if oldest is None else min(oldest, settled.watermark)
-    above = [[upto, settled.watermark]] if upto < settled.watermark else []
-    note = {"epoch": awaited.epoch, "above": [*above, *settled.above()]}
-    outbox.commit(CONSUMER, min(upto, outbox.end), notes={CONSUMER: note})

@@ -1,4 +1,4 @@
-"""What became of a published message: stages that can be waited for, asked, or reported by a callback.
+"""What becomes of a published message: the queue before the disk, and stages that can be waited for, or call back.
 
 The condition of the publisher's `Lifecycle` guards them all; callbacks run without it (`Lifecycle.settling`).
 """
@@ -10,7 +10,9 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +20,23 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from towline.delivery.outbound import Outcome
-from towline.errors import ConfigError, PublisherError, TowlineError
+from towline.delivery.outrows import arrived, rows_of
+from towline.errors import ConfigError, JournalFull, PublisherError, TowlineError
+from towline.journal import Outbox, largest_frame
 from towline.publisher.awaited import Awaited
 from towline.text import cause, printable
 from towline.threads import Condition
+from towline.timing import Stamp
 
 T = TypeVar("T")
 
+#: Messages stored in one frame, at most.
+_GROUP: Final = 10_000
+#: Messages that may wait for the disk thread, before `publish` waits; and their bytes, of more than one message.
+_QUEUED: Final = 20_000
+_QUEUED_BYTES: Final = 64 << 20
+#: How often a full disk or outbox is tried again, in seconds.
+_ROOM_RETRY: Final = 0.2
 #: Bytes of a row's other columns, and of a pair beside its text.
 _ROW_BYTES, _PAIR_BYTES = 64, 16
 #: The application's own logging: a library does not choose where its lines go.
@@ -43,18 +55,26 @@ class Log:
         logging.getLogger(LOG).warning("%s%s", event, _facts(facts))
 
 
+log: Final = Log()
+
+
 def _facts(facts: Mapping[str, object]) -> str:
     return "".join(f" {name}={printable(str(value))}" for name, value in facts.items())
 
 
 class Lifecycle:
-    """One publisher, from the first message to the end, and the stages of its messages.
+    """One publisher's messages, from `publish` to the end: the queue before the disk, and the stages behind it.
+
+    Everything is bounded: messages and bytes that wait, and bytes of a frame, so that no message is in the way of
+    another.
 
     Args:
         directory: Names it in errors.
         where: The broker, as errors name it.
         awaited: Messages on their way to Kafka; None without receipts.
-        end: Of the outbox: messages below are of an earlier life, and nobody holds them.
+        outbox: Stores them; what is in it now is of an earlier life, and nobody holds it.
+        refuses: Refuse what finds the outbox full, instead of waiting.
+        max_bytes: Of the outbox; None for no limit but the disk.
 
     Attributes:
         changed: Guards everything of the publisher's that its threads share, and is notified of every change.
@@ -63,11 +83,22 @@ class Lifecycle:
         closing: No more messages are taken.
         ended: The threads are gone.
         dead: Why nothing works any more; None while it does.
+        full_since: Why nothing is stored; None while there is room.
         threads: Those of the publisher, which must not wait for each other.
+        wake: Lets the mqtt thread look at what has changed.
         no_end: The one end of all messages where there are no receipts; None where there are.
     """
 
-    def __init__(self, directory: Path, where: str, awaited: Awaited | None, end: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        where: str,
+        awaited: Awaited | None,
+        outbox: Outbox,
+        *,
+        refuses: bool,
+        max_bytes: int | None,
+    ) -> None:
         self.directory = directory
         self.changed = Condition()
         self.kept: set[Completion[Any]] = set()
@@ -75,16 +106,28 @@ class Lifecycle:
         self.closing = False
         self.ended = False
         self.dead: TowlineError | None = None
+        self.full_since: JournalFull | None = None
         self.threads: tuple[threading.Thread, ...] = ()
+        self.wake: Callable[[], object] = lambda: None
         self._pid = os.getpid()
         self._where = where
         self._awaited = awaited
+        self._outbox = outbox
+        self._refuses = refuses
+        #: of the messages of one frame, where there are several
+        self._group_bytes = largest_frame(max_bytes)
+        self._queue: deque[PendingMessage] = deque()
+        self._queued_bytes = 0
+        #: what the disk thread is at work on
+        self._group: list[PendingMessage] = []
+        #: that work waits for room, and a message may be taken out of it
+        self._held = False
         #: number of a message → its stage at the broker, as long as somebody holds it or has a callback on it
         self._at_broker: _ByNumber[int] = weakref.WeakValueDictionary()
         #: the same for their receipts
         self._end_to_end: _ByNumber[None] = weakref.WeakValueDictionary()
         #: every message below has been entered in `_at_broker`
-        self._entered = end
+        self._entered = outbox.end
         #: outcomes of messages that the mqtt thread had done before they were entered
         self._early: dict[int, tuple[Outcome, int]] = {}
         self.no_end: Completion[None] | None = None
@@ -121,16 +164,24 @@ class Lifecycle:
             do = "Publish with wait=False there, and wait on another thread."
             raise PublisherError("TL-O10", str(self.directory), what, do)
 
-    def fail(self, error: BaseException) -> TowlineError:
-        """Note, with the condition held, why nothing works any more; returns what others get."""
-        if self.dead is None and isinstance(error, TowlineError):
-            self.dead = error
-        elif self.dead is None:
-            what = f"the publisher has ended: unexpected {cause(error)}"
-            do = "What is on disk is safe; make a new one, and report the fault in Towline."
-            self.dead = PublisherError("TL-O09", str(self.directory), what, do)
-            self.dead.__cause__ = error
-        return self.dead
+    def die(self, error: BaseException, *, disk: bool) -> None:
+        """Note why nothing works any more; what waits fails with it, and the group if the disk thread has died."""
+        with self.settling():
+            if self.dead is None and isinstance(error, TowlineError):
+                self.dead = error
+            elif self.dead is None:
+                what = f"the publisher has ended: unexpected {cause(error)}"
+                do = "What is on disk is safe; make a new one, and report the fault in Towline."
+                self.dead = PublisherError("TL-O09", str(self.directory), what, do)
+                self.dead.__cause__ = error
+            for message in (*(self._group if disk else ()), *self._queue):
+                message.fail(self.dead)
+            self._queue.clear()
+            self._queued_bytes = 0
+            if disk:
+                self._group = []
+            self.abandon(self.dead)
+            self.wake()
 
     def closed(self) -> PublisherError:
         """The error of a call that comes too late."""
@@ -151,9 +202,141 @@ class Lifecycle:
         for call in callbacks:
             guarded(call)
 
+    # -- the queue: any thread --
+
+    @property
+    def unstored(self) -> int:
+        """Messages in the queue; those that are being written are one."""
+        return len(self._queue) + bool(self._group)
+
+    @property
+    def crowded(self) -> bool:
+        """`put` would wait."""
+        return not self._room() or self.full_since is not None
+
+    def _room(self) -> bool:
+        return len(self._queue) < _QUEUED and (self._queued_bytes < _QUEUED_BYTES or not self._queue)
+
+    def _judged(self) -> bool:
+        """What becomes of a message is known now: it is taken, or refused for good."""
+        return self.closing or self.dead is not None or self._room()
+
+    def put(self, message: PendingMessage, deadline: float | None = None) -> None:
+        """Queue a message; `deadline` as `time.monotonic` has it, None for never.
+
+        Raises:
+            PublisherError: TL-O30 no room until the deadline, TL-O02 closed, TL-O08 another process, TL-O10 it would
+                have to wait on the publisher's own thread.
+            TowlineError: Why the publisher has ended.
+        """
+        self.check()
+        with self.changed:
+            if not self._judged():
+                self.may_wait()
+                self.changed.wait_for(self._judged, None if deadline is None else deadline - time.monotonic())
+            if self.dead is not None:
+                raise self.dead
+            if self.closing:
+                raise self.closed()
+            if not self._room():
+                raise self._not_taken()
+            self._queue.append(message)
+            self._queued_bytes += message.size
+            if not self._group:
+                self.changed.notify_all()
+
+    def wait_stored(self, message: PendingMessage, deadline: float | None) -> None:
+        """Wait until a queued message is durable; at the deadline take it back, unless it is being written.
+
+        Raises:
+            PublisherError: TL-O30, it was taken back.
+            TowlineError: Why it is not stored.
+        """
+        stage = message.receipt.on_disk
+        if deadline is not None:
+            with self.changed:
+                self.changed.wait_for(stage.done, deadline - time.monotonic())
+                while not stage.done():
+                    if self._take_back(message):
+                        message.fail(self._not_taken())  # nobody has it to be called back
+                        self.changed.notify_all()
+                    else:
+                        self.changed.wait()
+        stage.result()
+
+    def _take_back(self, message: PendingMessage) -> bool:
+        if message in self._queue:
+            self._queue.remove(message)
+            self._queued_bytes -= message.size
+        elif self._held and message in self._group:
+            self._group.remove(message)
+        else:
+            return False
+        return True
+
+    def _not_taken(self) -> PublisherError:
+        full = self.full_since
+        why = f"no room: {full.what}" if full else "the disk can't keep up"
+        what = f"the message was not taken within its timeout ({why})"
+        return PublisherError("TL-O30", str(self.directory), what, full.do if full else "Publish it again later.")
+
+    # -- the disk thread --
+
+    def run(self) -> None:
+        """Store what is queued until the publisher is closed and nothing is left."""
+        while group := self._next_group():
+            self._store(group)
+
+    def _next_group(self) -> list[PendingMessage]:
+        with self.changed:
+            self._group = []
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self._queue or self.closing)
+            group, size, queue = self._group, 0, self._queue
+            while queue and len(group) < _GROUP and (not group or size + queue[0].size <= self._group_bytes):
+                group.append(queue.popleft())
+                size += group[-1].size
+            self._queued_bytes -= size
+            return group
+
+    def _store(self, group: list[PendingMessage]) -> None:
+        while group:  # less of it, or nothing, after a wait for room
+            rows = arrived(rows_of([message.fields for message in group]), Stamp.now())
+            try:
+                end = self._outbox.enter(rows).end
+            except JournalFull as error:
+                if not self._hold_back(group, error):
+                    return
+            else:
+                if self.full_since is not None:
+                    self.full_since = None
+                    log.info("there is room again; messages are taken")
+                with self.settling():
+                    self._stored(group, end - len(group))
+                    self.wake()
+                return
+
+    def _hold_back(self, group: list[PendingMessage], error: JournalFull) -> bool:
+        """Wait for room, or refuse the group; whether to try again."""
+        if self.full_since is None and not self._refuses:
+            log.warning("no room; publish waits", directory=self.directory, why=error.what, code="TL-O01")
+        with self.settling():
+            again = not (self._refuses or self.closing)
+            self.full_since = error if again else None
+            if again:
+                self._held = True
+                self.changed.notify_all()
+                self.changed.wait(_ROOM_RETRY)
+                self._held = False
+            else:
+                failure = PublisherError("TL-O01", str(self.directory), f"the outbox is full: {error.what}", error.do)
+                for message in group:
+                    message.fail(failure)
+        return again
+
     # -- what becomes of messages; the condition is held (`settling`) --
 
-    def stored(self, group: list[PendingMessage], first: int) -> None:
+    def _stored(self, group: list[PendingMessage], first: int) -> None:
         """Messages are durable; `first` is the number of the first."""
         for number, message in enumerate(group, first):
             receipt = message.receipt

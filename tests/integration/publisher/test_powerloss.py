@@ -27,7 +27,7 @@ from towline import Publisher
 from towline.errors import TowlineError
 from towline.journal import Outbox
 from towline.journal.outbox import RELEASED
-from towline.publisher.awaited import awaited_of
+from towline.publisher.awaited import Awaited
 from towline.schema import OUTBOX_SCHEMA
 from towline_prove.devstack import Mosquitto
 
@@ -163,7 +163,7 @@ def faults(state: Path, known: Known) -> list[str]:
     except TowlineError as error:
         return [f"it does not start: {error}"]
     with closing(outbox):
-        awaited = awaited_of(outbox, 30, KEYS)
+        awaited = Awaited(outbox, 30, KEYS)
         first = outbox.first
         payloads = [value for batch in outbox.read(first, outbox.end) for value in batch.column("payload").to_pylist()]
         numbers = {first + index: int(payload.split()[0]) for index, payload in enumerate(payloads)}

@@ -7,10 +7,11 @@ from itertools import count
 import pytest
 
 from tests.unit.delivery.receipts.marks import KEYS
+from tests.unit.publisher.outboxes import Noted, awaited_of
 from towline.delivery.receipts.mark import Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
-from towline.publisher.awaited import Awaited, Restored
+from towline.publisher.awaited import CONSUMER, Awaited, Restored
 
 PATIENCE = 10.0
 CONTENT = Content("t", b"")
@@ -18,11 +19,10 @@ CONTENT = Content("t", b"")
 OPENED = ((0, "a"),)
 
 
-def awaiting(done: int = 0, settled: int = 0) -> tuple[Awaited, Ranges]:
-    broker = Ranges(done)
-    numbers = count(1)
-    nonce = lambda: f"{next(numbers):x}"  # noqa: E731
-    return Awaited("p", 1, Ranges(settled), broker, PATIENCE, nonce, opening_of=lambda _: "a", keys=KEYS), broker
+def awaiting(done: int = 0, settled: int = 0, end: int = 200) -> tuple[Awaited, Ranges]:
+    outbox, numbers = Noted(Ranges(done), end), count(1)
+    outbox.consumers[CONSUMER] = settled
+    return awaited_of(outbox, PATIENCE, lambda: f"{next(numbers):x}"), outbox.done
 
 
 def receipt(
@@ -38,7 +38,7 @@ def test_nothing_is_asked_while_receipts_come() -> None:
     for second in range(100):
         done.add(second)
         assert awaited.turn(second) == []
-        assert awaited.take(receipt(second), 200, second) == []
+        assert awaited.take(receipt(second), second) == []
     assert awaited.asked == 0
 
 
@@ -47,9 +47,6 @@ def test_no_progress_is_asked_about_ever_more_rarely() -> None:
     awaited.online(0)
     asked = [now for now in range(2000) if awaited.turn(now)]
     assert asked == [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
-    awaited.offline()
-    assert awaited.due() is None
-    assert awaited.turn(10_000) == []
 
 
 def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
@@ -61,29 +58,28 @@ def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
     assert mark.nonce == "1"
     assert mark_of(awaited.mark(3, CONTENT)) == Mark("p", 1, 3, 0, opening="a").signed(KEYS, CONTENT)
     done.add(10, 15)  # sent after the question: the answer may well not know it
-    assert awaited.take(receipt(2, "other", (0, 2)), 20, 1) == []
-    assert awaited.take(receipt(2, "1", (0, 4), (6, 7)), 20, 1) == [(4, 6), (7, 10)]
+    assert awaited.take(receipt(2, "other", (0, 2)), 1) == []
+    assert awaited.take(receipt(2, "1", (0, 4), (6, 7)), 1) == [(4, 6), (7, 10)]
     assert awaited.sent_again == 5
-    assert awaited.take(receipt(2, "1", (0, 4)), 20, 1) == []  # answered once
+    assert awaited.take(receipt(2, "1", (0, 4)), 1) == []  # answered once
 
 
 def test_what_waits_for_kafka_alone_is_not_sent_again() -> None:
     awaited, _ = awaiting(done=10)
     awaited.online(0)
     awaited.turn(0)
-    assert awaited.take(receipt(0, "1", (0, 10)), 20, 1) == []
+    assert awaited.take(receipt(0, "1", (0, 10)), 1) == []
 
 
 def test_a_new_gateway_and_a_new_connection_are_asked_at_once() -> None:
     awaited, _ = awaiting(done=5)
     awaited.online(0)
     assert awaited.turn(0)
-    awaited.take(receipt(1, fresh=True), 9, 5)
+    awaited.take(receipt(1, fresh=True), 5)
     assert awaited.turn(5) == [(1, 2)]
-    awaited.offline()
     awaited.online(6)
     assert awaited.turn(6) == [(1, 2)]
-    assert awaited.take(receipt(1, "2", (0, 5)), 9, 7) == []  # of the connection before
+    assert awaited.take(receipt(1, "2", (0, 5)), 7) == []  # of the connection before
 
 
 def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_rarely() -> None:
@@ -92,24 +88,45 @@ def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_r
     awaited.turn(0)
     asked = 0
     for now in range(1, 600):
-        awaited.take(receipt(0, fresh=True), 9, now)
+        awaited.take(receipt(0, fresh=True), now)
         asked += len(awaited.turn(now))
     assert asked <= 10
 
 
-def test_numbers_of_another_opening_settle_nothing() -> None:
-    names = ["a", "a", "b", "b", "c"]
-    awaited = Awaited("p", 1, Ranges(1), Ranges(5), PATIENCE, opening_of=lambda number: names[number], keys=KEYS)
-    for steps in (((0, "a"),), ((0, "a"), (2, "c")), ((2, "b"), (4, "c")), ((0, "a"), (2, "b"), (3, "x"))):
-        with pytest.raises(Restored):
-            awaited.take(ReceiptPayload("p", 1, 4, openings=steps), 5, 0)
+@pytest.mark.parametrize(
+    ("watermark", "journaled", "openings"),
+    [
+        (4, (), ((0, "a"),)),
+        (4, (), ((0, "a"), (2, "c"))),
+        (4, (), ((2, "b"), (4, "c"))),
+        (4, (), ((0, "a"), (2, "b"), (3, "x"))),
+        (0, ((0, 1), (4, 5)), ((0, "a"), (2, "b"))),
+    ],
+)
+def test_numbers_of_another_opening_settle_nothing(
+    watermark: int, journaled: tuple[tuple[int, int], ...], openings: tuple[tuple[int, str], ...]
+) -> None:
+    awaited = of_three_openings()
     with pytest.raises(Restored):
-        awaited.take(ReceiptPayload("p", 1, 0, journaled=((0, 1), (4, 5)), openings=((0, "a"), (2, "b"))), 5, 0)
+        awaited.take(ReceiptPayload("p", 1, watermark, journaled=journaled, openings=openings), 0)
     assert awaited.settled.watermark == 1
-    awaited.take(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 5, 0)
+
+
+def of_three_openings() -> Awaited:
+    """Five numbers, of which the first is settled."""
+    names = ["a", "a", "b", "b", "c"]
+    outbox = Noted(Ranges(5), 5)
+    outbox.consumers[CONSUMER] = 1
+    outbox.incarnation_of = lambda end: names[end - 1]  # type: ignore[assignment, method-assign]
+    return awaited_of(outbox, PATIENCE)
+
+
+def test_what_settles_are_numbers_of_ours() -> None:
+    awaited = of_three_openings()
+    awaited.take(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 0)
     assert awaited.settled.watermark == 3
-    awaited.take(ReceiptPayload("p", 1 << 21, 5), 5, 0)
-    awaited.take(ReceiptPayload("p", 1, 1 << 41), 5, 0)  # nobody has that many
+    awaited.take(ReceiptPayload("p", 1 << 21, 5), 0)
+    awaited.take(ReceiptPayload("p", 1, 1 << 41), 0)  # nobody has that many
     assert awaited.settled.watermark == 3
 
 
@@ -132,13 +149,13 @@ def test_a_mark_is_never_below_its_own_low() -> None:
 
 
 def test_an_older_copy_of_an_outbox_takes_a_new_epoch() -> None:
-    awaited, _ = awaiting(done=5)
+    awaited, _ = awaiting(done=5, end=5)
     awaited.online(0)
     with pytest.raises(Restored):
-        awaited.take(receipt(9), 5, 0)
-    awaited.begin_again(2)
+        awaited.take(receipt(9), 0)
+    assert awaited.epoch == 2
     assert awaited.turn(0) == [(0, 1)]
-    assert awaited.take(receipt(3), 5, 0) == []  # of the epoch before
+    assert awaited.take(receipt(3), 0) == []  # of the epoch before
     with pytest.raises(Restored):
-        awaited.take(receipt(0, epoch=3), 5, 0)
+        awaited.take(receipt(0, epoch=3), 0)
     assert awaited.settled.watermark == 0

@@ -5,6 +5,7 @@ Whatever is settled is in Kafka; whatever is dropped is in the journal; and in t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from itertools import count
 from typing import Any
@@ -14,27 +15,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.delivery.receipts.marks import KEYS
+from tests.unit.publisher.outboxes import Noted, awaited_of
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict
 from towline.delivery.receipts.mark import Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
-from towline.publisher.awaited import Awaited, Restored
+from towline.publisher.awaited import Restored
 from towline.timing import Stamp
 
 NOW = Stamp(1_000_000_000)
 END = 1_000_000
 
 
-class Disk:
+class Disk(Noted):
     """What a publisher's directory holds."""
 
     def __init__(self) -> None:
-        self.epoch = 1
+        super().__init__(Ranges(), 0)
         self.opening = ""
         #: of each number: the opening that gave it out, and the message
         self.rows: list[tuple[str, int]] = []
-        self.settled = Ranges()
-        self.done = Ranges()
+
+    def incarnation_of(self, end: int) -> str:
+        return self.rows[end - 1][0] if end <= len(self.rows) else ""
 
 
 class Copies(RuleBasedStateMachine):
@@ -58,21 +61,13 @@ class Copies(RuleBasedStateMachine):
     def open(self) -> None:
         disk = self.disk
         disk.opening = f"{next(self.names):x}"
-        self.awaited = Awaited(
-            "p",
-            disk.epoch,
-            disk.settled,
-            disk.done,
-            1.0,
-            lambda: f"{next(self.nonces):x}",
-            opening_of=lambda number: disk.rows[number][0] if number < len(disk.rows) else "",
-            keys=KEYS,
-        )
+        self.awaited = awaited_of(disk, 1.0, lambda: f"{next(self.nonces):x}")
         self.awaited.online(self.clock)
 
     @rule(more=st.integers(1, 4))
     def publish(self, more: int) -> None:
         self.disk.rows += [(self.disk.opening, next(self.messages)) for _ in range(more)]
+        self.disk.end = len(self.disk.rows)
 
     def send(self, number: int) -> None:
         mark = mark_of(self.awaited.mark(number, Content("t", b"")))
@@ -103,11 +98,9 @@ class Copies(RuleBasedStateMachine):
         assert receipt is not None
         before = self.awaited.settled.watermark
         lost: list[tuple[int, int]] = []
-        try:
-            lost = self.awaited.take(receipt, len(self.disk.rows), self.clock)
-        except Restored:
-            self.awaited.begin_again(receipt.epoch + 1)
-            self.disk.epoch = self.awaited.epoch
+        with contextlib.suppress(Restored):
+            lost = self.awaited.take(receipt, self.clock)
+        self.awaited.keep(None)
         in_kafka = set(self.journal[: self.committed])
         assert all(self.disk.rows[n][1] in in_kafka for n in range(before, self.awaited.settled.watermark))
         for start, end in lost:

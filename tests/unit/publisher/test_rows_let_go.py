@@ -28,7 +28,7 @@ from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig
 from towline.mqtt.session import Session
-from towline.publisher.awaited import CONSUMER, Awaited, awaited_of, keep
+from towline.publisher.awaited import CONSUMER, Awaited
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Stamp
 
@@ -49,7 +49,7 @@ class Life:
         for number in range(rows):
             row = rows_of([{"topic": "d", "payload": b"%d" % number + bytes(1000), "qos": qos}])
             self.outbox.enter(arrived(row, Stamp(0)))
-        self.awaited: Awaited | None = awaited_of(self.outbox, 1.0, KEYS) if receipts else None
+        self.awaited: Awaited | None = Awaited(self.outbox, 1.0, KEYS) if receipts else None
         if not receipts:
             self.outbox.forget(CONSUMER)
         self.sent: list[Any] = []
@@ -106,9 +106,9 @@ class Life:
 
     def all_arrived(self) -> None:
         assert self.awaited is not None
-        receipt = ReceiptPayload(self.awaited.publisher, 1, ROWS, openings=((0, self.outbox.incarnation),))
-        self.awaited.take(receipt, self.outbox.end, 0.0)
-        keep(self.outbox, self.awaited, self.downlink.oldest)
+        receipt = ReceiptPayload(self.outbox.journal_id, 1, ROWS, openings=((0, self.outbox.incarnation),))
+        self.awaited.take(receipt, 0.0)
+        self.awaited.keep(self.downlink.oldest)
 
     def close(self) -> None:
         self.outbox.close()
