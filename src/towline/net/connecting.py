@@ -201,16 +201,17 @@ class Framing:
         return b""
 
     def frame(self, data: bytes) -> bytes:
-        """One binary frame with these bytes [MQTT-6.0.0-1]; nothing once the WebSocket is closed."""
-        try:
-            return self._web.send(BytesMessage(data=data))
-        except LocalProtocolError:
-            return b""
+        """One binary frame with these bytes [MQTT-6.0.0-1]."""
+        return self._said(BytesMessage(data=data))
 
     def closing(self, code: int = CloseReason.NORMAL_CLOSURE) -> bytes:
-        """A close frame; nothing when one was sent before."""
+        """A close frame."""
+        return self._said(CloseConnection(code=code))
+
+    def _said(self, event: Event) -> bytes:
+        """As bytes; none once the WebSocket is closed."""
         try:
-            return self._web.send(CloseConnection(code=code))
+            return self._web.send(event)
         except LocalProtocolError:
             return b""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from towline.publisher.aio import AsyncPublisher
-from towline.publisher.publisher import Publisher
+from towline.publisher.publisher import AsyncPublisher, Publisher
 from towline.publisher.receipt import Completion, Receipt
 
 __all__ = ["AsyncPublisher", "Completion", "Publisher", "Receipt"]

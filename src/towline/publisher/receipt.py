@@ -126,10 +126,8 @@ class Lifecycle:
         self._at_broker: _ByNumber[int] = weakref.WeakValueDictionary()
         #: the same for their receipts
         self._end_to_end: _ByNumber[None] = weakref.WeakValueDictionary()
-        #: every message below has been entered in `_at_broker`
+        #: every message below has been entered in `_at_broker`; the disk thread's group has the numbers from here on
         self._entered = outbox.end
-        #: outcomes of messages that the mqtt thread had done before they were entered
-        self._early: dict[int, tuple[Outcome, int]] = {}
         self.no_end: Completion[None] | None = None
         if awaited is None:
             self.no_end = Completion(self)
@@ -312,7 +310,7 @@ class Lifecycle:
                     self.full_since = None
                     log.info("there is room again; messages are taken")
                 with self.settling():
-                    self._stored(group, end - len(group))
+                    self._enter(end)
                     self.wake()
                 return
 
@@ -336,29 +334,25 @@ class Lifecycle:
 
     # -- what becomes of messages; the condition is held (`settling`) --
 
-    def _stored(self, group: list[PendingMessage], first: int) -> None:
-        """Messages are durable; `first` is the number of the first."""
-        for number, message in enumerate(group, first):
+    def _enter(self, upto: int) -> None:
+        """Messages below are durable: give the group its numbers, unless the other thread has seen it first."""
+        if upto <= self._entered:
+            return
+        for number, message in enumerate(self._group, self._entered):
             receipt = message.receipt
             receipt.on_disk.settle(number)
             self._at_broker[number] = receipt.at_broker
             if self._awaited is not None:
                 self._end_to_end[number] = receipt.end_to_end
-                if number in self._awaited.settled:  # the mqtt thread was faster
-                    _settle(self._end_to_end, number)
-            if (early := self._early.pop(number, None)) is not None:
-                self._sent(number, *early)
-        self._entered = first + len(group)
+        self._entered += len(self._group)
         if self.dead is not None:  # the mqtt thread has ended meanwhile
             self.abandon(self.dead)
 
     def sent(self, outcomes: Iterable[tuple[int, Outcome, int]]) -> None:
         """Messages are not sent any more; with the broker's reason codes."""
         for number, outcome, reason in outcomes:
-            if number >= self._entered:
-                self._early[number] = (outcome, reason)
-            else:
-                self._sent(number, outcome, reason)
+            self._enter(number + 1)
+            self._sent(number, outcome, reason)
 
     def _sent(self, number: int, outcome: Outcome, reason: int) -> None:
         if outcome is Outcome.DELIVERED:
@@ -377,6 +371,7 @@ class Lifecycle:
 
     def arrived(self, numbers: range) -> None:
         """Messages have their receipt."""
+        self._enter(numbers.stop)
         held = self._end_to_end
         for number in numbers if len(numbers) < len(held) else [number for number in held if number in numbers]:
             _settle(held, number)
