@@ -106,9 +106,9 @@ def check_executors(
     if context is None or not is_cluster(context.master):
         return 0
     able = _able.setdefault(context.applicationId, set())
-    needed, nonce = {_OURS: version(), **NEEDED, **(more or {})}, secrets.token_hex(16)
-    with _marked(shared, nonce) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = partial(lacking, needed, nonce, marks, tuple(files))
+    needed = {_OURS: version(), **NEEDED, **(more or {})}
+    with _marked(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = partial(lacking, needed, marks, tuple(files))
         coming = (one for one in _registered(context, wait_s) if one.name not in able)
         # One is asked while others are waited for.
         answers = [pool.submit(_ask, context, one, asked) for one in coming]
@@ -151,12 +151,12 @@ def without_answer(error: str) -> str:
 
 
 @contextmanager
-def _marked(places: Iterable[Path], nonce: str) -> Iterator[tuple[str, ...]]:
-    """A file in each directory that must be shared, with a content that nobody can guess."""
-    marks = [place / f".towline-{secrets.token_hex(4)}" for place in places]
+def _marked(places: Iterable[Path]) -> Iterator[tuple[str, ...]]:
+    """A file in each directory that must be shared, with a name that no other file has."""
+    marks = [place / f".towline-{secrets.token_hex(16)}" for place in places]
     try:
         for mark in marks:
-            mark.write_text(nonce, encoding="ascii")
+            mark.touch(0o600)
         yield tuple(map(str, marks))
     finally:
         for mark in marks:
@@ -177,9 +177,9 @@ def _registered(context: Any, wait_s: float) -> Iterator[ExecutorReport]:
                 seen.add(one.name)
                 deadline = time.monotonic() + _OTHERS_S
                 yield one
-        if seen and time.monotonic() >= deadline:
-            return
         if time.monotonic() >= deadline:
+            if seen:
+                return
             what = f"no executor came within {wait_s:.0f} s"
             do = (
                 "Has the cluster a free worker with the memory and cores that are asked for (its web page tells), and "
@@ -217,14 +217,13 @@ def _located(context: Any, executor: ExecutorReport) -> RDD[Any]:
 
 
 def lacking(
-    needed: Mapping[str, str], nonce: str, marks: tuple[str, ...], files: tuple[str, ...]
+    needed: Mapping[str, str], marks: tuple[str, ...], files: tuple[str, ...]
 ) -> tuple[str, list[str], list[str]]:
     """What an executor lacks, asked in a task. It travels as code: an executor may have nothing of Towline's.
 
     Args:
         needed: Distributions, as PyPI has them, with their oldest versions; of Towline the driver's own. A module has
             the same name with underscores.
-        nonce: What stands in each of `marks`.
         marks: A file of each shared directory, which it must read and write.
         files: Files that must be readable.
 
@@ -261,9 +260,7 @@ def lacking(
     unshared = []
     for mark in marks:
         try:
-            with open(mark, "r+", encoding="utf-8") as file:  # noqa: PTH123 - one import less
-                seen = file.read(4096) == nonce
+            open(mark, "r+b").close()  # noqa: PTH123 - one import less
         except OSError:
-            seen = False
-        unshared += [] if seen else [os.path.dirname(mark)]  # noqa: PTH120
+            unshared.append(os.path.dirname(mark))  # noqa: PTH120
     return socket.gethostname(), lacks, unshared

@@ -35,7 +35,7 @@ def lacks(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | Exception])
 
     monkeypatch.setattr(importlib, "import_module", found)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    return lacking(ASKED, "", (), ())[1]
+    return lacking(ASKED, (), ())[1]
 
 
 def _without_version(name: str) -> str:
@@ -130,25 +130,24 @@ def test_what_executors_need_is_what_the_package_needs() -> None:
 
 def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
     mark, absent = tmp_path / "mark", str(tmp_path / "none" / "absent")
-    mark.write_text("nonce")
+    mark.touch()
     needed = {"pyarrow": "2", "confluent-kafka": "2.13", "no-such": "1"}
-    host, lacks, unshared = lacking(needed, "nonce", (str(mark), absent), (str(mark), absent))
+    host, lacks, unshared = lacking(needed, (str(mark), absent), (str(mark), absent))
     assert host == socket.gethostname()
     assert lacks == ["no-such is missing", f"the file {absent} can't be read"]
     assert unshared == [str(tmp_path / "none")]
-    assert lacking({}, "another nonce", (str(mark),), ())[2] == [str(tmp_path)]
 
 
 def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Path(sys.executable).resolve()  # a program that runs can't be written, not even by root (ETXTBSY)
     monkeypatch.setenv("HOME", str(there.parent))
-    assert lacking({}, "", (str(there),), (f"~/{there.name}",))[1:] == ([], [str(there.parent)])
+    assert lacking({}, (str(there),), (f"~/{there.name}",))[1:] == ([], [str(there.parent)])
 
 
 def test_the_question_travels_as_code_to_a_python_without_towline(tmp_path: Path) -> None:
     cloudpickle.register_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     try:
-        text = cloudpickle.dumps(partial(lacking, {"towline": "0.1.0"}, "", (), ()))  # type: ignore[no-untyped-call]
+        text = cloudpickle.dumps(partial(lacking, {"towline": "0.1.0"}, (), ()))  # type: ignore[no-untyped-call]
     finally:
         cloudpickle.unregister_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     (tmp_path / "question").write_bytes(text)
