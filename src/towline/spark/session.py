@@ -175,10 +175,8 @@ def shares_files(master: str) -> bool:
 
 def stays_here(master: str) -> bool:
     """Whether driver and executors reach each other on loopback, so that nobody else has to reach them."""
-    found = _STANDALONE.fullmatch(master)
-    if found is None:
-        return shares_files(master)
-    return all(_is_loopback(address) for address in found[1].split(","))
+    standalone = addresses(master)
+    return all(_is_loopback(host) for host, _ in standalone) if standalone else shares_files(master)
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
@@ -195,8 +193,7 @@ def brings_a_secret(master: str) -> bool:
     return not is_cluster(master) or master == "yarn"
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
