@@ -63,10 +63,9 @@ class BatchLimit:
     def __init__(self, noted: Callable[[], WritePace | None]) -> None:
         self._noted = noted
         self._last = noted()
-        rate = None if self._last is None else self._last.rate
         #: Most bytes of the next batch; None for no limit.
         self.bytes: int | None = FIRST
-        if self._last is not None and rate:
+        if self._last and (rate := self._last.rate):
             self.bytes = max(LEAST, min(FIRST, int(rate * self._last.budget_s)))
         #: Bytes of the batch that was planned and not yet looked for in the note; 0 for none.
         self._planned = 0
@@ -79,7 +78,7 @@ class BatchLimit:
         """Most bytes of the next batch, now that the planned one is done; None for no limit."""
         if self._planned and self.bytes is not None:
             pace = self._noted()
-            new = pace is not None and pace != self._last
-            self.bytes = batch_bytes(self.bytes, self._planned, pace.seconds, pace.budget_s) if new and pace else None
+            new = pace if pace != self._last else None
+            self.bytes = batch_bytes(self.bytes, self._planned, new.seconds, new.budget_s) if new else None
             self._last, self._planned = pace, 0
         return self.bytes
