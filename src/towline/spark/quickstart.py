@@ -176,7 +176,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 import towline
 
-class Reader(SimpleDataSourceStreamReader):
+class Numbers(DataSource, SimpleDataSourceStreamReader):
+    def schema(self):
+        return "value long"
+    def simpleStreamReader(self, schema):
+        return self
     def initialOffset(self):
         return {"at": 0}
     def read(self, start):
@@ -184,20 +188,11 @@ class Reader(SimpleDataSourceStreamReader):
     def readBetweenOffsets(self, start, end):
         return iter([(start["at"],)])
 
-class Numbers(DataSource):
-    @classmethod
-    def name(cls):
-        return "numbers"
-    def schema(self):
-        return "value long"
-    def simpleStreamReader(self, schema):
-        return Reader()
-
 builder = SparkSession.builder.master("local[2]").config(map=towline.spark_conf())
 spark = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "1").getOrCreate()
 towline.register(spark)
 spark.dataSource.register(Numbers)
-rows = spark.readStream.format("numbers").load().selectExpr("*", "value % 3 AS rest").dropDuplicates(["value"])
+rows = spark.readStream.format("Numbers").load().selectExpr("*", "value % 3 AS rest").dropDuplicates(["value"])
 with tempfile.TemporaryDirectory() as checkpoint:
     query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     while query.isActive and not query.lastProgress:
