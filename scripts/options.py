@@ -37,10 +37,10 @@ from towline.kafka.options import _OPTIONS as KAFKA
 from towline.kafka.options import SinkSettings
 from towline.net.settings import MqttSettings
 from towline.options import Option, size
+from towline.spark.link import ReadPlan
 from towline.spark.options import _READING as READING
 from towline.spark.options import _SENDING as PUBLISHING
 from towline.spark.options import CONNECTION, RECEIVING, SENDING, SinkOptions
-from towline.spark.readplan import ReadPlan
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 

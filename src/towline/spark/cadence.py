@@ -22,6 +22,11 @@ BUSY_ROWS: Final = 200
 #: Between two looks at what waits, in seconds: a burst is seen after the longest.
 SHORTEST_LOOK_S: Final = 0.01
 LONGEST_LOOK_S: Final = 0.3
+#: An idle stream makes an empty batch this often, in seconds: Spark ends Python workers that idle for 60 s
+#: (PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS), and the next batch would then take five seconds instead of 0.2.
+TICK_S = 45.0
+#: Longest wait for a message while rows are in the commit log and not yet safe to remove, in seconds.
+SETTLE_S = 0.25
 #: Batches of which the middle one says what a batch takes: one that was held up says nothing.
 _BATCHES: Final = 3
 
@@ -38,10 +43,23 @@ class Cadence:
         #: When the last batch that had rows began and ended; while one runs, `_ended` is of the batch before it.
         self._began = self._ended = -math.inf
         self._took: deque[float] = deque(maxlen=_BATCHES)
+        #: When the offset changed last. Never, at first: a query that starts idle ticks at once, so that Spark's Python
+        #: workers and the sink's producer are warm when the first message comes.
+        self._moved = -math.inf
 
     def begins(self, now: float) -> None:
         """A batch with rows begins."""
-        self._began = now
+        self._began = self._moved = now
+
+    def ticks(self, now: float) -> bool:
+        """Whether an empty batch is due, which begins then."""
+        due = now - self._moved >= TICK_S
+        self._moved = now if due else self._moved
+        return due
+
+    def patience_s(self, poll_s: float, now: float, *, settled: bool) -> float:
+        """How long rows may be waited for: not beyond the next tick, and not long before all that is done is cut."""
+        return max(0.0, min(poll_s if settled else min(poll_s, SETTLE_S), self._moved + TICK_S - now))
 
     def asks(self, now: float) -> None:
         """Spark asks for the next batch: the one that ran has ended."""

@@ -5,9 +5,6 @@ reader, the others' polls go on and are still good for the next call while their
 answer means is decided on the reader's thread alone. A gateway that is away holds back nobody's rows but its own. One
 gateway is a list of one.
 
-Only what passes by itself, or by a file that a person changes, is done without. A journal that is not the checkpoint's,
-or another reader's lease, stops a query: to go on would be to forget rows silently.
-
 What is planned stands in the checkpoint, as the places where the batch ends. All else follows from start, end and the
 options alone, so that a batch comes again as it was [I4].
 """
@@ -16,36 +13,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
-from towline.gateway.client import CALL_S, Lease, interruptible
+from towline.gateway.client import Lease, interruptible
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.kafka.pace import BatchLimit
 from towline.spark.link import PATIENCE_S, patiently
-from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import GATEWAYS_OPTION, Slice, check_distinct, divided, ranges_between, slices_of
+from towline.spark.offsets import GATEWAYS_OPTION, JournalPlace, Position, check_distinct
+from towline.spark.reader import Slice, divided, ranges_between, slices_of
 from towline.spark.tally import pace_of
 from towline.threads import guarded_thread, later
 from towline.timing import Backoff
 
 if TYPE_CHECKING:
-    from towline.gateway.client import GatewayClient, Window
-    from towline.spark.link import GatewayPlace
-    from towline.spark.readplan import ReadPlan
+    from towline.gateway.client import GatewayClient
+    from towline.spark.link import GatewayPlace, ReadPlan
 
 #: Pause before a gateway that is away is asked again, in seconds.
 _PAUSE_S: Final = 0.25
@@ -67,6 +64,7 @@ _NEVER: Final[futures.Future[Any]] = futures.Future()
 
 _LOG = logging.getLogger("towline.spark")
 _T = TypeVar("_T")
+_Asked = TypeVar("_Asked")
 
 
 def is_refusal(error: TowlineError) -> bool:
@@ -75,26 +73,12 @@ def is_refusal(error: TowlineError) -> bool:
 
 
 def is_absence(error: TowlineError) -> bool:
-    """Whether an error holds back the rows of that gateway only: it refuses, or may be being started again."""
+    """Whether an error holds back the rows of that gateway only: this passes by itself, or by a file that is changed.
+
+    A journal that is not the checkpoint's, or another reader's lease, stops the query: to go on would be to forget rows
+    silently.
+    """
     return isinstance(error, (GatewayUnreachable, JournalFailed)) or is_refusal(error)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a poll asks: commit up to ``safe``, and tell what lies beyond ``here`` within the limits of a batch."""
-
-    here: JournalPlace
-    safe: int
-    max_rows: int | None = None
-    max_bytes: int | None = None
-
-    def rows(self, window: Window) -> int:
-        """How many rows an answer has."""
-        return window.end - self.here.offset
-
-    def within(self, max_rows: int | None, max_bytes: int | None) -> Question:
-        """The same within closer limits."""
-        return replace(self, max_rows=_least(self.max_rows, max_rows), max_bytes=max_bytes)
 
 
 class Absence(NamedTuple):
@@ -104,6 +88,24 @@ class Absence(NamedTuple):
     since: float
     again_at: float
     logged_at: float
+
+
+class Question(NamedTuple):
+    """What a poll asks: commit up to ``safe``, and tell what lies beyond ``here`` within the limits of a batch."""
+
+    here: JournalPlace
+    safe: int
+    max_rows: int | None = None
+    max_bytes: int | None = None
+
+
+class Offer(NamedTuple):
+    """Rows that the next batch may have, their bytes in the journal, where they end there, and where that ends."""
+
+    rows: int
+    size: int
+    end: JournalPlace
+    tip: int
 
 
 class SourceGateway:
@@ -125,7 +127,7 @@ class SourceGateway:
         self.entry: JournalPlace | None = None
         self.absence: Absence | None = None
         self.tip = 0
-        self.poll: futures.Future[Window | None] | None = None
+        self.poll: futures.Future[Offer | None] | None = None
         self.began = 0.0
         self._question: Question | None = None
         self._plan = plan
@@ -135,11 +137,6 @@ class SourceGateway:
         self._connecting = threading.Lock()
         self._released = threading.Event()
         self._keeping = guarded_thread(self._keep, "keep-gateway", again_s=1.0)
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it was met, and not missed since."""
-        return self.entry is not None and self.absence is None
 
     @property
     def called(self) -> str:
@@ -155,7 +152,7 @@ class SourceGateway:
             call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda _: None)
             self.poll = later(call, f"gateway {self.place.text}")
 
-    def heard(self) -> Window | None:
+    def heard(self) -> Offer | None:
         """Take its answer, if that has come; an absence is logged, and no answer.
 
         Raises:
@@ -165,7 +162,7 @@ class SourceGateway:
             return None
         poll, self.poll = self.poll, None
         try:
-            window = poll.result()
+            offer = poll.result()
         except TowlineError as error:
             if not is_absence(error):
                 raise
@@ -175,8 +172,8 @@ class SourceGateway:
             since = datetime.fromtimestamp(self.absence.since).astimezone()
             _LOG.warning("gateway %s is back; it was away since %s", self.called, f"{since:%H:%M:%S}")
             self.absence = None
-        self.tip = window.tip if window else self.tip
-        return window
+        self.tip = offer.tip if offer else self.tip
+        return offer
 
     def _miss(self, error: TowlineError) -> None:
         """Do without it for now, and say so: silence once, a refusal each minute; later it is asked again."""
@@ -185,34 +182,29 @@ class SourceGateway:
         if before is None or is_refusal(before.error) is not refused or (refused and now - logged_at >= _REMIND_S):
             logged_at = now
             how, code, do = ("held back", error.code, f". {error.do}") if refused else ("away", "TL-G54", "")
-            what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
             others = ", the others' go on" if len(self._plan.gateways) > 1 else ""
+            what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
             _LOG.warning(what, self.called, how, error.what, others, do, code)
         self.absence = Absence(error, since, now + (_REFUSED_PAUSE_S if refused else _PAUSE_S), logged_at)
 
-    def wait(self, question: Question, timeout_s: float) -> Window:
+    def wait(self, question: Question, timeout_s: float) -> Offer:
         """Connect, and start the gateway where that is ours to do; ask, which takes the lease, and wait for rows.
 
         Raises:
             Fenced: TL-G03 when another living reader has the lease; as `GatewayClient.wait`.
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
-        here = question.here
+        here, safe, max_rows, max_bytes = question
+        place: dict[str, Any] = {"start": here.offset, "journal": here.journal, "incarnation": here.incarnation}
+        limits: dict[str, Any] = {"safe": safe, "max_rows": max_rows, "max_bytes": max_bytes}
 
-        def ask(client: GatewayClient, timeout_s: float = timeout_s) -> Window:
-            window = client.wait(
-                self._lease,
-                here.offset,
-                journal=here.journal,
-                timeout_s=timeout_s,
-                max_rows=question.max_rows,
-                max_bytes=question.max_bytes,
-                safe=question.safe,
-                incarnation=here.incarnation,
-            )
+        def ask(client: GatewayClient) -> Offer:
+            window = client.wait(self._lease, **place, **limits, timeout_s=timeout_s)
             if self.place.remote and timeout_s and window.end > here.offset:
-                return ask(client, 0.0)  # the token that let the poll in may be refused since
-            return window
+                # The token that let the poll in may be refused since.
+                window = client.wait(self._lease, **place, **limits, timeout_s=0.0)
+            end = here.moved(window.end, window.incarnation)
+            return Offer(window.end - here.offset, window.size, end, window.tip)
 
         return self._call(ask)
 
@@ -220,8 +212,8 @@ class SourceGateway:
         """A range of its journal as tasks get it, in parts of these sizes. Raises as `wait`."""
 
         def cut(client: GatewayClient) -> list[Slice]:
-            if self.entry and self.entry.journal != end.journal:
-                self.wait(Question(end, 0), 0.0)  # the gateway refuses it
+            if self.entry and self.entry.journal != end.journal:  # the gateway refuses it
+                client.wait(self._lease, end.offset, journal=end.journal, timeout_s=0.0, safe=0)
             return slices_of(client, self.place, start, end, sizes)
 
         return self._call(cut)
@@ -304,6 +296,9 @@ class BatchPlanner:
 
     Attributes:
         gateways: Those of the list.
+        ends: Where the query ends in each journal (AvailableNow); None for a query without an end.
+        planned: Begin and end of the batch that was planned last, or is planned anew as more comes; None before the
+            first.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
@@ -312,12 +307,10 @@ class BatchPlanner:
         self.gateways = tuple(SourceGateway(place, plan, lease) for place in plan.places)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.
         self._former: dict[str, SourceGateway] = {}
-        #: Where the query ends in each journal (AvailableNow); None for a query without an end.
-        self._ends: dict[str, int] | None = None
-        #: Begin and end of the batch that was planned last, or is planned anew as more comes; None before the first.
-        self._planned: tuple[Position, Position] | None = None
-        #: Grows with each batch: who is asked first for what can't be divided.
-        self._turn = 0
+        self.ends: dict[str, int] | None = None
+        self.planned: tuple[Position, Position] | None = None
+        #: In how many batches one after the other a gateway had no part, for want of room.
+        self._left_out = Counter[SourceGateway]()
         self._order_logged = False
         #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
         self._pace = BatchLimit(partial(pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
@@ -327,40 +320,36 @@ class BatchPlanner:
         for gateway in (*self.gateways, *self._former.values()):
             gateway.release()
 
-    # -- begin and end -------------------------------------------------------------------------------------------
-
     def meet(self) -> None:
         """Take the leases of at least one gateway, and of whoever answers soon.
 
         Raises:
             TowlineError: What the first of those that are away says, if all are.
         """
-        self._ask({}, PATIENCE_S, MEET_S)
-        if not any(one.is_there for one in self.gateways):
+        self._ask({}, PATIENCE_S)
+        if all(one.absence or not one.entry for one in self.gateways):
             silence = GatewayUnreachable("TL-G01", self.gateways[0].place.text, "no gateway answers", "Is it running?")
             raise next((one.absence.error for one in self.gateways if one.absence), silence)
 
     def fix_end(self) -> None:
         """End the query at what is durable now at each gateway that answers; one that does not has no part in it."""
         self.meet()
-        self._ends = {one.entry.journal: one.tip for one in self.gateways if one.entry}
+        self.ends = {one.entry.journal: one.tip for one in self.gateways if one.entry}
 
     def ended(self, here: Position) -> bool:
         """Whether a query with an end is there."""
-        return self._ends is not None and not any(map(self._left, here.places))
+        return self.ends is not None and not any(map(self._left, here.places))
 
     def _left(self, place: JournalPlace) -> int:
         """How many rows a query with an end has behind a place."""
-        return max(0, (self._ends or {}).get(place.journal, 0) - place.offset)
+        return max(0, (self.ends or {}).get(place.journal, 0) - place.offset)
 
     def beginning(self) -> Position:
         """Where a query without a checkpoint begins, at each gateway that answers."""
         self.meet()
         return Position(tuple(one.entry for one in self.gateways if one.entry))
 
-    # -- the next batch ------------------------------------------------------------------------------------------
-
-    def next(self, here: Position, safe: Position | None, limit: ReadLimit, patience_s: float) -> Position:
+    def next(self, here: Position, safe: Position, limit: ReadLimit, patience_s: float) -> Position:
         """The end of the next batch within the limit; ``here`` itself when nothing is new.
 
         Args:
@@ -373,7 +362,7 @@ class BatchPlanner:
             ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
             TowlineError: What a gateway said.
         """
-        if self._pace and not (self._planned and here.places == self._planned[0].places):
+        if self._pace and not (self.planned and here.places == self.planned[0].places):
             self._pace.next()
         if not any(one.entry for one in self.gateways):
             self._ask({}, max(patience_s, MEET_S))
@@ -382,19 +371,23 @@ class BatchPlanner:
         left = [place.gateway for place in self._taken_out(here, places.values()) if self._may_leave(place, safe)]
         # Where gateways begin that have no place yet; their rows come with the next batch, and none behind the end.
         entries = [one.entry for one, place in places.items() if one.entry and not place]
-        joining = [entry for entry in entries if self._ends is None or entry.journal in self._ends]
-        limits = self._limits(limit)
-        questions = {one: self._question(one, place, safe, *limits) for one, place in places.items() if place}
-        answers = self._ask(questions, 0.0 if left or joining else patience_s)
-        moved = [question.here for question in questions.values()] + self._admitted(questions, answers, *limits)
+        joining = [entry for entry in entries if self.ends is None or entry.journal in self.ends]
+        rows, size = self._limits(limit)
+        questions: dict[SourceGateway, Question] = {}
+        for one, place in places.items():
+            if place:
+                most = rows if self.ends is None else _least(rows, self._left(place))
+                questions[one] = Question(replace(place, at=one.place.text), safe.offset_in(place.journal), most, size)
+        offers = self._ask(questions, 0.0 if left or joining else patience_s)
+        moved = [question.here for question in questions.values()] + self._shared(questions, offers, rows, size)
         there = here.having(*moved, *joining).without(*left)
-        self._planned = here, there
-        for one, question in questions.items() if there == here else ():
-            if one.absence and self._left(question.here):  # the query does not end without its rows
-                self._ask({one: question}, PATIENCE_S)
-                if not one.is_there:
-                    raise one.absence.error
-                return self.next(here, safe, limit, patience_s)
+        self.planned = here, there
+        away = [one for one, question in questions.items() if one.absence and self._left(question.here)]
+        if there == here and away:  # the query does not end without their rows
+            self._ask({away[0]: questions[away[0]]}, PATIENCE_S)
+            if away[0].absence:
+                raise away[0].absence.error
+            return self.next(here, safe, limit, patience_s)
         return there
 
     def _place_of(self, entry: JournalPlace, here: Position) -> JournalPlace | None:
@@ -404,40 +397,33 @@ class BatchPlanner:
         own = (place for place in here.places if place.journal == entry.journal)
         return next(own, None) or here.place(entry.gateway) or only
 
-    def _question(
-        self, gateway: SourceGateway, here: JournalPlace, safe: Position | None, rows: int | None, size: int | None
-    ) -> Question:
-        if self._ends is not None:  # at the end of the query one row is asked for all the same
-            rows = _least(rows, max(1, self._left(here)))
-        return Question(replace(here, at=gateway.place.text), _safe(here, safe), rows, size)
-
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Rows and bytes; Spark has no limit of both in one, and gets all where it wants that (Trigger.Once)."""
-        if isinstance(limit, ReadAllAvailable):
+        if not isinstance(limit, ReadMaxRows):
             return None, None
-        most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._plan.max_bytes
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return rows, _least(most, self._pace.bytes if self._pace else None)
+        return limit.max_rows, _least(self._plan.max_bytes, self._pace.bytes if self._pace else None)
 
-    def _admitted(
-        self, questions: Mapping[SourceGateway, Question], answers: dict[SourceGateway, Window], *limits: int | None
+    def _shared(
+        self, questions: Mapping[SourceGateway, Question], offers: Mapping[SourceGateway, Offer], *limits: int | None
     ) -> list[JournalPlace]:
         """Where the batch ends at the gateways that have rows in it, together within its limits."""
-        windows = {one: window for one, window in answers.items() if questions[one].rows(window)}
-        if self._ends is not None:
-            windows = {one: window for one, window in windows.items() if self._left(questions[one].here)}
-        if len(windows) > 1:  # one alone was asked for no more than the batch may have
-            self._turn += 1
-            caps = admit([(questions[one].rows(window), window.size) for one, window in windows.items()], *limits)
-            cut = {one: questions[one].within(*cap) for one, cap in zip(windows, caps, strict=True) if cap is not None}
-            anew = self._ask(cut, 0.0, CALL_S) if cut else {}
-            windows = {one: anew.get(one, window) for one, window in windows.items() if one in anew or one not in cut}
-            sizes = [(questions[one].rows(window), window.size) for one, window in windows.items()]
-            fits = fitting(sizes, self._turn, *limits)
-            windows = {one: window for (one, window), fit in zip(windows.items(), fits, strict=True) if fit}
-        if self._pace and windows:
-            self._pace.planned(sum(window.size for window in windows.values()))
-        return [questions[one].here.moved(window.end, window.incarnation) for one, window in windows.items()]
+
+        def ask(one: SourceGateway, rows: int | None, size: int | None) -> Offer | None:
+            question = questions[one]
+            try:
+                return one.wait(question._replace(max_rows=_least(rows, question.max_rows), max_bytes=size), 0.0)
+            except TowlineError as error:
+                if not is_absence(error):
+                    raise
+                return None  # the next poll tells it
+
+        # A gateway gives one row also where none is asked for: at the end of the query.
+        offers = {one: offer for one, offer in offers.items() if offer.rows and questions[one].max_rows != 0}
+        taken = share(offers, self._left_out, limits, ask)
+        self._left_out = Counter({one: self._left_out[one] + 1 for one in offers.keys() - taken.keys()})
+        if self._pace and taken:
+            self._pace.planned(sum(offer.size for offer in taken.values()))
+        return [offer.end for offer in taken.values()]
 
     @property
     def cut_short(self) -> bool:
@@ -446,14 +432,10 @@ class BatchPlanner:
 
     def _queued(self, gateway: SourceGateway) -> int:
         """How many rows wait at a gateway beyond the planned batch."""
-        place = self._place_of(gateway.entry, self._planned[1]) if self._planned and gateway.entry else None
+        place = self._place_of(gateway.entry, self.planned[1]) if self.planned and gateway.entry else None
         return max(0, gateway.tip - place.offset) if place else 0
 
-    # -- what the gateways say -----------------------------------------------------------------------------------
-
-    def _ask(
-        self, questions: Mapping[SourceGateway, Question], patience_s: float, grace_s: float | None = None
-    ) -> dict[SourceGateway, Window]:
+    def _ask(self, questions: Mapping[SourceGateway, Question], patience_s: float) -> dict[SourceGateway, Offer]:
         """Commit at each gateway and wait until one has rows; without questions, until one is there.
 
         A poll with the same question that is on its way from the call before is waited for. One that has ended is asked
@@ -463,47 +445,43 @@ class BatchPlanner:
         Args:
             questions: What each is asked.
             patience_s: Longest wait, in seconds; 0 until each that has a question and is not away has answered.
-            grace_s: Longest time for the answers of those beside the news, since each was asked; None for `GRACE_S`.
 
         Raises:
             TowlineError: What a gateway said, unless it is an absence.
         """
         asked = {**dict.fromkeys(one for one in self.gateways if not one.entry), **questions}
-        grace_s = GRACE_S if grace_s is None else grace_s
         deadline = time.monotonic() + (patience_s or PATIENCE_S)
-        answers: dict[SourceGateway, Window] = {}
+        offers: dict[SourceGateway, Offer] = {}
         self._heard(asked)
         while True:
-            for one in asked.keys() - answers.keys():
+            for one in asked.keys() - offers.keys():
                 one.ask(asked[one], min(patience_s, max(0.0, deadline - time.monotonic())))
-            heard = self._heard(asked)
-            answers |= {one: window for one, window in heard.items() if not patience_s or questions[one].rows(window)}
+            offers |= {one: offer for one, offer in self._heard(asked).items() if offer.rows or not patience_s}
             now = time.monotonic()
             polls = [one for one in questions or asked if one.poll and not one.absence]
-            news = any(questions[one].rows(window) for one, window in answers.items())
-            if news or (not questions and any(one.is_there for one in self.gateways)):
-                over = all(now - one.began >= grace_s for one in polls)
+            if questions:
+                news, grace_s = any(offer.rows for offer in offers.values()), GRACE_S
             else:
-                over = not patience_s and not polls
+                news, grace_s = any(one.entry and not one.absence for one in self.gateways), MEET_S
+            over = all(now - one.began >= grace_s for one in polls) if news else not patience_s and not polls
             if over or now >= deadline:
-                return answers
+                return offers
             # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
             rests = [one.absence.again_at - now for one in asked if one.absence and not one.poll]
             pause = max(0.0, min(deadline - now, GRACE_S if news else 1.0, *rests))
             futures.wait([_NEVER, *(one.poll for one in asked if one.poll)], pause, futures.FIRST_COMPLETED)
 
-    def _heard(self, asked: Iterable[SourceGateway]) -> dict[SourceGateway, Window]:
+    def _heard(self, asked: Iterable[SourceGateway]) -> dict[SourceGateway, Offer]:
         """The answers that have come; what is wrong is raised, that two are one before whatever else they say."""
         check_distinct(one.entry for one in self.gateways if one.entry)
-        windows: dict[SourceGateway, Window] = {}
+        offers: dict[SourceGateway, Offer] = {}
         errors: list[TowlineError] = []
         for one in asked:
             try:
-                window = one.heard()
+                if offer := one.heard():
+                    offers[one] = offer
             except TowlineError as error:
                 errors.append(error)
-            else:
-                windows |= {one: window} if window else {}
         away = [(one.called, one.absence.error) for one in self.gateways if one.absence]
         refused = [(called, error) for called, error in away if is_refusal(error)]
         if len(refused) == len(self.gateways):  # only a person can help then
@@ -513,16 +491,15 @@ class BatchPlanner:
             raise GatewayError(first.code, GATEWAYS_OPTION, what, first.do) if others else first
         if errors:
             raise errors[0]
-        return windows
+        return offers
 
     def report(self) -> dict[str, Any] | None:
         """What each gateway says of itself, and what waits in all of them; None where there is nothing to say.
 
         Of a source with the option ``gateway`` it is what that one says.
         """
-        known = {one.entry.gateway if one.entry else one.place.text: one for one in self.gateways}
-        told = {name: one for name, one in sorted(known.items()) if one.entry or one.absence}
-        parts = {name: one.report(self._queued(one)) for name, one in told.items()}
+        told = [one for one in self.gateways if one.entry or one.absence]
+        parts = {one.entry.gateway if one.entry else one.place.text: one.report(self._queued(one)) for one in told}
         if not self._plan.gateways:
             part = next(iter(parts.values()), {})
             return part if part.keys() - {"tip", "queued"} else None
@@ -530,9 +507,7 @@ class BatchPlanner:
         errors = [part["last_error"] for name, part in parts.items() if "last_error" in part and name not in away]
         totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
         trouble = {"last_error": errors[0]} if errors else {}
-        return {**totals, **trouble, "away": away, "gateways": parts}
-
-    # -- gateways that were taken out of the list ----------------------------------------------------------------
+        return {**totals, **trouble, "away": sorted(away), "gateways": dict(sorted(parts.items()))}
 
     def _taken_out(self, here: Position, listed: Iterable[JournalPlace | None]) -> list[JournalPlace]:
         """The places of gateways that are not in the list.
@@ -544,34 +519,28 @@ class BatchPlanner:
         complete = unmet <= {place.at for place in others}
         return [place for place in others if place.at not in unmet] if complete else []
 
-    def _may_leave(self, place: JournalPlace, safe: Position | None) -> bool:
+    def _may_leave(self, place: JournalPlace, safe: Position) -> bool:
         """Whether a gateway may leave the checkpoint: all that it holds is in the commit log, and surely so."""
         if place.gateway in self._plan.removed:
             _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
             return True
-        question = Question(place, _safe(place, safe))
+        gateway, safe_offset = self._at(place.at), safe.offset_in(place.journal)
         try:
-            window = self._at(place.at).wait(question, 0.0)
-        except GatewayError as error:
+            offer = gateway.wait(Question(place, safe_offset), 0.0)
+        except TowlineError as error:
             if not is_absence(error):
                 raise
             why = "does not let this query in" if is_refusal(error) else "does not answer"
-            raise ConfigError(
-                "TL-G51",
-                GATEWAYS_OPTION,
-                f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: '
-                f"{place.at} {why} ({error.what})",
+            what = f"whether messages wait there is not known: {place.at} {why} ({error.what})"
+            do = (
                 f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
-                f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
-            ) from error
-        if waiting := max(0, window.tip - place.offset):
-            raise ConfigError(
-                "TL-G52",
-                GATEWAYS_OPTION,
-                f'gateway "{place.gateway}" is no longer in the list, and {waiting:,} messages wait at {place.at}',
-                "Put it back, let it take in nothing more and carry what it has; with none waiting it can go.",
+                f'(in a bridge file, removed_gateways = ["{place.gateway}"]).'
             )
-        if question.safe < place.offset:
+            raise _still_needed("TL-G51", place.gateway, what, do) from error
+        if waiting := max(0, offer.tip - place.offset):
+            do = "Put it back, let it take in nothing more and carry what it has; with none waiting it can go."
+            raise _still_needed("TL-G52", place.gateway, f"{waiting:,} messages wait at {place.at}", do)
+        if safe_offset < place.offset:
             return False  # in the commit log, and not yet surely so: the next call
         self._former.pop(place.at).release()
         return True
@@ -581,8 +550,6 @@ class BatchPlanner:
         listed = next((one for one in self.gateways if one.place.text == text), None)
         lease = Lease(self._plan.consumer)  # ends when that gateway leaves, and it may be asked again
         return listed or self._former.setdefault(text, SourceGateway(self._plan.at(text), self._plan, lease))
-
-    # -- the partitions of a planned batch -----------------------------------------------------------------------
 
     def slices(self, here: Position, there: Position) -> list[Slice]:
         """The partitions of the batch between two positions: always the same, with the same rows.
@@ -610,17 +577,18 @@ class BatchPlanner:
         gateway = next(met, None) or self._at(end.at)
         try:
             return patiently(partial(gateway.slices, start, end, sizes), patience_s=PATIENCE_S)
-        except GatewayError as error:
+        except TowlineError as error:
             if not is_absence(error):
                 raise
+            rows = f"its messages {start:,} to {end.offset - 1:,}"
+            what = f"it is away ({error.what}), and a batch that was begun needs {rows}"
             way = error.do if is_refusal(error) else f"Start it at {gateway.place.text}."
-            raise GatewayUnreachable(
-                "TL-G53",
-                f'gateway "{end.gateway}"',
-                f"it is away ({error.what}), and a batch that was begun needs its messages {start:,} to "
-                f"{end.offset - 1:,}",
-                f"Nothing is lost, and the batch is then served as it was planned. {way}",
-            ) from error
+            do = f"Nothing is lost, and the batch is then served as it was planned. {way}"
+            raise GatewayUnreachable("TL-G53", f'gateway "{end.gateway}"', what, do) from error
+
+
+def _still_needed(code: str, gateway: str, what: str, do: str) -> ConfigError:
+    return ConfigError(code, GATEWAYS_OPTION, f'gateway "{gateway}" is no longer in the list, and {what}', do)
 
 
 def _least(*limits: int | None) -> int | None:
@@ -628,49 +596,32 @@ def _least(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _safe(place: JournalPlace, safe: Position | None) -> int:
-    """Up to where a gateway may remove rows; 0 where its journal was another one."""
-    before = safe and safe.place(place.gateway)
-    return before.offset if before and before.journal == place.journal else 0
-
-
-Offer = tuple[int, int]
-"""Rows that wait at a gateway, as far as the whole batch could take them, and their bytes in the journal."""
-
-
-def admit(
-    offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None
-) -> list[tuple[int | None, int | None] | None]:
+def share(
+    offers: Mapping[_Asked, Offer],
+    left_out: Mapping[_Asked, int],
+    limits: Sequence[int | None],
+    ask: Callable[[_Asked, int | None, int | None], Offer | None],
+) -> dict[_Asked, Offer]:
     """Share both limits of a batch among gateways, max-min: as equal as can be, and nobody more than waits.
 
-    Whoever has little waiting gets all of it: messages of a quiet gateway never wait behind another's backlog, as they
-    would by shares in proportion to it. A gateway's share is the larger of its parts of the two limits.
+    One after the other gets all that waits there, or an even part of what is left, who has least first: its messages
+    never wait behind another's backlog. Before all others comes who was left out longest, and what comes first is taken
+    whatever its size: one huge message passes, and nobody starves, however small the limits are.
 
-    Returns:
-        Most rows and bytes that the batch takes of each, at least one of both; None for all of it.
+    Args:
+        offers: What waits, as far as the whole batch could take it.
+        left_out: In how many batches in a row each had no part.
+        limits: Most rows and most bytes.
+        ask: Asks one for an offer within limits, of one row at least; None where it is away.
     """
-    limits = (max_rows, max_bytes)
-    parts = [[Fraction(size, most) for size, most in zip(offer, limits, strict=True) if most] for offer in offers]
-    shares = [max(each, default=Fraction(0)) for each in parts]
-    level, left = Fraction(1), Fraction(1)
-    for number, share in zip(range(len(shares), 0, -1), sorted(shares), strict=True):
-        if share * number > left:
-            level = left / number
-            break
-        left -= share
-    rows, size = (most and max(1, int(most * level)) for most in limits)
-    return [None if share <= level else (rows, size) for share in shares]
-
-
-def fitting(offers: Sequence[Offer], turn: int, max_rows: int | None, max_bytes: int | None) -> list[bool]:
-    """Which ranges go into the batch, once their sizes are known: a gateway gives one row at least, however large.
-
-    Who is asked first goes by a number that grows with each batch, and is taken whatever its size: one huge message
-    passes, ten of them one after the other, and nobody starves, however small the limits are.
-    """
-    taken, rows, size = [False] * len(offers), 0, 0
-    for one in sorted(range(len(offers)), key=lambda other: (other - turn) % len(offers)):
-        more, larger = rows + offers[one][0], size + offers[one][1]
-        if not rows or (more <= (max_rows or more) and larger <= (max_bytes or larger)):
-            taken[one], rows, size = True, more, larger
+    left = [math.inf if limit is None else limit for limit in limits]
+    parts = {one: max(offer.rows / left[0], offer.size / left[1]) for one, offer in offers.items()}
+    taken: dict[_Asked, Offer] = {}
+    order = sorted(offers, key=lambda one: (-left_out.get(one, 0), parts[one]))
+    for number, one in zip(range(len(order), 0, -1), order, strict=True):
+        even, offer = [most / number for most in left], offers[one]
+        too_large = len(order) > 1 and (offer.rows > even[0] or offer.size > even[1])
+        cut = ask(one, *(None if most == math.inf else max(1, int(most)) for most in even)) if too_large else offer
+        if cut and (not taken or (cut.rows <= left[0] and cut.size <= left[1])):
+            taken[one], left = cut, [left[0] - cut.rows, left[1] - cut.size]
     return taken

@@ -1,20 +1,28 @@
-"""From a Spark process to a gateway: where it is, who owns it, and patience while it is being started again."""
+"""Where gateways are and what a source reads of them, in plain values that every process can unpickle quickly."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from towline.errors import GatewayUnreachable, TowlineError
-from towline.gateway.access import DEFAULT_VALID_S, Access, is_remote
+from annotated_types import Ge
+
+from towline.errors import ConfigError, GatewayUnreachable, TowlineError
+from towline.gateway.access import DEFAULT_VALID_S, Access, gateway_list, is_remote
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover, ensure
+from towline.options import OptionText, label, size
 from towline.processes import ProcessMark
+from towline.spark.cadence import LONGEST_DELAY_MS
+from towline.spark.offsets import JournalPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
@@ -23,6 +31,9 @@ PATIENCE_S = 60.0
 
 _PAUSE_S = 0.1
 _NO_ACCESS = Access()
+
+#: ``committed``, ``earliest``, ``latest`` or an offset.
+Start = str | int
 
 _T = TypeVar("_T")
 
@@ -131,3 +142,119 @@ def patiently(call: Callable[[], _T], *, patience_s: float = PATIENCE_S) -> _T:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_PAUSE_S)
+
+
+def _offset(*words: str) -> Callable[[str], Any]:
+    """Reads one of these words or an offset, or a JSON object of one for each gateway by its name."""
+    wanted = f"{', '.join(words)} or an offset from 0" if words else "an offset from 0"
+
+    def read(text: str) -> Start | dict[str, Any]:
+        if text.startswith("{"):
+            try:
+                return {label(name): read(str(value)) for name, value in json.loads(text).items()}
+            except (ValueError, AttributeError) as error:
+                why = "" if isinstance(error, json.JSONDecodeError) else f"; {error}"
+                what = f'for several gateways must be JSON such as {{"g1": "earliest", "g2": 4711}}{why}'
+                raise ValueError(what) from None
+        if text.lower() in words:
+            return text.lower()
+        if not re.fullmatch(r"[0-9]{1,18}", text):
+            raise ValueError(f"must be {wanted}")
+        return int(text)
+
+    return read
+
+
+_start = _offset("committed", "earliest", "latest")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(label(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _seconds(text: str) -> float:
+    """Seconds of so many milliseconds."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError("must be a whole number of milliseconds")
+    if int(text) > LONGEST_DELAY_MS:
+        raise ValueError(f"must be at most {LONGEST_DELAY_MS}, or Spark's idle Python workers end meanwhile")
+    return int(text) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What a reader was told. What is told for a gateway may differ from one to the other: a map by their names then.
+
+    Attributes:
+        place: Where the one gateway is; of several only how they are reached, their access.
+        consumer: Name under which rows are committed; each query on one gateway needs its own.
+        serves_again: Whether a batch that was begun before is served again, or empty (`towline.guarantee.Policy`).
+        max_rows: Most rows of a micro-batch, of all gateways together.
+        max_bytes: Most bytes of a micro-batch, of all gateways together, as the rows lie in the journal, and more by
+            one frame at most; both limits hold. One row is always allowed.
+        starting: Where it begins without a checkpoint: ``committed`` (default of a stream), ``earliest`` (of a batch
+            read), ``latest``, an offset; of several gateways one word for all, or JSON: ``{"g1": "latest", "g2":
+            4711}``.
+        ending: Offset after the last row, batch reads only; of several gateways JSON by their names.
+        max_delay_s: Longest rest between two batches while rows wait: milliseconds in the option, at most 30000,
+            seconds here; the more wait, the shorter it is (docs/options.md#when-a-batch-begins). A query with several
+            sources waits for each. ``Trigger.AvailableNow`` and the first batch never wait.
+        poll_s: How long an idle query waits in one call: milliseconds in the option; lower it when a query has several
+            sources.
+        refused: Why it can't be read, told by the reader: Spark masks what is raised where a reader is made.
+        checkpoint: Location of the query's checkpoint, the same as the writer's: a gateway that the source starts
+            compares it with its journal before it takes anything in (docs/guarantees.md#restored-copies), committed
+            rows are removed sooner, and after a power failure the query starts by itself (docs/power-loss.md).
+        event_time: One more column ``event_time timestamp`` for ``withWatermark``; needs ``checkpointLocation`` on a
+            file system of this machine. It is ``received_at``, but always after the query's watermark: with
+            ``received_at`` a clock that was ahead for a moment makes Spark drop every row as late until it has caught
+            up.
+        gateways: In place of ``gateway``: state directories and locations of several that run already, with commas or
+            as a JSON list, each once and in any order (docs/several-gateways.md).
+        removed: Names of gateways that leave the checkpoint unasked, with what may wait there; for one that will never
+            answer again.
+        min_partitions: Wanted number of partitions of a batch, as in Spark's Kafka source: a hint, long ranges are cut
+            in proportion (docs/several-gateways.md#order). Default one a gateway.
+        max_records: Most rows of a partition, as in Spark's Kafka source; default no limit.
+    """
+
+    place: GatewayPlace
+    consumer: Annotated[str, OptionText(read=label)] = "default"
+    serves_again: bool = True
+    #: About 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
+    max_rows: Annotated[int, Ge(1), OptionText("maxMessagesPerTrigger")] = 200_000
+    #: What a crash repeats, and what the sink keeps until it is written.
+    max_bytes: Annotated[int, Ge(1), OptionText("maxBytesPerTrigger", size)] = 256 << 20
+    starting: Annotated[Start | Mapping[str, Start], OptionText("startingOffset", _start)] | None = None
+    ending: Annotated[int | Mapping[str, int], OptionText("endingOffset", _offset())] | None = None
+    max_delay_s: Annotated[float, OptionText("maxTriggerDelayMs", _seconds)] = 0.0
+    poll_s: Annotated[float, OptionText("pollMs", _seconds)] = 5.0
+    refused: ConfigError | None = None
+    checkpoint: Annotated[str, OptionText("checkpointLocation")] = ""
+    event_time: bool = False
+    gateways: Annotated[tuple[str, ...], OptionText(read=gateway_list, hidden=True)] = ()
+    removed: Annotated[tuple[str, ...], OptionText("removedGateways", _names)] = ()
+    min_partitions: Annotated[int, Ge(1)] | None = None
+    max_records: Annotated[int, Ge(1), OptionText("maxRecordsPerPartition")] | None = None
+
+    @property
+    def places(self) -> tuple[GatewayPlace, ...]:
+        """Where the gateways are."""
+        return tuple(map(self.at, self.gateways)) if self.gateways else (self.place,)
+
+    def at(self, text: str) -> GatewayPlace:
+        """The place of a gateway that is named by its state directory or location, reached as all are."""
+        return replace(self.place, text=text, settings="")
+
+    def entry(self, client: GatewayClient, status: Mapping[str, Any], at: str, default: str) -> JournalPlace:
+        """Where a read begins that has no place in the journal of a gateway, which has said its `status`.
+
+        `default` counts where ``startingOffset`` says nothing of that gateway.
+        """
+        name, first = str(status["name"]), int(status["first"])
+        committed = max(first, int(status["consumers"].get(self.consumer, first)))
+        starts = {"committed": committed, "earliest": first, "latest": int(status["end"])}
+        given = self.starting.get(name) if isinstance(self.starting, Mapping) else self.starting
+        start = default if given is None else given
+        offset = start if isinstance(start, int) else starts[start]
+        return JournalPlace(name, str(status["journal"]), offset, client.extent(offset).incarnation, at)

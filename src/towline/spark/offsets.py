@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from towline.errors import GatewayError
+from towline.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from towline.checkpoint import Checkpoint
+
+GATEWAYS_OPTION: Final = 'format("mqtt") option "gateways"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,10 @@ class Position:
         """The place of a gateway; None where it has none."""
         return next((place for place in self.places if place.gateway == gateway), None)
 
+    def offset_in(self, journal: str) -> int:
+        """The offset in a journal; 0 where it has none."""
+        return next((place.offset for place in self.places if place.journal == journal), 0)
+
     def having(self, *places: JournalPlace) -> Self:
         """The same position with these places, each instead of the one of its gateway or as a new one."""
         kept = {place.gateway: place for place in self.places} | {place.gateway: place for place in places}
@@ -110,6 +117,18 @@ class Position:
     def ticked(self) -> Self:
         """The same places one tick later: a new offset for Spark, without a row."""
         return replace(self, tick=self.tick + 1)
+
+
+def check_distinct(places: Iterable[JournalPlace]) -> None:
+    """See that no two gateways of a list are one; raises ConfigError, TL-G50."""
+    for one, other in combinations(places, 2):
+        if one.gateway == other.gateway or one.journal == other.journal:
+            same = f'have the same name "{one.gateway}"'
+            if one.gateway != other.gateway:
+                same = f"serve one journal, {one.journal}"
+            what = f"{one.at} and {other.at} {same}"
+            do = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
+            raise ConfigError("TL-G50", GATEWAYS_OPTION, what, do)
 
 
 def places_at(logs: Checkpoint, batch: int | None) -> tuple[JournalPlace, ...]:

@@ -23,16 +23,11 @@ from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy, qos_problem, sharing_problem
 from towline.options import SPARKS, Format, Given, Option, OptionText, directory, options_of, path
 from towline.processes import ProcessMark
-from towline.spark.link import GatewayPlace
-from towline.spark.readplan import ReadPlan
+from towline.spark.link import GatewayPlace, ReadPlan
 from towline.spark.sink import Retry
 from towline.validation import requirement
 
 _WHERE: Final = 'format("mqtt")'
-#: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
-DEFAULT_MAX_ROWS = 200_000
-#: Bytes of one micro-batch unless told otherwise: what a crash repeats, and what the sink keeps until it is written.
-DEFAULT_MAX_BYTES = 256 << 20
 
 # -- the gateway -------------------------------------------------------------------------------------------------------
 
@@ -249,8 +244,7 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
     if "gateway" not in given and "gateways" not in given:
         told = _source_settings(given, guarantee).model_copy(update={"checkpoint": given.text("checkpointLocation")})
         place = replace(place, settings=told.model_dump_json())
-    limits = {"max_rows": DEFAULT_MAX_ROWS, "max_bytes": DEFAULT_MAX_BYTES}
-    plan = ReadPlan(place, serves_again=policy(guarantee).serves_again, **{**limits, **given.values(_READING)})
+    plan = ReadPlan(place, serves_again=policy(guarantee).serves_again, **given.values(_READING))
     if plan.event_time and not plan.checkpoint:
         what = "it follows the query's watermark, and without checkpointLocation nobody knows it"
         do = "Give checkpointLocation, the same as the writer's, on a file system of this machine."

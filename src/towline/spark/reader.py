@@ -13,37 +13,104 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, one_line
 from towline.mosquitto_conf import DEFAULTS
 from towline.spark.cadence import Cadence
-from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import ReadPlan, Slice, check_distinct, divided, for_gateway, ranges_between, slices_of
+from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.offsets import JournalPlace, Position, check_distinct
 from towline.spark.tasks import settle
 from towline.threads import later
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
     from types import FrameType
 
     import pyarrow as pa
 
+    from towline.gateway.client import GatewayClient
     from towline.spark.gateways import BatchPlanner
-    from towline.spark.link import GatewayPlace
+
+
+@dataclass(frozen=True)
+class Slice(InputPartition):
+    """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told.
+
+    Attributes:
+        place: Where the gateway is, and what lets the worker in there (`slices_of`).
+        incarnation: Which opening of the journal wrote the row below `end`; "" for unknown.
+        watermark_ms: The query's watermark, in ms since 1970; None for rows without an event time.
+    """
+
+    place: GatewayPlace
+    journal: str
+    start: int
+    end: int
+    incarnation: str = ""
+    watermark_ms: int | None = None
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Read them, the same ones each time [I4]; raises as `GatewayPlace.rows`."""
+        return self.place.rows(self.journal, self.start, self.end, self.incarnation)
+
+
+def slices_of(
+    client: GatewayClient, place: GatewayPlace, start: int, end: JournalPlace, sizes: Sequence[int]
+) -> list[Slice]:
+    """The rows from `start` to `end` of a gateway's journal in parts of these sizes, as tasks get them. On the driver.
+
+    Those of a gateway on a network have a ticket each. Only of the end it is known which opening of the journal wrote
+    the row below.
+
+    Raises:
+        GatewayError: TL-G46, the file with the authorities of the gateway's certificate can't be read.
+    """
+    bounds = pairwise(accumulate(sizes, initial=start))
+    ranges = [(low, high, end.incarnation if high == end.offset else "") for low, high in bounds]
+    at, tickets = place, [""] * len(ranges)
+    if place.remote:
+        at, tickets = place.admitted(""), client.sign(end.journal, ranges, valid_s=place.ticket_s)
+    return [Slice(replace(at, ticket=one), end.journal, *part) for one, part in zip(tickets, ranges, strict=True)]
+
+
+def ranges_between(start: Position, end: Position) -> list[tuple[int, JournalPlace]]:
+    """What a batch has of each gateway, in the order of their names: its first offset, and the place where it ends.
+
+    A gateway that comes in with this batch has no rows in it: where it begins is only known from its end. One that
+    leaves with it has none either.
+    """
+    known = ((start.place(place.gateway), place) for place in end.places)
+    return [(here.offset, there) for here, there in known if here and here.offset < there.offset]
+
+
+def divided(rows: Sequence[int], min_partitions: int | None, max_records: int | None) -> list[list[int]]:
+    """How many rows each part of each range has, in order: all parts of a range about the same, at least 1 if it can.
+
+    Args:
+        rows: Of each range.
+        min_partitions: Wanted number of all parts together, a hint: one for each range, and the others in proportion to
+            their rows, rounded. None for one each.
+        max_records: Most rows of a part; None for no limit.
+    """
+    total, others = max(1, sum(rows)), max(0, (min_partitions or 0) - len(rows))
+
+    def cut(count: int) -> list[int]:
+        wanted = 1 + (2 * count * others + total) // (2 * total)  # a half is rounded up
+        parts = max(1, min(count, max(wanted, -(-count // max_records) if max_records else 1)))
+        least, more = divmod(count, parts)
+        return [least] * (parts - more) + [least + 1] * more
+
+    return [cut(count) for count in rows]
 
 
 _RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -88,20 +155,20 @@ class Cut:
 
     def __init__(self, location: str) -> None:
         self._checkpoint = Checkpoint(location)
-        self._safe: Position | None = None
+        self._safe = Position(())
         #: A sync of the machine that runs, and what is safe when it ends; the next one begins no sooner.
         self._sync: tuple[Position, Future[float]] | None = None
         self._rests_until = 0.0
 
-    def upto(self, here: Position, *, wait: bool = False) -> Position | None:
-        """Up to where rows may be removed at each gateway, ``here`` or one before it; None when nothing may be yet.
+    def upto(self, here: Position, *, wait: bool = False) -> Position:
+        """Up to where rows may be removed at each gateway, ``here`` or one before it.
 
         With `wait` it syncs before it answers, whatever it takes: there will be no other call.
 
         Raises:
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
-        if self._safe is None or self._safe != here:
+        if self._safe != here:
             if self._checkpoint.ends_at(here.to_json(), done=True):
                 self._checkpoint.sync()
                 self._safe = here
@@ -120,7 +187,7 @@ class Cut:
         else:
             os.sync()
 
-    def _synced(self, here: Position, *, wait: bool) -> Position | None:
+    def _synced(self, here: Position, *, wait: bool) -> Position:
         """The newest place that was asked for before a sync of the machine that has ended."""
         if wait:
             os.sync()
@@ -141,13 +208,6 @@ def _sync_machine() -> float:
     return time.monotonic() - began
 
 
-#: An idle stream makes an empty batch this often, in seconds: Spark ends Python workers that idle for 60 s
-#: (PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS), and the next batch would then take five seconds instead of 0.2.
-TICK_S = 45.0
-
-#: Longest wait for a message while rows are in the commit log and not yet safe to remove, in seconds.
-SETTLE_S = 0.25
-
 _LOG = logging.getLogger("towline.spark")
 #: Messages that a Mosquitto keeps for a client that is away, unless its file says something else.
 _QUEUE: Final = DEFAULTS["max_queued_messages"]
@@ -167,12 +227,6 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: BatchPlanner | None = None
         self._cut = Cut(plan.checkpoint)
         self._cadence = Cadence(plan.max_delay_s)
-        self._planned = False
-        #: Whether the query ends at what was there when it began.
-        self._ends = False
-        #: When the offset changed last. Never, at first: a query that starts idle ticks at once, so that Spark's Python
-        #: workers and the sink's producer are warm when the first message comes.
-        self._moved = float("-inf")
         self._warned = False
         self._told_short = False
 
@@ -182,19 +236,16 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query at what is durable now."""
         self._opened.fix_end()
-        self._ends = True
 
     @one_line
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Most rows or bytes of a batch; the first call that only the runner gets.
+        """Most rows of a batch; the first call that only the runner gets.
 
         Raises:
             ConfigError: TL-C24 for a schema or an option that a stream can't have.
         """
         _ = self._opened  # which looks at the plan
-        if self._plan.max_rows is not None:
-            return ReadMaxRows(self._plan.max_rows)
-        return ReadAllAvailable() if self._plan.max_bytes is None else ReadMaxBytes(self._plan.max_bytes)
+        return ReadMaxRows(self._plan.max_rows)
 
     @one_line
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -221,18 +272,18 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
         here, planner = Position.parse(start), self._opened
-        self._planned = True
         self._cadence.asks(time.monotonic())
         safe = self._cut.upto(here, wait=planner.ended(here))
-        there = planner.next(here, safe, limit, self._patience(settled=safe == here))
-        while rest := self._rest(here, there):
+        patience_s = self._cadence.patience_s(self._plan.poll_s, time.monotonic(), settled=safe == here)
+        there = planner.next(here, safe, limit, patience_s if planner.ends is None else 0.0)
+        while rest := self._rest(planner, here, there):
             time.sleep(rest)
             there = planner.next(here, safe, limit, 0.0)
+        now = time.monotonic()
         if there.places != here.places:
-            self._moved = time.monotonic()
-            self._cadence.begins(self._moved)
+            self._cadence.begins(now)
             return there.to_json()
-        return self._ticked(here) or start
+        return here.ticked().to_json() if planner.ends is None and self._cadence.ticks(now) else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Queue depth and counters; they appear as ``sources[].latestOffset`` in the query's progress.
@@ -265,10 +316,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         failure either.
         """
         plan, here, there = self._plan, Position.parse(start), Position.parse(end)
-        if here == there or not (plan.serves_again or self._planned):
+        if here == there:
             return []
         planner = self._opened
         if not plan.serves_again:
+            if planner.planned is None:
+                return []
             self._cut.remember(there)
         slices = planner.slices(here, there)
         if plan.event_time:
@@ -298,8 +351,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 passed them on, and nobody could count them: so the batch fails, and comes again empty.
         """
         part = self._begun(partition)
-        rows = _rows(part)
-        return rows if part.watermark_ms is None else _timed(rows, part.watermark_ms)
+        return part.rows() if part.watermark_ms is None else _timed(part.rows(), part.watermark_ms)
 
     def _begun(self, partition: InputPartition) -> Slice:
         """The slice of a task, which may be read.
@@ -323,7 +375,11 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             from towline.spark.gateways import BatchPlanner  # noqa: PLC0415 - see above
 
-            self._plan.check(streaming=True)
+            if self._plan.refused:
+                raise self._plan.refused
+            if self._plan.ending is not None:
+                do = "Use spark.read for a range, or trigger(availableNow=True) for all that is there."
+                raise ConfigError("TL-C24", 'format("mqtt") option "endingOffset"', "a stream has no end", do)
             end_in_order()
             self._planner = BatchPlanner(self._plan)
         return self._planner
@@ -340,28 +396,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ConfigError("TL-C24", 'format("mqtt") option "eventTime"', what, do)
         return found
 
-    def _patience(self, *, settled: bool) -> float:
-        """How long this call may wait, in seconds: not at all for AvailableNow, and not beyond the next tick.
-
-        Where not all that is done could be removed, the next call is to come soon.
-        """
-        if self._ends:
-            return 0.0
-        longest = self._plan.poll_s if settled else min(self._plan.poll_s, SETTLE_S)
-        return max(0.0, min(longest, self._moved + TICK_S - time.monotonic()))
-
-    def _rest(self, here: Position, there: Position) -> float:
+    def _rest(self, planner: BatchPlanner, here: Position, there: Position) -> float:
         """Seconds until what waits is to be looked at again; 0 for a batch now, or for none."""
         rows = sum(end.offset - start for start, end in ranges_between(here, there))
-        if not rows or self._ends or self._opened.cut_short:
+        if not rows or planner.ends is not None or planner.cut_short:
             return 0.0
         return self._cadence.wait_s(rows, time.monotonic())
-
-    def _ticked(self, here: Position) -> dict[str, Any] | None:
-        if self._ends or time.monotonic() - self._moved < TICK_S:
-            return None
-        self._moved = time.monotonic()
-        return here.ticked().to_json()
 
 
 class MqttBatchReader(DataSourceReader):
@@ -372,18 +412,24 @@ class MqttBatchReader(DataSourceReader):
 
     @one_line
     def partitions(self) -> Sequence[InputPartition]:
-        """Slices from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest)."""
+        """Slices from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest).
+
+        Raises:
+            ConfigError: TL-C24 for what a batch read can't have, TL-C23 for an end before the start.
+        """
         plan = self._plan
-        plan.check(streaming=False)
+        if plan.refused:
+            raise plan.refused
+        if plan.event_time:
+            where, what = 'format("mqtt") option "eventTime"', "a batch read has no watermark"
+            raise ConfigError("TL-C24", where, what, "Use received_at.")
         ranges = sorted(((*self._range(place), place) for place in plan.places), key=lambda one: one[1].gateway)
         check_distinct(end for _, end, _ in ranges)
-        rows = [max(1, end.offset - start) for start, end, _ in ranges]
+        sizes = divided([end.offset - start for start, end, _ in ranges], plan.min_partitions, plan.max_records)
         slices: list[Slice] = []
-        for (start, end, place), sizes in zip(
-            ranges, divided(rows, plan.min_partitions, plan.max_records), strict=True
-        ):
+        for (start, end, place), each in zip(ranges, sizes, strict=True):
             with place.connect() as client:
-                slices += slices_of(client, place, start, end, sizes if start < end.offset else [0])
+                slices += slices_of(client, place, start, end, each)
         return slices
 
     def _range(self, place: GatewayPlace) -> tuple[int, JournalPlace]:
@@ -391,7 +437,8 @@ class MqttBatchReader(DataSourceReader):
         with place.connect() as client:
             status = client.status()
             here = self._plan.entry(client, status, place.text, "earliest")
-            ending: int | None = for_gateway(self._plan.ending, here.gateway)
+            ending = self._plan.ending
+            ending = ending.get(here.gateway) if isinstance(ending, Mapping) else ending
             end = status["end"] if ending is None else ending
             there = here.moved(end, client.extent(end).incarnation)
         if here.offset > end:
@@ -403,7 +450,7 @@ class MqttBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""
         assert isinstance(partition, Slice)
-        return _rows(partition)
+        return partition.rows()
 
 
 def _short_queue(report: Mapping[str, Any]) -> str:
@@ -418,11 +465,6 @@ def _short_queue(report: Mapping[str, Any]) -> str:
         "known here. Raise its limit (max_queued_messages), or set gatewayLife=detached: then the gateway receives "
         "while no driver runs.   [TL-G64]"
     )
-
-
-def _rows(part: Slice) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, as a worker reads them."""
-    return part.place.rows(part.journal, part.start, part.end, part.incarnation)
 
 
 def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:

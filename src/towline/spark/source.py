@@ -14,8 +14,8 @@ from towline.spark.session import check_pyspark
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from towline.spark.link import ReadPlan
     from towline.spark.reader import MqttBatchReader, MqttStreamReader
-    from towline.spark.readplan import ReadPlan
     from towline.spark.sink import MqttBatchWriter, MqttStreamWriter
 
 
@@ -106,8 +106,7 @@ def _fitted(source: MqttDataSource, schema: StructType) -> ReadPlan:
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
 
     from towline.schema import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
-    from towline.spark.link import GatewayPlace  # noqa: PLC0415 - see above
-    from towline.spark.readplan import ReadPlan  # noqa: PLC0415 - see above
+    from towline.spark.link import GatewayPlace, ReadPlan  # noqa: PLC0415 - see above
 
     try:
         plan = source._plan  # noqa: SLF001 - a part of it

@@ -14,8 +14,8 @@ from towline.errors import GatewayError
 from towline.gateway.access import Access
 from towline.processes import ProcessMark
 from towline.spark import reader
-from towline.spark.link import GatewayPlace
-from towline.spark.readplan import ReadPlan, Slice
+from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.reader import Slice
 
 LOCAL = GatewayPlace("/state/é", settings='{"name": "g"}', owner=ProcessMark(7, 8, "host"))
 REMOTE = GatewayPlace("grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)

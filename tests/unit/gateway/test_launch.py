@@ -28,8 +28,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.processes import ProcessMark
 from towline.spark import link
 from towline.spark.gateways import Question, SourceGateway
-from towline.spark.link import GatewayPlace
-from towline.spark.readplan import ReadPlan
+from towline.spark.link import GatewayPlace, ReadPlan
 
 ROOT = Path(__file__).parents[3]
 
@@ -357,7 +356,7 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
         question = Question(entry, 0)
         with contextlib.suppress(GatewayUnreachable):  # the connection may be that of the one before
             gateway.wait(question, 0)
-        assert gateway.wait(question, 0).end == 0, "it knows no lease, and gives it again"
+        assert gateway.wait(question, 0).end.offset == 0, "it knows no lease, and gives it again"
         gateway.release()
         gateway._keeping.join(30)
         assert not gateway._keeping.is_alive()

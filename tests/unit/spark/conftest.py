@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gateway.serving import Served, served
-from towline.spark.link import GatewayPlace
+from towline.spark.link import GatewayPlace, ReadPlan
 from towline.spark.reader import MqttStreamReader
-from towline.spark.readplan import ReadPlan
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from towline.spark import gateways
-from towline.spark.link import GatewayPlace
+from towline.spark.link import GatewayPlace, ReadPlan
 from towline.spark.reader import MqttStreamReader
-from towline.spark.readplan import ReadPlan
 
 __all__ = ["NewReader", "Place", "ends", "new_reader", "quick", "seen", "two", "until"]
 

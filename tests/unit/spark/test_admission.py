@@ -2,91 +2,99 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.spark.gateways import Offer, admit, fitting
+from towline.spark.gateways import Offer, share
+from towline.spark.offsets import JournalPlace
 
-OFFERS = st.lists(
-    st.integers(0, 1_000).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(rows, rows * 500))),
-    min_size=1,
-    max_size=12,
-)
+#: Rows that wait at each gateway, and the bytes of one.
+Waiting = Sequence[tuple[int, int]]
+WAITING = st.lists(st.tuples(st.integers(1, 1_000), st.integers(1, 500)), min_size=1, max_size=12)
+PLACE = JournalPlace("g", "j", 0)
 
 
-def taken(offers: list[Offer], max_rows: int | None, max_bytes: int | None) -> list[Offer]:
-    """What the batch takes, as far as rows of one size could be cut."""
-    made = []
-    for (rows, size), cap in zip(offers, admit(offers, max_rows, max_bytes), strict=True):
-        most_rows, most_bytes = cap or (None, None)
-        got = min(rows, rows if most_rows is None else most_rows)
-        made.append((got, min(size * got // max(rows, 1), size if most_bytes is None else most_bytes)))
-    return made
+def shared(
+    waiting: Waiting, max_rows: int | None, max_bytes: int | None, left_out: Mapping[int, int] | None = None
+) -> dict[int, Offer]:
+    """What the batch takes of each gateway; each was asked for as much as the whole batch could take."""
+
+    def ask(one: int, rows: int | None, size: int | None) -> Offer:
+        count, each = waiting[one]
+        most = [count, *(limit for limit in (rows, size and size // each) if limit is not None)]
+        got = max(1, min(most))
+        return Offer(got, got * each, PLACE, count)
+
+    offers = {one: ask(one, max_rows, max_bytes) for one in range(len(waiting))}
+    return share(offers, left_out or {}, (max_rows, max_bytes), ask)
 
 
 @pytest.mark.parametrize(
     ("waiting", "limit", "wanted"),
     [
         ([5, 100, 100], 105, [5, 50, 50]),
-        ([5, 100, 100], 31, [5, 13, 13]),
-        ([0, 3, 0], 10, [0, 3, 0]),
+        ([100, 5, 100], 31, [13, 5, 13]),
+        ([100, 3], 10, [7, 3]),
         ([7, 8], None, [7, 8]),
     ],
 )
 def test_little_is_taken_whole_and_the_rest_is_even(waiting: list[int], limit: int | None, wanted: list[int]) -> None:
-    offers = [(rows, 10 * rows) for rows in waiting]
-    assert [rows for rows, _ in taken(offers, limit, None)] == wanted
-    assert [size for _, size in taken(offers, None, limit and 10 * limit)] == [10 * rows for rows in wanted]
+    rows = [(count, 10) for count in waiting]
+    for taken in (shared(rows, limit, None), shared(rows, None, limit and 10 * limit)):
+        assert [taken[one].rows for one in range(len(waiting))] == wanted
 
 
-@given(OFFERS, st.integers(20, 3_000), st.integers(20, 200_000))
-def test_shares_are_max_min(offers: list[Offer], max_rows: int, max_bytes: int) -> None:
-    got = taken(offers, max_rows, max_bytes)
-    assert sum(rows for rows, _ in got) <= max_rows
-    assert sum(size for _, size in got) <= max_bytes
-    caps = {cap for cap in admit(offers, max_rows, max_bytes) if cap is not None}
-    assert len(caps) <= 1, "all that are cut may have the same"
-    parts = [max(Fraction(rows, max_rows), Fraction(size, max_bytes)) for rows, size in offers]
-    cut = [part for part, cap in zip(parts, admit(offers, max_rows, max_bytes), strict=True) if cap is not None]
-    whole = [part for part, cap in zip(parts, admit(offers, max_rows, max_bytes), strict=True) if cap is None]
+@given(st.lists(st.integers(1, 1_000), min_size=1, max_size=12), st.integers(12, 3_000))
+def test_shares_are_max_min(waiting: list[int], limit: int) -> None:
+    taken = shared([(count, 1) for count in waiting], limit, None)
+    rows = [taken[one].rows for one in range(len(waiting))]
+    assert sum(rows) == min(sum(waiting), limit), "what is allowed is used"
+    cut = [got for got, count in zip(rows, waiting, strict=True) if got < count]
+    whole = [got for got, count in zip(rows, waiting, strict=True) if got == count]
     if cut:
-        level = (1 - sum(whole)) / len(cut)
-        assert max(whole, default=0) <= level < min(cut), "who is taken whole has no more than the others"
-        assert caps == {(max(1, int(max_rows * level)), max(1, int(max_bytes * level)))}, "and they all that is left"
-    else:
-        assert sum(parts) <= 1
+        assert max(cut) - min(cut) <= 1, "all that are cut have the same, but for what can't be divided"
+        assert max(whole, default=0) <= min(cut) + 1, "who is taken whole has no more than the others"
 
 
-def test_the_least_that_is_asked_for_is_one_row() -> None:
-    """A gateway gives one at least; what fits is decided then."""
-    assert admit([(100, 1_000), (1, 10)], 1, None) == [(1, None), (1, None)]
-
-
-def test_without_limits_all_is_taken() -> None:
-    assert admit([(5, 500), (0, 0)], None, None) == [None, None]
-
-
-@given(OFFERS, st.integers(1, 300), st.integers(1, 20_000), st.integers(0, 20))
-def test_what_fits_is_taken_and_the_first_whatever_its_size(
-    offers: list[Offer], max_rows: int, max_bytes: int, turn: int
+@given(WAITING, st.integers(1, 3_000), st.integers(1, 200_000))
+def test_both_limits_hold_and_the_first_is_taken_whatever_its_size(
+    waiting: list[tuple[int, int]], max_rows: int, max_bytes: int
 ) -> None:
-    fits = [offer for offer, fit in zip(offers, fitting(offers, turn, max_rows, max_bytes), strict=True) if fit]
-    within = sum(rows for rows, _ in fits) <= max_rows and sum(size for _, size in fits) <= max_bytes
-    assert within or len([rows for rows, _ in fits if rows]) == 1
-    assert fits
+    taken = shared(waiting, max_rows, max_bytes)
+    within = (
+        sum(one.rows for one in taken.values()) <= max_rows and sum(one.size for one in taken.values()) <= max_bytes
+    )
+    assert within or [one.rows for one in taken.values()] == [1]
+    assert taken
 
 
-@given(st.integers(1, 12), st.integers(1, 50))
-def test_nobody_starves(gateways: int, limit: int) -> None:
-    """Whoever waits gets something within as many batches as there are gateways, however small the limit is."""
-    rounds = [fitting([(1, 1)] * gateways, turn, limit, None) for turn in range(gateways)]
-    assert all(any(fits[one] for fits in rounds) for one in range(gateways))
-    assert all(sum(fits) == min(limit, gateways) for fits in rounds), "the limit is used up, or everything is"
+@given(WAITING, st.integers(1, 50), st.integers(1, 2_000))
+def test_nobody_starves(waiting: list[tuple[int, int]], max_rows: int, max_bytes: int) -> None:
+    """Whoever waits gets something within as many batches as there are gateways, however small the limits are."""
+    left_out: Counter[int] = Counter()
+    for _ in range(30):
+        taken = shared(waiting, max_rows, max_bytes, left_out)
+        left_out = Counter({one: left_out[one] + 1 for one in range(len(waiting)) if one not in taken})
+        assert max(left_out.values(), default=0) < len(waiting)
 
 
 def test_a_huge_message_has_its_turn() -> None:
-    offers = [(1, 10), (1, 1_000), (1, 10)]
-    assert [fitting(offers, turn, None, 100)[1] for turn in range(3)] == [False, True, False]
+    waiting = [(1, 10), (1, 1_000), (1, 10)]
+    assert set(shared(waiting, None, 100)) == {0, 2}
+    assert set(shared(waiting, None, 100, {1: 1})) == {1}
+
+
+def test_one_that_has_gone_meanwhile_has_no_part() -> None:
+    offers = {one: Offer(100, 1_000, PLACE, 100) for one in "ab"}
+    taken = share(offers, {}, (100, None), lambda one, rows, _: None if one == "a" else Offer(rows or 0, 0, PLACE, 100))
+    assert {one: offer.rows for one, offer in taken.items()} == {"b": 100}
+
+
+def test_one_alone_is_not_asked_again() -> None:
+    """It was asked for what the whole batch may have, and a frame more than the limit is what there is."""
+    offer = Offer(7, 1_005, PLACE, 100)
+    assert share({"a": offer}, {}, (10, 1_000), lambda *_: pytest.fail("it is asked")) == {"a": offer}

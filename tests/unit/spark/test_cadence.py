@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.spark.cadence import BUSY_ROWS, LONGEST_LOOK_S, SHORTEST_LOOK_S, Cadence
+from towline.spark.cadence import BUSY_ROWS, LONGEST_LOOK_S, SETTLE_S, SHORTEST_LOOK_S, TICK_S, Cadence
 
 
 class Batch(NamedTuple):
@@ -113,3 +113,20 @@ def test_one_batch_that_was_held_up_is_no_reason_to_rest() -> None:
     cadence.asks(now)
     assert cadence.wait_s(40, now) == 0.0
     assert cadence.wait_s(1, now) > 0.0
+
+
+def test_an_idle_stream_ticks_at_once_and_then_each_while() -> None:
+    cadence = Cadence(0.0)
+    assert cadence.patience_s(5.0, 100.0, settled=True) == 0, "nothing is waited for before the first tick"
+    assert [cadence.ticks(now) for now in (100.0, 100.1, 99.9 + TICK_S, 100.0 + TICK_S)] == [True, False, False, True]
+    cadence.begins(200.0)
+    assert [cadence.ticks(now) for now in (199.9 + TICK_S, 200.0 + TICK_S)] == [False, True]
+
+
+def test_rows_are_waited_for_until_the_tick_and_not_long_while_something_is_to_be_cut() -> None:
+    cadence = Cadence(0.0)
+    cadence.begins(100.0)
+    assert cadence.patience_s(5.0, 101.0, settled=True) == 5.0
+    assert cadence.patience_s(5.0, 101.0, settled=False) == SETTLE_S
+    assert cadence.patience_s(5.0, 99.0 + TICK_S, settled=True) == 1.0
+    assert cadence.patience_s(5.0, 101.0 + TICK_S, settled=True) == 0

@@ -21,10 +21,9 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import KEY_FILE, Access
 from towline.gateway.client import GatewayClient
 from towline.sinks import Task
-from towline.spark.link import GatewayPlace
+from towline.spark.link import GatewayPlace, ReadPlan
 from towline.spark.options import parse_options, parse_sink_options
-from towline.spark.reader import MqttBatchReader, MqttStreamReader
-from towline.spark.readplan import ReadPlan, Slice
+from towline.spark.reader import MqttBatchReader, MqttStreamReader, Slice
 from towline.spark.sink import MqttStreamWriter, batch_writer, stream_writer
 from towline.spark.source import MqttDataSource
 

@@ -15,15 +15,8 @@ from towline.guarantee import AckAfter
 from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls
 from towline.options import size
-from towline.spark.link import GatewayPlace
-from towline.spark.options import (
-    DEFAULT_MAX_BYTES,
-    DEFAULT_MAX_ROWS,
-    SOURCE_OPTIONS,
-    in_options,
-    parse_options,
-)
-from towline.spark.readplan import ReadPlan
+from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.options import SOURCE_OPTIONS, in_options, parse_options
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,7 +45,7 @@ def test_three_options_are_enough() -> None:
     )
     assert options.place.text == "/var/lib/towline/plant-7"
     assert (options.consumer, options.serves_again) == ("default", True)
-    assert (options.max_rows, options.max_bytes) == (DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES)
+    assert (options.max_rows, options.max_bytes) == (200_000, 256 << 20)
     assert (options.starting, options.ending, options.poll_s) == (None, None, 5.0)
 
 
@@ -106,7 +99,7 @@ def test_the_source_options_arrive() -> None:
         pollMs="250",
         maxTriggerDelayMs="500",
     )
-    assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", DEFAULT_MAX_ROWS, 64 << 20)
+    assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", 200_000, 64 << 20)
     assert (options.starting, options.ending, options.poll_s) == (17, 20, 0.25)
     assert (options.max_delay_s, parse().max_delay_s) == (0.5, 0.0)
     assert parse(startingOffset="LATEST").starting == "latest"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.helpers import wait_until
@@ -21,12 +21,11 @@ from tests.unit.gateway.serving import Served, rows, served
 from tests.unit.spark.reading import ALL, offset, table
 from tests.unit.spark.several import until
 from towline.errors import ConfigError, Fenced, GatewayError
-from towline.spark import reader
+from towline.spark import cadence, reader
 from towline.spark.cadence import Cadence
-from towline.spark.link import GatewayPlace
+from towline.spark.link import GatewayPlace, ReadPlan
 from towline.spark.options import parse_options
-from towline.spark.reader import MqttBatchReader, MqttStreamReader
-from towline.spark.readplan import ReadPlan, Slice
+from towline.spark.reader import MqttBatchReader, MqttStreamReader, Slice
 from towline.spark.source import MqttDataSource
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
@@ -57,7 +56,6 @@ def test_limits_are_kept(server: Served, stream: MqttStreamReader) -> None:
         server.add(20)
     at = stream.initialOffset()
     assert offset(stream.latestOffset(at, ReadMaxRows(30))) == 30
-    assert 0 < offset(stream.latestOffset(at, ReadMaxBytes(20_000))) < 1000
     assert offset(stream.latestOffset(at, ALL)) == 1000
 
 
@@ -77,18 +75,9 @@ def test_the_limit_in_bytes_holds_beside_the_one_in_rows(server: Served, plan: R
     bytes_only.stop()
 
 
-@pytest.mark.parametrize(
-    ("limits", "wanted"),
-    [
-        ({"max_rows": 7, "max_bytes": 9}, ReadMaxRows(7)),
-        ({"max_rows": 7}, ReadMaxRows(7)),
-        ({"max_bytes": 9}, ReadMaxBytes(9)),
-        ({}, ReadAllAvailable()),
-    ],
-)
-def test_the_default_limit_is_the_option(plan: ReadPlan, limits: dict[str, int], wanted: object) -> None:
-    made = MqttStreamReader(replace(plan, **limits))  # type: ignore[arg-type]
-    assert made.getDefaultReadLimit() == wanted
+def test_the_default_limit_is_the_option(plan: ReadPlan) -> None:
+    made = MqttStreamReader(replace(plan, max_rows=7))
+    assert made.getDefaultReadLimit() == ReadMaxRows(7)
     made.stop()
 
 
@@ -125,7 +114,7 @@ def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting:
 def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
     server.add(3)
     at = stream.latestOffset(stream.initialOffset(), ALL)
-    monkeypatch.setattr(reader, "TICK_S", 0.02)
+    monkeypatch.setattr(cadence, "TICK_S", 0.02)
     ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
     assert ticked == {**at, "tick": 1}
     (part,) = stream.partitions(at, ticked)
@@ -143,11 +132,11 @@ def test_a_query_that_starts_idle_warms_its_workers_at_once(server: Served, stre
 
 
 def test_ticks_come_before_workers_die() -> None:
-    assert reader.TICK_S + 5 < 60
+    assert cadence.TICK_S + 5 < 60
 
 
 def test_a_busy_query_does_not_tick(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "TICK_S", 0.0)
+    monkeypatch.setattr(cadence, "TICK_S", 0.0)
     server.add(1)
     assert stream.latestOffset(stream.initialOffset(), ALL)["tick"] == 0
 
@@ -193,7 +182,7 @@ def test_available_now_ends_where_it_began(server: Served, stream: MqttStreamRea
 
 
 def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "TICK_S", 0.0)
+    monkeypatch.setattr(cadence, "TICK_S", 0.0)
     made = MqttStreamReader(replace(plan, poll_s=30))
     made.prepareForTriggerAvailableNow()
     at = made.initialOffset()
@@ -220,9 +209,9 @@ class Watched(Cadence):
         return min(wait, 0.001)
 
 
-def resting(plan: ReadPlan, cadence: Cadence) -> MqttStreamReader:
+def resting(plan: ReadPlan, pace: Cadence) -> MqttStreamReader:
     made = MqttStreamReader(plan)
-    made._cadence = cadence
+    made._cadence = pace
     return made
 
 
@@ -236,13 +225,13 @@ def test_few_rows_wait_for_more(server: Served, plan: ReadPlan) -> None:
     assert offset(at) == 6_001
 
 
-@pytest.mark.parametrize("limit", [ReadMaxRows(3), ReadMaxBytes(100)])
-def test_a_full_batch_waits_for_nothing(server: Served, plan: ReadPlan, limit: ReadMaxRows | ReadMaxBytes) -> None:
+@pytest.mark.parametrize("limits", [{"max_rows": 3}, {"max_bytes": 100}])
+def test_a_full_batch_waits_for_nothing(server: Served, plan: ReadPlan, limits: dict[str, int]) -> None:
     watched = Watched()
-    made = resting(plan, watched)
+    made = resting(replace(plan, **limits), watched)  # type: ignore[arg-type]
     for _ in range(4):
         server.add(1)
-    assert 0 < offset(made.latestOffset(made.initialOffset(), limit)) < 4
+    assert 0 < offset(made.latestOffset(made.initialOffset(), made.getDefaultReadLimit())) < 4
     made.stop()
     assert watched.rows == []
 

@@ -22,10 +22,9 @@ from tests.unit.spark.several import until
 from towline.errors import Fenced, GatewayUnreachable
 from towline.gateway.client import GatewayClient, Lease
 from towline.spark import gateways, link
-from towline.spark.link import GatewayPlace, patiently
+from towline.spark.link import GatewayPlace, ReadPlan, patiently
 from towline.spark.options import driver_pid
-from towline.spark.reader import MqttStreamReader
-from towline.spark.readplan import ReadPlan, Slice
+from towline.spark.reader import MqttStreamReader, Slice
 
 # -- the gateway goes and comes --------------------------------------------------------------------------------------
 
@@ -239,7 +238,7 @@ def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path, se
     Of several gateways one is away, and is asked on a thread of its own.
     """
     gateways = (str(server.state_dir), str(tmp_path / "away")) if several else ()
-    work = "while True: at = made.latestOffset(at, reader.ReadAllAvailable())"
+    work = "while True: at = made.latestOffset(at, reader.ReadMaxRows(9))"
     child = runner(server, tmp_path / "fake", work, gateways)
     try:
         wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")

@@ -13,9 +13,8 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, Place, ends, new_reader, quick, seen, two, until
 from towline.errors import ConfigError, Fenced, GatewayUnreachable
-from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttBatchReader, MqttStreamReader
-from towline.spark.readplan import ReadPlan, Slice
+from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.reader import MqttBatchReader, MqttStreamReader, Slice
 from towline.spark.source import MqttDataSource
 
 __all__ = ["new_reader", "quick", "two"]

@@ -18,9 +18,8 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.several import Place, ends, quick, seen
 from towline.errors import GatewayUnreachable
 from towline.spark import gateways, link
-from towline.spark.link import GatewayPlace
+from towline.spark.link import GatewayPlace, ReadPlan
 from towline.spark.reader import MqttStreamReader
-from towline.spark.readplan import ReadPlan
 
 __all__ = ["quick"]
 

@@ -17,9 +17,8 @@ from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, u
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.spark import gateways
-from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttStreamReader
-from towline.spark.readplan import ReadPlan, Slice
+from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.reader import MqttStreamReader, Slice
 
 __all__ = ["new_reader", "quick"]
 

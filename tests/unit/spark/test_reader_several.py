@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
@@ -19,8 +19,7 @@ from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, t
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
 from towline.spark import gateways
-from towline.spark.reader import MqttStreamReader
-from towline.spark.readplan import Slice
+from towline.spark.reader import MqttStreamReader, Slice
 
 __all__ = ["new_reader", "quick", "two"]
 
@@ -93,12 +92,12 @@ def test_the_limit_in_bytes_is_of_the_whole_batch(
 
 
 def test_huge_messages_come_one_after_the_other(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader()
+    stream = new_reader(max_bytes=10_000)
     for one in two:
         one.add(1, payload=b"x" * 100_000)
     at = stream.initialOffset()
-    first = stream.latestOffset(at, ReadMaxBytes(10_000))
-    second = stream.latestOffset(first, ReadMaxBytes(10_000))
+    first = stream.latestOffset(at, ReadMaxRows(100))
+    second = stream.latestOffset(first, ReadMaxRows(100))
     assert sorted(ends(first).values()) == [0, 1]
     assert ends(second) == {"g1": 1, "g2": 1}
 
@@ -303,14 +302,14 @@ def test_available_now_ends_where_each_gateway_was(two: tuple[Served, Served], n
 
 
 def test_available_now_ends_there_within_a_limit_in_bytes(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader()
+    stream = new_reader(max_bytes=30_000)
     for one in two:
         one.add(20, payload=b"x" * 1_000)
     stream.prepareForTriggerAvailableNow()
     for one in two:
         one.add(20)  # so small that all of them were within a share
     places = [stream.initialOffset()]
-    while (end := stream.latestOffset(places[-1], ReadMaxBytes(30_000))) is not places[-1]:
+    while (end := stream.latestOffset(places[-1], ReadMaxRows(100))) is not places[-1]:
         places.append(end)
     assert ends(places[-1]) == {"g1": 20, "g2": 20}
     assert len(places) > 2

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import divided, ranges_between
+from towline.spark.reader import divided, ranges_between
 
 
 @pytest.mark.parametrize(

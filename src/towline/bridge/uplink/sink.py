@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
     from towline.kafka.delivery import Delivery
     from towline.sinks import Task
-    from towline.spark.readplan import ReadPlan, Slice
+    from towline.spark.link import ReadPlan
+    from towline.spark.reader import Slice
     from towline.spark.tally import SinkNote
 
 #: Name of the source.
