@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -95,9 +95,9 @@ def driver_pid() -> int:
     return os.getppid()
 
 
-def _missing(name: str, do: str) -> ConfigError:
+def _missing(name: str, meaning: str) -> ConfigError:
     """The error for an option that has to be there."""
-    return ConfigError("TL-C20", _WHERE, f'the option "{name}" is missing', do)
+    return ConfigError("TL-C20", _WHERE, f'the option "{name}" is missing', f"It is {meaning}.")
 
 
 def _gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
@@ -110,13 +110,18 @@ def _gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
     Raises:
         ConfigError: TL-C20, TL-C21, TL-C23.
     """
-    places = given.value("gateways", ()) or (given.value("gateway", ""),)
-    _check_access(given, places)
-    if "gateway" not in given and "gateways" not in given:
-        if not given.text("stateDir"):
-            raise _missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
-        return GatewayPlace(given.value("stateDir"), owner=ProcessMark.of(driver_pid()))
     several = "gateways" in given
+    places = given.value("gateways", ()) or (given.value("gateway", ""),)
+    remote = any(map(is_remote, places))
+    if remote and not given.text("gatewayTokenFile"):
+        raise _missing("gatewayTokenFile", "a file of mode 0600 on the driver, with a token of the gateway")
+    if not remote and (named := next((option.name for option in _ACCESS if option.name in given), "")):
+        what = "it belongs to a gateway on a network, and this one is on this machine"
+        raise _error("TL-C23", named, what, f"Leave it out, or give gateway={REMOTE}.")
+    if not several and "gateway" not in given:
+        if not given.text("stateDir"):
+            raise _missing("stateDir", "the directory on a local disk where messages wait until they are safe")
+        return GatewayPlace(given.value("stateDir"), owner=ProcessMark.of(driver_pid()))
     one = ("gateway",) if several else ()
     if beside := next((name for name in (*one, *(option.name for option in options), "stateDir") if name in given), ""):
         what = "it belongs to the gateway, and the option gateway names one that runs already"
@@ -127,53 +132,44 @@ def _gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
     return GatewayPlace("" if several else places[0], **{**values, "access": Access(**values.get("access", {}))})
 
 
-def _check_access(given: Given, places: Sequence[str]) -> None:
-    """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
-    remote = any(map(is_remote, places))
-    if remote and not given.text("gatewayTokenFile"):
-        raise _missing("gatewayTokenFile", "It is a file of mode 0600 on the driver, with a token of the gateway.")
-    if not remote and (said := next((option.name for option in _ACCESS if option.name in given), "")):
-        what = "it belongs to a gateway on a network, and this one is on this machine"
-        raise _error("TL-C23", said, what, f"Leave it out, or give gateway={REMOTE}.")
+#: What a gateway that is started needs to be told, and what that is.
+_NEEDED: Final = {"broker": "mqtt://HOST[:PORT]", "subscribe": "topic filters such as telemetry/#:1"}
 
 
 def _gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:
-    """What the options say of a gateway, and what follows from them: it has a name."""
+    """What the options say of a gateway to start, and what follows from them: it has a name."""
+    for option in options:
+        if option.name in _NEEDED and not given.text(option.name):
+            raise _missing(option.name, _NEEDED[option.name])
     values = given.values(options)
     state_dir = given.value("stateDir")
     likely = re.sub(r"[^A-Za-z0-9._-]+", "-", given.text("clientId") or Path(state_dir).name).strip("-._")
     return {"name": likely[:64] or "mqtt", "state_dir": state_dir, "guarantee": guarantee, **values}
 
 
-def _gateway_settings(given: Given, values: Mapping[str, Any], options: Iterable[Option]) -> GatewaySettings:
+def _gateway_settings(
+    given: Given, values: Mapping[str, Any], options: Iterable[Option], publish_qos: int | None = None
+) -> GatewaySettings:
     """The settings, or each of pydantic's findings as a line about the option it came from.
 
     Raises:
-        ConfigError: TL-C21 for one option, TL-C12 for several that don't go together.
+        ConfigError: TL-C21 for one option, TL-C12 for several that don't go together, TL-C90 for brokers that would
+            break the promise as they take over from each other.
     """
-    try:
-        return GatewaySettings.model_validate(values)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
     errors = []
-    for one in details:
-        place = tuple(part for part in one["loc"] if isinstance(part, str))
-        message = _named(_SETTINGS, requirement(one))[:200]
-        option = next((option for option in options if place[: len(option.path)] == option.path), None)
-        errors.append(given.wrong(option.name, message) if option else ConfigError("TL-C12", _WHERE, message))
+    try:
+        settings = GatewaySettings.model_validate(values)
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            place = tuple(part for part in one["loc"] if isinstance(part, str))
+            message = in_options(requirement(one), _SETTINGS)[:200]
+            option = next((option for option in options if place[: len(option.path)] == option.path), None)
+            errors.append(given.wrong(option.name, message) if option else ConfigError("TL-C12", _WHERE, message))
     ConfigErrors.check(errors)
-    raise AssertionError(details)
-
-
-def _check_sharing(settings: GatewaySettings, publish_qos: int | None = None) -> None:
-    """Refuse brokers that would break the promise as they take over from each other.
-
-    Raises:
-        ConfigError: TL-C90.
-    """
-    if settings.connection.several_sessions:
+    if settings.connection.several_sessions and (settings.guarantee is Guarantee.EXACTLY_ONCE or publish_qos == 2):
         problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
         raise _error("TL-C90", "broker", *map(in_options, problem))
+    return settings
 
 
 def _settings_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -188,12 +184,8 @@ _SETTINGS: Final = _settings_of(_SPOKEN)
 _SETTING: Final = _settings_of(setting for setting in _SPOKEN if "_" in setting)
 
 
-def in_options(message: str) -> str:
+def in_options(message: str, settings: re.Pattern[str] = _SETTING) -> str:
     """Name a gateway's settings in its words as the options that hold them: ``x_y = "z"`` is ``xY=z`` here."""
-    return _named(_SETTING, message)
-
-
-def _named(settings: re.Pattern[str], message: str) -> str:
     return settings.sub(lambda m: _SPOKEN[m[1]] + (f"={m[2] or m[3]}" if m[2] or m[3] else ""), message)
 
 
@@ -238,12 +230,12 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
     """
     given = _SOURCE.read(texts)
     if not texts:  # of a table: Spark keeps its options, and gives a Python source those of the reader (4.3)
-        raise _missing("stateDir", "Of a table too: spark.readStream.options(...).table(NAME).")
+        do = "Of a table too: spark.readStream.options(...).table(NAME)."
+        raise ConfigError("TL-C20", _WHERE, 'the option "stateDir" is missing', do)
     guarantee = given.value("guarantee", Guarantee.AT_LEAST_ONCE)
     place = _gateway_place(given, _SOURCES_GATEWAY)
-    if "gateway" not in given and "gateways" not in given:
-        told = _source_settings(given, guarantee).model_copy(update={"checkpoint": given.text("checkpointLocation")})
-        place = replace(place, settings=told.model_dump_json())
+    if place.owner:
+        place = replace(place, settings=_source_settings(given, guarantee).model_dump_json())
     plan = ReadPlan(place, serves_again=policy(guarantee).serves_again, **given.values(_READING))
     if plan.event_time and not plan.checkpoint:
         what = "it follows the query's watermark, and without checkpointLocation nobody knows it"
@@ -267,10 +259,8 @@ def _check_offsets(given: Given, plan: ReadPlan) -> None:
 
 
 def _source_settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
-    for name, meaning in (("broker", "mqtt://HOST[:PORT]"), ("subscribe", "topic filters such as telemetry/#:1")):
-        if not given.text(name):
-            raise _missing(name, f"It is {meaning}.")
     values = _gateway_values(given, guarantee, _SOURCES_GATEWAY)
+    values["checkpoint"] = given.text("checkpointLocation")
     values["subscriptions"] = [{"qos": policy(guarantee).qos, **one} for one in values["subscriptions"]]
     settings = _gateway_settings(given, values, _SOURCES_GATEWAY)
     for one in settings.subscriptions:  # without the key or promise that a route may have
@@ -278,8 +268,6 @@ def _source_settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
             what = f'{problem[0]}, "{one.pattern}" is subscribed with QoS {one.qos}'
             weaker = "at_least_once and drop repeats by a key of your own" if one.qos else "at_most_once"
             raise _error("TL-C12", "subscribe", what, f"Raise it, or take {weaker}.")
-    if guarantee is Guarantee.EXACTLY_ONCE:
-        _check_sharing(settings)
     return settings
 
 
@@ -366,19 +354,19 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
     given = _SINK.read(texts)
     guarantee, qos = _promise(given)
     place = _gateway_place(given, _SINKS_GATEWAY)
-    settings = None if "gateway" in given else _sink_settings(given, guarantee, qos, checkpoint)
-    if settings is None and "clients" in given:
-        raise _error(
-            "TL-C23", "clients", "the option gateway names one client that runs already", "Give one of the two."
-        )
-    several = settings is not None and settings.connection.several_sessions  # no row may ask for QoS 2 then
-    values = given.values(_SENDING)
-    retry = Retry(**values.get("retry", {}))
-    return SinkOptions(
-        place=replace(place, settings=settings.model_dump_json() if settings else ""),
-        levels=tuple(level for level in policy(guarantee).publish_levels if level < 2 or not several),
-        **{**values, "guarantee": guarantee, "qos": qos, "retry": retry},
-    )
+    levels = policy(guarantee).publish_levels
+    if place.owner:
+        values = _gateway_values(given, guarantee, _SINKS_GATEWAY)
+        values["outbox"] = {"checkpoint": checkpoint, **values.get("outbox", {})}
+        settings = _gateway_settings(given, values, _SINKS_GATEWAY, publish_qos=qos)
+        place = replace(place, settings=settings.model_dump_json())
+        if settings.connection.several_sessions:  # no row may ask for QoS 2 then
+            levels = tuple(level for level in levels if level < 2)
+    elif "clients" in given:
+        what = "the option gateway names one client that runs already"
+        raise _error("TL-C23", "clients", what, "Give one of the two.")
+    values = {**given.values(_SENDING), "guarantee": guarantee, "qos": qos}
+    return SinkOptions(place=place, levels=levels, **{**values, "retry": Retry(**values.get("retry", {}))})
 
 
 def _promise(given: Given) -> tuple[Guarantee, int]:
@@ -391,17 +379,6 @@ def _promise(given: Given) -> tuple[Guarantee, int]:
         wanted = " or ".join(map(str, levels))
         raise _error("TL-C12", "qos", f"guarantee {guarantee} publishes with QoS {wanted}", "Change one.")
     return guarantee, levels[0] if qos is None else qos
-
-
-def _sink_settings(given: Given, guarantee: Guarantee, qos: int, checkpoint: str) -> GatewaySettings:
-    if not given.text("broker"):
-        raise _missing("broker", "It is mqtt://HOST[:PORT].")
-    values = _gateway_values(given, guarantee, _SINKS_GATEWAY)
-    values["outbox"] = {"checkpoint": checkpoint, **values.get("outbox", {})}
-    settings = _gateway_settings(given, values, _SINKS_GATEWAY)
-    if qos == 2:
-        _check_sharing(settings, publish_qos=2)
-    return settings
 
 
 def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
