@@ -123,6 +123,12 @@ class Columns:
         pairs = column.flatten()
         return size + most(column) * (A_HEADER + longest(pairs.field("key")) + longest(pairs.field("value")))
 
+    def extremes(self, batch: Any) -> Iterator[tuple[int, int]]:
+        """Partition and time, as records have them, of two rows: no row asks for less than one, nor for more."""
+        ends = {name: pc.min_max(batch.column(name)) for name in ("partition", "timestamp") if name in self.present}
+        rows = pa.record_batch({name: pa.array([*end.values()], batch.column(name).type) for name, end in ends.items()})
+        return islice(zip(self._partitions(rows), self._timestamps(rows), strict=False), 2)
+
     def _binary(self, batch: Any, name: str) -> Any:
         # A string is its UTF-8 bytes; the cast copies nothing.
         return batch.column(name).cast(pa.binary()) if name in self.present else None

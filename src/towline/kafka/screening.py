@@ -15,7 +15,6 @@ from itertools import chain, count, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from towline.errors import KafkaError
 from towline.kafka import faults
@@ -36,7 +35,7 @@ _FRESH_S: Final = 300.0
 _BATCH_SIZE: Final = "batch.size"
 #: Bytes of a request to a Kafka that takes less than a larger one in a second. Five are on the way at a time.
 _SLOW_REQUEST: Final = 64 << 10
-#: Clocks differ: a time that is this close to the limit, in ms, is looked at one by one.
+#: Clocks differ: the limit is so many ms below a time that was refused for being ahead.
 _CLOCKS_MS: Final = 60_000
 #: org.apache.kafka.common.internals.Topic.validate
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -80,7 +79,7 @@ class RecordLimits(NamedTuple):
 def fault_of(record: Record, limits: RecordLimits) -> Fault | None:
     """Why Kafka would refuse a record, the arguments of ``produce``; None if it should not."""
     facts = limits.topics.get(record[0])
-    return _no_topic(record[0], limits) if facts is None else next(_faults(record, facts, limits), None)
+    return _no_topic(record[0], limits) if facts is None else next(_faults(record, _bytes(record), facts, limits), None)
 
 
 def _no_topic(topic: str | None, limits: RecordLimits) -> Fault:
@@ -93,7 +92,7 @@ def _no_topic(topic: str | None, limits: RecordLimits) -> Fault:
     return Fault(Reason.TOPIC_MISSING, "the topic does not exist, or this user may not see it")
 
 
-def _faults(record: Record, facts: TopicFacts, limits: RecordLimits) -> Iterator[Fault]:
+def _faults(record: Record, size: int, facts: TopicFacts, limits: RecordLimits) -> Iterator[Fault]:
     if not -1 <= record[3] < facts.partitions:
         yield Fault(Reason.PARTITION, f"the topic has partitions 0 to {facts.partitions - 1}, not {record[3]}")
     moment = record[6] if len(record) > 4 else 0
@@ -106,7 +105,7 @@ def _faults(record: Record, facts: TopicFacts, limits: RecordLimits) -> Iterator
         yield Fault(Reason.TIMESTAMP, f"{moment} ms is further back than message.timestamp.before.max.ms")
     if facts.compacted and record[2] is None:
         yield Fault(Reason.KEY_ABSENT, "a compacted topic takes no record without a key")
-    size, most = _bytes(record), facts.max_bytes
+    most = facts.max_bytes
     if size > limits.client:
         yield Fault(Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client:,} (kafka.message.max.bytes)")
     if most is not None and size > most and _compressed(record, size, limits.codec) > most:
@@ -211,30 +210,19 @@ class RecordCheck:
         return {name for name in batch.column("topic").unique().to_pylist() if name is not None}
 
     def _suspicious(self, batch: Any) -> bool:
-        """Whether a record of the batch might be bad, by its columns' extremes."""
+        """Whether a record of the batch might be bad, by two that have the extremes of its columns."""
+        columns = self._columns
         if not batch.num_rows:
             return False
-        if self._columns.topic is None and batch.column("topic").null_count:
+        if columns.topic is None and batch.column("topic").null_count:
             return True
         found = [self._limits.topics.get(name) for name in self._topics(batch)]
         if None in found:
             return True
-        facts = reduce(TopicFacts.narrowed, filter(None, found), ANY)
-        present = self._columns.present
-        keyless = "key" not in present or batch.column("key").null_count > 0
-        return (
-            (keyless and facts.compacted)
-            or FRAME + self._columns.largest(batch) > min(self._limits.client, facts.max_bytes or self._limits.client)
-            or ("partition" in present and _outside(batch.column("partition"), -1, facts.partitions - 1))
-            or ("timestamp" in present and _outside(batch.column("timestamp"), *self._moments(facts)))
-        )
-
-    def _moments(self, facts: TopicFacts) -> tuple[int, int]:
-        """First and last time that is surely good, in microseconds since 1970."""
-        now = self._limits.now_ms
-        first = 0 if facts.before_ms is None else max(0, now - facts.before_ms + _CLOCKS_MS)
-        last = 1 << 53 if facts.after_ms is None else now + facts.after_ms - _CLOCKS_MS
-        return first * 1000, last * 1000
+        facts, size = reduce(TopicFacts.narrowed, filter(None, found), ANY), FRAME + columns.largest(batch)
+        key = None if "key" not in columns.present or batch.column("key").null_count else b""
+        records = (("", None, key, partition, None, None, at, None) for partition, at in columns.extremes(batch))
+        return any(fault for one in records for fault in _faults(one, size, facts, self._limits))
 
     def _sift(self, batch: Any, at: int, record: Record) -> Iterable[Record]:
         fault = fault_of(record, self._limits)
@@ -258,11 +246,6 @@ class RecordCheck:
     def _room(self) -> int:
         facts = self._limits.topics.get(self._settings.dead_letter_topic or "")  # none where nobody has looked
         return min(largest_message(self._settings.client), (facts and facts.max_bytes) or _TOPIC_MAX)
-
-
-def _outside(column: Any, low: int, high: int) -> bool:
-    ends = pc.min_max(column.cast(pa.int64())).as_py()
-    return ends["min"] is not None and not low <= ends["min"] <= ends["max"] <= high
 
 
 #: (Servers, topic) -> until when it is believed what the topic takes: as Kafka describes it, and as its refusals told.
