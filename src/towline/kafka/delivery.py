@@ -3,18 +3,9 @@
 A strategy sees one task: its identity and an iterator of Arrow batches. It returns what became of them, or raises, in
 which case Spark does not commit the batch and runs it again.
 
-Exactly once: records and a marker in one transaction, and a batch whose marker is there is skipped [I9]. For batch b
-and partition p of one sink:
-
-    1  spool      read all rows; upstream is done, nothing is open
-    2  producer   meanwhile: a new one with transactional.id <prefix>.<sink>.<p>; list_topics()
-    3  init       init_transactions(): older producers are fenced, their transaction is committed or aborted
-    4  marker     read it, read_committed, to the last stable offset
-    5  decide     write, skip, or stop with a clear line (`markers.Situation`)
-    6  write      begin, records (bad ones as dead letters), marker
-    7  commit     once; after an unclear answer a new producer reads the marker and knows
-
-The order of 3 and 4 is what makes a crash at any step harmless.
+Exactly once: records and a marker in one transaction, and a batch whose marker is there is skipped [I9]. The steps are
+those of docs/exactly-once.md#the-algorithm. That the marker is read after `init_transactions`, which commits or aborts
+what older producers have open, makes a crash at any step harmless.
 """
 
 from __future__ import annotations
@@ -106,13 +97,13 @@ class Delivered:
     marks: MarkerStep | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True)
 class Delivery(ABC):
     """How the rows of one task reach Kafka, in columns bound to the query's schema; picklable, made on the driver."""
 
-    def __init__(self, settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> None:
-        self.settings = settings
-        self.columns = columns
-        self.origin = origin
+    settings: SinkSettings
+    columns: Columns
+    origin: BatchOrigin = BatchOrigin()
 
     @abstractmethod
     def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
@@ -165,8 +156,9 @@ class AtLeastOnce(Delivery):
                 converted = screen.rows(batch)
                 rows += converted.size
                 size += converted.bytes
-                if lessons.unclear is not None:
-                    converted = converted._replace(records=lessons.alone(converted.records, screen.size, client))
+                if (unclear := lessons.unclear) is not None:
+                    alone = client.alone(converted.records, unclear.topic, screen.size)
+                    converted = converted._replace(records=alone)
                 client.send(converted)
                 if client.failures and lessons.unclear is None:
                     break
@@ -384,9 +376,7 @@ class _Batch:
             raise
 
     def _looked(self) -> RecordCheck:
-        screen = RecordCheck(self.sink.settings, self.sink.columns, self.store.sink_id)
-        screen.look(self.spool)
-        return screen
+        return RecordCheck(self.sink.settings, self.sink.columns, self.store.sink_id).look(self.spool)
 
     def _longer(self, most: int | None = None) -> dict[str, str]:
         longest = self.store.cluster.longest_transaction_ms if most is None else lambda: most
@@ -415,16 +405,15 @@ class _Batch:
             rows = (one for batch in self.spool for one in screen.rows(batch).records if one[0] == topic)
             return ((*one[:3], 0, *one[4:]) for one in rows if (one[2] is not None) is keyed)
 
-        ordered = chain(records(keyed=False), records(keyed=True))
+        ordered: Iterable[Record] = chain(records(keyed=False), records(keyed=True))
         if self.lessons.large:
             sized = {screen.size(one): one for one in ordered}
-            ordered = chain(sized[size] for size in sorted(sized))
+            ordered = map(sized.__getitem__, sorted(sized))
         producer = self.starting.take({**screen.fitting(self.rate), "batch.num.messages": "1"})
         try:
             producer.begin()
-            alone = self.lessons.alone(ordered, screen.size, producer)
             with suppress(Indefinite, *faults.FOREIGN):  # from the first refusal on
-                producer.write(Rows(0, 0, frozenset({topic}), alone))
+                producer.write(Rows(0, 0, frozenset({topic}), producer.alone(ordered, topic, screen.size)))
                 producer.flush(self.sink.settings.timeout_s, to_failure=True)
             self.lessons.conclude(producer.refused)
         finally:

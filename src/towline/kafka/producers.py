@@ -32,7 +32,7 @@ from towline.kafka.screening import FailedRecord
 from towline.threads import later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Future
 
     from towline.kafka.columns import Record
@@ -103,11 +103,13 @@ class KafkaProducer:
     @property
     def refused(self) -> FailedRecord | None:
         """What Kafka refused for what it is."""
-        return self.failed if self.failed is not None and self.failed.refused else None
+        failed = self.failed
+        return failed if failed is not None and faults.means(failed.error, Meaning.RECORD, Meaning.SIZE) else None
 
-    def reported(self, record: Record, size: int) -> Record:
-        """A record whose report says its size, in bytes as `screening` counts them: a report has no headers."""
-        return (*record[:4], partial(self._report, size=size), None, *record[6:])
+    def alone(self, records: Iterable[Record], topic: str, size: Callable[[Record], int]) -> Iterator[Record]:
+        """Records to be sent one a request; reports on those of the topic say their size, as they have no headers."""
+        for one in records:
+            yield (*one[:4], partial(self._report, size=size(one)), None, *one[6:]) if one[0] == topic else one
 
     @property
     def pending(self) -> int:

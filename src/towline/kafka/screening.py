@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, count, repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from towline.kafka.columns import Columns, Record, Rows
     from towline.kafka.options import SinkSettings
-    from towline.kafka.producers import KafkaProducer
 
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
@@ -146,7 +145,7 @@ class RecordCheck:
         most = least(facts.batch_bytes, facts.max_bytes, slow)
         return {} if most is None or usual <= most else {_BATCH_SIZE: str(most)}
 
-    def look(self, batches: Iterable[Any]) -> None:
+    def look(self, batches: Iterable[Any]) -> Self:
         """Ask Kafka about the topics of these batches; without a dead-letter topic every record is checked now.
 
         Raises:
@@ -168,6 +167,7 @@ class RecordCheck:
                 for record in self._columns.rows(batch).records if self._suspicious(batch) else ():
                     if fault := fault_of(record, self._limits):
                         raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
+        return self
 
     def rows(self, batch: Any) -> Rows:
         """A batch to be sent, bad records replaced by dead letters."""
@@ -319,11 +319,6 @@ class FailedRecord(NamedTuple):
     error: Any
     lesson: TopicFacts = ANY
 
-    @property
-    def refused(self) -> bool:
-        """Whether it was refused for what it is."""
-        return faults.means(self.error, Meaning.RECORD, Meaning.SIZE)
-
     def alone(self, error: Any, message: Any, size: int) -> FailedRecord:
         """With what a report tells on a record of so many bytes that was a request of its own."""
         lesson, ahead = ANY, message.timestamp()[1] - int(time.time() * 1000)
@@ -363,16 +358,7 @@ class Lessons:
             self.conclude(failed)
         else:
             self._told, self.unclear = told, failed
-            if self.large and self._changed(failed.topic):
-                self.unclear = None
-
-    def alone(
-        self, records: Iterable[Record], size: Callable[[Record], int], client: KafkaProducer
-    ) -> Iterator[Record]:
-        """Records to be sent one a request: the reports on those of the unclear topic say how large they are."""
-        assert self.unclear is not None, "else they go together"
-        for record in records:
-            yield client.reported(record, size(record)) if record[0] == self.unclear.topic else record
+            _facts.pop((self._settings.servers, failed.topic), None)  # its limits may be others by now
 
     def conclude(self, failed: FailedRecord | None = None) -> None:
         """Learn what was unclear, after requests of one record, and what was refused of them; raises as `take`."""
@@ -397,11 +383,3 @@ class Lessons:
             what = f'Kafka refuses records of more than {_KINDS} kinds, the last for topic "{topic}": {code}'
             raise KafkaError("TL-K29", self._settings.servers, what, faults.advice(code))
         _lessons[place] = time.monotonic() + _BELIEVED_S, now
-
-    def _changed(self, topic: str) -> bool:
-        """Whether a limit that was compared with is another one by now."""
-        place = (self._settings.servers, topic)
-        former, now = _facts.pop(place, None), facts_of(self._settings, [topic]).get(topic)
-        if former is None or now is None:
-            return False
-        return former[1].narrowed(_learned(place)).max_bytes != now.max_bytes
