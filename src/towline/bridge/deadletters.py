@@ -43,7 +43,7 @@ from towline.kafka.columns import Record, Rows
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, Reason, reserved
 from towline.kafka.markerstore import READER
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import Indefinite, take
+from towline.kafka.producers import Indefinite, Transactional
 from towline.kafka.properties import TRACE_CONTEXT, user_property
 from towline.kafka.screening import RecordLimits, fault_of
 from towline.schema import ROW_SCHEMA
@@ -552,7 +552,7 @@ class _Writer:
         # Of the topic alone: bridges that share one may both take a dead letter for theirs.
         self._servers = settings.servers
         with self._one_error():
-            self._producer = take(settings, f"towline.dlq.{ledger.topic}", {})
+            self._producer = Transactional(settings, f"towline.dlq.{ledger.topic}")
 
     def write(self, topic: str, chunk: list[Entry], outcomes: list[Remapped]) -> None:
         """One transaction: the records, and the marks of the dead letters they came from.

@@ -316,7 +316,7 @@ class ExactlyOnce(Delivery):
         patience = replace(self.settings, timeout_s=min(self.settings.timeout_s, _FENCE_S))
         for partition in range(self.settings.parallelism):
             try:
-                producers.take(patience, self.settings.transactional_id(sink_id, partition)).close()
+                Transactional(patience, self.settings.transactional_id(sink_id, partition)).close()
             except TowlineError:
                 return  # Kafka is away: the time-out of the transaction ends it
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towline.errors import KafkaError
-from towline.kafka import faults, producers, screening
+from towline.kafka import faults, screening
 from towline.kafka.admin import KafkaAdmin, comes, watermarks
 from towline.kafka.clientconfig import connect, lent
 from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
-from towline.kafka.producers import Indefinite
+from towline.kafka.producers import Indefinite, Transactional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -224,7 +224,7 @@ class MarkerStore:
         Raises:
             KafkaError: TL-K01, TL-K20, TL-K21; what ``revise`` raises, and then nothing is written.
         """
-        producer = producers.take(self._settings, self._settings.transactional_id(self.sink_id, partition))
+        producer = Transactional(self._settings, self._settings.transactional_id(self.sink_id, partition))
         try:
             marker = revise()
             producer.begin()

@@ -244,9 +244,11 @@ class Indefinite(Exception):
 
 
 class Transactional(KafkaProducer):
-    """A producer with a transactional id, which says whom it fences."""
+    """A producer with a transactional id, which says whom it fences; raises as `KafkaProducer` and `start`."""
 
-    def __init__(self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         super().__init__(settings, {**more, "transactional.id": transactional_id})
         self.transactional_id = transactional_id
         self.more = dict(more)
@@ -258,6 +260,11 @@ class Transactional(KafkaProducer):
         self._begun = 0.0
         #: How long it may be open, in seconds.
         self._allowed_s = int({**settings.client, **more}[_CLOCK]) / 1000
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def start(self) -> None:
         """Fence older producers of this id; their open transaction is committed or aborted when this returns.
@@ -417,19 +424,6 @@ class Transactional(KafkaProducer):
         super().close()
 
 
-def take(
-    settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
-) -> Transactional:
-    """A new producer, started; raises as `KafkaProducer` and `Transactional.start`."""
-    fresh = Transactional(settings, transactional_id, more)
-    try:
-        fresh.start()
-    except BaseException:
-        fresh.close()
-        raise
-    return fresh
-
-
 class Starting:
     """A producer that is started while its task still waits for rows, with the settings `more` beside the sink's.
 
@@ -440,12 +434,12 @@ class Starting:
     def __init__(
         self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        self._new = partial(take, settings, transactional_id)
+        self._new = partial(Transactional, settings, transactional_id)
         #: None once it was taken.
         self._started: Future[Transactional] | None = later(partial(self._new, more), "producer")
 
     def take(self, more: Mapping[str, str]) -> Transactional:
-        """The producer, if it has these settings and was not taken before; else a new one; raises as `take`."""
+        """The producer, if it has these settings and was not taken before; else a new one; raises as that."""
         started, self._started = self._started, None
         if started is not None:
             producer = started.result()

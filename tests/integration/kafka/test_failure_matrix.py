@@ -28,7 +28,7 @@ from towline.kafka.columns import Columns
 from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, delivery_for
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import Indefinite, Transactional, take
+from towline.kafka.producers import Indefinite, Transactional
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -57,7 +57,8 @@ class Abandoned(ExactlyOnce):
     left: Transactional | None = None
 
     def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
-        producer = take(self.settings, self.settings.transactional_id(str(self.settings.sink_id), task.partition))
+        name = self.settings.transactional_id(str(self.settings.sink_id), task.partition)
+        producer = Transactional(self.settings, name)
         producer.begin()
         for batch in batches:
             producer.write(self.columns.rows(batch))
@@ -110,10 +111,9 @@ def test_a_zombie_is_fenced(kafka: Kafka, sink_id: str) -> None:
 def test_a_zombie_that_is_still_sending_stops(kafka: Kafka, sink_id: str) -> None:
     """A new producer for it would fence the newer attempt in turn (`produce` says "fatal", and not why)."""
     one = sink(kafka, sink_id)
-    zombie, newer = (Transactional(one.settings, f"towline.{sink_id}.0", {}) for _ in range(2))
-    zombie.start()
+    zombie = Transactional(one.settings, f"towline.{sink_id}.0")
     zombie.begin()
-    newer.start()
+    newer = Transactional(one.settings, f"towline.{sink_id}.0")
     (batch,) = counted(0, 1)
 
     def send() -> None:
@@ -130,7 +130,7 @@ def test_a_broker_refuses_a_record_amid_its_batch(kafka: Kafka, topic: NewTopic)
     """The limits were changed since they were looked at. `produce` says "state", and not why; nobody waits for it."""
     name = topic(config={"max.message.bytes": "1000"})
     one = sink(kafka, name)
-    producer = take(one.settings, f"towline.{name}.0", {})
+    producer = Transactional(one.settings, f"towline.{name}.0", {})
     producer.begin()
     batch = pa.record_batch({"value": pa.array([os.urandom(2000)])})
 

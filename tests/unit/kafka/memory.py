@@ -472,7 +472,7 @@ def settings(**options: str) -> SinkSettings:
 
 def started(transactional_id: str, **options: str) -> producers.Transactional:
     """A producer of producers."""
-    return producers.take(settings(**options), transactional_id, {})
+    return producers.Transactional(settings(**options), transactional_id, {})
 
 
 def columns(of: SinkSettings, *names: str) -> Columns:

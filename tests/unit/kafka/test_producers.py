@@ -14,7 +14,7 @@ from tests.unit.kafka.memory import MemoryKafka, MemoryProducer
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import Record, Rows
-from towline.kafka.producers import KafkaProducer, QueueStuck, borrowed, take
+from towline.kafka.producers import KafkaProducer, QueueStuck, Transactional, borrowed
 from towline.kafka.screening import FailedRecord
 
 FULL = BufferError("Local: Queue full")
@@ -94,7 +94,7 @@ def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
 ) -> None:
     memory.fail("list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"did not answer for 7 s: failed to get metadata.*TL-K01"):
-        take(kafka.settings(deliveryTimeout="7"), "towline.s.0")
+        Transactional(kafka.settings(deliveryTimeout="7"), "towline.s.0")
 
     def heard(client: MemoryProducer, _timeout: float) -> int:
         client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k1:9092: Connection refused"))
@@ -102,7 +102,7 @@ def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
 
     monkeypatch.setattr(MemoryProducer, "poll", heard)
     with pytest.raises(KafkaError, match="did not answer for 7 s: k1:9092: Connection refused"):
-        take(kafka.settings(deliveryTimeout="7"), "towline.s.0")
+        Transactional(kafka.settings(deliveryTimeout="7"), "towline.s.0")
 
 
 @pytest.mark.usefixtures("memory")

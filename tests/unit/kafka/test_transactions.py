@@ -30,7 +30,7 @@ from towline.kafka import faults
 from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.markers import Marker
-from towline.kafka.producers import Indefinite, QueueStuck, Starting, Transactional, take
+from towline.kafka.producers import Indefinite, QueueStuck, Starting, Transactional
 
 ID = "towline.s.0"
 FOREVER = [TIMED_OUT] * 1000
@@ -64,7 +64,7 @@ def rows(*values: int, partition: int = -1) -> Rows:
 
 def begun(memory: MemoryKafka, *values: int, **options: str) -> tuple[Transactional, MemoryProducer]:
     """An open transaction with these rows, and librdkafka's side of it."""
-    producer = take(settings(**options), ID, {})
+    producer = Transactional(settings(**options), ID, {})
     producer.begin()
     producer.write(rows(*values))
     return producer, memory.producers[-1]
@@ -227,7 +227,7 @@ def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
 def test_a_producer_that_does_not_start_is_let_go(memory: MemoryKafka, answers: list[Any], code: str) -> None:
     memory.fail("init_transactions", *answers)
     with pytest.raises(KafkaError, match=code):
-        take(settings(), ID, {})
+        Transactional(settings(), ID, {})
     assert memory.calls[-2:] == ["purge", "flush"]
     assert "abort_transaction" not in memory.calls, "it could wait once more"
     assert memory.now - 1000 < 61
@@ -235,16 +235,16 @@ def test_a_producer_that_does_not_start_is_let_go(memory: MemoryKafka, answers: 
 
 def test_it_starts_after_some_tries_and_without_an_answer_about_topics_not_at_all(memory: MemoryKafka) -> None:
     memory.fail("init_transactions", TIMED_OUT, TIMED_OUT)
-    take(settings(), ID, {})
+    Transactional(settings(), ID, {})
     assert memory.epochs[ID] == 1
     memory.fail("list_topics", TRANSPORT)
     with pytest.raises(KafkaError, match="TL-K01"):
-        take(settings(), ID, {})
+        Transactional(settings(), ID, {})
     assert memory.epochs[ID] == 1
 
 
 def test_a_transaction_that_can_not_begin_is_another_producers(memory: MemoryKafka) -> None:
-    producer = take(settings(), ID, {})
+    producer = Transactional(settings(), ID, {})
     memory.fail("begin_transaction", STATE, STATE)
     with pytest.raises(Indefinite, match="TL-K07"):
         producer.begin()
