@@ -43,7 +43,7 @@ from towline.kafka.columns import Record, Rows
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, Reason, reserved
 from towline.kafka.markerstore import READER
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import Indefinite, Transactional
+from towline.kafka.producers import Transactional
 from towline.kafka.properties import TRACE_CONTEXT, user_property
 from towline.kafka.screening import RecordLimits, fault_of
 from towline.schema import ROW_SCHEMA
@@ -577,8 +577,7 @@ class _Writer:
     def _one_error(self) -> Iterator[None]:
         try:
             yield
-        except (KafkaError, Indefinite) as problem:
-            error = problem.told if isinstance(problem, Indefinite) else problem
+        except KafkaError as error:
             what = f"Kafka did not take what was replayed: {error.what}"
             do = "Run it again: what was replayed is left out then, the rest waits as before."
             raise KafkaError("TL-B30", self._servers, what, do) from None

@@ -32,7 +32,7 @@ from towline.kafka.faults import KEPT, Meaning
 from towline.kafka.markers import ANYONE, BEFORE_FIRST, Marker, Situation, TaskRefusal, situation
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
-from towline.kafka.producers import Indefinite, Transactional
+from towline.kafka.producers import AttemptFailed, Transactional
 from towline.kafka.screening import Lessons, RecordCheck, has_learned, require_topics
 from towline.sinks import Task
 
@@ -138,12 +138,10 @@ class AtLeastOnce(Delivery):
             try:
                 with producers.borrowed(settings) as client:
                     return self._write(client, screen, chain(first, rows), lessons)
-            except Indefinite as problem:
-                if problem.refused is None:
-                    raise problem.told from None
-                lessons.take(problem.refused, problem.told)
+            except AttemptFailed as problem:
+                lessons.take(problem)
                 if not copies.complete():
-                    raise problem.told from None
+                    raise
 
     def _write(
         self, client: producers.KafkaProducer, screen: RecordCheck, batches: Iterable[Any], lessons: Lessons
@@ -166,9 +164,9 @@ class AtLeastOnce(Delivery):
         except producers.QueueStuck:
             left = client.pending
         except faults.FOREIGN as problem:
-            raise Indefinite(faults.gave_up(self.settings.servers, problem), client.refused) from None
+            raise AttemptFailed(faults.gave_up(self.settings.servers, problem), client.refused) from None
         if lost := left + client.failures:
-            raise Indefinite(self._undelivered(client, lost, rows), client.refused)
+            raise AttemptFailed(self._undelivered(client, lost, rows), client.refused)
         if lessons.unclear is not None:  # each alone was taken
             lessons.conclude()
         dead = screen.dead_letters
@@ -286,10 +284,6 @@ class ExactlyOnce(Delivery):
             spool.fill(batches)
             return _Batch(self, task, store, spool, starting, Lessons(self.settings), self.origin.rate).persist()
 
-    def situation(self, marker: Marker | None, task: Task) -> Situation:
-        """What the last marker of a task's partition says."""
-        return situation(marker, task, self.settings.parallelism, self.origin.hashes)
-
     def _refuse(self, task: Task, store: MarkerStore) -> KafkaError:
         """A task too many: leave word, so that what partition 0 writes of this batch is never taken for all of it."""
         first, batch = replace(task, partition=0), task.batch or 0
@@ -299,7 +293,7 @@ class ExactlyOnce(Delivery):
             before = store.read(0)
             marker = before or Marker(BEFORE_FIRST, self.settings.parallelism, writer=task.query or ANYONE)
             marker = replace(marker, refused=TaskRefusal(batch, task.run, task.partition))
-            found = self.situation(before, first)
+            found = situation(before, first, self.settings.parallelism, self.origin.hashes)
             if found not in {Situation.WRITE, Situation.DONE}:  # then the marker already stops every task
                 raise store.mismatch(found, marker, first)
             return marker
@@ -342,13 +336,13 @@ class _Batch:
         while True:
             try:
                 return self._attempt()
-            except Indefinite as problem:
+            except AttemptFailed as problem:
                 if problem.refused is not None:
-                    self.lessons.take(problem.refused, problem.told)
+                    self.lessons.take(problem)
                     continue
                 tries_left -= problem.rate is None
                 if not tries_left or (problem.rate is not None and not self._slowed(problem.rate)):
-                    raise problem.told from None
+                    raise
                 screening.forget(self.sink.settings)
 
     def _slowed(self, rate: float) -> bool:
@@ -368,7 +362,7 @@ class _Batch:
             if task.batch is None:  # a batch query: nothing can be skipped
                 return self._write(producer, screen, None)
             marker = self.store.read(task.partition)
-            found = self.sink.situation(marker, task)
+            found = situation(marker, task, self.sink.settings.parallelism, self.sink.origin.hashes)
             return self._write(producer, screen, marker) if found is Situation.WRITE else self._skip(found, marker)
         except BaseException:
             # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
@@ -412,7 +406,7 @@ class _Batch:
         producer = self.starting.take({**screen.fitting(self.rate), "batch.num.messages": "1"})
         try:
             producer.begin()
-            with suppress(Indefinite, *faults.FOREIGN):  # from the first refusal on
+            with suppress(AttemptFailed, *faults.FOREIGN):  # from the first refusal on
                 producer.write(Rows(0, 0, frozenset({topic}), producer.alone(ordered, topic, screen.size)))
                 producer.flush(self.sink.settings.timeout_s, to_failure=True)
             self.lessons.conclude(producer.refused)

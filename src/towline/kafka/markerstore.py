@@ -22,7 +22,7 @@ from towline.kafka.admin import KafkaAdmin, comes, watermarks
 from towline.kafka.clientconfig import connect, lent
 from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
-from towline.kafka.producers import Indefinite, Transactional
+from towline.kafka.producers import Transactional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -230,8 +230,6 @@ class MarkerStore:
             producer.begin()
             producer.mark(self.topic, partition, self.key(partition), marker)
             producer.commit()
-        except Indefinite as problem:
-            raise problem.told from None
         finally:
             producer.close()
         return marker

@@ -229,18 +229,18 @@ def clock(settings: SinkSettings, size: int, rate: float | None, longest: Callab
     return {_CLOCK: str(max(own, needed)), MESSAGE_TIMEOUT: str(needed)} if needed > usual else {}
 
 
-class Indefinite(Exception):
-    """The attempt failed in a way that a new producer may mend.
+class AttemptFailed(KafkaError):
+    """The error of an attempt that failed in a way that a new producer may mend.
 
     Args:
-        told: The error for people.
+        error: What it says.
         refused: What Kafka refused in it for what it is.
         rate: Bytes a second that Kafka took in it, if it was too slow; else None.
     """
 
-    def __init__(self, told: KafkaError, refused: FailedRecord | None = None, rate: float | None = None) -> None:
-        super().__init__(told)
-        self.told, self.refused, self.rate = told, refused, rate
+    def __init__(self, error: KafkaError, refused: FailedRecord | None = None, rate: float | None = None) -> None:
+        super().__init__(error.code, error.where, error.what, error.do)
+        self.refused, self.rate = refused, rate
 
 
 class Transactional(KafkaProducer):
@@ -300,7 +300,7 @@ class Transactional(KafkaProducer):
 
         Raises:
             KafkaError: TL-K05, TL-K06 for a record the client refuses; TL-K19 fenced.
-            Indefinite: A new producer may do better.
+            AttemptFailed: A new producer may do better.
         """
         self._records, self._bytes = self._records + rows.size, self._bytes + rows.bytes
         self._written |= rows.topics
@@ -323,7 +323,7 @@ class Transactional(KafkaProducer):
 
         Raises:
             KafkaError: TL-K19 fenced.
-            Indefinite: Aborted (TL-K20, TL-K28), or not known whether it is committed (TL-K21).
+            AttemptFailed: Aborted (TL-K20, TL-K28), or not known whether it is committed (TL-K21).
         """
         with self._doing("to commit"):
             # Once it was asked to commit, librdkafka can't be asked to abort.
@@ -365,7 +365,7 @@ class Transactional(KafkaProducer):
             slow = self._too_slow()
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            return slow or Indefinite(self._aborted(doing, problem), self.refused)
+            return slow or AttemptFailed(self._aborted(doing, problem), self.refused)
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.FENCED:
             what = f"another producer took over the transactional id {self.transactional_id}, or this one slept past"
@@ -379,8 +379,8 @@ class Transactional(KafkaProducer):
             why, seconds = self.last.why or faults.reason(problem), self._settings.timeout_s
             what = f"Kafka did not say within {seconds:g} s whether the transaction is committed: {why}"
             do = "The next attempt reads that from the marker, and neither loses nor doubles it."
-            return Indefinite(KafkaError("TL-K21", servers, what, f"{do} Is Kafka up and reachable?"))
-        return Indefinite(faults.gave_up(servers, problem))
+            return AttemptFailed(KafkaError("TL-K21", servers, what, f"{do} Is Kafka up and reachable?"))
+        return AttemptFailed(faults.gave_up(servers, problem))
 
     def _aborted(self, doing: str, problem: BaseException) -> KafkaError:
         """TL-K20, by the record that tells most, if one failed: a bad one ruins its transaction."""
@@ -395,7 +395,7 @@ class Transactional(KafkaProducer):
         what = f"the transaction failed {doing}: {why}"
         return KafkaError("TL-K20", self._settings.servers, what, faults.advice(name))
 
-    def _too_slow(self) -> Indefinite | None:
+    def _too_slow(self) -> AttemptFailed | None:
         """TL-K28 where Kafka took records to the end of the transaction's time, and not all."""
         now = time.monotonic()
         seconds, left = now - self._begun, self.pending + self.failures
@@ -409,7 +409,7 @@ class Transactional(KafkaProducer):
             f"smaller. {KEPT}"
         )
         what = f"{what}; the transaction has {self._allowed_s:g} s"
-        return Indefinite(KafkaError("TL-K28", self._settings.servers, what, do), rate=done / seconds)
+        return AttemptFailed(KafkaError("TL-K28", self._settings.servers, what, do), rate=done / seconds)
 
     def abort(self) -> None:
         """Abort an open transaction, so that readers need not wait for its time-out; never raises."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from towline.kafka.columns import Columns, Record, Rows
     from towline.kafka.options import SinkSettings
+    from towline.kafka.producers import AttemptFailed
 
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
@@ -338,7 +339,8 @@ class Lessons:
     def __init__(self, settings: SinkSettings) -> None:
         self._settings = settings
         self._count = 0
-        self._told: KafkaError
+        #: What ends the task if nothing new is learned: no attempt comes after it.
+        self._final: KafkaError
         #: What came of a request of many records, of which the next attempt is to tell which it was: it sends them one
         #: a request. librdkafka blames all records of a request alike, but for some of INVALID_RECORD (KIP-467).
         self.unclear: FailedRecord | None = None
@@ -348,16 +350,18 @@ class Lessons:
         """Whether something was refused for its size, or that of the others."""
         return self.unclear is not None and faults.means(self.unclear.error, Meaning.SIZE)
 
-    def take(self, failed: FailedRecord, told: KafkaError) -> None:
+    def take(self, problem: AttemptFailed) -> None:
         """Learn from what was refused in an attempt: which records it were, or that this has to be found out.
 
         Raises:
-            KafkaError: ``told``, if nothing new can be learned; TL-K29, there are too many kinds.
+            KafkaError: The problem, if nothing was refused or nothing new can be learned; TL-K29, too many kinds are.
         """
+        if (failed := problem.refused) is None:
+            raise problem
         if self.unclear is not None:
             self.conclude(failed)
         else:
-            self._told, self.unclear = told, failed
+            self._final, self.unclear = KafkaError(*problem.args), failed
             _facts.pop((self._settings.servers, failed.topic), None)  # its limits may be others by now
 
     def conclude(self, failed: FailedRecord | None = None) -> None:
@@ -377,7 +381,7 @@ class Lessons:
             lesson = replace(lesson, max_bytes=size, batch_bytes=batch)
         self.unclear, now = None, former.narrowed(lesson)
         if now == former:
-            raise self._told
+            raise self._final
         self._count += 1
         if self._count > _KINDS:
             what = f'Kafka refuses records of more than {_KINDS} kinds, the last for topic "{topic}": {code}'

@@ -28,7 +28,7 @@ from towline.kafka.columns import Columns
 from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, delivery_for
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import Indefinite, Transactional
+from towline.kafka.producers import AttemptFailed, Transactional
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -137,7 +137,7 @@ def test_a_broker_refuses_a_record_amid_its_batch(kafka: Kafka, topic: NewTopic)
     def send() -> None:
         producer.write(one.columns.rows(batch))
 
-    with pytest.raises(Indefinite, match=r"to send: .*essage size too large.*Raise the topic's.*TL-K20"):
+    with pytest.raises(AttemptFailed, match=r"to send: .*essage size too large.*Raise the topic's.*TL-K20"):
         wait_until(send, what="word from Kafka")
     assert KafkaAdmin(kafka.bootstrap, 5.0).settled(name), "its transaction is aborted"
     producer.close()

@@ -22,6 +22,7 @@ from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record
 from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
+from towline.kafka.producers import AttemptFailed
 from towline.kafka.screening import FailedRecord, Lessons, RecordCheck, RecordLimits, fault_of
 from towline.sinks import Task
 
@@ -107,10 +108,10 @@ def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
     told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
     lessons = Lessons(kafka_settings())
     failed = FailedRecord("u", ClientError(ClientError.INVALID_TIMESTAMP))
-    lessons.take(failed, told)
+    lessons.take(AttemptFailed(told, failed))
     assert lessons.unclear is not None
     message = SimpleNamespace(timestamp=lambda: (1, moment), key=lambda: b"k")
-    lessons.take(failed.alone(failed.error, message, 90), told)
+    lessons.take(AttemptFailed(told, failed.alone(failed.error, message, 90)))
     limits = RecordLimits({"u": TopicFacts(1).narrowed(screening._lessons["k:9092", "u"][1])}, 20_000, None, NOW)
     assert fault_of(record("u", moment=NOW), limits) is None
     fault = fault_of(record("u", moment=bad), limits)
@@ -123,10 +124,10 @@ def test_a_request_that_is_too_large_though_none_of_its_records_is_makes_request
     lessons = Lessons(kafka_settings())
     screening._lessons.clear()
     for size in (16 << 10, 4 << 10, 1 << 10):
-        lessons.take(FailedRecord("v", ClientError(ClientError.RECORD_LIST_TOO_LARGE)), told)
+        lessons.take(AttemptFailed(told, FailedRecord("v", ClientError(ClientError.RECORD_LIST_TOO_LARGE))))
         lessons.conclude()
         assert screening._lessons["k:9092", "v"][1] == replace(ANY, batch_bytes=size)
-    lessons.take(FailedRecord("v", ClientError(ClientError.INVALID_RECORD)), told)
+    lessons.take(AttemptFailed(told, FailedRecord("v", ClientError(ClientError.INVALID_RECORD))))
     with pytest.raises(KafkaError, match="it was refused"):
         lessons.conclude()
     screening._lessons.clear()
