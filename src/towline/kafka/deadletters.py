@@ -1,23 +1,12 @@
 """Dead letters: how a record that can't be written where it belongs is kept, every byte of it, and read back.
 
-A dead letter that fits into one record keeps its key and value as they were, so any Kafka tool shows them; its headers
-are Towline's first and then the original ones, untouched and in their order::
+A dead letter that fits into one record keeps its key and value as they were, so any Kafka tool shows them. Its headers
+are Towline's (docs/exactly-once.md#dead-letters), one for each field of `DeadLetter` that is known, in UTF-8 text, so
+Spark SQL can write them too; ``towline.dlq.headers`` is the last of them, and the original ones follow, untouched.
 
-    towline.dlq.reason      one of `Reason`
-    towline.dlq.detail      Kafka's or our words, in one line
-    towline.dlq.topic       where it was to go; absent if unknown
-    towline.dlq.partition   the partition that was asked for; absent if none was
-    towline.dlq.timestamp   the record's own timestamp in ms since 1970, which may be what was wrong; absent if none
-    towline.dlq.source      who put it here, such as a sink id or the name of a line
-    towline.dlq.headers     the last of ours: how many original ones follow
-    (original headers)
-
-A dead letter too large for that becomes chunks: key, value and headers as one blob (`pack`), cut into pieces that fit.
-A chunk has the same headers, without the original ones (they are in the blob), and ``towline.dlq.chunk`` = ``ID I/N``
-(I from 1). All chunks of a dead letter are written in one transaction, with its ID as key, so they stand in order in
-one partition. `Collector` puts them together.
-
-Values of our headers are UTF-8 text, so Spark SQL can write them too. Pure: no Kafka here.
+A larger one becomes chunks: key, value and headers as one blob (`pack`), cut into pieces that fit. A chunk has our
+headers, and ``towline.dlq.chunk`` = ``ID I/N`` (I from 1) as the last. All chunks of a dead letter are written in one
+transaction, with its ID as key, so they stand in order in one partition. `Collector` puts them together.
 """
 
 from __future__ import annotations
@@ -131,12 +120,6 @@ class DeadLetter:
     source: str = ""
 
 
-def to_record(dead_letter: DeadLetter) -> Record:
-    """The dead letter as one record: key and value as they were, our headers, then its own."""
-    ours = [*_ours(dead_letter), (_COUNT, b"%d" % len(dead_letter.headers))]
-    return dead_letter.key, dead_letter.value, [*ours, *dead_letter.headers]
-
-
 def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
     """The dead letter as one record, or as chunks where one would be larger than ``limit``.
 
@@ -145,11 +128,10 @@ def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
     Raises:
         ValueError: ``limit`` leaves no room for a chunk beside the headers; nothing below 4,096 does for sure.
     """
-    whole = to_record(dead_letter)
-    if record_bytes(*whole) <= limit:
-        return [whole]
-    name = uuid.uuid4().hex
-    ours = _ours(dead_letter)
+    ours, name = _ours(dead_letter), uuid.uuid4().hex
+    headers = [*ours, (_COUNT, b"%d" % len(dead_letter.headers)), *dead_letter.headers]
+    if record_bytes(dead_letter.key, dead_letter.value, headers) <= limit:
+        return [(dead_letter.key, dead_letter.value, headers)]
     room = limit - record_bytes(name.encode(), b"", [*ours, (_CHUNK, b"x" * 64)])
     if room < 1:
         raise ValueError(f"{limit} bytes leave no room for a dead letter")
@@ -159,20 +141,6 @@ def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
         (name.encode(), part, [*ours, (_CHUNK, f"{name} {index}/{len(parts)}".encode())])
         for index, part in enumerate(parts, 1)
     ]
-
-
-def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter:
-    """Read a record of a dead-letter topic that is a whole dead letter.
-
-    Raises:
-        ValueError: It is a chunk, or was not written by `to_record`; says what is missing.
-    """
-    found = list(headers or ())
-    ours = _known(found)
-    count = _number(ours, _COUNT)
-    if count is None or not 0 <= count <= len(found):
-        raise ValueError(f'no dead letter: header "{_COUNT}" is missing or wrong')
-    return _letter(ours, key, value, tuple(found[len(found) - count :]))
 
 
 @dataclass
@@ -192,12 +160,15 @@ class Collector:
         """The dead letter this record completes; None while chunks are missing.
 
         Raises:
-            ValueError: As `from_record`, or chunks that do not fit together.
+            ValueError: `to_records` has not written it, or it is a chunk that does not follow those before; says why.
         """
         found = list(headers or ())
         ours = _known(found)
         if (chunk := ours.get(_CHUNK)) is None:
-            return from_record(key, value, found)
+            count = _number(ours, _COUNT)
+            if count is None or not 0 <= count <= len(found):
+                raise ValueError(f'no dead letter: header "{_COUNT}" is missing or wrong')
+            return _letter(ours, key, value, tuple(found[len(found) - count :]))
         place = _PLACE.fullmatch(chunk)
         if place is None or not 1 <= int(place["index"]) <= int(place["count"]):
             raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')

@@ -32,7 +32,7 @@ from towline.bridge.lines import statements as downsql
 from towline.bridge.lines.statements import Statements
 from towline.bridge.messages import message_table
 from towline.bridge.routes import RouteTable
-from towline.kafka.deadletters import DeadLetter, Reason, to_record
+from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline.schema import ROW_SCHEMA
 
 pytestmark = pytest.mark.spark
@@ -499,7 +499,7 @@ TOLD = sent(
 def test_devices_are_told_why(spark: SparkSession, made: list[Any]) -> None:
     letters = [
         (key, value, "b.dead-letters", 0, at, NOW, headers)
-        for at, (key, value, headers) in enumerate(map(to_record, made[TOLD]))
+        for at, (key, value, headers) in enumerate(to_records(one, 1 << 20)[0] for one in made[TOLD])
     ]
     rows, _ = down(spark, bridge(TENANTS).downlinks[1], letters)
     told = [f"{row['topic']}: {row['payload'].decode()}" for row in rows]

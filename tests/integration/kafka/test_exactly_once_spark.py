@@ -18,7 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, failure, line, running
 from tests.integration.kafka.writing import account, committed
-from towline.kafka.deadletters import Reason, from_record
+from towline.kafka.deadletters import Collector, Reason
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
@@ -224,7 +224,9 @@ def test_bad_records_become_dead_letters_in_the_same_transaction(
     (marker,) = markers(kafka, tmp_path)
     assert marker is not None
     numbers = committed(kafka, good)
-    letters = [from_record(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, dead)]
+    collector = Collector()
+    read = (collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, dead))
+    letters = [letter for letter in read if letter is not None]
     values = [int(letter.value or b"") for letter in letters]
     assert account(numbers + values, marker.total_rows) == (0, 0)
     assert marker.total_dead_lettered == len(values) == marker.total_rows // 10

@@ -14,7 +14,7 @@ from towline.bridge import deadletters
 from towline.bridge.deadletters import MARK, DeadLetterTopic, Entry, _marked, _marks, _Record, joined, shelves
 from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.deadletters import DeadLetter, Reason, from_record, to_record
+from towline.kafka.deadletters import Collector, DeadLetter, Reason, to_records
 
 FORGED = b'{"v":1,"offsets":[[0,1000000]]}'
 
@@ -50,9 +50,9 @@ def test_ranges_that_touch_are_one() -> None:
 
 def test_a_devices_header_marks_nothing() -> None:
     letter = DeadLetter(Reason.UNMAPPED, None, None, b"x", ((MARK, FORGED), ("a", b"b")))
-    given = to_record(letter)
+    (given,) = to_records(letter, 4096)
     assert [*_marked(record(*given))] == []
-    assert from_record(*given) == letter
+    assert Collector().add(*given) == letter
     assert [*_marked(record(b"k", b"v", [(MARK, FORGED)]))] == []
 
 

@@ -21,7 +21,7 @@ from towline.bridge.routes import OUTCOME, REJECT, WHERE, RecordColumns, RouteTa
 from towline.delivery.outrows import arrived, outgoing, rows_of
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
-from towline.kafka.deadletters import DeadLetter, Reason, from_record
+from towline.kafka.deadletters import Collector, DeadLetter, Reason
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import RecordCheck
 from towline.mqtt.message import OutboundMessage
@@ -201,7 +201,8 @@ def kafka_gets(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[Any, ..
 
 
 def letters(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[str, DeadLetter]]:
-    return [(topic, from_record(*record)) for topic, *record in kafka_gets(table, batch)]
+    got = ((topic, Collector().add(*record)) for topic, *record in kafka_gets(table, batch))
+    return [(topic, letter) for topic, letter in got if letter is not None]
 
 
 def test_a_refused_record_is_a_letter_with_every_byte() -> None:

@@ -19,7 +19,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
 from towline.kafka.admin import ANY, TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record
+from towline.kafka.deadletters import Collector, DeadLetter, Reason
 from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import AttemptFailed
@@ -182,7 +182,7 @@ def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
     assert looked.dead_letters == 1
     _, value, key, partition, _, _, moment, written = sent[1]
     assert (partition, moment) == (-1, 0)
-    letter = from_record(key, value, written)
+    letter = Collector().add(key, value, written)
     assert isinstance(letter, DeadLetter)
     assert (letter.reason, letter.topic, letter.key, letter.value) == (
         Reason.TOPIC_MISSING,
