@@ -28,7 +28,7 @@ class WritePace(NamedTuple):
         batch: Its number.
         size: Bytes of its keys and values, of the writer that took longest; 0 if the batch failed.
         seconds: How long that writer wrote.
-        budget_s: How long it should take at most.
+        budget_s: How long it should take at most, a fraction of a transaction's time.
     """
 
     batch: int
@@ -42,15 +42,9 @@ class WritePace(NamedTuple):
         busy = self.seconds - LATENCY_S
         return self.size / busy if busy > 0 else None
 
-
-def batch_bytes(before: int, size: int, seconds: float, budget_s: float) -> int:
-    """Most bytes of the next batch, by the most that the written one might have, its bytes and the seconds it took.
-
-    `budget_s` is what a batch should take at most, a fraction of a transaction's time.
-    """
-    busy = seconds - LATENCY_S
-    grown = max(before, GROWTH * size)
-    return max(LEAST, min(grown, int(size * budget_s / busy))) if busy > 0 else grown
+    def limit(self, most: int) -> int:
+        """Most bytes of the next batch: what takes the budget at this rate, and no more than `most`."""
+        return most if self.rate is None else max(LEAST, min(most, int(self.rate * self.budget_s)))
 
 
 class BatchLimit:
@@ -64,9 +58,7 @@ class BatchLimit:
         self._noted = noted
         self._last = noted()
         #: Most bytes of the next batch; None for no limit.
-        self.bytes: int | None = FIRST
-        if self._last and (rate := self._last.rate):
-            self.bytes = max(LEAST, min(FIRST, int(rate * self._last.budget_s)))
+        self.bytes: int | None = self._last.limit(FIRST) if self._last is not None and self._last.rate else FIRST
         #: Bytes of the batch that was planned and not yet looked for in the note; 0 for none.
         self._planned = 0
 
@@ -77,8 +69,8 @@ class BatchLimit:
     def next(self) -> int | None:
         """Most bytes of the next batch, now that the planned one is done; None for no limit."""
         if self._planned and self.bytes is not None:
-            pace = self._noted()
-            new = pace if pace != self._last else None
-            self.bytes = batch_bytes(self.bytes, self._planned, new.seconds, new.budget_s) if new else None
+            pace, most = self._noted(), max(self.bytes, GROWTH * self._planned)
+            latest = None if pace == self._last else pace
+            self.bytes = latest and latest._replace(size=self._planned).limit(most)
             self._last, self._planned = pace, 0
         return self.bytes
