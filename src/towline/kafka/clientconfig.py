@@ -125,8 +125,6 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A password in a URL, as ``https://user:password@host``.
 _LOGIN_IN_URL: Final = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
 _LISTED: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
-#: A secret file is a line, or a PEM key: 64 KiB is more than any of them.
-SECRET_FILE_LIMIT = 64 << 10
 
 
 #: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16). What
@@ -281,7 +279,7 @@ def resolve(client: Mapping[str, str], where: str = "kafka") -> dict[str, Any]:
             text = REFERENCE.sub(partial(_variable, name, where), value)
             if (secret := file_property(name)) is not None:
                 key = f'the file of option "kafka.{name}" on {socket.gethostname()}'
-                text = secret_of(key, text, _secret, "TL-C46", _MEND)
+                text = secret_of(key, text, bytes.decode, "TL-C46", _MEND)
             resolved[secret or name] = text
     return resolved
 
@@ -361,12 +359,6 @@ def _token(given: Any) -> tuple[Any, ...]:
     if not isinstance(token, str) or not token or not time.time() < end < _NOT_SECONDS:
         raise ValueError
     return (token, float(end), *more)
-
-
-def _secret(content: bytes) -> str:
-    if len(content) > SECRET_FILE_LIMIT:
-        raise ValueError("it is larger than 64 KiB")
-    return content.decode()
 
 
 #: A secret does not travel with a plan: each machine that connects has its own file.

@@ -127,8 +127,8 @@ def test_files_that_hold_no_secret(tmp_path: Path, content: bytes | None, why: s
 
 def test_a_file_far_too_large(tmp_path: Path) -> None:
     path = tmp_path / "password"
-    path.write_bytes(b"x" * (65 << 10))
-    with pytest.raises(ConfigError, match="64 KiB"):
+    path.write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
         resolve({"sasl.password.file": str(path)}, "here")
 
 
