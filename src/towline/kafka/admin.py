@@ -444,17 +444,18 @@ def remade(kept: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return sorted(name for name, one in now.items() if one and kept.get(name, "") not in ("", one))
 
 
-def made_anew(
+def check_ids(
     where: str, do: str, offsets: Mapping[str, Mapping[str, int]], kept: Mapping[str, str], now: Mapping[str, str]
-) -> KafkaError:
-    """TL-B06 of a query that stands at offsets of topics which were deleted and made again."""
-    told = (
+) -> None:
+    """Refuse topics that were deleted and made again: the query stands at offsets of the old ones (TL-B06)."""
+    told = [
         f'"{name}" (its id was {kept[name]}, and is {now[name]}): offset '
         + ", ".join(f"{at:,} of partition {part}" for part, at in offsets.get(name, {}).items())
         for name in remade(kept, now)
-    )
-    what = f"Kafka topics were deleted and made again, and the query stands in the old ones, {'; '.join(told)}"
-    return KafkaError("TL-B06", where, f"{what}; nothing is read from there", do)
+    ]
+    if told:
+        what = f"Kafka topics were deleted and made again, and the query stands in the old ones, {'; '.join(told)}"
+        raise KafkaError("TL-B06", where, f"{what}; nothing is read from there", do)
 
 
 def check_source_topics(client: Mapping[str, str], location: str, where: str, do: str) -> None:
@@ -479,6 +480,5 @@ def check_source_topics(client: Mapping[str, str], location: str, where: str, do
     ends = kafka_offsets_in(logs.offsets(batch))
     cluster = _clusters.setdefault((os.getpid(), frozenset(client.items())), KafkaAdmin(client))
     now = cluster.ids(name for name in ends if name not in kept or begun.get(name) != ends[name])
-    if remade(kept, now):
-        raise made_anew(where, do, begun, kept, now)
+    check_ids(where, do, begun, kept, now)
     keep_ids(logs, {name: kept.get(name) or now.get(name, "") for name in ends})

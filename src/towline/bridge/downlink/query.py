@@ -40,7 +40,7 @@ from towline.bridge.lines.statements import COUNTER, apply
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.gateway.access import Access
-from towline.kafka.admin import KafkaAdmin, keep_ids, kept_ids, made_anew, remade
+from towline.kafka.admin import KafkaAdmin, check_ids, keep_ids, kept_ids, remade
 from towline.kafka.options import SinkSettings
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def look_at_topics(
         if not stood:
             raise
         return TopicFindings()  # Spark waits longer for Kafka, and the sink looks before the tasks of each batch
-    if remade(kept, ids):
-        raise made_anew(where, ways_out(line, file), stood, kept, ids)
+    check_ids(where, ways_out(line, file), stood, kept, ids)
     if missing := sorted(set(line.topics) - set(ids)):
         what = f"{where} reads {', '.join(missing)}, and Kafka has no such topic"
         raise KafkaError("TL-B03", client["bootstrap.servers"], what, _CREATE)
