@@ -12,6 +12,7 @@ from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, 
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Answer, Check, named, sized
 from towline.errors import ConfigError, KafkaError
 from towline.guarantee import policy
+from towline.kafka.clientconfig import largest_message
 from towline.kafka.faults import Meaning, means
 from towline.text import span
 
@@ -19,8 +20,8 @@ from towline.text import span
 _TOLD: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<why>.+)")
 #: Copies with which one broker may be lost while another one is away.
 _ENOUGH: Final = 3
-#: Default of librdkafka's message.max.bytes, and bytes of a record that are not its payload.
-_CLIENT_MAX, _AROUND = 1_000_000, 1024
+#: Bytes of a record that are not its payload.
+_AROUND = 1024
 #: A day, and more than anybody asks for: Kafka's "no limit" is 292 million years.
 _DAY_MS, _FOR_EVER_MS = 86_400_000, 3650 * 86_400_000
 #: Least times to keep a record: a consumer may be away over a lunch; who looks at dead letters, or mends a line that
@@ -220,8 +221,7 @@ def _transactions(kafka: Cluster) -> Iterator[Answer]:
 
 def _sizes(kafka: Cluster) -> Iterator[Answer]:
     """TL-D33: the largest message that becomes a record."""
-    text = kafka.case.bridge.kafka.client().get("message.max.bytes", "")
-    of_client = int(text) if text.isdecimal() else _CLIENT_MAX
+    of_client = largest_message(kafka.case.bridge.kafka.client())
     for line in kafka.case.bridge.uplinks:
         mine = {one.name for one in kafka.wanted if one.line == line.name and one.role is TopicRole.RECORDS}
         sizes = [(one.number("max.message.bytes"), name) for name, one in kafka.topics.items() if name in mine]
