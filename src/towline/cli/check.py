@@ -34,8 +34,8 @@ def check(
 
     Example:  towline check bridge.toml && echo fine
     """
-    from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
+    from towline.bridge.runtime import sqlcheck  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.plan import plan_of, render  # noqa: PLC0415
     from towline.spark.session import check_pyspark  # noqa: PLC0415
 
     bridge = load_bridge(file)
@@ -61,7 +61,7 @@ def check(
 
 def _judge(bridge: Bridge, file: Path) -> None:
     """Have a local Spark judge what is said in SQL: TL-C74; TL-S20, TL-S21."""
-    from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime import sqlcheck  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.session import check_java  # noqa: PLC0415
     from towline.errors import ConfigErrors  # noqa: PLC0415
     from towline.spark.session import check_pyspark  # noqa: PLC0415

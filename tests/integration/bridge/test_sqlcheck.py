@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
-from towline.bridge.config.sqlcheck import judge, says_sql
+from towline.bridge.runtime.sqlcheck import judge, says_sql
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

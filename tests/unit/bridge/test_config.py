@@ -13,7 +13,7 @@ import trustme
 from towline.bridge.config.document import Document
 from towline.bridge.config.file import load, parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.plan import plan_of
+from towline.bridge.runtime.plan import plan_of
 from towline.errors import ConfigError, ConfigErrors
 from towline.guarantee import AckAfter, Guarantee
 

@@ -14,8 +14,8 @@ import pytest
 from tests.unit.bridge.test_config import content
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge, DownLine
-from towline.bridge.config.plan import plan_of, render
 from towline.bridge.config.tables import template_of
+from towline.bridge.runtime.plan import plan_of, render
 from towline.errors import ConfigErrors, stays
 from towline.gateway.settings import OutboxSettings
 

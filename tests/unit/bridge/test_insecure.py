@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.config.plan import plan_of, render
+from towline.bridge.runtime.plan import plan_of, render
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read
-from towline.bridge.config import kafka_source
-from towline.bridge.config.kafka_source import java_client
+from towline.bridge import kafka_source
+from towline.bridge.kafka_source import java_client
 from towline.errors import ConfigError, ConfigErrors, SetupError
 
 # -- Kafka's other client --

@@ -12,8 +12,8 @@ from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.bridge.test_listening import LISTENING
 from tests.unit.gateway.remote import Pki
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.plan import plan_of, render
 from towline.bridge.config.subscriptions import restricted
+from towline.bridge.runtime.plan import plan_of, render
 from towline.bridge.runtime.supervisor import _check_members
 from towline.errors import ConfigError
 from towline.mqtt.events import Filter

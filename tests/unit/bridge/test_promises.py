@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.bridge.test_config import changed, read, told
-from towline.bridge.config.plan import plan_of, render
 from towline.bridge.routes import DEDUPE, RouteTable, RowOutcome, outcomes_of
+from towline.bridge.runtime.plan import plan_of, render
 from towline.bridge.runtime.session import settings_of
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings

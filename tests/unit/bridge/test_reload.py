@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge, Line
-from towline.bridge.config.reload import LineChange, changes
+from towline.bridge.runtime.reload import LineChange, changes
 from towline.bridge.uplink.query import KEPT_S, ROUTES_FILE, KeptRoutes
 from towline.errors import ConfigError
 

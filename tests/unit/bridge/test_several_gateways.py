@@ -18,12 +18,12 @@ from tests.unit.bridge.noted import up
 from tests.unit.bridge.test_config import GOOD, changed, read, told
 from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Bridge, Line
-from towline.bridge.config.plan import plan_of, render
 from towline.bridge.lines import evidence
 from towline.bridge.lines.account import LineNotes, uplink_account
 from towline.bridge.lines.evidence import Evidence, away_trouble, combined
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
+from towline.bridge.runtime.plan import plan_of, render
 from towline.bridge.runtime.screen import PlainScreen, line_state, summary
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, code_of, collect

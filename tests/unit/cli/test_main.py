@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD
-from towline.bridge.config import kafka_source
+from towline.bridge import kafka_source
 from towline.cli import COMMANDS, main
 from towline.cli.screen import plain
 from towline.errors import ConfigError, KafkaError

@@ -1,1 +1,1 @@
-"""The bridge file: what may stand in it, where a mistake is, and what it plans."""
+"""The bridge file: what may stand in it, where a mistake is, and the lines it becomes."""

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
 from towline.bridge.config.rules import message_problems
 from towline.bridge.config.tables import DownlinkSection, KafkaPattern
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, LINE_NAME, MESSAGES, MQTT, WAYS_OUT, DownlinkSink
+from towline.bridge.kafka_source import java_client
 from towline.bridge.lines.account import add_spark_counts
 from towline.bridge.lines.evidence import awaited, kafka_offsets, places_of, read_checkpoint, status_of
 from towline.bridge.lines.identity import Identity

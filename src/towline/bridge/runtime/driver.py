@@ -26,10 +26,10 @@ from typing import Any, Final, TextIO
 from pydantic import ConfigDict, TypeAdapter
 from pyspark.sql.streaming.query import StreamingQuery
 
-from towline.bridge.config import sqlcheck
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery, find_modules
 from towline.bridge.lines.query import LineQuery
+from towline.bridge.runtime import sqlcheck
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.session import look_at_executors, look_at_master, session
 from towline.bridge.runtime.supervisors import see_to

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline import files, providers
-from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.tables import SparkSection
+from towline.bridge.kafka_source import java_client
 from towline.errors import SetupError
 from towline.gateway.endpoint import short_place
 from towline.guarantee import policy

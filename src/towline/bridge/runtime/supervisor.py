@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from towline import files
 from towline.bridge.config.file import load
-from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.config.reload import LineChange, changes
+from towline.bridge.kafka_source import equipped, source_text
 from towline.bridge.lines.identity import left_lines, left_texts, remember, settle
+from towline.bridge.runtime.reload import LineChange, changes
 from towline.bridge.runtime.screen import Screen, line_state
 from towline.bridge.runtime.session import check_java, check_python
 from towline.bridge.runtime.state import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, BridgeState, digest_of, take_restart
@@ -378,7 +378,7 @@ _BACK_S: Final = 5.0
 class Reloading:
     """Takes up a changed bridge file while its bridge runs, as a whole or not at all; or one line of it, anew.
 
-        read the file, compare it with what runs (`bridge.config.reload`), judge its SQL, see to new topics
+        read the file, compare it with what runs (`bridge.runtime.reload`), judge its SQL, see to new topics
         stop the queries of the lines that change, between two batches; their gateways go on receiving
         subscribe what comes, beside what goes; or start the gateway again, where a running one can't take it up
         start the queries as the file says: from here on the file is what runs

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from towline.bridge.config.document import Document
-from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.subscriptions import shadowed
+from towline.bridge.kafka_source import source_text
 from towline.gateway.settings import GatewaySettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
