@@ -26,11 +26,11 @@ from tests.integration.bridge.mapped import NOW, frame_of, message, outcomes
 from tests.unit.bridge.test_messages import kafka_gets, line_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.profiles import shipped
 from towline.bridge.downlink.sink import rendered, sorted_out
 from towline.bridge.lines import statements as downsql
 from towline.bridge.lines.statements import Statements
 from towline.bridge.messages import message_table
+from towline.bridge.profiles import shipped
 from towline.bridge.routes import RouteTable
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline.schema import ROW_SCHEMA

@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.bridge.test_config import content, read, told
 from tests.unit.bridge.test_hono_file import FILE
-from towline.bridge.config.profiles import shipped
 from towline.bridge.patterns import literal
+from towline.bridge.profiles import shipped
 
 COPIED = FILE.replace('"hono-errors"', '"my-hono.toml#hono-errors"').replace('"hono"', '"./my-hono.toml"')
 HONO = shipped()[0].document.file.read_text()

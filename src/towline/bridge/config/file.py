@@ -19,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 
 from towline.bridge.config.document import UNKNOWN, Document, FileValues, KeyPath, Mistakes
 from towline.bridge.config.model import CHECKPOINT, Bridge, DownLine, Line
-from towline.bridge.config.profiles import Profile, graft, profile_of, shipped
 from towline.bridge.config.rules import (
     MQTT,
     ROOT,
@@ -45,6 +44,7 @@ from towline.bridge.config.tables import (
     UplinkTable,
 )
 from towline.bridge.kafka_source import java_client
+from towline.bridge.profiles import Profile, graft, profile_of, shipped
 from towline.errors import ConfigError
 from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.identity import MEMBERS

@@ -13,8 +13,8 @@ from typing import Any, Final
 from pydantic import create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from towline.bridge.config.profiles import shipped
 from towline.bridge.config.tables import LINES, BridgeTable
+from towline.bridge.profiles import shipped
 
 __all__ = ["bridge_schema"]
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.document import Document, KeyPath, Mistakes, names_variable
 from towline.bridge.config.model import Bridge, DownLine, Line
-from towline.bridge.config.profiles import graft
 from towline.bridge.config.tables import said_in_sql
 from towline.bridge.messages import KINDS
 from towline.bridge.patterns import Pattern
+from towline.bridge.profiles import graft
 from towline.schema import SPARK_SCHEMA
 from towline.validation import SettingsModel
 

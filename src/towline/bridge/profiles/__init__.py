@@ -24,7 +24,7 @@ from towline.bridge.patterns import literal
 from towline.errors import ConfigError, did_you_mean
 from towline.validation import SettingsModel
 
-_FOLDER: Final = Path(__file__).parents[1] / "profiles"
+_FOLDER: Final = Path(__file__).parent
 #: Keys whose texts are Spark SQL, beside all below ``fields``.
 _SQL: Final = frozenset({"where", "reject", "sql", "header_map"})
 _BASIC: Final[Mapping[str, tuple[Any, Any]]] = {
