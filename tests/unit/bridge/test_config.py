@@ -461,7 +461,7 @@ def test_a_line_is_found_by_its_name_whatever_gives_that() -> None:
     text = GOOD + GOOD[GOOD.index("[[uplink]]") :].replace('"telemetry"', '"${SITE}"', 1)
     document = Document(text, Path("bridge.toml"), {"SITE": "west"})
     assert document.table("uplink", "west") == ("uplink", 1)
-    assert document.line((*document.table("uplink", "west"), "route", 0, "topic")) == 21
+    assert document.where((*document.table("uplink", "west"), "route", 0, "topic")) == "bridge.toml:21"
     assert document.table("uplink", "telemetry") == ("uplink", 0)
 
 
@@ -495,13 +495,13 @@ def test_every_key_has_its_line(ends: str) -> None:
         ("t", 1, "missing"): 11,
         ("no",): 1,
     }
-    assert {path: document.line(path) for path in places} == places
+    assert {path: document.place(path)[1] for path in places} == places
 
 
 def test_a_list_of_many_lines_has_one_place() -> None:
     rows = "".join(f'  ["topic.{number}", "x"],\n' for number in range(5000))
     document = Document(f"k = [\n{rows}] # a, b,\nz = {{ b = [\n 1 ] }}\nlast = 1\n", Path("f"), {})
-    assert [document.line((key,)) for key in ("k", "z", "last")] == [1, 5003, 5005]
+    assert [document.place((key,))[1] for key in ("k", "z", "last")] == [1, 5003, 5005]
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

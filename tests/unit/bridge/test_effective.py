@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bridge.test_config import read, told
+from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.effective import effective, render_effective
+from towline.bridge.runtime.plan import plan_of
 from towline.bridge.uplink.query import UplinkQuery
 from towline.kafka import markerstore, producers
 from towline.kafka.producers import Transactional
@@ -248,6 +249,23 @@ def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
         (line,) = json.loads(out)["lines"]
         assert line["brokers"] == ["mqtt://${HOST}:1883", "mqtt://b:1883"]
         assert json.loads(out)["kafka"]["bootstrap_servers"] == "${HOST}:9092,k:9092"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("mqtt://${HOST},mqtt://b", ["mqtt://${HOST}", "mqtt://b"]),
+        ("${BROKERS}", ["${BROKERS}", "${BROKERS}"]),
+    ],
+)
+def test_brokers_in_one_text_are_shown_as_the_file_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, shown: list[str]
+) -> None:
+    environ = {"HOST": "h0st-2b-h1dden", "BROKERS": "mqtt://h0st-2b-h1dden, mqtt://b"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    (line,) = plan_of(read(GOOD.replace('["mqtt://a:1883"]', f'"{said}"'), tmp_path, environ))["lines"]
+    assert line["brokers"] == shown
 
 
 def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:

@@ -195,6 +195,15 @@ def test_check_says_what_it_does_to_order(keys: str, more: str, shown: list[str]
         assert part in text, text
 
 
+def test_a_filter_with_a_variable_is_told_as_the_file_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SITE", "telemetry")
+    text = with_line("", FILTERS).replace('from = "telemetry/', 'from = "${SITE}/')
+    (warning,) = plan_of(read(text, tmp_path, {"SITE": "telemetry"}))["warnings"]
+    assert 'of "${SITE}/+/#" only what the members' in warning
+
+
 def test_the_pages_line_is_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "sharing.md").read_text()
     text = page.partition("```toml\n")[2].partition("```")[0]

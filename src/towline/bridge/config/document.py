@@ -38,25 +38,10 @@ _CLOSING: Final = ("]", '"""', "'''")
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 #: A wildcard with a name, of a route's ``from``; braces after a dollar sign are a variable's.
 _NAMED: Final = re.compile(r"(?<![${])\{[^{}]*\}")
-_TOPICS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")
-#: What is shown under another key than it is written under.
-_OTHERS: Final = {
-    "filter": ("from",),
-    "kafka_topics": _TOPICS,
-    "topics": _TOPICS,
-    "bootstrap.servers": ("bootstrap_servers",),
-}
-#: What may be several, with commas between.
-_LISTS: Final = ("bootstrap_servers", "bootstrap.servers", "brokers")
 
 
 class Document:
-    """A bridge file.
-
-    Args:
-        text: Of the file.
-        file: As the user named it.
-        environ: For ``${NAME}``; the process's own by default.
+    """A bridge file, as the user named it; ``environ`` is for ``${NAME}``, the process's own by default.
 
     Attributes:
         raw: What it says, with variables as they are written.
@@ -77,12 +62,11 @@ class Document:
                 table[key] = _flat(table[key])
         self.file = file
         self.environ = os.environ if environ is None else environ
-        self._lines = dict(reversed([*_places(text)]))
+        self._places = {path: (file, line) for path, line in reversed([*_places(text)])}
         self.unset: dict[KeyPath, list[str]] = {}
         #: Key path, value and text of what is written with variables [I12].
         self._written: list[tuple[KeyPath, str, str]] = []
         self.values: dict[str, Any] = self._expanded(self.raw, ())
-        self._grafts: dict[KeyPath, tuple[Document, KeyPath]] = {}
 
     @classmethod
     def again(cls, file: Path, shown: Path) -> Document:
@@ -92,19 +76,14 @@ class Document:
         except (OSError, ValueError, ConfigError):
             return cls("", shown)
 
-    def graft(self, place: KeyPath, document: Document, home: KeyPath) -> None:
-        """Have a key, and what is in it, be told as one of another document, a line's profile."""
-        self._grafts[place] = document, home
-
-    def _home(self, path: KeyPath) -> tuple[Document, KeyPath]:
-        end = next((end for end in range(len(path), 1, -1) if path[:end] in self._grafts), 0)
-        document, home = self._grafts[path[:end]] if end else (self, ())
-        return document, (*home, *path[end:])
+    def include(self, place: KeyPath, document: Document, home: KeyPath) -> None:
+        """Have a key, and what is in it, be told where another document has it: a line's profile."""
+        size, places = len(home), document._places.items()
+        self._places |= {(*place, *path[size:]): where for path, where in places if path[:size] == home}
 
     def value(self, path: KeyPath) -> Any:
         """What the file says at a key, its variables as they are written; None for nothing."""
-        document, path = self._home(path)
-        here: Any = document.raw
+        here: Any = self.raw
         for part in path:
             try:
                 here = here[part]
@@ -112,16 +91,15 @@ class Document:
                 return None
         return here
 
-    def line(self, path: KeyPath) -> int:
-        """The line of a key, or of the nearest table around it, from 1; 1 for what stands nowhere."""
-        document, path = self._home(path)
+    def place(self, path: KeyPath) -> tuple[Path, int]:
+        """File and line of a key, or of the nearest table around it, from 1; 1 for what stands nowhere."""
         path = _plain(path)
-        lines = document._lines  # noqa: SLF001 - of the same class
-        return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
+        ends = (path[:end] for end in range(len(path), 0, -1))
+        return next((self._places[end] for end in ends if end in self._places), (self.file, 1))
 
     def where(self, path: KeyPath) -> str:
         """The same as ``FILE:LINE``."""
-        return f"{self._home(path)[0].file}:{self.line(path)}"
+        return "{}:{}".format(*self.place(path))
 
     def at(self, *paths: KeyPath) -> str | None:
         """``FILE:LINE`` of the first of these keys that is there; None for none."""
@@ -163,25 +141,25 @@ class Document:
             if _key(path) == "from":
                 self._written.append((path, _NAMED.sub("+", value), _NAMED.sub("+", said)))
             elif _key(path) == "brokers":
-                with contextlib.suppress(ValueError):  # of another environment than the one that it was read with
-                    self._written.append((path, str(Endpoint.parse(value)), said))
+                parts, texts = value.split(","), said.split(",")
+                for one, text in zip(parts, texts if len(texts) == len(parts) else [said] * len(parts), strict=True):
+                    with contextlib.suppress(ValueError):  # of another environment than it was read with
+                        self._written.append((path, str(Endpoint.parse(one.strip())), text.strip()))
         return value
 
-    def shown(self, value: Any, key: str = "") -> Any:
-        """A value, and all that is in it, as the file writes it; one that the file says without a variable as it is.
+    def shown(self, value: Any, *keys: str) -> Any:
+        """JSON values as the file writes them; one that the file says without a variable as it is.
 
-        Args:
-            value: Text, or JSON values of such.
-            key: Of the file, or of a plan, in which the value stands.
+        A text is said under one of these ``keys``, in a table under its own; of a list with commas each part is.
         """
         if isinstance(value, dict):
-            return {name: self.shown(one, name) for name, one in value.items()}
+            return {name: self.shown(one, name.rpartition(".")[2]) for name, one in value.items()}
         if isinstance(value, list | tuple):
-            return [self.shown(one, key) for one in value]
-        if key in _LISTS and isinstance(value, str) and "," in value:
-            return re.sub(r"[^,\s]+", lambda one: str(self.shown(one[0], key)), value)
-        keys = _OTHERS.get(key, (key.rpartition(".")[2],))
-        return next((said for path, one, said in self._written if one == value and _key(path) in keys), value)
+            return [self.shown(one, *keys) for one in value]
+        texts = {one: said for path, one, said in reversed(self._written) if _key(path) in keys}
+        if value in texts or not isinstance(value, str):
+            return texts.get(value, value)
+        return re.sub(r"(^|, ?)([^,]+)", lambda part: part[1] + texts.get(part[2], part[2]), value) if texts else value
 
     def quoted(self, text: str, path: KeyPath) -> str:
         """A text about a key path whose quotations are of the file, not of the environment.
@@ -203,11 +181,6 @@ class Document:
 def filled(text: str, value: Callable[[str], str]) -> str:
     """A text with what ``value`` gives for the name of each reference in it."""
     return REFERENCE.sub(lambda found: found[0][1:] if found[1] else value(found[2]), text)
-
-
-def names_variable(said: object) -> bool:
-    """Whether a value of the file is a text with a variable of the environment in it."""
-    return isinstance(said, str) and any(not found[1] for found in REFERENCE.finditer(said))
 
 
 def _key(path: KeyPath) -> str:
@@ -282,11 +255,7 @@ UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
 class Mistakes:
-    """Collects the mistakes of one file.
-
-    Args:
-        document: Where its keys stand.
-    """
+    """Collects the mistakes of one file."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -294,32 +263,23 @@ class Mistakes:
         self._found: dict[tuple[int, str], ConfigError] = {}
 
     def add(self, code: str, path: KeyPath, what: str, do: str | None = None, *, subject: str | None = None) -> None:
-        """Note a mistake at a key path.
+        """Note a mistake at a key, with its code; what to do is by default what the explanation of that says.
 
-        Args:
-            code: Such as ``TL-C12``.
-            path: Where it is.
-            what: What is wrong.
-            do: What to do; by default what the explanation of the code says.
-            subject: The table or line that it is in; by default that of the path.
+        It is a mistake of the table or line ``subject``, by default of that with the key.
         """
         do = _advice(code) if do is None else do
         document = self._document
         subject = document.subject(path) if subject is None else subject
         where = f"{document.where(path)}  {subject}" if subject else document.where(path)
         error = ConfigError(code, *(document.quoted(text, path) for text in (where, what, do)))
-        self._found.setdefault((document.line(path), str(error)), error)
+        self._found.setdefault((document.place(path)[1], str(error)), error)
 
     def add_details(
         self, errors: Iterable[ErrorDetails], kind: type[BaseModel], base: KeyPath = (), also: Iterable[str] = ()
     ) -> None:
-        """Note pydantic's findings.
+        """Note pydantic's findings about a table that was to be of a kind, at ``base``.
 
-        Args:
-            errors: Of one table.
-            kind: The model that it was to be.
-            base: Where the table is.
-            also: Keys of the table that are read as tables of their own.
+        Its keys ``also`` are read as tables of their own.
         """
         for error in errors:
             loc = tuple(error["loc"])
@@ -432,12 +392,7 @@ _MISSING: Final[dict[KeyPath, str]] = {
 
 
 class FileValues:
-    """Reads the values of one file.
-
-    Args:
-        document: The file; relative paths start from its directory.
-        mistakes: Where mistakes are noted.
-    """
+    """Reads the values of a file, whose relative paths start from its directory."""
 
     def __init__(self, document: Document, mistakes: Mistakes) -> None:
         self._document, self._directory, self._mistakes = document, document.file.absolute().parent, mistakes

@@ -149,21 +149,17 @@ class Profile:
         Raises:
             ConfigError: TL-C209, a text names a parameter that is not there.
         """
-        line = self._expanded(self.document.raw[kind][number], (kind, number), values)
-        common, routes = line.pop("common", {}), line.pop("route", [])
-        merged = {**line, **{key: value for key, value in own.items() if key != "profile"}}
-        if routes and isinstance(first := own.get("route", []), list):
-            exactly = merged.get("guarantee") == "exactly_once"  # only then a route can promise less than its line
-            routes = [{k: v for k, v in {**common, **one}.items() if exactly or k != "promise"} for one in routes]
-            merged["route"] = [*first, *routes]
-        return merged
+        said = self._expanded(self.document.raw[kind][number], (kind, number), values)
+        if {**said, **own}.get("guarantee") != "exactly_once":  # only then a route can promise less than its line
+            for table in (said.get("common", {}), *said.get("route", ())):
+                table.pop("promise", None)
+        return _merged(own, said)
 
     def _expanded(self, value: Any, place: KeyPath, values: Mapping[str, Any]) -> Any:
         if isinstance(value, dict) and value.keys() == {"each", "none"}:
             return self._each(value, place, values)
-        if isinstance(value, dict):  # the name of a line is the profile's
-            inner = {key: one for key, one in value.items() if key != "name" or len(place) > 2}
-            return {key: self._expanded(one, (*place, key), values) for key, one in inner.items()}
+        if isinstance(value, dict):
+            return {key: self._expanded(one, (*place, key), values) for key, one in value.items()}
         if isinstance(value, list):
             return [self._expanded(one, (*place, at), values) for at, one in enumerate(value)]
         return self._filled(value, place, values) if isinstance(value, str) else value
@@ -188,6 +184,14 @@ class Profile:
             return "NULL" if sql and values[name] is None else _text(values[name])
 
         return filled(text, value)
+
+
+def _merged(own: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """A line's own table with all that a line of a profile says beside it; its routes come behind the line's own."""
+    whole = {key: value for key, value in said.items() if key not in ("name", "common", "route")}
+    whole |= {key: value for key, value in own.items() if key != "profile"}
+    first, routes = own.get("route", []), [{**said.get("common", {}), **route} for route in said.get("route", [])]
+    return whole | ({"route": [*first, *routes]} if routes and isinstance(first, list) else {})
 
 
 def _text(value: Any) -> str:
@@ -237,22 +241,23 @@ def profile_of(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
 
 
 def graft(document: Document, directory: Path) -> None:
-    """Have the document of a bridge file tell where the profiles of its lines have their values."""
+    """Have the document of a bridge file say what the profiles of its lines say, and where that stands."""
     for kind in ("uplink", "downlink"):
         lines = document.raw.get(kind)
         for at, own in enumerate(lines if isinstance(lines, list) else ()):
             if isinstance(own, dict) and "profile" in own:
                 with suppress(ConfigError):  # it is told where the file is read
                     profile, number = profile_of(directory, kind, str(own["profile"]))
-                    _graft_line(document, (kind, at), own, profile, (kind, number))
+                    document.raw[kind][at] = _merged(own, profile.document.value((kind, number)))
+                    _include(document, (kind, at), own, profile.document, (kind, number))
 
 
-def _graft_line(document: Document, line: KeyPath, own: Mapping[str, Any], profile: Profile, home: KeyPath) -> None:
-    said, first = profile.document.value(home), own.get("route", [])
+def _include(document: Document, line: KeyPath, own: Mapping[str, Any], profile: Document, home: KeyPath) -> None:
+    said, first = profile.value(home), own.get("route", [])
     for key in said.keys() - own.keys():
-        document.graft((*line, key), profile.document, (*home, key))
-    for number, route in enumerate(said.get("route", [])):  # behind those of the file
+        document.include((*line, key), profile, (*home, key))
+    for number, route in enumerate(said.get("route", [])):
         place = (*line, "route", number + (len(first) if isinstance(first, list) else 0))
-        document.graft(place, profile.document, (*home, "route", number))
+        document.include(place, profile, (*home, "route", number))
         for key in said.get("common", {}).keys() - route.keys():
-            document.graft((*place, key), profile.document, (*home, "common", key))
+            document.include((*place, key), profile, (*home, "common", key))

@@ -55,7 +55,8 @@ def effective(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
 
 def _setting(document: Document, name: str, value: object, source: str) -> Setting:
     """A setting, as the file writes its value."""
-    return {"name": name, "value": _text(document.shown(value, name)), "source": source}
+    key = _NAMED.get(name, name.rpartition(".")[2])
+    return {"name": name, "value": _text(document.shown(value, key)), "source": source}
 
 
 def _of_line(bridge: Bridge, line: Line | DownLine, document: Document) -> Iterator[tuple[str, list[Setting]]]:
@@ -109,7 +110,7 @@ def _connection(line: AnyLine, gateway: GatewaySettings, document: Document) -> 
     yield _setting(document, "Clean Start", packet.clean_start, ALWAYS)
     yield _setting(document, "Maximum Packet Size", packet.max_packet_size or "not announced", ALWAYS)
     for one in config.filters:
-        shown = document.shown(one.pattern, "filter")
+        shown = document.shown(one.pattern, "from")
         yield _setting(document, f"filter {shown}", _filter(one), _source_of(one, line, document, table, promised))
     if config.filters:
         place = document.at((*table, "ack_after")) or promised

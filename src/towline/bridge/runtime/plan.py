@@ -65,6 +65,8 @@ _SHARED: Final = {
     ),
     ShareWay.SUBSCRIPTION: ("not kept", "the broker gives each message to one member"),
 }
+#: Keys of a line that name topics of Kafka.
+_TOPICS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 #: What of a line is shown in another form than it has.
 _OTHERWISE: Final = {"gateway", "members", "dead_letter_topics"}
@@ -73,13 +75,13 @@ _OTHERWISE: Final = {"gateway", "members", "dead_letter_topics"}
 def plan_of(bridge: Bridge) -> Plan:
     """The plan as JSON values; what the file says with a variable of the environment is as it stands there [I12]."""
     document = Document.again(bridge.file, bridge.file)
-    kafka = {"bootstrap_servers": bridge.kafka.bootstrap_servers, "topics": list(bridge.topics)}
     return {
         "bridge": bridge.name,
         "file": str(bridge.file),
         "state_dir": str(bridge.state_dir),
         "kafka": {
-            **document.shown(kafka),
+            "bootstrap_servers": document.shown(bridge.kafka.bootstrap_servers, "bootstrap_servers"),
+            "topics": document.shown(bridge.topics, *_TOPICS),
             "create_topics": bridge.kafka.create_topics is not None,
             "insecure": bool(insecurities(bridge.kafka.client())),
         },
@@ -97,29 +99,24 @@ def _line(line: Line | DownLine, document: Document) -> Plan:
             **line.model_dump(mode="json", by_alias=True, exclude=_OTHERWISE),
             "brokers": [] if elsewhere else [str(broker) for broker in gateway.brokers],
             "client_id": None if elsewhere else gateway.mqtt_client_id,
-            "kafka_topics": list(line.fixed_topics),
             "state_dir": str(gateway.state_dir),
             "ack_after": gateway.acks.value,
-            "subscriptions": _subscriptions(gateway),
-            "share": _share(line),
         }
     )
+    plan["kafka_topics"] = document.shown(line.fixed_topics, *_TOPICS)
+    plan["subscriptions"] = _subscriptions(gateway, document)
+    plan["share"] = [  # its members
+        {"name": one.share.member, "client_id": one.mqtt_client_id, "subscriptions": _subscriptions(one, document)}
+        for one in line.each_gateway
+        if one.share
+    ]
     rows = _uplink(line, plan) if isinstance(line, Line) else _downlink(line, plan)
     limits = _uplink_limits(line) if isinstance(line, Line) else _downlink_limits(line)
     return {**plan, "says": {label: text for label, text in rows if text}, "limits": _holding(limits)}
 
 
-def _subscriptions(gateway: GatewaySettings) -> list[Plan]:
-    return [{"filter": one.pattern, "qos": one.qos} for one in gateway.subscriptions]
-
-
-def _share(line: Line | DownLine) -> list[Plan]:
-    """The members of a line; none for a line with one gateway."""
-    return [
-        {"name": one.share.member, "client_id": one.mqtt_client_id, "subscriptions": _subscriptions(one)}
-        for one in line.each_gateway
-        if one.share
-    ]
+def _subscriptions(gateway: GatewaySettings, document: Document) -> list[Plan]:
+    return [{"filter": document.shown(one.pattern, "from"), "qos": one.qos} for one in gateway.subscriptions]
 
 
 def _keyed(line: Line) -> bool:
@@ -293,7 +290,7 @@ def _uplink_warnings(line: Line, document: Document) -> Iterator[str]:
     for later, above in shadowed(line.routes):
         yield f"route {later + 1} never gets a message: route {above + 1} takes all of them."
     for pair in overlapping([] if line.within else [one.pattern for one in line.gateway.subscriptions]):
-        one, other = (document.shown(pattern, "filter") for pattern in pair)
+        one, other = document.shown(pair, "from")
         yield (
             f'the filters "{one}" and "{other}" overlap; '
             "a broker may send a message for each [MQTT-3.3.4-2], and it would be in Kafka twice. "
@@ -310,14 +307,15 @@ def _uplink_warnings(line: Line, document: Document) -> Iterator[str]:
                 f"route {number} drops no repeats, and yet its messages pass through the state store of those that do. "
                 "Give it a line of its own."
             )
-    yield from _share_warnings(line)
+    yield from _share_warnings(line, document)
 
 
-def _share_warnings(line: Line) -> Iterator[str]:
+def _share_warnings(line: Line, document: Document) -> Iterator[str]:
     if line.way is ShareWay.FILTERS:
         taken = {one.pattern for member in line.members for one in member.subscriptions}
         for pattern in (one.pattern for one in line.gateway.subscriptions if one.pattern not in taken):
-            yield f'of "{pattern}" only what the members\' filters take is received; the rest comes to nobody.'
+            shown = document.shown(pattern, "from")
+            yield f'of "{shown}" only what the members\' filters take is received; the rest comes to nobody.'
     if line.way is ShareWay.SUBSCRIPTION:
         yield (
             "the order of a device's messages is not kept: the broker gives them to any member "

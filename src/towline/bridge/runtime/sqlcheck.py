@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.document import Document, KeyPath, Mistakes, names_variable
+from towline.bridge.config.document import Document, KeyPath, Mistakes
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.tables import said_in_sql
 from towline.bridge.messages import KINDS
@@ -71,9 +71,8 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
                 java = error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
                 said_by_spark = str(error) if java is None else f"Spark has no answer to it ({java})"
                 place = (*document.table(line.kind, line.name), *table, *path)
-                if names_variable(written := document.value(place)):  # only words of the file are quoted [I12]
-                    own = {*_WORD.findall(text)} - {*_WORD.findall(written)}
-                    said_by_spark = _WORD.sub(lambda word: "…" if word[0] in own else word[0], said_by_spark)  # noqa: B023
+                own = {*_WORD.findall(text)} - {*_WORD.findall(str(document.value(place)))}  # of variables [I12]
+                said_by_spark = _WORD.sub(lambda word: "…" if word[0] in own else word[0], said_by_spark)  # noqa: B023
                 key = ".".join(map(str, path)).removesuffix(".sql")
                 what = f"{key}: {_MARKS.sub('', ' '.join(said_by_spark.split()))[:300]}"
                 wrong.setdefault(line.name, Mistakes(document)).add("TL-C74", place, what, "Correct it.")
