@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from typing import Any, Final
@@ -68,6 +68,15 @@ _WILD, _NUL = r"^$|[+#\x{0}]", r"\x{0}"
 #: Characters that a string should not have, and at which a receiver may end the connection [MQTT 5 section 1.5.4].
 _PLANES: Final = "".join(rf"\x{{{plane:X}FFFE}}\x{{{plane:X}FFFF}}" for plane in range(17))
 _CONTROLS: Final = rf"[\x{{1}}-\x{{1F}}\x{{7F}}-\x{{9F}}\x{{FDD0}}-\x{{FDEF}}{_PLANES}]"
+
+
+def record_column(name: str, fields: Collection[str]) -> str | None:
+    """The column behind a field that a template may name; None for another name."""
+    if name in ("key", "value") or name in fields:
+        return name
+    if name.startswith("header.") and name != "header.":
+        return "headers"
+    return DOCUMENT if payload_path(name, DOCUMENT) else FIELDS.get(name)
 
 
 def own(name: str) -> str:

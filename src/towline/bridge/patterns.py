@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
@@ -150,21 +150,8 @@ class Template:
     parts: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str, captures: Iterable[str] = ()) -> Self:
-        """Read a template.
-
-        Raises:
-            ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
-        """
-        names = tuple(captures)
-        known = ", ".join(f"{{{name}}}" for name in (*names, *FIELDS, PAYLOAD))
-        paths = f"{{{PAYLOAD}.JSON.PATH}} and {{{USER_PREFIX}NAME}}"
-        problem = f"which from does not capture; known are {known}, {paths}"
-        return cls.read(text, lambda name: "" if name in names or column_of(name) is not None else problem)
-
-    @classmethod
     def read(cls, text: str, problem: Callable[[str], str] = lambda _name: "") -> Self:
-        """Read a template; `problem` says what is wrong with a field's name, nothing with one that was read before.
+        """Read a template; `problem` says what is wrong with a field's name, nothing with one that was judged before.
 
         Raises:
             ValueError: For a lone brace, or a field with a problem.

@@ -7,7 +7,8 @@ or nothing: so whether filters overlap is proven, not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations, zip_longest
 
 
@@ -45,7 +46,8 @@ def overlapping(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
     return ((a, b) for a, b in combinations(patterns, 2) if common(unshared(a), unshared(b)) is not None)
 
 
-def _levels(pattern: str) -> tuple[list[str], bool]:
+@lru_cache(maxsize=1024)  # of many filters each is compared with all
+def _levels(pattern: str) -> tuple[Sequence[str], bool]:
     """The levels of a filter, and whether a final ``#`` stands behind them."""
     levels = pattern.split("/")
     return (levels[:-1], True) if levels[-1] == "#" else (levels, False)

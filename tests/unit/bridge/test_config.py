@@ -13,9 +13,11 @@ import trustme
 from towline.bridge.config.document import Document
 from towline.bridge.config.file import load, parse
 from towline.bridge.config.model import Bridge
+from towline.bridge.patterns import Pattern
 from towline.bridge.runtime.plan import plan_of
 from towline.errors import ConfigError, ConfigErrors
 from towline.guarantee import AckAfter, Guarantee
+from towline.mqtt import filters
 
 GOOD = """\
 name = "plant-7"
@@ -581,3 +583,25 @@ def test_every_route_knows_the_dead_letter_topics_of_all_lines(tmp_path: Path) -
     assert [line.routes[0].dead_letter_topics for line in bridge.uplinks] == [("dead.1", "dead.2")] * 2
     (mistake,) = told(first.replace('"dead.1"', '"__dead"'), tmp_path)
     assert "TL-C95" in mistake
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_a_filter_is_read_once_however_many_it_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guarantee: str
+) -> None:
+    """Pairs of 200 routes are 40,000: to split both filters of each took most of the time of a file."""
+    routes = "".join(f'[[uplink.route]]\nfrom = "a/{number}/{{x}}"\ntopic = "t"\n' for number in range(199))
+    text = changed('name = "telemetry"', f'name = "telemetry"\nguarantee = "{guarantee}"') + routes
+    parsed: list[str] = []
+    parse_one = Pattern.parse.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[Pattern], /, text: str, **more: bool) -> Pattern:
+        parsed.append(text)
+        result: Pattern = parse_one(cls, text, **more)
+        return result
+
+    monkeypatch.setattr(Pattern, "parse", classmethod(counted))
+    filters._levels.cache_clear()
+    assert len(read(text, tmp_path).uplinks[0].gateway.subscriptions) == 200
+    assert len(parsed) == 2 * 200, "to judge it, and to compile it"
+    assert filters._levels.cache_info().misses == (200 if guarantee == "exactly_once" else 0)

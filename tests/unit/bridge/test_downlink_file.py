@@ -14,7 +14,6 @@ import pytest
 from tests.unit.bridge.test_config import content
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge, DownLine
-from towline.bridge.config.tables import template_of
 from towline.bridge.runtime.plan import plan_of, render
 from towline.errors import ConfigErrors, stays
 from towline.gateway.settings import OutboxSettings
@@ -144,11 +143,13 @@ def test_two_lines_never_share_a_name_or_a_client_id(tmp_path: Path) -> None:
     assert [m.code for m in caught.value.errors] == ["TL-C19"]
 
 
-def test_fields_of_a_record() -> None:
-    text = "{key}/{value}/{value.a.b[0]}/{header.x}/{kafka.offset}{{}}"
-    assert template_of(text).fields == ("key", "value", "value.a.b[0]", "header.x", "kafka.offset")
-    with pytest.raises(ValueError, match="which a record does not have"):
-        template_of("{header.}")
+def test_fields_of_a_record(tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "command/{header.tenant}/{key}/req", "{key}/{value}/{value.a.b[0]}/{header.x}/{kafka.offset}{{}}"
+    )
+    assert the_line(text, tmp_path).templates[0].fields == ("key", "value", "value.a.b[0]", "header.x", "kafka.offset")
+    with pytest.raises(ConfigErrors, match=r"which a record does not have\..*TL-C66"):
+        read(text.replace("{header.x}", "{header.}"), tmp_path)
 
 
 def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:

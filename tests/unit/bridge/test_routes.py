@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towline.bridge.config.rules import route_problems
 from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed, subscriptions
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.patterns import Pattern, Template, allowed, kafka_name_problem, payload_path
@@ -101,10 +102,10 @@ def test_a_shadowed_route_is_found() -> None:
 
 
 def test_templates_are_text_and_fields() -> None:
-    parsed = Template.parse("{{{device}}}-{mqtt.user.k}", ["device"])
+    parsed = Template.read("{{{device}}}-{mqtt.user.k}")
     assert parsed.fields == ("device", "mqtt.user.k")
     assert parsed.parts == ("{", "device", "}-", "mqtt.user.k", "")
-    assert Template.parse("plain").constant == "plain"
+    assert Template.read("plain").constant == "plain"
 
 
 @pytest.mark.parametrize(
@@ -112,13 +113,15 @@ def test_templates_are_text_and_fields() -> None:
     ["{", "}", "{nope}", "{}", "{mqtt.user.}", "a{b", "{payload.}", "{payload.a..b}", "{payloads}", "{payload.a[x]}"],
 )
 def test_what_is_no_template_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        Template.parse(text, ["device"])
+    for wrong in (True, False):
+        said = {"from": "a/{device}", "topic": "t", "key": text if wrong else "{device}-{payload.a[0]}-{mqtt.user.k}"}
+        problems = [*route_problems(RouteSection.model_validate(said), Guarantee.AT_LEAST_ONCE, None)]
+        assert [problem[:2] for problem in problems] == ([("TL-C66", ("key",))] if wrong else [])
 
 
 @given(st.text())
 def test_any_text_can_be_written_as_a_template(text: str) -> None:
-    assert Template.parse(text.replace("{", "{{").replace("}", "}}")).constant == text
+    assert Template.read(text.replace("{", "{{").replace("}", "}}")).constant == text
 
 
 @pytest.mark.parametrize(("name", "legal"), [("a.b-c_9", True), ("", False), ("..", False), ("a b", False)])

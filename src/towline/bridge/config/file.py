@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -30,6 +30,7 @@ from towline.bridge.config.rules import (
     line_problems,
     member_problems,
     route_problems,
+    topic_problems,
 )
 from towline.bridge.config.subscriptions import SubscribedRoute, repeatable, restricted, subscriptions
 from towline.bridge.config.tables import (
@@ -39,6 +40,7 @@ from towline.bridge.config.tables import (
     DownlinkSection,
     DownlinkTable,
     KafkaSection,
+    MemberSection,
     SparkSection,
     UplinkSection,
     UplinkTable,
@@ -264,22 +266,19 @@ class _Reader:
         files = {name: getattr(section, name) for name in LISTENING}
         own = [table.get("listen") for _, _, table in self._line_tables()]
         listens = section.listen is not None or any(isinstance(one, str) for one in own)
+        checks: list[tuple[str, Callable[[], object]]] = []
         if listens and all(file is not None and file.is_file() for file in files.values()):  # else it is noted
-            with self._noting("gateway"):
-                ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **files}))
+            address = ListenSettings.model_validate({"address": "localhost:0", **files})
+            checks = [("gateway", partial(ServerCertificate.read, address))]
         for table, tokens in (("gateway", section.token_file), ("monitor", monitor.token_file)):
             if tokens is not None and os.access(tokens, os.R_OK):  # who may not, looks at the status all the same
-                with self._noting(table):
-                    TokenFile(tokens)
-
-    @contextmanager
-    def _noting(self, table: str) -> Iterator[None]:
-        """Note what is wrong with a file at the key of a table that names it."""
-        try:
-            yield
-        except ConfigError as error:
-            key = next((one for one in LISTENING if error.where.startswith(one)), "token_file")
-            self._mistakes.add(error.code, (table, key), f"{key}: {error.what}", error.do)
+                checks.append((table, partial(TokenFile, tokens)))
+        for table, check in checks:
+            try:
+                check()
+            except ConfigError as error:
+                key = next((one for one in LISTENING if error.where.startswith(one)), "token_file")
+                self._mistakes.add(error.code, (table, key), f"{key}: {error.what}", error.do)
 
     def _judge_java(self, lines: Mapping[KeyPath, Line | DownLine]) -> None:
         """Java's client has to take the settings of a downlink, and a cluster what its tasks need."""
@@ -311,12 +310,14 @@ class _Reader:
         return lines
 
     def _uplink(self, path: KeyPath, table: UplinkTable) -> Line | None:
-        wrong = False
-        for number, route in enumerate(table.route):
-            wrong |= self._note(route_problems(route, table.guarantee, table.dedupe), (*path, "route", number))
-        if wrong:
+        routes: list[SubscribedRoute] = []
+        for number, section in enumerate(table.route):
+            place = (*path, "route", number)
+            if not self._note(route_problems(section, table.guarantee, table.dedupe), place):
+                route = section.compile(table.guarantee, table.dedupe)
+                routes += [] if self._note(topic_problems(route), place) else [route]
+        if len(routes) < len(table.route):
             return None
-        routes = tuple(route.compile(table.guarantee, table.dedupe) for route in table.route)
         filters = subscriptions(routes)
         delay_ms = table.max_trigger_delay_ms
         if delay_ms is None:  # no rest where a broker or a publisher waits for Kafka
@@ -335,11 +336,11 @@ class _Reader:
             own |= {"brokers": "mqtt://x", "listen": None}
         if (gateway := self._gateway(path, table, own)) is None:
             return None
-        members = []
-        if not self._note(member_problems(table, gateway), path):
-            for number in range(len(table.member)):
-                values = self._member(table, number, gateway, routes)
-                members.append(self._settings(values, (*path, "member", number)))
+        wrong = self._note(member_problems(table, gateway), path)
+        members = (
+            self._settings(self._member(table, member, gateway, routes), (*path, "member", number))
+            for number, member in enumerate(() if wrong else table.member)
+        )
         resolved = {
             "gateway": gateway,
             "members": [one for one in members if one],
@@ -373,13 +374,16 @@ class _Reader:
         said = (self._tables.mqtt, table.mqtt)
         mqtt = {key: getattr(section, key) for section in said for key in section.model_fields_set}
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
+        network = self._tables.gateway
+        address = network.listen if table.listen is None else table.listen  # false for nowhere
+        files = {name: getattr(network, name) for name in LISTENING}
         values = {
             "client_id": f"{prefix}-{table.name}",
             **mqtt,
             "name": table.name,
             "state_dir": self._state_dir / table.name,
             "guarantee": table.guarantee,
-            "listen": self._listen(table),
+            "listen": {"address": address, **files} if address else None,
             **own,
         }
         return self._settings(values, path)
@@ -397,10 +401,10 @@ class _Reader:
             return None
 
     def _member(
-        self, table: UplinkTable, number: int, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
+        self, table: UplinkTable, member: MemberSection, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
     ) -> dict[str, Any]:
         """What the gateway of a member is told, given what the line's would be told if it were the only one."""
-        member, way, every = table.member[number], table.way or ShareWay.FILTERS, gateway.subscriptions
+        way, every = table.way or ShareWay.FILTERS, gateway.subscriptions
         names = tuple(sorted(one.name for one in table.member))
         share = ShareSettings(member=member.name, members=names, way=way, client_id=gateway.mqtt_client_id)
         prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"
@@ -415,12 +419,6 @@ class _Reader:
             "repeatable": repeatable(routes, [one.pattern for one in taken]),
             "share": share,
         }
-
-    def _listen(self, table: UplinkTable | DownlinkTable) -> dict[str, object] | None:
-        """Where its gateway listens on a network; None for nowhere."""
-        section = self._tables.gateway
-        address = section.listen if table.listen is None else table.listen
-        return {"address": address, **{name: getattr(section, name) for name in LISTENING}} if address else None
 
 
 def _fields(table: Any, section: type[BaseModel]) -> dict[str, Any]:

@@ -55,7 +55,6 @@ class Line(AnyLine, UplinkSection):
     """A line from MQTT to Kafka.
 
     Attributes:
-        direction: Tells the kinds apart in JSON.
         dead_letter_topics: Of all lines of the bridge.
         gateways: As in the file; where there are any, `gateway` says little more than where the checkpoint is.
         members: What the gateways are told that share its messages, each on its machine; none for one gateway alone.
@@ -74,11 +73,7 @@ class Line(AnyLine, UplinkSection):
         return self.members or (() if self.gateways else (self.gateway,))
 
     def member(self, name: str, file: Path) -> GatewaySettings:
-        """What a member's gateway is told.
-
-        Args:
-            name: Of the member.
-            file: For messages.
+        """What a member's gateway is told; ``file`` is for messages.
 
         Raises:
             ConfigError: TL-C120, there is none of this name.
@@ -121,11 +116,7 @@ class Line(AnyLine, UplinkSection):
 
 
 class DownLine(AnyLine, DownlinkSection):
-    """A line from Kafka to MQTT.
-
-    Attributes:
-        direction: Tells the kinds apart in JSON.
-    """
+    """A line from Kafka to MQTT."""
 
     kind: ClassVar[str] = "downlink"
     direction: Literal["down"] = "down"

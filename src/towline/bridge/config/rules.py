@@ -15,22 +15,22 @@ from towline.bridge.config.document import KeyPath, sentence
 from towline.bridge.config.model import DownLine, Line
 from towline.bridge.config.subscriptions import SubscribedRoute, at_odds, restricted
 from towline.bridge.config.tables import (
-    RECORD_COLUMNS,
     BridgeTable,
     Dedupe,
     DownlinkSection,
     DownlinkTable,
     RouteSection,
     UplinkTable,
-    record_column,
     said_in_sql,
-    template_of,
 )
-from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka_name_problem
+from towline.bridge.messages import COLUMNS, record_column
+from towline.bridge.messages import FIELDS as RECORD_FIELDS
+from towline.bridge.patterns import FIELDS, PAYLOAD, Pattern, Template, allowed, column_of, kafka_name_problem
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ShareWay
 from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
 from towline.kafka.deadletters import reserved
+from towline.kafka.properties import USER_PREFIX
 from towline.mqtt.filters import common
 from towline.mqtt.rules import filter_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
@@ -38,6 +38,11 @@ from towline.spark.session import shares_files
 
 #: Names no field may have: columns of the source and of the record.
 _COLUMNS: Final = frozenset(("key", "value", "headers", "timestamp", EVENT_TIME, *ROW_SCHEMA.names))
+#: And those of Spark's Kafka source and of the sink.
+_RECORD_COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
+_UNKNOWN: Final = "which a record does not have; known are " + ", ".join(
+    f"{{{name}}}" for name in ("key", "value", "value.JSON.PATH", "header.NAME", *RECORD_FIELDS)
+)
 #: Tasks of a shuffle: more than one would mix up the order of a device's messages.
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 #: Of a gateway's name, as rows have it.
@@ -60,21 +65,19 @@ _BRACES: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
 
 def _texts(
     section: RouteSection | DownlinkSection,
-    templates: Mapping[KeyPath, Callable[[], object]],
+    templates: Mapping[KeyPath, str],
     column: Callable[[str], str | None],
+    unknown: str,
     taken: Collection[str],
 ) -> Iterator[Violation]:
-    """What is wrong with templates, each given by what reads it, with SQL, and with the names of fields.
+    """What is wrong with what a route or downlink says in templates and in SQL, and with the names of its fields.
 
-    Args:
-        section: That says them.
-        templates: By their keys.
-        column: The column behind a field of templates; None for another name.
-        taken: Names of columns.
+    ``column`` gives the column behind a field of templates; ``unknown`` is said of a field without one. Names that are
+    ``taken`` are columns.
     """
-    for key, read in templates.items():
+    for key, text in templates.items():
         try:
-            read()
+            Template.read(text, lambda name: "" if column(name) else unknown)
         except ValueError as error:
             yield "TL-C66", key, *sentence(error, "Correct it.")
     for key, text in said_in_sql(section):
@@ -95,28 +98,22 @@ def _texts(
 # -- a route ---------------------------------------------------------------------------------------------------------
 
 
-def route_problems(route: RouteSection, guarantee: Guarantee, dedupe: Dedupe | None) -> list[Violation]:
+def route_problems(route: RouteSection, guarantee: Guarantee, dedupe: Dedupe | None) -> Iterator[Violation]:
     """What is wrong with a route of a line with this promise and this ``dedupe``; keys are the route's."""
     dedupe = route.dedupe or dedupe
-    problems: list[Violation] = []
-    captures: tuple[str, ...] = ()
-    templates: dict[KeyPath, Callable[[], object]] = {}
+    captures, templates = tuple[str, ...](), dict[KeyPath, str]()
     try:
         captures = tuple(Pattern.parse(route.from_).names)
-        names = (*captures, *route.fields)
-        templates |= {key: partial(Template.parse, text, names) for key, text in route.texts().items()}
-        templates |= {("dedupe",): partial(dedupe.compile, names)} if dedupe else {}
+        templates = {**route.texts(), **({("dedupe",): dedupe.key} if dedupe and dedupe.templated else {})}
     except ValueError as error:
-        problems.append(("TL-C67", ("from",), *sentence(error, "Correct it.")))
-
-    def column(name: str) -> str | None:
-        return name if name in (*captures, *route.fields) else column_of(name)
-
-    problems += _texts(route, templates, column, (*_COLUMNS, *captures))
-    problems += _qos(route, guarantee, keyed=dedupe is not None)
-    in_sql = any(said_in_sql(route)) or (dedupe is not None and "{" not in dedupe.key)
-    problems += _names(route, captures, in_sql=in_sql)
-    return problems or list(_topic(route.compile(guarantee, dedupe)))
+        yield "TL-C67", ("from",), *sentence(error, "Correct it.")
+    names = (*captures, *route.fields)
+    known = ", ".join(f"{{{name}}}" for name in (*names, *FIELDS, PAYLOAD, f"{PAYLOAD}.JSON.PATH"))
+    unknown = f"which from does not capture; known are {known} and {{{USER_PREFIX}NAME}}"
+    taken = (*_COLUMNS, *captures)
+    yield from _texts(route, templates, lambda name: name if name in names else column_of(name), unknown, taken)
+    yield from _qos(route, guarantee, keyed=dedupe is not None)
+    yield from _names(route, captures, in_sql=any(said_in_sql(route)) or (dedupe is not None and not dedupe.templated))
 
 
 def _qos(route: RouteSection, guarantee: Guarantee, *, keyed: bool) -> Iterator[Violation]:
@@ -143,7 +140,8 @@ def _names(route: RouteSection, captures: Sequence[str], *, in_sql: bool) -> Ite
         yield "TL-C62", ("fallback_topic",), problem
 
 
-def _topic(route: SubscribedRoute) -> Iterator[Violation]:
+def topic_problems(route: SubscribedRoute) -> Iterator[Violation]:
+    """What is wrong with where a route that has no other mistakes sends its messages."""
     name = route.topic.constant
     if name is None and not route.topic.parts[0] and not route.allowed_topics:
         yield "TL-C63", ("topic",), f'topic "{route.topic.text}" lets a device name any Kafka topic'
@@ -203,8 +201,8 @@ def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Itera
 
 def message_problems(section: DownlinkSection) -> Iterator[Violation]:
     """What is wrong with what a downlink says of its messages and failure notices."""
-    templates = {key: partial(template_of, text, section.fields) for key, text in section.texts().items()}
-    return _texts(section, templates, partial(record_column, fields=section.fields), RECORD_COLUMNS)
+    column = partial(record_column, fields=section.fields)
+    return _texts(section, section.texts(), column, _UNKNOWN, _RECORD_COLUMNS)
 
 
 def dead_letter_topic(line: UplinkTable | DownlinkTable, file: BridgeTable) -> str | None:
@@ -254,12 +252,7 @@ def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Vio
 
 
 def gateway_problems(line: Line | DownLine, routes: Sequence[SubscribedRoute]) -> Iterator[Violation]:
-    """What contradicts a line's promise in what its gateways are told; keys are the line's.
-
-    Args:
-        line: With its gateways.
-        routes: Its routes, compiled; none of a downlink.
-    """
+    """What contradicts a line's promise in what its gateways are told, given its routes; keys are the line's."""
     gateway = line.gateway
     if pair := at_odds(routes):
         narrow, wide = (routes[number].pattern.text for number in pair)
@@ -307,12 +300,7 @@ _UNIQUE: Final = {
 
 
 def file_problems(bridge: str, lines: Mapping[KeyPath, Line | DownLine]) -> Iterator[Violation]:
-    """What lines can't have together; keys are from the file's root.
-
-    Args:
-        bridge: Its name.
-        lines: By the places of their tables.
-    """
+    """What lines can't have together, by the places of their tables; keys are from the file's root."""
     dead_letters = tuple(sorted({line.dead_letter_topic for line in lines.values() if line.dead_letter_topic}))
     written = [f"towline.{bridge}.{one.name}.markers" for one in lines.values() if policy(one.guarantee).transactions]
     for path, line in lines.items():

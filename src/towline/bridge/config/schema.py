@@ -60,8 +60,6 @@ def bridge_schema() -> dict[str, Any]:
     defs: dict[str, Any] = made.pop("$defs")
     _other_ways(defs)
     _lines_need(defs)
-    for kind in LINES:
-        made["properties"][kind]["minItems"] = 1
     made |= _brokers()
     defs |= {"Variable": _VARIABLE, "Setting": _SETTING}
     for one in defs.values():
@@ -135,8 +133,6 @@ def _lines_need(defs: dict[str, Any]) -> None:
         profile |= {"anyOf": [{"enum": names, "type": "string"}, {"type": "string", "pattern": r"\.toml(#.+)?$"}]}
         del profile["type"]
     defs["UplinkTable"]["anyOf"] = [{"required": ["route"]}, {"required": ["profile"]}]
-    defs["UplinkTable"]["properties"]["route"]["minItems"] = 1
-    defs["UplinkTable"]["properties"]["member"]["minItems"] = 1
     defs["DownlinkTable"]["required"].remove("from")
     defs["DownlinkTable"]["anyOf"] = [{"required": ["from"]}, {"required": ["profile"]}]
 

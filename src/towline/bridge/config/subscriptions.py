@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
-from typing import Final
 
 from towline.bridge.patterns import Pattern
 from towline.bridge.routes import Route
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common, unshared
 
-#: A subscription that says nothing of its own.
-_NO_TERMS: Final = Filter("")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribedRoute(Route):
     """A route, and how its messages are asked for.
 
     Attributes:
-        qos: Highest QoS to subscribe with.
+        subscription: What it alone would be subscribed with.
         repeatable: Whether a message may come twice: that has a key, or at least once is all that is promised.
-        terms: Further options of the subscription; its filter and QoS are not looked at.
     """
 
-    qos: int = 0
+    subscription: Filter
     repeatable: bool = False
-    terms: Filter = _NO_TERMS
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
     """Whether every topic that ``narrow`` matches is matched by ``wide`` too."""
-    inner = unshared(narrow.filter)
-    return common(unshared(wide.filter), inner) == inner
+    levels, inner = wide.levels, narrow.levels
+    if len(inner) < len(levels) or (not wide.deep and (narrow.deep or len(inner) > len(levels))):
+        return False
+    hidden = bool(inner) and (inner[0] or "").startswith("$") and (not levels or levels[0] is None)  # [MQTT-4.7.2-1]
+    return not hidden and all(level is None or level == other for level, other in zip(levels, inner, strict=False))
 
 
-def _within(route: SubscribedRoute, wide: SubscribedRoute) -> bool:
-    """Whether the other's filter covers a route's, in the same share group."""
-    return wide.pattern.share == route.pattern.share and covers(wide.pattern, route.pattern)
+def _wider(routes: Sequence[SubscribedRoute]) -> list[list[int]]:
+    """Of each route the routes, itself too, whose filters cover its own in the same share group."""
+    patterns = [route.pattern for route in routes]
+    return [
+        [at for at, wide in enumerate(patterns) if wide.share == pattern.share and covers(wide, pattern)]
+        for pattern in patterns
+    ]
 
 
 def shadowed(routes: Sequence[SubscribedRoute]) -> list[tuple[int, int]]:
@@ -54,30 +54,37 @@ def subscriptions(routes: Sequence[SubscribedRoute]) -> tuple[Filter, ...]:
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
     would become a record; so a filter that another covers is left out, and the covering one gets the higher QoS.
     """
-    return tuple(
-        replace(route.terms, pattern=route.pattern.filter, qos=max(one.qos for one in routes if _within(one, route)))
-        for at, route in enumerate(routes)
-        if not any(_within(route, one) and (i < at or not _within(one, route)) for i, one in enumerate(routes))
-    )
+    wider, found = _wider(routes), dict[int, Filter]()
+    for at, above in enumerate(wider):
+        if not any(i < at or at not in wider[i] for i in above if i != at):
+            found[at] = routes[at].subscription
+    for at, above in enumerate(wider):
+        for i in found.keys() & above:
+            found[i] = replace(found[i], qos=max(found[i].qos, routes[at].subscription.qos))
+    return tuple(found.values())
 
 
 def repeatable(routes: Sequence[SubscribedRoute], filters: Iterable[str]) -> tuple[str, ...]:
     """Filters of which all messages go by routes that bear a repeat."""
-    return tuple(one for one in filters if _bear(routes, unshared(one)))
+    every = all(route.repeatable for route in routes)
+    return tuple(one for one in filters if every or _bear(routes, unshared(one)))
 
 
 def _bear(routes: Sequence[SubscribedRoute], pattern: str) -> bool:
-    taking = [(route, common(unshared(route.pattern.filter), pattern)) for route in routes]
-    alone = next((at for at, (_, taken) in enumerate(taking, start=1) if taken == pattern), None)
-    return all(route.repeatable for route, taken in taking[:alone] if taken is not None)
+    for route in routes:
+        taken = common(unshared(route.pattern.filter), pattern)
+        if taken is not None and not route.repeatable:
+            return False
+        if taken == pattern:
+            break
+    return True
 
 
 def at_odds(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
     """A route, and another whose filter covers its own and is subscribed with other options; None for no such pair."""
-    for (one, route), (other, wide) in permutations(enumerate(routes), 2):
-        if wide.terms != route.terms and _within(route, wide):
-            return one, other
-    return None
+    terms = [replace(route.subscription, pattern="", qos=0) for route in routes]
+    pairs = ((at, wide) for at, above in enumerate(_wider(routes)) for wide in above)
+    return next(((at, wide) for at, wide in pairs if terms[at] != terms[wide]), None)
 
 
 def restricted(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple[Filter, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -14,8 +14,8 @@ from pydantic_core import PydanticCustomError
 
 from towline.bridge.config.document import KeyPath
 from towline.bridge.config.subscriptions import SubscribedRoute
-from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
-from towline.bridge.patterns import Pattern, Template, kafka_name_problem, payload_path
+from towline.bridge.messages import VALUES
+from towline.bridge.patterns import Pattern, Template, kafka_name_problem
 from towline.gateway.access import DEFAULT_VALID_S, LONGEST_VALID_S, Access, gateway_list
 from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
@@ -206,13 +206,15 @@ class Dedupe(SettingsModel):
             raise ValueError('within is a time of at most 30 days; write it as "10 minutes" or "2 hours"')
         return f"{found[1]} {found[2]}s"
 
-    def compile(self, captures: Iterable[str]) -> Template | str:
-        """The key as a template where it has braces, else the SQL it is.
+    @property
+    def templated(self) -> bool:
+        """Whether the key is a template; else it is SQL."""
+        return "{" in self.key
 
-        Raises:
-            ValueError: As `Template.parse`.
-        """
-        return Template.parse(self.key, captures) if "{" in self.key else self.key
+    @property
+    def compiled(self) -> Template | str:
+        """The key, judged before."""
+        return Template.read(self.key) if self.templated else self.key
 
 
 #: Keys of a route that a compiled one has as they are written.
@@ -281,56 +283,45 @@ class RouteSection(SettingsModel):
     subscription_id: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
     dedupe: Dedupe | None = None
 
-    def texts(self) -> dict[tuple[str, ...], str]:
+    def texts(self) -> dict[KeyPath, str]:
         """Its templates, by their keys."""
-        texts: dict[tuple[str, ...], str | None] = {}
+        texts: dict[KeyPath, str | None] = {("headers", name): text for name, text in self.headers.items()}
         texts |= {(key,): getattr(self, key) for key in ("topic", "key", "value", "timestamp")}
-        texts |= {("headers", name): text for name, text in self.headers.items()}
         return {key: text for key, text in texts.items() if text is not None}
 
     def compile(
         self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
     ) -> SubscribedRoute:
-        """The route, with the QoS the guarantee takes when none is given (design section 4).
+        """The route, judged before, with the QoS the line's guarantee takes when none is given (design section 4).
 
-        Args:
-            guarantee: Of the line.
-            dedupe: Of the line, for a route without its own.
-            dead_letter_topics: Of all lines.
-
-        Raises:
-            ValueError: As `Pattern.parse` and `Template.parse` say.
+        A route without ``dedupe`` has the line's; ``dead_letter_topics`` are those of all lines.
         """
-        pattern = Pattern.parse(self.from_)
-        names = (*pattern.names, *self.fields)
-        dedupe, promise = self.dedupe or dedupe, policy(self.promise or guarantee)
+        pattern, dedupe, promise = Pattern.parse(self.from_), self.dedupe or dedupe, policy(self.promise or guarantee)
         qos = promise.qos if self.qos is None else self.qos
-        templates = {key: Template.parse(text, names) for key, text in self.texts().items()}
-        made: dict[str, Any] = {key: template for (key, *header), template in templates.items() if not header}
+        made: dict[str, Any] = {f"{key[0]}": Template.read(text) for key, text in self.texts().items() if len(key) == 1}
         made |= {key: getattr(self, key) for key in _AS_WRITTEN}
         return SubscribedRoute(
             pattern=pattern,
-            qos=qos,
             **made,
-            headers=tuple((name, templates["headers", name]) for name in self.headers),
+            headers=tuple((name, Template.read(text)) for name, text in self.headers.items()),
             properties=self.properties == "all",
             fields=tuple(self.fields.items()),
             omit_missing=self.missing_headers == "omit",
-            terms=Filter(
-                "",
-                no_local=self.no_local,
-                retain_as_published=self.retain_as_published,
-                retain_handling=self.retain_handling,
-                identifier=self.subscription_id,
-            ),
-            dedupe=None if dedupe is None else dedupe.compile(names),
+            dedupe=dedupe.compiled if dedupe else None,
             key_tells=qos < promise.qos,
-            repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
             dead_letter_topics=dead_letter_topics,
+            subscription=Filter(
+                pattern.filter, qos, self.no_local, self.retain_as_published, self.retain_handling, self.subscription_id
+            ),
+            repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
         )
 
 
 # -- lines ----------------------------------------------------------------------------------------------------------
+
+
+#: For editors: of such tables there is one at least.
+_SOME: Final = Field(json_schema_extra={"minItems": 1})
 
 
 def _tables(code: str, mistake: str) -> BeforeValidator:
@@ -439,6 +430,7 @@ class UplinkSection(LineSection):
     removed_gateways: tuple[str, ...] = ()
     route: Annotated[
         tuple[RouteSection, ...],
+        _SOME,
         _tables("TL-C61", "a line needs at least one [[uplink.route]]; add one with from and topic"),
     ] = Field(default=(), validate_default=True)
 
@@ -463,7 +455,9 @@ class UplinkTable(LineTable, UplinkSection):
     share: ShareWay | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
     member: Annotated[
-        tuple[MemberSection, ...], _tables("TL-C122", "members are written [[uplink.member]]; add one with a name")
+        tuple[MemberSection, ...],
+        _SOME,
+        _tables("TL-C122", "members are written [[uplink.member]]; add one with a name"),
     ] = ()
 
     @property
@@ -476,14 +470,8 @@ class UplinkTable(LineTable, UplinkSection):
 # -- a downlink -----------------------------------------------------------------------------------------------------
 
 
-#: Columns of Spark's Kafka source and of the sink: names that no field may have.
-RECORD_COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
 #: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
 _UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-_UNKNOWN: Final = (
-    "which a record does not have; known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, "
-    + ", ".join(f"{{{name}}}" for name in FIELDS)
-)
 
 
 class Sql(SettingsModel):
@@ -525,35 +513,14 @@ class FailureNotice(SettingsModel):
     def spoken(self) -> dict[str, Spoken | None]:
         """What is said of the record; headers by their names in hexadecimal, with a prefix."""
         headers = {f"header_{name.encode().hex()}": text for name, text in self.headers.items()}
-        return {"topic": self.topic, "key": self.key, "payload": self.payload, **headers}
+        where = None if self.where is None else Sql(sql=self.where)
+        return {"topic": self.topic, "key": self.key, "payload": self.payload, "where": where, **headers}
 
 
 class KafkaPattern(SettingsModel):
     """Topics by a regular expression, as Spark's ``subscribePattern`` takes it (java.util.regex)."""
 
     pattern: str = Field(min_length=1)
-
-
-def record_column(name: str, fields: Collection[str]) -> str | None:
-    """The column behind a field that a template may name; None for another name."""
-    if name in ("key", "value") or name in fields:
-        return name
-    if name.startswith("header.") and name != "header.":
-        return "headers"
-    return DOCUMENT if payload_path(name, DOCUMENT) else FIELDS.get(name)
-
-
-def template_of(text: str, fields: Collection[str] = ()) -> Template:
-    """Read a template over the fields of a record.
-
-    Args:
-        text: As written.
-        fields: Names the line gives beside those that every record has.
-
-    Raises:
-        ValueError: As `Template.read`.
-    """
-    return Template.read(text, lambda name: "" if record_column(name, fields) else _UNKNOWN)
 
 
 def said_in_sql(section: SettingsModel) -> Iterator[tuple[KeyPath, str]]:
@@ -564,7 +531,7 @@ def said_in_sql(section: SettingsModel) -> Iterator[tuple[KeyPath, str]]:
         elif name == "fields":
             yield from (((name, field), text) for field, text in value.items())
         elif isinstance(value, Dedupe):
-            yield from [((name, "key"), value.key)] if "{" not in value.key else []
+            yield from [] if value.templated else [((name, "key"), value.key)]
         else:
             inner = {(name, key): one for key, one in value.items()} if isinstance(value, dict) else {(name,): value}
             tables = [(path, one) for path, one in inner.items() if isinstance(one, SettingsModel)]
@@ -649,13 +616,11 @@ class DownlinkSection(LineSection):
 
     def rendering(self) -> dict[str, Any]:
         """What `towline.bridge.messages.MessageTable` takes of it: SQL is a table without its text [I12]."""
-        notice, values, told = self.failure_notice, self.spoken(), dict[str, Any]()
-        if notice:
-            told = {**notice.spoken(), "where": notice.where and Sql(sql=notice.where)}
-        for said in (values, told):
-            said |= {name: {} for name, value in said.items() if isinstance(value, Sql)}
-        copied = notice.copy_headers if notice else ()
-        return {"values": values, "properties": self.properties, "notice": told, "copied": copied}
+        notice = self.failure_notice
+        said: dict[str, dict[str, Any]] = {"values": self.spoken(), "notice": notice.spoken() if notice else {}}
+        for texts in said.values():
+            texts |= {name: {} for name, value in texts.items() if isinstance(value, Sql)}
+        return {**said, "properties": self.properties, "copied": notice.copy_headers if notice else ()}
 
     def spoken(self) -> dict[str, Any]:
         """What is said of the messages: templates, SQL, constants; None for nothing."""
@@ -672,7 +637,7 @@ class DownlinkSection(LineSection):
     @property
     def templates(self) -> tuple[Template, ...]:
         """Those of its messages and of their failure notices."""
-        return tuple(template_of(text, self.fields) for text in self.texts().values())
+        return tuple(map(Template.read, self.texts().values()))
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -748,5 +713,5 @@ class BridgeTable(BridgeSection):
     """
 
     mqtt: MqttTable = MqttTable()
-    uplink: Annotated[tuple[UplinkTable, ...], _lines("uplink")] = ()
-    downlink: Annotated[tuple[DownlinkTable, ...], _lines("downlink")] = ()
+    uplink: Annotated[tuple[UplinkTable, ...], _SOME, _lines("uplink")] = ()
+    downlink: Annotated[tuple[DownlinkTable, ...], _SOME, _lines("downlink")] = ()

@@ -227,9 +227,7 @@ def _columns(section: DownlinkSection) -> Iterator[tuple[str, str]]:
 def _notice_columns(notice: FailureNotice | None) -> Iterator[tuple[str, str]]:
     for name, value in notice.spoken().items() if notice else ():
         if isinstance(value, Sql):
-            yield own(NOTICE + name), _cast(value.sql, "STRING")
-    if notice and notice.where is not None:
-        yield own(NOTICE + "where"), _cast(notice.where, "BOOLEAN")
+            yield own(NOTICE + name), _cast(value.sql, "BOOLEAN" if name == "where" else "STRING")
 
 
 def _rendered(frame: DataFrame, messages: str, section: DownlinkSection) -> DataFrame:
