@@ -295,11 +295,7 @@ class Mistakes:
             self.add(code, path, what, do)
 
     def raise_if_any(self) -> None:
-        """Raise what was found.
-
-        Raises:
-            ConfigErrors: If anything was noted.
-        """
+        """Raise `ConfigErrors` if anything was noted."""
         if self._found:
             raise ConfigErrors(self.found())
 

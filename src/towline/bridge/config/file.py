@@ -76,12 +76,7 @@ _STAND_INS: Final[Mapping[str, Any]] = {
 
 
 def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
-    """Read a bridge file.
-
-    Args:
-        file: TOML, UTF-8.
-        environ: For ``${NAME}``; the process's own by default.
-        master: Spark's, in place of the one in the file.
+    """Read a bridge file; ``environ`` is for ``${NAME}``, the process's own by default, ``master`` is Spark's instead.
 
     Raises:
         ConfigErrors: With every mistake of the file.

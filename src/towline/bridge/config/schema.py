@@ -32,8 +32,6 @@ _SETTING: Final = {
         {"type": "object", "additionalProperties": {"$ref": "#/$defs/Setting"}},
     ]
 }
-#: Tables of another program's settings, whose dotted names may be tables.
-_SETTINGS: Final = (("KafkaSection", "settings"), ("SparkSection", "conf"))
 _ENUMERATED: Final = ("enum", "pattern")
 #: ``name: what it is`` of a docstring, with further lines that are indented more.
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -121,20 +119,20 @@ def _other_ways(defs: dict[str, Any]) -> None:
             if "_bytes" in key or key == "alpn":
                 about = {word: one.pop(word) for word in _ANNOTATIONS if word in one}
                 properties[key] = {"anyOf": [one, _SIZE if "_bytes" in key else {"type": "string"}], **about}
-    for name, key in _SETTINGS:
+    for name, key in (("KafkaSection", "settings"), ("SparkSection", "conf")):  # dotted names may be tables
         defs[name]["properties"][key]["additionalProperties"] = {"$ref": "#/$defs/Setting"}
 
 
 def _lines_need(defs: dict[str, Any]) -> None:
     """What a profile says need not be said; its name is one of the package's, or the path of another."""
-    for kind in LINES:
+    for kind, needed in zip(LINES, ("route", "from"), strict=True):
+        table = defs[f"{kind.capitalize()}Table"]
         names = [line.name for one in shipped() for line in getattr(one.file, kind)]
-        profile = defs[f"{kind.capitalize()}Table"]["properties"]["profile"]
+        profile = table["properties"]["profile"]
         profile |= {"anyOf": [{"enum": names, "type": "string"}, {"type": "string", "pattern": r"\.toml(#.+)?$"}]}
         del profile["type"]
-    defs["UplinkTable"]["anyOf"] = [{"required": ["route"]}, {"required": ["profile"]}]
+        table["anyOf"] = [{"required": [needed]}, {"required": ["profile"]}]
     defs["DownlinkTable"]["required"].remove("from")
-    defs["DownlinkTable"]["anyOf"] = [{"required": ["from"]}, {"required": ["profile"]}]
 
 
 def _brokers() -> dict[str, Any]:

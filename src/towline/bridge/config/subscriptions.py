@@ -83,6 +83,8 @@ def _bear(routes: Sequence[SubscribedRoute], pattern: str) -> bool:
 def at_odds(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
     """A route, and another whose filter covers its own and is subscribed with other options; None for no such pair."""
     terms = [replace(route.subscription, pattern="", qos=0) for route in routes]
+    if len({*terms}) < 2:
+        return None
     pairs = ((at, wide) for at, above in enumerate(_wider(routes)) for wide in above)
     return next(((at, wide) for at, wide in pairs if terms[at] != terms[wide]), None)
 
