@@ -26,7 +26,7 @@ from towline.spark.java import find_java
 from towline_prove.devstack import Kafka, Mosquitto, MosquittoTooOld
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto, flaw
-from towline_prove.devstack.sparkstart import start_quickly
+from towline_prove.devstack.spark import start_quickly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

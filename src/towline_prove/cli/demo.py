@@ -48,7 +48,7 @@ def demo(
     Example: towline demo --messages 50000 --keep /tmp/demo
     """
     from towline.guarantee import Guarantee  # noqa: PLC0415
-    from towline_prove.devstack.sparkstart import start_quickly  # noqa: PLC0415 - loaded when it is called
+    from towline_prove.devstack.spark import start_quickly  # noqa: PLC0415 - loaded when it is called
 
     receipts = scene == "receipts"
     if scene not in ("kills", "receipts"):

@@ -7,7 +7,6 @@ import shlex
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +18,8 @@ from rich.text import Text
 from towline.cli.screen import AsJson, command_app
 from towline.errors import SetupError
 from towline_prove.devstack import Server, Stack
-from towline_prove.devstack.gateways import gateway_files
-from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
-from towline_prove.devstack.stack import ServerStatus, StackForm
-
-__all__ = ["app"]
+from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto, gateway_files
+from towline_prove.devstack.stack import StackForm
 
 app = command_app(
     name="devstack",
@@ -94,12 +90,17 @@ def down(directory: Directory = None) -> None:
 @app.command(epilog="Example:   towline devstack status --json")
 def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
     """Show all servers; the exit code is 0 when all run, else 1."""
-    servers = Stack(directory).status()
+    servers = [server.status() for server in Stack(directory).servers]
     if as_json:
-        typer.echo(json.dumps([asdict(server) for server in servers]))
+        typer.echo(json.dumps(servers))
     else:
-        _show(servers)
-    if any(server.state != "running" for server in servers):
+        table = Table("server", "state", "address", "pid", "directory", box=None, pad_edge=False)
+        for server in servers:
+            table.add_row(
+                *(Text(str(cell or "-"), overflow="fold") for cell in server.values())
+            )  # a str would be markup
+        Console().print(table)
+    if any(server["state"] != "running" for server in servers):
         raise typer.Exit(1)
 
 
@@ -217,14 +218,3 @@ def _do(name: str, directory: Path | None, verb: Callable[[Server], object], out
     verb(server)
     again = f" {name}" if outcome.endswith(("restart", "resume")) else ""
     typer.echo(f"{name} {outcome}{again}   ({time.monotonic() - begun:.1f} s)")
-
-
-def _show(servers: list[ServerStatus]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("server", "state", "address", "pid", "directory"):
-        table.add_column(column, overflow="fold")
-    for server in servers:
-        pid = str(server.pid) if server.pid else "-"
-        cells = (server.name, server.state, server.address or "-", pid, server.directory)
-        table.add_row(*map(Text, cells))  # a str would be read as markup
-    Console().print(table)

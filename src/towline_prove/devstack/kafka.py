@@ -1,4 +1,4 @@
-"""A real Apache Kafka (KRaft, one node, broker and controller in one) in a directory of its own."""
+"""A real Apache Kafka (KRaft): one node, broker and controller in one, in a directory of its own; or several."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from towline import files
 from towline.errors import KafkaError, SetupError
 from towline.spark.java import find_java, resolve_jars
 from towline.spark.quickstart import QUIET_JVM, archive_for, archive_once, sharing
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
-from towline_prove.devstack.server import Server
+from towline_prove.devstack.server import Server, Together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from concurrent.futures import Future
-
-__all__ = ["KAFKA_VERSION", "Kafka", "kafka_jars", "new_cluster_id", "prepare_kafka"]
 
 KAFKA_VERSION = "4.3.1"
 SCALA_VERSION = "2.13"
@@ -82,6 +80,24 @@ BROKER_JVM = [
 
 #: Options for compiler and garbage collector; Kafka's own start script (kafka-run-class.sh) splits them at spaces, too.
 PERFORMANCE = "KAFKA_JVM_PERFORMANCE_OPTS"
+
+#: Every partition thrice, and an acknowledgement with acks=all means two of the three.
+_REPLICATED: Final = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "unclean.leader.election.enable": "false",
+    # A follower that stands still is out of the set of replicas in sync after this long; Kafka's own value is 30 s.
+    "replica.lag.time.max.ms": "4000",
+    "replica.fetch.wait.max.ms": "200",
+    # A broker that was killed is fenced after this long, and its partitions have other leaders then; Kafka: 9 s.
+    "broker.session.timeout.ms": "4000",
+    "controller.quorum.election.timeout.ms": "1000",
+    "controller.quorum.fetch.timeout.ms": "2000",
+}
+_SMALL_JVM: Final = ("-Xms96m", "-Xmx256m")
 
 # librdkafka reports every refused connection while the broker is not up yet: said to nobody.
 _unheard = logging.Logger("towline_prove.devstack.kafka", level=logging.CRITICAL + 1)  # noqa: LOG001  kept out of the tree
@@ -140,14 +156,11 @@ class Kafka(Server):
     more_jvm: Sequence[str] = ()
 
     @property
-    def bootstrap(self) -> str:
+    def address(self) -> str:
         """``127.0.0.1:PORT``, for ``bootstrap.servers``."""
         return f"{LOOPBACK}:{self.port}"
 
-    @property
-    def address(self) -> str:
-        """The same as `bootstrap`."""
-        return self.bootstrap
+    bootstrap = address
 
     @property
     def client(self) -> dict[str, Any]:
@@ -173,17 +186,14 @@ class Kafka(Server):
         new = [NewTopic(name, partitions, -1, config=dict(config or {})) for name, partitions in topics.items()]
         asked = admin.create_topics(new, operation_timeout=TOPIC_SECONDS, request_timeout=TOPIC_SECONDS)
         for name, created in asked.items():
-            self._await_topic(name, created)
+            try:
+                created.result(TOPIC_SECONDS)
+            except (KafkaException, TimeoutError) as error:
+                reason = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
+                raise KafkaError("TL-K70", self.bootstrap, f"can't create topic {name!r}: {reason}") from error
         if not wait_for(lambda: all(_is_led(admin, name) for name in topics), TOPIC_SECONDS):
             what = f"a topic of {', '.join(topics)} has no leader after {TOPIC_SECONDS:.0f} s"
             raise KafkaError("TL-K70", self.bootstrap, what, f"Its log is {self.log}.")
-
-    def _await_topic(self, name: str, created: Future[None]) -> None:
-        try:
-            created.result(TOPIC_SECONDS)
-        except (KafkaException, TimeoutError) as error:
-            reason = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
-            raise KafkaError("TL-K70", self.bootstrap, f"can't create topic {name!r}: {reason}") from error
 
     def _command(self, ports: tuple[int, ...]) -> list[str | Path]:
         java, jars = find_java(), kafka_jars()
@@ -279,3 +289,95 @@ def new_cluster_id() -> str:
         text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
         if not text.startswith("-"):
             return text
+
+
+class ClusterNode(Kafka):
+    """One broker of a `KafkaCluster`.
+
+    Args:
+        directory: Of this node.
+        number: Its id, from 1.
+        cluster_id: Of all of them.
+        settings: As `Kafka`.
+    """
+
+    more_jvm = _SMALL_JVM
+
+    def __init__(self, directory: Path, number: int, cluster_id: str, settings: Mapping[str, str]) -> None:
+        super().__init__(directory, settings=settings)
+        self.number = number
+        self.label = f"kafka-{number}"
+        self._cluster_id = cluster_id
+        self._voters = ""
+
+    def join(self, nodes: Sequence[ClusterNode]) -> None:
+        """Be told of all nodes, this one among them."""
+        self._voters = ",".join(f"{node.number}@{LOOPBACK}:{node.ports[1]}" for node in nodes)
+
+    def _membership(self, controller_port: int) -> dict[str, str]:
+        del controller_port
+        return {"node.id": str(self.number), "controller.quorum.voters": self._voters, **_REPLICATED}
+
+    def _format_options(self) -> list[str]:
+        return ["-t", self._cluster_id]
+
+
+class KafkaCluster(Together):
+    """Several brokers; one alone has no quorum and answers nobody, so they start at the same time.
+
+    Args:
+        directory: Each node has a folder in it.
+        brokers: How many.
+        settings: Lines of server.properties of every node.
+    """
+
+    name: Final = "kafka"
+
+    def __init__(self, directory: Path, *, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        self.directory = Path(directory).absolute()
+        self.nodes = tuple(
+            ClusterNode(self.directory / f"node-{number}", number, self._id(), settings or {})
+            for number in range(1, brokers + 1)
+        )
+        for node in self.nodes:
+            node.join(self.nodes)
+
+    def _id(self) -> str:
+        file = self.directory / "cluster.id"
+        if not file.exists():
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace(file, new_cluster_id(), synced=False)
+        return file.read_text(encoding="utf-8")
+
+    @property
+    def servers(self) -> tuple[ClusterNode, ...]:
+        """The nodes."""
+        return self.nodes
+
+    @property
+    def bootstrap(self) -> str:
+        """All brokers, for ``bootstrap.servers``."""
+        return ",".join(node.bootstrap for node in self.nodes)
+
+    @property
+    def client(self) -> dict[str, Any]:
+        """Settings of a librdkafka client that reaches it."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    @property
+    def version(self) -> str:
+        """The version of Kafka."""
+        return KAFKA_VERSION
+
+    @property
+    def running(self) -> bool:
+        """Whether all brokers run."""
+        return all(node.running for node in self.nodes)
+
+    def create_topics(self, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
+        """As `Kafka.create_topics`, with the cluster's replication."""
+        self.nodes[0].create_topics(topics, config)
+
+    def node(self, number: int) -> ClusterNode:
+        """The node with this id."""
+        return self.nodes[number - 1]

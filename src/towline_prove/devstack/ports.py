@@ -11,13 +11,10 @@ import random
 import socket
 from pathlib import Path
 
-__all__ = ["LOOPBACK", "free_port", "is_free"]
-
 LOOPBACK = "127.0.0.1"
-LOWEST = 15_000
-HIGHEST = 65_535
+LOWEST, HIGHEST = 15_000, 65_535
+#: A range smaller than this is too crowded to pick from at random.
 FEWEST = 1_000
-"""A range smaller than this is too crowded to pick from at random."""
 
 _random = random.SystemRandom()
 
@@ -29,7 +26,9 @@ def free_port() -> int:
         port = _random.choice(candidates)
         if is_free(port):
             return port
-    return _kernel_choice()
+    with socket.socket() as probe:  # the kernel's choice
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:
@@ -59,9 +58,3 @@ def _outgoing_range() -> tuple[int, int]:
     except OSError:
         return 32_768, 60_999  # Linux's default
     return int(low), int(high)
-
-
-def _kernel_choice() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

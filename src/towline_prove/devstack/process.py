@@ -1,8 +1,4 @@
-"""Processes identified by pid *and* start time, so that a recycled pid is never signalled.
-
-A pid alone is not a name: after the process ends the kernel hands the number out again. The pair of boot id and start
-time (/proc/<pid>/stat, field 22, clock ticks since boot) is one, and it survives in a file over our own restarts.
-"""
+"""Processes that can be hurt, waited for and started; none is signalled by its pid alone."""
 
 from __future__ import annotations
 
@@ -11,43 +7,26 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from towline import processes
+from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-__all__ = ["POLL_SECONDS", "Child", "Process", "identify", "is_stopped", "spawn", "wait_for"]
+    from pathlib import Path
 
 POLL_SECONDS = 0.01
 """Pause between two looks at /proc or at a port: far below anything a person or a test notices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that existed once; every method is safe when it is gone or its pid belongs to another.
-
-    Attributes:
-        pid: Its process id.
-        started: Boot id and start time, as `identify` gives it.
-    """
-
-    pid: int
-    started: str
-
-    @classmethod
-    def of(cls, pid: int) -> Self:
-        """The process with this pid now; one that is gone is never alive."""
-        return cls(pid, identify(pid) or "gone")
+class Process(ProcessMark):
+    """A process that existed once; every method is safe when it is gone or its pid belongs to another."""
 
     @property
     def alive(self) -> bool:
         """Whether exactly this process still runs (a zombie does not)."""
-        return identify(self.pid) == self.started
+        return processes.started(self.pid) == self.started
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; False when the process is gone."""
@@ -94,15 +73,6 @@ def spawn(
     return child, Process.of(child.pid)
 
 
-def identify(pid: int) -> str | None:
-    """Boot id and start time of a running process; None when there is none with this pid, or only a zombie.
-
-    See `towline.processes.started`.
-    """
-    started = processes.started(pid)
-    return None if started is None else f"{_boot_id()}:{started}"
-
-
 def is_stopped(pid: int) -> bool:
     """Whether the process is stopped by SIGSTOP."""
     fields = processes.fields(pid)
@@ -120,8 +90,3 @@ def wait_for(condition: Callable[[], bool], timeout: float, pause: float = POLL_
             return False
         time.sleep(pause)
     return True
-
-
-@cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,31 +1,90 @@
-"""A real Kafka with TLS and SASL, and a real Mosquitto with TLS, client certificates and passwords.
+"""A real Kafka with TLS and SASL, a real Mosquitto with TLS, client certificates and passwords; and gateways with TLS.
 
-Users and passwords are made once and lie beside the brokers, mode 0600.
+Users, passwords and certificates are made once and lie beside the brokers, mode 0600; the certificates with OpenSSL's
+program, which every Debian has.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from towline import files
 from towline.errors import SetupError
-from towline_prove.devstack.certificates import certificates
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import SEARCHED, Mosquitto
-from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONNECTION_STRING", "USER", "SecuredKafka", "SecuredMosquitto", "secret_of"]
-
 USER: Final = "towline"
 #: The user name by which Azure Event Hubs takes a connection string as password.
 CONNECTION_STRING: Final = "$ConnectionString"
+_DAYS: Final = "3650"
+_SECONDS: Final = 30
+#: Who may be called so: the server's names, or a client's user name.
+_SERVER: Final = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+#: Gateways that may be started beside one stack.
+_GATEWAYS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Files in PEM; keys have mode 0600.
+
+    Attributes:
+        authority: Certificate of the authority, which clients trust.
+        server: Certificate for localhost and 127.0.0.1.
+        server_key: Its key.
+        client: Certificate of a client, named ``towline``.
+        client_key: Its key.
+    """
+
+    authority: Path
+    server: Path
+    server_key: Path
+    client: Path
+    client_key: Path
+
+
+def certificates(directory: Path) -> Certificates:
+    """The certificates in a directory, made where they are missing.
+
+    Raises:
+        SetupError: TL-S22, there is no ``openssl``, or it could not make them.
+    """
+    names = ("authority.pem", "server.pem", "server.key", "client.pem", "client.key")
+    made = Certificates(*(directory / name for name in names))
+    if made.client_key.exists():
+        return made
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority_key = directory / "authority.key"
+    _make(made.authority, authority_key, "Towline devstack", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    # OpenSSL takes what it signs here for another authority, unless it is told: strict clients refuse that.
+    signed: list[str | Path] = ["-CA", made.authority, "-CAkey", authority_key]
+    signed += ["-addext", "basicConstraints=critical,CA:FALSE", "-addext"]
+    _make(made.server, made.server_key, "localhost", *signed, _SERVER)
+    _make(made.client, made.client_key, "towline", *signed, "extendedKeyUsage=clientAuth")
+    return made
+
+
+def _make(certificate: Path, key: Path, name: str, *more: str | Path) -> None:
+    program = shutil.which("openssl")
+    if program is None:
+        raise SetupError("TL-S22", "openssl", "is not on this machine", "Install it: apt-get install openssl.")
+    command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", _DAYS, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate), *map(str, more)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if answer.returncode:
+        words = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise SetupError("TL-S22", "openssl", f"could not make a certificate: {words}", "OpenSSL 3 is needed.")
+    key.chmod(0o600)
 
 
 def secret_of(file: Path, form: str = "{}") -> Path:
@@ -157,3 +216,36 @@ def _users(file: Path, password_file: Path) -> Path:
     files.replace(file, f"{USER}:{password}\n", synced=False)
     subprocess.run([program, "-U", str(file)], check=True, capture_output=True, timeout=30)
     return file
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFiles:
+    """For ``[gateway]`` of a bridge file; the gateways themselves are the user's to start.
+
+    Attributes:
+        addresses: ``HOST:PORT`` of each.
+        cert_file: Certificate for localhost and 127.0.0.1.
+        key_file: Its key.
+        ca_file: Who signed it.
+        token_file: The token.
+    """
+
+    addresses: tuple[str, ...]
+    cert_file: Path
+    key_file: Path
+    ca_file: Path
+    token_file: Path
+
+
+def gateway_files(directory: Path) -> GatewayFiles:
+    """The files in a directory, made where they are missing.
+
+    Raises:
+        SetupError: TL-S22, a certificate can't be made.
+    """
+    made = certificates(directory)
+    ports = directory / "ports.json"
+    if not ports.exists():
+        files.replace(ports, json.dumps([free_port() for _ in range(_GATEWAYS)]), synced=False)
+    addresses = tuple(f"{LOOPBACK}:{port}" for port in json.loads(ports.read_text(encoding="ascii")))
+    return GatewayFiles(addresses, made.server, made.server_key, made.authority, secret_of(directory / "token"))

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -14,12 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from towline import files
 from towline.errors import ConfigError, SetupError
 from towline_prove.devstack.ports import free_port
-from towline_prove.devstack.process import Child, Process, identify, is_stopped, spawn, wait_for
+from towline_prove.devstack.process import Child, Process, is_stopped, spawn, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["Server", "ServerState"]
 
 PORT_ATTEMPTS = 5
 LOG_TAIL_LINES = 8
@@ -73,8 +72,6 @@ class Server(ABC):
         self._log_start = 0
         self._fresh = self._pick_ports()
 
-    # -- what one may ask ---------------------------------------------------------------------------------------
-
     @property
     def port(self) -> int:
         """The port on 127.0.0.1; settled once the server has started for the first time."""
@@ -91,10 +88,12 @@ class Server(ABC):
         process = self._process()
         return process.pid if process else None
 
-    @property
-    def known(self) -> bool:
-        """Whether the directory holds a server that has run before."""
-        return self._state_file.exists()
+    def status(self) -> dict[str, str | int | None]:
+        """Its name, state (``running``, ``paused`` or ``stopped``), address once it has run, pid and directory."""
+        state = "paused" if self.paused else "running" if self.running else "stopped"
+        address = self.address if self._state_file.exists() else None
+        where = {"address": address, "pid": self.pid, "directory": str(self.directory)}
+        return {"name": self.label, "state": state, **where}
 
     @property
     def running(self) -> bool:
@@ -121,8 +120,6 @@ class Server(ABC):
     def log(self) -> Path:
         """The file with the broker's own words."""
         return self.directory / f"{self.name}.log"
-
-    # -- what one may do ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self.start()
@@ -181,8 +178,6 @@ class Server(ABC):
         self.stop()
         return self.start()
 
-    # -- what each broker fills in ------------------------------------------------------------------------------
-
     @abstractmethod
     def _command(self, ports: tuple[int, ...]) -> Sequence[str | Path]:
         """Write the configuration for `ports` and give the command line."""
@@ -198,8 +193,6 @@ class Server(ABC):
     @abstractmethod
     def _forget_data(self) -> None:
         """Remove what a first start on ports that were taken has left."""
-
-    # -- how it is done -----------------------------------------------------------------------------------------
 
     def _check_settings(self) -> None:
         for key, value in self.settings.items():
@@ -275,7 +268,7 @@ class Server(ABC):
 
     def _reap(self, seconds: float) -> None:
         """Leave no zombie behind; only the process that started the server can."""
-        if self._child and identify(self._child.pid) is None:
+        if self._child and not Process.of(self._child.pid).alive:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(seconds)
 
@@ -317,3 +310,43 @@ class Server(ABC):
     def _save(self, state: ServerState) -> None:
         if self.directory.exists():
             files.replace(self._state_file, json.dumps(asdict(state)), synced=False)
+
+
+class Together(ABC):
+    """Servers of one purpose; a context manager too."""
+
+    @property
+    @abstractmethod
+    def servers(self) -> Sequence[Server]:
+        """All of them."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start all at the same time; when one fails, what this call has started is stopped again.
+
+        Raises:
+            SetupError: As `Server.start`.
+        """
+        before = [server.running for server in self.servers]
+        with ThreadPoolExecutor(len(self.servers)) as pool:
+            starts = [pool.submit(server.start) for server in self.servers]
+        failed = [start.exception() for start in starts]
+        for server, ran, error in zip(self.servers, before, failed, strict=True):
+            if any(failed) and not ran and not error:
+                server.stop()
+        for error in failed:
+            if error:
+                raise error
+        return self
+
+    def stop(self) -> None:
+        """Stop all; data and ports stay."""
+        with ThreadPoolExecutor(len(self.servers)) as pool:
+            stops = [pool.submit(server.stop) for server in self.servers]
+        for stop in stops:
+            stop.result()

@@ -1,8 +1,10 @@
-"""A real Spark standalone cluster on this machine: a master and workers, each with files that no other one reads.
+"""Spark quickly started, and a real standalone cluster on this machine, whose servers read no files of each other.
 
 The workers are at addresses of their own (127.0.0.2, 127.0.0.3 ...), which all of 127.0.0.0/8 is on Linux, and so are
 the executors that they start. They see the system's programs, Python, Spark and their own directory: what lies in the
-state directory of a gateway or of a bridge is out of their sight.
+state directory of a gateway or of a bridge is out of their sight. Each has a mount namespace with a root of its own,
+into which only what is listed is bound (``unshare`` and ``pivot_root`` of util-linux), and keeps its pid. It is no
+fence against an attacker: processes see each other, and share the network.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import os
 import secrets
 import shlex
 import shutil
+import subprocess
 import sys
 import urllib.request
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,17 +26,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from towline import files
 from towline.errors import SetupError
-from towline.spark.quickstart import QUICK, archive_of, light_home, sharing
-from towline_prove.devstack.enclosure import enclosed, java_place, python_of_ours, python_only
+from towline.spark.java import find_java
+from towline.spark.quickstart import QUICK, Tier, archive_of, jvm_options, light_home, sharing
+from towline_prove.devstack.kafka import PERFORMANCE
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
-from towline_prove.devstack.server import Server
-from towline_prove.devstack.together import Together
+from towline_prove.devstack.server import Server, Together
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["SparkCluster", "SparkMaster", "SparkServer", "SparkWorker", "WorkerMachine"]
+    from collections.abc import Iterable, MutableMapping, Sequence
 
 _ANSWER_SECONDS: Final = 2.0
 #: Of a master or worker, which hold lists of names only.
@@ -46,6 +48,63 @@ _SECRET_BYTES: Final = 32
 _KEPT: Final = ("LANG", "LC_ALL", "LC_CTYPE")
 #: As `towline.spark.quickstart` starts Spark's JVM; class data sharing speaks up unless it is told not to.
 _QUIET: Final = ("-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr", "-XX:-UsePerfData")
+#: spark-submit adds what this variable holds to its JVM.
+_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
+_TRIAL_SECONDS: Final = 20
+#: What every program needs; `/etc` has the resolver, certificates and Java's settings.
+_PROGRAMS: Final = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/opt", "/etc")
+#: The kernel's own, which say themselves who may write what.
+_WRITTEN: Final = ("/proc", "/sys", "/dev")
+#: The ways to a mount namespace: as root, and with a user namespace around it.
+_WAYS: Final = (("unshare",), ("unshare", "--user", "--map-root-user"))
+_APART: Final = ("--mount", "--propagation", "private", "--")
+#: Run in the new namespace. Arguments: where the root is made, the directory in which the command starts, all that is
+#: to be seen, parents first and with a ``+`` before what may be written, ``--``, and the command.
+_SCRIPT: Final = """
+set -eu
+root=$1 own=$2
+shift 2
+mount -t tmpfs -o mode=755,size=4m towline "$root"
+mkdir "$root/tmp"
+mount -t tmpfs -o mode=1777,size=1g towline "$root/tmp"
+while [ "$1" != -- ]; do
+  place=${1#+}
+  if [ -L "$place" ]; then
+    ln -s "$(readlink "$place")" "$root$place"
+  else
+    if [ -d "$place" ]; then mkdir -p "$root$place"; else mkdir -p "$root${place%/*}" && : > "$root$place"; fi
+    mount --rbind "$place" "$root$place"
+    [ "$place" != "$1" ] || mount -o remount,bind,ro "$root$place" 2>/dev/null || :
+  fi
+  shift
+done
+shift
+mount -t tmpfs -o mode=1777,size=64m towline "$root/dev/shm"
+cd "$root"
+pivot_root . .
+umount -l .
+cd "$own"
+exec "$@"
+"""
+
+
+def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let every local Spark and every Kafka that is started with this environment start quickly, and run less quickly.
+
+    Args:
+        environment: Gets ``SPARK_HOME`` and ``SPARK_SUBMIT_OPTS``; what the latter holds already stays, and wins. And
+            ``KAFKA_JVM_PERFORMANCE_OPTS``, where there is none.
+
+    Raises:
+        SetupError: There is no Java (TL-S14).
+    """
+    home = light_home()
+    options = jvm_options(Tier.QUICK)
+    if home is not None:
+        environment["SPARK_HOME"] = str(home)
+        options += sharing(archive_of(home))
+    environment.setdefault(PERFORMANCE, " ".join(QUICK))
+    environment[_VARIABLE] = " ".join([shlex.join(options), environment.get(_VARIABLE, "")]).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +128,6 @@ class SparkServer(Server):
     Args:
         directory: As of every server; the only one that it may write.
         secret: File with the secret of ``spark.authenticate``.
-        settings: Lines of its properties file.
     """
 
     port_count: ClassVar[int] = 2
@@ -81,8 +139,8 @@ class SparkServer(Server):
     #: What its machine has; a master needs no more.
     machine: WorkerMachine = WorkerMachine()
 
-    def __init__(self, directory: Path, secret: Path, *, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(directory, settings=settings)
+    def __init__(self, directory: Path, secret: Path) -> None:
+        super().__init__(directory)
         self._secret = secret
 
     @property
@@ -107,7 +165,7 @@ class SparkServer(Server):
 
     def _command(self, ports: tuple[int, ...]) -> Sequence[str | Path]:
         properties = self.directory / "spark.properties"
-        text = "".join(f"{key} {value}\n" for key, value in {**self._properties(), **self.settings}.items())
+        text = "".join(f"{key} {value}\n" for key, value in self._properties().items())
         files.replace(properties, text, synced=False)  # mode 0600: the secret is in it
         listening = ["--host", self.host, "--port", str(ports[0]), "--webui-port", str(ports[1])]
         program = self._home / "bin" / "spark-class"
@@ -189,23 +247,13 @@ class SparkWorker(SparkServer):
         master: Whom it belongs to.
         number: From 1; it is at 127.0.0.1 and that many further.
         machine: What its machine has.
-        settings: As `SparkServer`.
     """
 
     name: ClassVar[str] = "spark-worker"
     _main = "org.apache.spark.deploy.worker.Worker"
 
-    def __init__(
-        self,
-        directory: Path,
-        secret: Path,
-        master: SparkMaster,
-        number: int,
-        *,
-        machine: WorkerMachine = WorkerMachine(),
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(directory, secret, settings=settings)
+    def __init__(self, directory: Path, secret: Path, master: SparkMaster, number: int, machine: WorkerMachine) -> None:
+        super().__init__(directory, secret)
         self.label = f"{self.name}-{number}"
         self.host = f"127.0.0.{number + 1}"
         self.machine = machine
@@ -246,7 +294,7 @@ class SparkCluster(Together):
         self.secret_file = self.directory / "secret"
         self.master = SparkMaster(self.directory / "master", self.secret_file)
         self.workers = tuple(
-            SparkWorker(self.directory / f"worker-{number}", self.secret_file, self.master, number, machine=machine)
+            SparkWorker(self.directory / f"worker-{number}", self.secret_file, self.master, number, machine)
             for number in range(1, workers + 1)
         )
 
@@ -298,3 +346,72 @@ def _installed() -> Path:
     if spec is None or spec.origin is None:
         raise SetupError("TL-S20", "pyspark", "is not installed", 'Install it: pip install "towline[spark]".')
     return Path(spec.origin).parent
+
+
+def enclosed(
+    command: Sequence[str | Path], own: Path, visible: Iterable[Path], shared: Iterable[Path] = ()
+) -> list[str | Path]:
+    """The command line that runs a command with a root of its own, the process keeping its pid.
+
+    Args:
+        command: What is run.
+        own: The directory that it may write, and where it starts; it exists.
+        visible: Directories and files that it may read, beside the system's programs.
+        shared: Directories that it may write as others may, as on a file system of several machines.
+
+    Raises:
+        SetupError: TL-S30, this machine allows no mount namespaces.
+    """
+    root = own.with_name(f".{own.name}.root")
+    root.mkdir(mode=0o700, exist_ok=True)
+    written = {own, *shared, *map(Path, _WRITTEN)}
+    places = [place for place in _outermost([*map(Path, _PROGRAMS), *visible, *written]) if place.exists()]
+    seen = [f"{'+' * (place in written)}{place}" for place in places]
+    return [*_unshare(), "sh", "-c", _SCRIPT, "towline", root, own, *seen, "--", *command]
+
+
+def python_of_ours() -> tuple[Path, ...]:
+    """Where this Python is, with its packages and Towline."""
+    towline = find_spec("towline")
+    assert towline is not None
+    assert towline.origin is not None
+    return Path(sys.prefix), Path(sys.base_prefix), Path(towline.origin).parents[1]
+
+
+def python_only() -> tuple[Path, ...]:
+    """Where a Python of the same version is that has none of our packages."""
+    return (Path(sys.base_prefix),)
+
+
+def java_place() -> Path:
+    """The directory of the Java that is used.
+
+    Raises:
+        SetupError: TL-S14, there is none.
+    """
+    return find_java().resolve().parents[1]
+
+
+def _outermost(places: Sequence[Path]) -> list[Path]:
+    """Without those that lie in another one of them; parents first."""
+    kept: list[Path] = []
+    for place in sorted(set(places)):
+        if not any(place.is_relative_to(other) for other in kept):
+            kept.append(place)
+    return kept
+
+
+@cache
+def _unshare() -> tuple[str, ...]:
+    """How this user gets a mount namespace in which it may mount."""
+    for way in _WAYS:
+        trial = [*way, *_APART, "sh", "-c", "mount -t tmpfs towline /tmp && command -v pivot_root"]
+        try:
+            answer = subprocess.run(trial, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if answer.returncode == 0:
+            return (*way, *_APART)
+    what = "Spark's processes need a mount namespace each, so that none reads another's files, and this user gets none"
+    do = "Run it as root, or allow user namespaces (sysctl user.max_user_namespaces); in a container add SYS_ADMIN."
+    raise SetupError("TL-S30", "unshare --mount", what, do)

@@ -14,20 +14,14 @@ from typing import TYPE_CHECKING, Self
 
 from towline import files
 from towline.errors import ConfigError, SetupError
-from towline_prove.devstack.cluster import KafkaCluster
-from towline_prove.devstack.gateways import gateway_files
-from towline_prove.devstack.kafka import Kafka
+from towline_prove.devstack.kafka import Kafka, KafkaCluster
 from towline_prove.devstack.mosquitto import Mosquitto
-from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto
+from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto, gateway_files
+from towline_prove.devstack.server import Server, Together
 from towline_prove.devstack.spark import SparkCluster, WorkerMachine
-from towline_prove.devstack.together import Together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from towline_prove.devstack.server import Server
-
-__all__ = ["ServerStatus", "Stack", "StackForm", "default_directory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +67,6 @@ class StackForm:
         workers = f"{self.spark_workers}{' bare' * self.bare} worker{'s' * (self.spark_workers > 1)} of Spark"
         workers += ", which share a directory" * self.shared
         return f"{kafka}, {workers}" if self.spark_workers else kafka
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """One server as `towline devstack status` shows it.
-
-    Attributes:
-        name: ``mosquitto``, ``kafka`` or of several ``kafka-1`` and so on, ``spark-master``, ``spark-worker-1`` ...
-        state: ``running``, ``paused``, ``stopped`` (never started counts as stopped).
-        address: How clients name it; None before its first start.
-        pid: The running process.
-        directory: Where its data, log and configuration are.
-    """
-
-    name: str
-    state: str
-    address: str | None
-    pid: int | None
-    directory: str
 
 
 class Stack(Together):
@@ -174,16 +149,6 @@ class Stack(Together):
                 return server
         names = ", ".join(server.label for server in self.servers)
         raise ConfigError("TL-C71", name, "is no server of the devstack", f"There are {names}.")
-
-    def status(self) -> list[ServerStatus]:
-        """Each server as it is now."""
-        return [_status(server) for server in self.servers]
-
-
-def _status(server: Server) -> ServerStatus:
-    state = "paused" if server.paused else "running" if server.running else "stopped"
-    address = server.address if server.known else None
-    return ServerStatus(server.label, state, address, server.pid, str(server.directory))
 
 
 def default_directory() -> Path:

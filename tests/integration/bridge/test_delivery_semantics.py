@@ -33,7 +33,7 @@ from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove.devstack import Kafka, Mosquitto
-from towline_prove.devstack.process import identify
+from towline_prove.devstack.process import Process
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
@@ -213,7 +213,7 @@ def kill_gateway(bridge: Running, line: str) -> None:
     """Kill it, wait until it is gone, and leave it to the bridge to start another."""
     endpoint = wait_until(lambda: GatewayEndpoint.read(bridge.state_dir.with_name(line)), PATIENCE, "the endpoint")
     psutil.Process(endpoint.pid).kill()
-    wait_until(lambda: identify(endpoint.pid) is None, PATIENCE, f"the end of the gateway of {line}")
+    wait_until(lambda: not Process.of(endpoint.pid).alive, PATIENCE, f"the end of the gateway of {line}")
 
 
 def test_mqtt_to_kafka_at_most_once_loses_and_never_doubles(up: Up) -> None:
@@ -279,7 +279,7 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
     nothing_waits(bridge, sent.acked)
     assert bridge.account()["adds_up"]
     assert bridge.interrupt() == 0
-    verdict = judge(read_history(tmp_path / "claims"), read_topic(own_kafka.bootstrap, "t", reader="kcat"))
+    verdict = judge(read_history(tmp_path / "claims"), read_topic(own_kafka.bootstrap, "t"))
     # What was on its way when the load ended may have come through.
     assert verdict.acked == sent.acked <= verdict.delivered <= sent.attempted, verdict.line()
     assert verdict.ok("exactly_once"), verdict.line()

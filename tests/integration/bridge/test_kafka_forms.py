@@ -30,7 +30,7 @@ from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
 from towline import files
 from towline_prove.devstack import Mosquitto
-from towline_prove.devstack.cluster import ClusterNode, KafkaCluster
+from towline_prove.devstack.kafka import ClusterNode, KafkaCluster
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]

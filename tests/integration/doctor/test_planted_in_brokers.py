@@ -18,9 +18,9 @@ from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Answer, Standing, exit_code
 from towline.errors import SetupError
 from towline_prove.devstack import Mosquitto, MosquittoTooOld
-from towline_prove.devstack.certificates import certificates
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.secured import certificates
 
 pytestmark = pytest.mark.broker
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers import lacking
 from towline.errors import SetupError
-from towline_prove.devstack import enclosure
-from towline_prove.devstack.enclosure import enclosed, python_of_ours
+from towline_prove.devstack import spark
+from towline_prove.devstack.spark import enclosed, python_of_ours
 
 
 def run(script: str, own: Path, *visible: Path, shared: tuple[Path, ...] = ()) -> str:
@@ -22,12 +22,12 @@ def run(script: str, own: Path, *visible: Path, shared: tuple[Path, ...] = ()) -
     return done.stdout
 
 
-@pytest.mark.parametrize("way", enclosure._WAYS, ids=["as root", "in a user namespace"])
+@pytest.mark.parametrize("way", spark._WAYS, ids=["as root", "in a user namespace"])
 def test_it_sees_its_own_and_what_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(enclosure, "_unshare", lambda: (*way, *enclosure._APART))
-    if subprocess.run([*way, *enclosure._APART, "true"], capture_output=True, check=False).returncode:
+    monkeypatch.setattr(spark, "_unshare", lambda: (*way, *spark._APART))
+    if subprocess.run([*way, *spark._APART, "true"], capture_output=True, check=False).returncode:
         lacking(f"{' '.join(way)} is not allowed here")
     own, given, hidden = (tmp_path / name for name in ("own", "given", "hidden"))
     for place in (own, given, hidden):
@@ -75,12 +75,12 @@ def test_python_is_among_what_is_given_and_the_working_directory_is_not() -> Non
 
 
 def test_where_nobody_may_mount_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enclosure, "_WAYS", (("false",), ("no-such-program",)))
-    enclosure._unshare.cache_clear()
+    monkeypatch.setattr(spark, "_WAYS", (("false",), ("no-such-program",)))
+    spark._unshare.cache_clear()
     try:
         with pytest.raises(SetupError) as caught:
             enclosed(["true"], tmp_path, ())
     finally:
-        enclosure._unshare.cache_clear()
+        spark._unshare.cache_clear()
     assert str(caught.value).startswith("unshare --mount: Spark's processes need a mount namespace each")
     assert str(caught.value).endswith("[TL-S30]")

@@ -12,9 +12,8 @@ from tests.helpers import lacking
 from towline.errors import SetupError
 from towline_prove.cli.devstack import _form, _how_to_log_in, _how_to_submit
 from towline_prove.devstack import Stack
-from towline_prove.devstack.certificates import certificates
-from towline_prove.devstack.cluster import KafkaCluster
-from towline_prove.devstack.secured import SecuredKafka
+from towline_prove.devstack.kafka import KafkaCluster
+from towline_prove.devstack.secured import SecuredKafka, certificates
 from towline_prove.devstack.spark import WorkerMachine
 from towline_prove.devstack.stack import StackForm
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from towline_prove.devstack.process import Process, identify, is_stopped, spawn, wait_for
+from towline_prove.devstack.process import Process, is_stopped, spawn, wait_for
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def sleeper(tmp_path: Path) -> Iterator[Process]:
 
 def test_a_spawned_process_is_alive(sleeper: Process) -> None:
     assert sleeper.alive
-    assert identify(sleeper.pid) == sleeper.started
+    assert Process.of(sleeper.pid) == sleeper
 
 
 def test_a_process_leads_a_session_of_its_own(sleeper: Process) -> None:
@@ -37,7 +37,7 @@ def test_a_killed_process_is_gone_though_nobody_has_waited_for_it(sleeper: Proce
 
 
 def test_a_recycled_pid_is_never_signalled(sleeper: Process) -> None:
-    namesake = Process(sleeper.pid, "another boot:12345")
+    namesake = Process(sleeper.pid, sleeper.started - 1, sleeper.host)
     assert not namesake.alive
     assert not namesake.send(signal.SIGKILL)
     assert sleeper.alive
@@ -51,7 +51,7 @@ def test_nothing_is_sent_to_a_process_that_is_gone(sleeper: Process) -> None:
 
 def test_a_pid_that_does_not_exist_has_no_identity() -> None:
     beyond = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
-    assert identify(beyond) is None
+    assert not Process.of(beyond).alive
     assert not is_stopped(beyond)
 
 
@@ -62,7 +62,7 @@ def test_a_name_with_brackets_and_spaces_does_not_confuse(tmp_path: Path) -> Non
     try:
         wait_until(lambda: "a) S" in Path(f"/proc/{process.pid}/comm").read_text(), what="the new name")
         assert process.alive
-        assert identify(process.pid) == process.started
+        assert Process.of(process.pid) == process
     finally:
         child.kill()
         child.wait()
@@ -111,7 +111,7 @@ def test_a_child_left_running_is_not_warned_about(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     pid = int(done.stdout)
-    process = Process(pid, identify(pid) or "")
+    process = Process.of(pid)
     assert process.alive
     process.send(signal.SIGKILL)
     assert process.wait_gone(5)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from towline_prove.devstack import sparkstart
-from towline_prove.devstack.sparkstart import start_quickly
+from towline_prove.devstack import spark
+from towline_prove.devstack.spark import start_quickly
 
 
 @pytest.fixture
@@ -14,8 +14,8 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the archive would be, in a directory whose name has a blank."""
     place = tmp_path / "a b" / "spark.jsa"
     place.parent.mkdir()
-    monkeypatch.setattr(sparkstart, "light_home", lambda: place.parent)
-    monkeypatch.setattr(sparkstart, "archive_of", lambda _home: place)
+    monkeypatch.setattr(spark, "light_home", lambda: place.parent)
+    monkeypatch.setattr(spark, "archive_of", lambda _home: place)
     return place
 
 
