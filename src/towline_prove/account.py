@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from towline_prove.referee import Verdict
-
-__all__ = ["RunAccount", "Watermarks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,7 @@ class RunAccount:
         notes: What happened on the way (faults), in order.
         of_line: The account of the bridge's line since its first message, as ``towline status --json`` has it; None
             where there is none.
+        ordered: Whether order was promised; what a publisher sends again comes after what had got through.
     """
 
     verdict: Verdict
@@ -67,11 +66,12 @@ class RunAccount:
     gateway: Watermarks | None = None
     notes: list[str] = field(default_factory=list)
     of_line: Mapping[str, Any] | None = None
+    ordered: bool = True
 
     def problems(self) -> list[str]:
         """Everything that breaks the promise or does not add up; empty for a good run."""
         problems = []
-        if not self.verdict.ok(self.guarantee):
+        if not self.verdict.ok(self.guarantee, ordered=self.ordered):
             problems.append(f"{self.guarantee} was not kept")
         if not self.verdict.adds_up():
             problems.append("the referee's own sum does not add up")
@@ -87,7 +87,8 @@ class RunAccount:
         problems = []
         if not gateway.ordered:
             problems.append(f"watermarks out of order: {gateway}")
-        if gateway.waiting == 0 and self.verdict.copies < gateway.journaled and not self.verdict.lost:
+        gave_up = self.guarantee == "at_most_once" or self.verdict.lost
+        if gateway.waiting == 0 and self.verdict.copies < gateway.journaled and not gave_up:
             problems.append(
                 f"{gateway.journaled:,} journaled and committed, but only {self.verdict.copies:,} records found"
             )
@@ -109,19 +110,3 @@ class RunAccount:
         if gateway is not None:
             text = f"   journaled {gateway.journaled:,}   committed {gateway.committed:,}   waiting {gateway.waiting:,}"
         return self.verdict.line() + text
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, ready for `json.dumps`."""
-        verdict = asdict(self.verdict)
-        for tally in verdict["devices"].values():
-            tally["partitions"] = sorted(tally["partitions"])
-        verdict["stories"] = [str(story) for story in self.verdict.stories]
-        gateway = asdict(self.gateway) if self.gateway else None
-        return {
-            "ok": self.ok,
-            "problems": self.problems(),
-            "guarantee": self.guarantee,
-            "verdict": verdict,
-            "gateway": gateway,
-            "notes": self.notes,
-        }

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["evidence", "revision", "write_evidence"]
-
 _TREE = Path(__file__).resolve().parents[2]
 
 

@@ -6,26 +6,21 @@ judged: what has an attempt and no outcome may or may not have arrived (Jepsen's
 message.
 
     first line   JSON, the plan of the load
-    records      kind (1) · reserved (1) · publisher (2) · first number (4) · count (4) · wall clock (8), little endian
+    records      kind (1) · reserved (1) · publisher (2) · first number (4) · count (4), little endian
 """
 
 from __future__ import annotations
 
 import json
-import os
 import struct
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import IntFlag
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from towline.errors import ConfigError
 
-__all__ = ["Claims", "HistoryWriter", "Record", "SenderRecord", "ranges", "read_history"]
-
-_RECORD = struct.Struct("<BxHIId")
+_RECORD = struct.Struct("<BxHII")
 
 
 class SenderRecord(IntFlag):
@@ -40,43 +35,30 @@ class SenderRecord(IntFlag):
 _ADD = {claim: bytes(value | claim for value in range(256)) for claim in SenderRecord}
 
 
-class Record(NamedTuple):
-    """One claim about a run of numbers.
-
-    Attributes:
-        claim: What happened.
-        publisher: Whose numbers.
-        first: First number.
-        length: How many numbers follow each other from there.
-        at: Wall clock, seconds since 1970 UTC.
-    """
-
-    claim: SenderRecord
-    publisher: int
-    first: int
-    length: int
-    at: float
-
-
-@dataclass(slots=True)
 class Claims:
     """The claims of all publishers of one load: for each number a byte of `SenderRecord` flags.
 
+    Args:
+        path: The history file, which may still be written; none for claims that are only added.
+        run: Name of the run; that of the plan in the file's head where there is one.
+
     Attributes:
-        plan: The plan from the head of the file.
         flags: Publisher number → flags, indexed by message number.
     """
 
-    plan: dict[str, Any] = field(default_factory=dict)
-    flags: dict[int, bytearray] = field(default_factory=dict)
+    def __init__(self, path: Path | None = None, *, run: str = "") -> None:
+        self.path = path
+        self.run = run
+        self.flags: dict[int, bytearray] = {}
+        self._end = 0
 
-    def add(self, record: Record) -> None:
-        """Take one record in."""
-        flags = self.flags.setdefault(record.publisher, bytearray())
-        end = record.first + record.length
+    def add(self, claim: SenderRecord, publisher: int, first: int, count: int = 1) -> None:
+        """Take a claim about `count` numbers from `first` on."""
+        flags = self.flags.setdefault(publisher, bytearray())
+        end = first + count
         if len(flags) < end:
             flags.extend(bytes(end - len(flags)))
-        flags[record.first : end] = flags[record.first : end].translate(_ADD[record.claim])
+        flags[first:end] = flags[first:end].translate(_ADD[claim])
 
     def of(self, publisher: int, number: int) -> SenderRecord:
         """Flags of one message; none when it was never attempted."""
@@ -88,10 +70,31 @@ class Claims:
         carrying = bytes(value for value in range(256) if value & claim)
         return sum(len(flags) - len(flags.translate(None, carrying)) for flags in self.flags.values())
 
-    @property
-    def run(self) -> str:
-        """Name of the run."""
-        return str(self.plan.get("run", ""))
+    def read(self) -> Self:
+        """Read on; what is torn at the end (the writer is inside a write, or was killed there) is left out.
+
+        Raises:
+            ConfigError: When the file is missing or has something else in its first line (TL-C82).
+        """
+        assert self.path is not None
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._end)
+                if not self._end:
+                    head = file.readline()
+                    if not head.endswith(b"\n"):
+                        return self
+                    self.run = str(json.loads(head).get("run", ""))
+                    self._end = len(head)
+                data = file.read()
+        except (OSError, ValueError) as error:
+            what = f"not a readable history ({error})"
+            raise ConfigError("TL-C82", str(self.path), what, "Name the directory of a load.") from error
+        whole = len(data) - len(data) % _RECORD.size
+        for kind, publisher, first, count in _RECORD.iter_unpack(data[:whole]):
+            self.add(SenderRecord(kind), publisher, first, count)
+        self._end += whole
+        return self
 
 
 class HistoryWriter:
@@ -106,23 +109,17 @@ class HistoryWriter:
     """
 
     def __init__(self, path: Path, plan: dict[str, Any]) -> None:
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.write(self._fd, json.dumps(plan).encode() + b"\n")
         try:
-            os.link(draft, path)  # with its first line, because a reader may be waiting for it
+            self._file = path.open("xb")
         except FileExistsError:
-            os.close(self._fd)
-            raise ConfigError(
-                "TL-C81", str(path), "a history is there already and is never overwritten", "Name another directory."
-            ) from None
-        finally:
-            draft.unlink()
-        self._pending = bytearray()
+            what = "a history is there already and is never overwritten"
+            raise ConfigError("TL-C81", str(path), what, "Name another directory.") from None
+        self._file.write(json.dumps(plan).encode() + b"\n")
+        self.flush()
 
     def note(self, claim: SenderRecord, publisher: int, first: int, count: int = 1) -> None:
         """Remember a claim; it is on its way to disk only after `flush`."""
-        self._pending += _RECORD.pack(claim, publisher, first, count, time.time())
+        self._file.write(_RECORD.pack(claim, publisher, first, count))
 
     def note_all(self, claim: SenderRecord, publisher: int, numbers: Iterable[int]) -> None:
         """Remember a claim about many numbers, in the order given."""
@@ -131,15 +128,13 @@ class HistoryWriter:
 
     def flush(self) -> None:
         """Hand everything remembered to the kernel; call it before the bytes it speaks of are sent."""
-        while self._pending:
-            del self._pending[: os.write(self._fd, self._pending)]  # a disk that fills takes a part
+        self._file.flush()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.flush()
-        os.close(self._fd)
+        self._file.close()
 
 
 def ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -156,26 +151,6 @@ def ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, count
 
 
-def records(data: bytes) -> Iterator[Record]:
-    """Decode records; a torn one at the end (the writer was killed inside a write) is left out."""
-    whole = len(data) - len(data) % _RECORD.size
-    for kind, publisher, first, count, at in _RECORD.iter_unpack(data[:whole]):
-        yield Record(SenderRecord(kind), publisher, first, count, at)
-
-
 def read_history(path: Path) -> Claims:
-    """Read a history file, also while it is being written.
-
-    Raises:
-        ConfigError: When the file is missing or has no plan in its first line (TL-C82).
-    """
-    try:
-        head, _, body = path.read_bytes().partition(b"\n")
-        claims = Claims(plan=json.loads(head))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "TL-C82", str(path), f"not a readable history ({error})", "Name the directory of a load."
-        ) from error
-    for record in records(body):
-        claims.add(record)
-    return claims
+    """The claims in a file now; as `Claims.read`."""
+    return Claims(path).read()

@@ -1,31 +1,42 @@
 """Numbered messages from many devices to a broker, with a claim on disk for each before and after.
 
-One thread drives all publishers through a selector: the load must leave the two cores to what is measured. A lost
+One thread drives all publishers: the load must leave the two cores to what is measured. A lost
 connection is made anew until the plan's time is up, and the session resumes (Clean Start 0, expiry > 0).
 """
 
 from __future__ import annotations
 
-import selectors
+import asyncio
+import itertools
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import mqtt5
-from mqtt5 import ConnAckPacket, ConnectPacket, DisconnectPacket
+from mqtt5 import (
+    ConnAckPacket,
+    ConnectPacket,
+    DisconnectPacket,
+    PubAckPacket,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+)
 
 from towline.errors import ConfigError, Refused, Unreachable
 from towline_prove.history import HistoryWriter, SenderRecord
-from towline_prove.numbered import MIN_SIZE
-from towline_prove.sender import NumberedSender, own_devices, share
+from towline_prove.numbered import MIN_SIZE, encoder
 
-__all__ = ["LoadPlan", "LoadResult", "connect", "run_load"]
-
+_LAST_ID = 65535
+_REFUSAL = 0x80
 _BURST = 256
 #: Bytes encoded at a time, unless it is one message.
 _BURST_BYTES = 1 << 22
@@ -43,8 +54,8 @@ class LoadPlan:
     """A bounded load.
 
     Attributes:
-        host: The broker's host.
         port: The broker's port, plain TCP.
+        host: The broker's host.
         run: Names the run in every payload.
         publishers: MQTT connections.
         devices: Keys, spread over the publishers; at least as many as publishers.
@@ -55,11 +66,9 @@ class LoadPlan:
         topic: Topic template with ``{device}``.
         window: Most unacknowledged messages of one publisher; the server's Receive Maximum limits it further.
         seconds: The load ends after this time, finished or not.
-        username: For brokers that want one.
-        password: Never written to the history.
     """
 
-    port: int
+    port: int = 1883
     host: str = "127.0.0.1"
     run: str = "run"
     publishers: int = 8
@@ -71,8 +80,6 @@ class LoadPlan:
     topic: str = "telemetry/{device}/data"
     window: int = 1000
     seconds: float = 600.0
-    username: str | None = None
-    password: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         wrong = [
@@ -88,10 +95,6 @@ class LoadPlan:
         for bad, rule in wrong:
             if bad:
                 raise ConfigError("TL-C80", "load", f"not a load that can be run: {rule}", "Change that option.")
-
-    def public(self) -> dict[str, Any]:
-        """The plan without the password, for the history file."""
-        return {name: value for name, value in asdict(self).items() if name != "password"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +118,171 @@ class LoadResult:
     seconds: float
 
 
+def own_devices(publisher: int, publishers: int, devices: int) -> list[str]:
+    """Devices that this publisher alone speaks for, so that order per device has one author."""
+    width = len(str(devices - 1))
+    return [f"d{index:0{width}}" for index in range(publisher, devices, publishers)]
+
+
+def share(publisher: int, publishers: int, messages: int) -> int:
+    """How many of all messages this publisher sends; the first ones take the remainder."""
+    return messages // publishers + (publisher < messages % publishers)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What one chunk of bytes from the broker says.
+
+    Attributes:
+        acked: Numbers whose flow is complete.
+        refused: Numbers the broker answered with a reason >= 0x80; it will never deliver them.
+        reply: Bytes that must go back (PUBREL).
+        closed: Reason code of a DISCONNECT from the server, if one came.
+    """
+
+    acked: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    reply: bytearray = field(default_factory=bytearray)
+    closed: int | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    number: int
+    released: bool = False
+
+
+class NumberedSender:
+    """One publisher's numbers, from 0 on, as MQTT 5 bytes, without a socket: messages out, answers in, resends.
+
+    Deliberately not the product's Session: the judge of a client must not be that client. The rules it keeps: never
+    more unacknowledged messages than the server's Receive Maximum [MQTT-3.3.4-9]; after a resume everything unfinished
+    again with its packet id and DUP, in the original order [MQTT-4.4.0-1, MQTT-4.6.0-1]; never PUBLISH again after
+    PUBREC [MQTT-4.3.3-6]; state is dropped when the server has none [MQTT-3.2.2-5], and what was unfinished is then
+    published anew, as an application would.
+
+    Args:
+        plan: Of the whole load.
+        publisher: Its number in it, from 0.
+    """
+
+    def __init__(self, plan: LoadPlan, publisher: int) -> None:
+        self.publisher = publisher
+        self.total = share(publisher, plan.publishers, plan.messages)
+        self.next = self.acked = self.refused = 0
+        self._qos = QoS(plan.qos)
+        self._devices = own_devices(publisher, plan.publishers, plan.devices)
+        self._topics = [plan.topic.format(device=device) for device in self._devices]
+        self._encode = encoder(plan.run, publisher, plan.size)
+        self._wanted_window = self._window = plan.window
+        self._open: dict[int, _Open] = {}
+        self._ids = itertools.cycle(range(1, _LAST_ID + 1))
+        self._rest = b""
+
+    @property
+    def done(self) -> bool:
+        """Everything is sent and, above QoS 0, answered."""
+        return self.next == self.total and not self._open
+
+    def connected(self, connack: ConnAckPacket) -> tuple[bytes, list[int]]:
+        """Begin on a new connection.
+
+        Returns:
+            Bytes to send first, and the numbers among them that are published a second time.
+        """
+        self._rest = b""
+        self._window = min(self._wanted_window, connack.receive_max)
+        waiting = list(self._open.items())
+        if not connack.session_present:  # [MQTT-3.2.2-5]: nothing of the old flows may go on
+            for _, entry in waiting:
+                entry.released = False
+        out = [self._again(packet_id, entry, dup=connack.session_present) for packet_id, entry in waiting]
+        return b"".join(out), [entry.number for _, entry in waiting if not entry.released]
+
+    def _again(self, packet_id: int, entry: _Open, *, dup: bool) -> bytes:
+        if entry.released:
+            return PubRelPacket(packet_id).write()
+        return self._publish(packet_id, entry.number, dup=dup)
+
+    def _publish(self, packet_id: int | None, number: int, *, dup: bool = False) -> bytes:
+        turn = number % len(self._devices)
+        payload = self._encode(number, self._devices[turn], time.time_ns())
+        return PublishPacket(self._topics[turn], payload, qos=self._qos, packet_id=packet_id, duplicate=dup).write()
+
+    def room(self) -> int:
+        """How many messages may be sent now."""
+        left = self.total - self.next
+        return left if self._qos == 0 else min(left, self._window - len(self._open))
+
+    def burst(self, limit: int) -> tuple[bytes, int, int]:
+        """Encode the next messages.
+
+        Returns:
+            The bytes, the first number in them, and how many.
+        """
+        first = self.next
+        count = max(0, min(limit, self.room()))
+        self.next += count
+        if self._qos == 0:
+            return b"".join(self._publish(None, number) for number in range(first, self.next)), first, count
+        return b"".join(map(self._new, range(first, self.next))), first, count
+
+    def _new(self, number: int) -> bytes:
+        packet_id = next(candidate for candidate in self._ids if candidate not in self._open)
+        self._open[packet_id] = _Open(number)
+        return self._publish(packet_id, number)
+
+    def feed(self, data: bytes) -> Answers:
+        """Take bytes from the broker in."""
+        answers = Answers()
+        for packet in self._packets(data):
+            match packet:
+                case PubAckPacket():
+                    self._finish(packet.packet_id, int(packet.reason_code), answers)
+                case PubRecPacket() if int(packet.reason_code) >= _REFUSAL:
+                    self._finish(packet.packet_id, int(packet.reason_code), answers)
+                case PubRecPacket():
+                    if (entry := self._open.get(packet.packet_id)) is not None:
+                        entry.released = True
+                    answers.reply += PubRelPacket(packet.packet_id).write()
+                case PubCompPacket():
+                    # "Packet id not found" ends the flow as well: the server has nothing more to do [MQTT-4.3.3-11].
+                    self._finish(packet.packet_id, 0, answers)
+                case DisconnectPacket():
+                    answers.closed = int(packet.reason_code)
+        self.acked += len(answers.acked)
+        self.refused += len(answers.refused)
+        return answers
+
+    def _packets(self, data: bytes) -> Iterator[object]:
+        view = memoryview(self._rest + data)
+        at = 0
+        while at < len(view):
+            try:
+                packet, used = mqtt5.read(view[at:])
+            except IndexError:  # the codec's word for "not whole yet"
+                break
+            at += used
+            yield packet
+        self._rest = bytes(view[at:])
+
+    def _finish(self, packet_id: int, reason: int, answers: Answers) -> None:
+        entry = self._open.pop(packet_id, None)
+        if entry is not None:
+            (answers.refused if reason >= _REFUSAL else answers.acked).append(entry.number)
+
+
 def connect(
-    packet: ConnectPacket, host: str, port: int, *, timeout: float = 10.0
+    packet: ConnectPacket, host: str, port: int, *, timeout: float = 10.0, tls: ssl.SSLContext | None = None
 ) -> tuple[socket.socket, ConnAckPacket, bytes]:
     """Open a connection and wait for CONNACK.
+
+    Args:
+        packet: What is sent first.
+        host: The broker's host.
+        port: The broker's port.
+        timeout: Longest wait for a connection and for the answer, in seconds.
+        tls: How to speak TLS; None for plain TCP.
 
     Returns:
         The socket (blocking), the CONNACK, and bytes that came behind it.
@@ -134,6 +298,7 @@ def connect(
         raise Unreachable("TL-M60", where, f"no connection ({error})", "Is the broker running?") from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = sock if tls is None else tls.wrap_socket(sock)
         sock.sendall(packet.write())
         connack, rest = _await_connack(sock)
     except (OSError, ValueError) as error:
@@ -160,218 +325,139 @@ def _await_connack(sock: socket.socket) -> tuple[ConnAckPacket, bytes]:
             return packet, data[used:]
 
 
-class _Link:
-    """A sender and its socket, for as long as it has one."""
-
-    def __init__(self, plan: LoadPlan, publisher: int) -> None:
-        self.sender = NumberedSender(
-            run=plan.run,
-            publisher=publisher,
-            devices=own_devices(publisher, plan.publishers, plan.devices),
-            total=share(publisher, plan.publishers, plan.messages),
-            qos=plan.qos,
-            size=plan.size,
-            topic=plan.topic,
-            window=plan.window,
-        )
-        self.sock: socket.socket | None = None
-        self.out = bytearray()
-        self.retry_at = 0.0
-        self.connections = 0
-        self._hello = ConnectPacket(
-            f"prove-{plan.run}-{publisher}",
-            username=plan.username,
-            password=plan.password,
-            clean_start=False,
-            session_expiry_interval=3600,
-        )
-        self._place = (plan.host, plan.port)
-
-    def open(self) -> list[int]:
-        """Connect; returns numbers that go out a second time. Raises Unreachable or Refused."""
-        self.sock, connack, rest = connect(self._hello, *self._place, timeout=5.0)
-        self.sock.settimeout(0)
-        self.connections += 1
-        self.out[:], again = self.sender.connected(connack)
-        self.out += self.sender.feed(rest).reply
-        return again
-
-    def close(self) -> None:
-        """Drop the connection and what was not sent; the sender remembers it as unfinished."""
-        if self.sock is not None:
-            self.sock.close()
-        self.sock = None
-        self.out.clear()
-        self.retry_at = time.monotonic() + _RETRY_S
-
-    def push(self) -> None:
-        """Send what the socket takes. Raises OSError when the connection is gone."""
-        if self.sock is not None and self.out:
-            with suppress(BlockingIOError):
-                del self.out[: self.sock.send(self.out)]
-
-    @property
-    def done(self) -> bool:
-        return self.sender.done and not self.out
-
-
 class _Load:
-    def __init__(self, plan: LoadPlan, history: HistoryWriter, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, plan: LoadPlan, history: HistoryWriter) -> None:
         self._plan = plan
         self._history = history
-        self._progress = progress
-        self._links = [_Link(plan, index) for index in range(plan.publishers)]
-        self._selector = selectors.DefaultSelector()
+        self._senders = [NumberedSender(plan, publisher) for publisher in range(plan.publishers)]
+        self._burst = max(1, min(_BURST, _BURST_BYTES // plan.size))
         self._began = time.monotonic()
         self._resent = 0
+        #: Connections made, by publisher.
+        self._connections: Counter[int] = Counter()
 
-    def run(self, stop: threading.Event | None) -> LoadResult:
-        deadline = self._began + self._plan.seconds
-        try:
-            while time.monotonic() < deadline and not (stop is not None and stop.is_set()):
-                if not self._step():
-                    break
-        finally:
-            self._end()
-        return self._result()
-
-    def _step(self) -> bool:
-        """One round: connect, fill, note, send, listen; False when everything is answered."""
-        open_links = [link for link in self._links if not link.done]
-        if not open_links:
-            return False
-        self._connect(open_links)
-        self._fill(open_links)
-        self._history.flush()  # the claim is on disk before its bytes are on the wire
-        for link in open_links:
-            self._push(link)
-        self._listen()
-        if self._progress is not None:
-            self._progress(
-                sum(link.sender.next for link in self._links), sum(link.sender.acked for link in self._links)
-            )
-        return True
-
-    def _connect(self, links: list[_Link]) -> None:
-        for link in links:
-            if link.sock is None and time.monotonic() >= link.retry_at:
-                try:
-                    again = link.open()
-                except Unreachable:
-                    if self._never_connected():
-                        raise
-                    link.close()
-                    return  # one failure a round is enough: the others meet the same broker
-                self._welcome(link, again)
-
-    def _welcome(self, link: _Link, again: list[int]) -> None:
-        self._history.note_all(SenderRecord.RESENT, link.sender.publisher, again)
-        self._resent += len(again)
-        if link.sock is not None:
-            self._selector.register(link.sock, selectors.EVENT_READ, link)
-
-    def _never_connected(self) -> bool:
-        patience = min(_FIRST_CONNECT_S, self._plan.seconds / 2)
-        return time.monotonic() - self._began > patience and not any(link.connections for link in self._links)
-
-    def _fill(self, links: list[_Link]) -> None:
-        allowed = self._allowed()
-        ready = [link for link in links if link.sock is not None and len(link.out) < _RECV and link.sender.room() > 0]
-        # The links take turns at the front, so that a rate below one burst a round is still spread over all devices.
-        turn = int(time.monotonic() * 1000) % max(1, len(ready))
-        each = min(_BURST, -(-allowed // max(1, len(ready))), max(1, _BURST_BYTES // self._plan.size))
-        for link in ready[turn:] + ready[:turn]:
-            data, first, count = link.sender.burst(min(each, allowed))
-            if count:
-                link.out += data
-                self._history.note(SenderRecord.ATTEMPTED, link.sender.publisher, first, count)
-                allowed -= count
-
-    def _allowed(self) -> int:
-        if not self._plan.rate:
-            return self._plan.messages
-        due = int((time.monotonic() - self._began) * self._plan.rate)
-        return max(0, due - sum(link.sender.next for link in self._links))
-
-    def _push(self, link: _Link) -> None:
-        if link.sock is None:
-            return
-        try:
-            link.push()
-            self._selector.modify(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.out else 0), link)
-        except OSError:
-            self._drop(link)
-
-    def _listen(self) -> None:
-        if self._plan.rate:  # paced loads act in ticks, or each answer would cost a round of its own
-            time.sleep(max(0.0, _TICK_S - (time.monotonic() - self._began) % _TICK_S))
-        for key, mask in self._selector.select(0 if self._plan.rate else 0.02):
-            link: _Link = key.data
-            if mask & selectors.EVENT_READ:
-                self._receive(link)
-
-    def _receive(self, link: _Link) -> None:
-        assert link.sock is not None
-        try:
-            data = link.sock.recv(_RECV)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        answers = link.sender.feed(data)
-        link.out += answers.reply
-        self._history.note_all(SenderRecord.ACKED, link.sender.publisher, answers.acked)
-        self._history.note_all(SenderRecord.REFUSED, link.sender.publisher, answers.refused)
-        if not data or answers.closed is not None:
-            self._drop(link)
-
-    def _drop(self, link: _Link) -> None:
-        if link.sock is not None:
-            self._selector.unregister(link.sock)
-        link.close()
-
-    def _end(self) -> None:
-        for link in self._links:
-            if link.sock is not None and link.done:
-                with suppress(OSError):
-                    link.sock.settimeout(5)
-                    link.sock.sendall(DisconnectPacket().write())
-            if link.sock is not None:
-                link.sock.close()
-        self._selector.close()
-        self._history.flush()
-
-    def _result(self) -> LoadResult:
-        senders = [link.sender for link in self._links]
+    async def run(self, stop: threading.Event | None) -> LoadResult:
+        """Publish until everything is answered, time is up or `stop` is set."""
+        publishing = asyncio.gather(*map(self._publish, self._senders))
+        while not publishing.done() and self._elapsed < self._plan.seconds and not (stop is not None and stop.is_set()):
+            await asyncio.wait([publishing], timeout=_TICK_S)
+        publishing.cancel()  # nothing, where it is done
+        with suppress(asyncio.CancelledError):
+            await publishing
         return LoadResult(
-            attempted=sum(sender.next for sender in senders),
-            acked=sum(sender.acked for sender in senders),
-            refused=sum(sender.refused for sender in senders),
+            attempted=sum(sender.next for sender in self._senders),
+            acked=sum(sender.acked for sender in self._senders),
+            refused=sum(sender.refused for sender in self._senders),
             resent=self._resent,
-            reconnects=sum(max(0, link.connections - 1) for link in self._links),
-            seconds=time.monotonic() - self._began,
+            reconnects=self._connections.total() - len(self._connections),
+            seconds=self._elapsed,
         )
 
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
 
-def run_load(
-    plan: LoadPlan,
-    history: Path,
-    *,
-    stop: threading.Event | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> LoadResult:
+    async def _publish(self, sender: NumberedSender) -> None:
+        """Connect, and again where that is lost, until all of the sender's messages are answered."""
+        client_id = f"prove-{self._plan.run}-{sender.publisher}"
+        hello = ConnectPacket(client_id, clean_start=False, session_expiry_interval=3600)
+        while not sender.done:
+            try:
+                sock, connack, rest = await asyncio.to_thread(
+                    connect, hello, self._plan.host, self._plan.port, timeout=5.0
+                )
+            except Unreachable:
+                if self._elapsed > min(_FIRST_CONNECT_S, self._plan.seconds / 2) and not self._connections:
+                    raise
+            else:
+                self._connections[sender.publisher] += 1
+                await self._converse(sender, sock, connack, rest)
+            if not sender.done:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _converse(self, sender: NumberedSender, sock: socket.socket, connack: ConnAckPacket, rest: bytes) -> None:
+        """Send and listen on one connection until it ends."""
+        reader, writer = await asyncio.open_connection(sock=sock, limit=_RECV)
+        answered = asyncio.Event()
+        data, again = sender.connected(connack)
+        self._history.note_all(SenderRecord.RESENT, sender.publisher, again)
+        self._resent += len(again)
+        self._history.flush()
+        writer.write(data + sender.feed(rest).reply)
+        both = [
+            asyncio.create_task(self._send(sender, writer, answered)),
+            asyncio.create_task(self._listen(sender, reader, writer, answered)),
+        ]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            ends = await asyncio.gather(*both, return_exceptions=True)
+            if sender.done:
+                writer.close()
+            else:
+                writer.transport.abort()
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, OSError):
+                raise end
+
+    async def _send(self, sender: NumberedSender, writer: asyncio.StreamWriter, answered: asyncio.Event) -> None:
+        """Send what the plan allows now, in bursts, until all is answered."""
+        while not sender.done:
+            data, first, count = sender.burst(min(self._burst, self._allowed(sender)))
+            if count:
+                self._history.note(SenderRecord.ATTEMPTED, sender.publisher, first, count)
+                self._history.flush()  # the claim is on disk before its bytes are on the wire
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(0)  # the answers come meanwhile
+            elif self._plan.rate:  # paced loads act in ticks, or each answer would cost a round of its own
+                await asyncio.sleep(_TICK_S - self._elapsed % _TICK_S)
+            else:
+                answered.clear()
+                await answered.wait()
+        writer.write(DisconnectPacket().write())
+        await writer.drain()
+
+    def _allowed(self, sender: NumberedSender) -> int:
+        """How many more messages of the sender are due; the senders take turns within the time of one message."""
+        if not self._plan.rate:
+            return sender.total
+        share = self._elapsed * self._plan.rate * sender.total / self._plan.messages
+        return max(0, int(share + sender.publisher / self._plan.publishers) - sender.next)
+
+    async def _listen(
+        self,
+        sender: NumberedSender,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answered: asyncio.Event,
+    ) -> None:
+        """Take answers in until the broker ends the connection."""
+        while data := await reader.read(_RECV):
+            answers = sender.feed(data)
+            self._history.note_all(SenderRecord.ACKED, sender.publisher, answers.acked)
+            self._history.note_all(SenderRecord.REFUSED, sender.publisher, answers.refused)
+            self._history.flush()
+            writer.write(answers.reply)
+            answered.set()
+            if answers.closed is not None:
+                return
+
+
+def run_load(plan: LoadPlan, history: Path, *, stop: threading.Event | None = None) -> LoadResult:
     """Run a load until everything is answered, its time is up, or `stop` is set.
 
     Args:
         plan: What to send and where.
         history: File for the claims; must not exist.
         stop: Set it to end early.
-        progress: Called after every round with (attempted, acked).
 
     Raises:
         ConfigError: The history exists already (TL-C81).
         Refused: The broker refuses the connection (TL-M61).
         Unreachable: No connection was ever made within the first ten seconds (TL-M60).
     """
-    with HistoryWriter(history, plan.public()) as writer:
-        return _Load(plan, writer, progress).run(stop)
+    with HistoryWriter(history, asdict(plan)) as writer:
+        return asyncio.run(_Load(plan, writer).run(stop))

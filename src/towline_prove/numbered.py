@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["MIN_SIZE", "Numbered", "decode", "encoder"]
-
 _SHAPE = re.compile(rb'\{"r":"([\w.-]*)","p":(\d+),"n":(\d+),"d":"([\w.-]*)","t":(\d+),"s":(\d+),"x":"(x*)"\}')
 #: Bytes that the longest fields need; a smaller size would pad nothing.
 MIN_SIZE = 110

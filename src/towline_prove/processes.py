@@ -17,14 +17,12 @@ from towline import processes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["TICKS", "Cpu", "Role", "command_line", "cpu_of", "memory_fields", "memory_of", "named", "role_of", "tree"]
-
 TICKS = os.sysconf("SC_CLK_TCK")
 _SIZE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
 class Role(StrEnum):
-    """The processes of one running bridge, and the Kafka it writes to."""
+    """The processes of one running bridge, the brokers it stands between, and who publishes to it."""
 
     BRIDGE = "bridge"
     GATEWAY = "gateway"
@@ -32,6 +30,8 @@ class Role(StrEnum):
     JVM = "jvm"
     WORKER = "worker"
     KAFKA = "kafka"
+    MOSQUITTO = "mosquitto"
+    PUBLISHER = "publisher"
     OTHER = "other"
 
 

@@ -12,14 +12,12 @@ legal QoS 1 sequence after a resume [MQTT-4.6.0-1, non-normative comment of sect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from towline_prove.history import Claims, SenderRecord
 from towline_prove.numbered import Numbered, decode
-
-__all__ = ["Arrival", "DeviceTally", "Story", "Verdict", "judge"]
 
 #: Offenders of one kind that get a story; all of them are counted.
 STORIES = 20
@@ -33,14 +31,12 @@ class Arrival(NamedTuple):
         offset: Offset in it.
         key: Record key.
         value: Record value, the payload that was sent.
-        timestamp_ms: Record timestamp, milliseconds since 1970 UTC; -1 when unknown.
     """
 
     partition: int
     offset: int
     key: bytes | None
     value: bytes | None
-    timestamp_ms: int = -1
 
 
 class Story(NamedTuple):
@@ -65,23 +61,6 @@ class Story(NamedTuple):
 
 
 @dataclass(slots=True)
-class DeviceTally:
-    """The account of one device.
-
-    Attributes:
-        delivered: Distinct messages delivered.
-        doubled: Copies beyond the first.
-        late: First copies that came after a higher number.
-        partitions: Kafka partitions it was found in; more than one breaks order by itself.
-    """
-
-    delivered: int = 0
-    doubled: int = 0
-    late: int = 0
-    partitions: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
 class Verdict:
     """What the referee found; counts of messages, except `copies` (records).
 
@@ -101,7 +80,8 @@ class Verdict:
         late: First copies after a higher number of the same device.
         split: Devices found in more than one partition.
         foreign: Records of other runs, left out of every other count.
-        devices: The account of each device.
+        devices: Of each device the Kafka partitions it was found in; more than one breaks order by itself.
+        late_devices: Devices with a late message.
         stories: The first offenders.
     """
 
@@ -119,21 +99,23 @@ class Verdict:
     late: int = 0
     split: int = 0
     foreign: int = 0
-    devices: dict[str, DeviceTally] = field(default_factory=dict)
+    devices: dict[str, set[int]] = field(default_factory=dict)
+    late_devices: set[str] = field(default_factory=set)
     stories: list[Story] = field(default_factory=list)
 
-    def ok(self, guarantee: str = "at_least_once") -> bool:
+    def ok(self, guarantee: str = "at_least_once", *, ordered: bool = True) -> bool:
         """Whether the promise was kept.
 
         Args:
             guarantee: ``at_most_once`` forbids copies (losses are allowed), ``at_least_once`` forbids losses,
                 ``exactly_once`` forbids both. All three forbid records nobody sent and, per device, disorder.
+            ordered: Whether first copies have to come in order.
         """
         copies_allowed = guarantee == "at_least_once"
         losses_allowed = guarantee == "at_most_once"
         return (
             not self.unexpected
-            and not self.late
+            and not (ordered and self.late)
             and not self.split
             and (losses_allowed or not self.lost)
             and (copies_allowed or self.doubled == self.resent_doubled)
@@ -149,24 +131,13 @@ class Verdict:
         """What is said of a run in its record (`towline_prove.evidence`)."""
         return {name: getattr(self, name) for name in ("attempted", "acked", "delivered", "lost", "doubled", "late")}
 
-    def merge(self, other: Verdict) -> None:
-        """Take in the verdict on another run that was read from the same records."""
-        for name in _SUMMED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for device, tally in other.devices.items():
-            mine = self.devices.setdefault(device, DeviceTally())
-            mine.delivered += tally.delivered
-            mine.doubled += tally.doubled
-            mine.late += tally.late
-            mine.partitions |= tally.partitions
-        self.split = sum(len(tally.partitions) > 1 for tally in self.devices.values())
-        # What is foreign to both is what neither of them claims.
-        self.foreign = max(0, self.foreign - other.copies)
-        self.stories += other.stories
+    @property
+    def disordered(self) -> int:
+        """Devices with a late message, or in more than one partition."""
+        return len(self.late_devices | {device for device, places in self.devices.items() if len(places) > 1})
 
     def line(self) -> str:
         """One line: sent = in Kafka + lost + never confirmed, and what else was seen."""
-        disordered = sum(bool(tally.late) or len(tally.partitions) > 1 for tally in self.devices.values())
         extras = [
             (self.missing, "never confirmed and not found"),
             (self.unexpected, "unexpected"),
@@ -177,25 +148,20 @@ class Verdict:
         return (
             f"sent {self.attempted:,}   acknowledged {self.acked:,}   delivered {self.delivered:,}   "
             f"lost {self.lost:,}   doubled {self.doubled:,}   "
-            f"out of order {disordered} of {len(self.devices)} devices{rest}"
+            f"out of order {self.disordered} of {len(self.devices)} devices{rest}"
         )
 
 
-_SUMMED = (
-    *("attempted", "acked", "refused", "delivered", "copies", "lost", "missing"),
-    *("doubled", "resent_doubled", "recovered", "late"),
-)
-
-
 class _Judge:
-    def __init__(self, claims: Claims) -> None:
-        self.claims = claims
+    def __init__(self, claims: Sequence[Claims]) -> None:
+        self.claims = {load.run: load for load in claims}
         self.verdict = Verdict()
-        self.seen: dict[int, bytearray] = {
-            publisher: bytearray(len(flags)) for publisher, flags in claims.flags.items()
+        #: Of each publisher of each run a byte for each number, 1 where it was found.
+        self.seen = {
+            (load.run, publisher): bytearray(len(flags)) for load in claims for publisher, flags in load.flags.items()
         }
-        self.first_place: dict[tuple[int, int], tuple[int, int]] = {}
-        self.highest: dict[str, tuple[int, int, int]] = {}
+        self.first_place: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.highest: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     def report(self, fault: str, message: Numbered | None, text: str) -> None:
         if sum(story.fault == fault for story in self.verdict.stories) < STORIES:
@@ -206,9 +172,9 @@ class _Judge:
 
     def take(self, arrival: Arrival) -> None:
         message = decode(arrival.value)
-        if message is not None and message.run != self.claims.run:
+        if message is not None and message.run not in self.claims:
             self.verdict.foreign += 1
-        elif message is None or not self.claims.of(message.publisher, message.number):
+        elif message is None or not self.claims[message.run].of(message.publisher, message.number):
             self.verdict.unexpected += 1
             sample = (arrival.value or b"")[:60]
             self.report(
@@ -220,38 +186,35 @@ class _Judge:
     def _count(self, message: Numbered, arrival: Arrival) -> None:
         verdict = self.verdict
         verdict.copies += 1
-        tally = verdict.devices.setdefault(message.device, DeviceTally())
-        tally.partitions.add(arrival.partition)
-        seen = self.seen[message.publisher]
+        verdict.devices.setdefault(message.device, set()).add(arrival.partition)
+        seen = self.seen[message.run, message.publisher]
         place = (arrival.partition, arrival.offset)
         if seen[message.number]:
-            self._doubled(message, place, tally)
+            self._doubled(message, place)
         else:
             verdict.delivered += 1
-            tally.delivered += 1
-            self.first_place[message.publisher, message.number] = place
-            self._order(message, place, tally)
+            self.first_place[message.run, message.publisher, message.number] = place
+            self._order(message, place)
         seen[message.number] = 1
 
-    def _doubled(self, message: Numbered, place: tuple[int, int], tally: DeviceTally) -> None:
+    def _doubled(self, message: Numbered, place: tuple[int, int]) -> None:
         self.verdict.doubled += 1
-        tally.doubled += 1
-        claim = self.claims.of(message.publisher, message.number)
+        claim = self.claims[message.run].of(message.publisher, message.number)
         self.verdict.resent_doubled += bool(claim & SenderRecord.RESENT)
-        first = self.first_place[message.publisher, message.number]
+        first = self.first_place[message.run, message.publisher, message.number]
         self.report(
             "doubled",
             message,
             f"first at partition {first[0]} offset {first[1]}, again at {place[0]} offset {place[1]}",
         )
 
-    def _order(self, message: Numbered, place: tuple[int, int], tally: DeviceTally) -> None:
-        highest = self.highest.get(message.device)
+    def _order(self, message: Numbered, place: tuple[int, int]) -> None:
+        highest = self.highest.get((message.run, message.device))
         if highest is None or message.number > highest[0]:
-            self.highest[message.device] = (message.number, *place)
+            self.highest[message.run, message.device] = (message.number, *place)
             return
         self.verdict.late += 1
-        tally.late += 1
+        self.verdict.late_devices.add(message.device)
         self.report(
             "late",
             message,
@@ -259,60 +222,50 @@ class _Judge:
             f"after number {highest[0]} at partition {highest[1]} offset {highest[2]}",
         )
 
-    def absent(self) -> Iterator[tuple[int, int, SenderRecord]]:
-        for publisher, flags in self.claims.flags.items():
-            seen = self.seen[publisher]
-            for number, flag in enumerate(flags):
-                if flag and not seen[number]:
-                    yield publisher, number, SenderRecord(flag)
-
     def close(self) -> Verdict:
         verdict = self.verdict
-        for publisher, number, claim in self.absent():
-            if claim & SenderRecord.ACKED:
-                verdict.lost += 1
-                self._report_lost(publisher, number)
-            else:
-                verdict.missing += 1
-        verdict.attempted = self.claims.count(SenderRecord.ATTEMPTED)
-        verdict.acked = self.claims.count(SenderRecord.ACKED)
-        verdict.refused = self.claims.count(SenderRecord.REFUSED)
-        verdict.recovered = self._recovered()
-        verdict.split = sum(len(tally.partitions) > 1 for tally in verdict.devices.values())
+        for load in self.claims.values():
+            for publisher, flags in load.flags.items():
+                self._close(load.run, publisher, flags)
+            verdict.attempted += load.count(SenderRecord.ATTEMPTED)
+            verdict.acked += load.count(SenderRecord.ACKED)
+            verdict.refused += load.count(SenderRecord.REFUSED)
+        verdict.split = sum(len(places) > 1 for places in verdict.devices.values())
         return verdict
 
-    def _recovered(self) -> int:
-        return sum(
-            bool(seen) and not SenderRecord(flag) & (SenderRecord.ACKED | SenderRecord.REFUSED)
-            for publisher, flags in self.claims.flags.items()
-            for flag, seen in zip(flags, self.seen[publisher], strict=True)
-        )
+    def _close(self, run: str, publisher: int, flags: bytearray) -> None:
+        """Count what was not found, and what was found though nobody had answered."""
+        for number, (flag, found) in enumerate(zip(flags, self.seen[run, publisher], strict=True)):
+            if found:
+                self.verdict.recovered += not SenderRecord(flag) & (SenderRecord.ACKED | SenderRecord.REFUSED)
+            elif flag & SenderRecord.ACKED:
+                self.verdict.lost += 1
+                self._report_lost(run, publisher, number)
+            elif flag:
+                self.verdict.missing += 1
 
-    def _report_lost(self, publisher: int, number: int) -> None:
-        before = self._neighbour(publisher, number, -1)
-        after = self._neighbour(publisher, number, +1)
-        message = Numbered(self.claims.run, publisher, number, "", 0, 0)
-        self.report(
-            "lost", message, f"acknowledged, not found; the publisher's nearest found: {before} before, {after} after"
-        )
+    def _report_lost(self, run: str, publisher: int, number: int) -> None:
+        seen = self.seen[run, publisher]
+        neighbours = seen.rfind(1, 0, number), seen.find(1, number + 1)
+        before, after = (self._place(run, publisher, neighbour) for neighbour in neighbours)
+        text = f"acknowledged, not found; the publisher's nearest found: {before} before, {after} after"
+        self.report("lost", Numbered(run, publisher, number, "", 0, 0), text)
 
-    def _neighbour(self, publisher: int, number: int, step: int) -> str:
-        seen = self.seen[publisher]
-        at = seen.rfind(1, 0, number) if step < 0 else seen.find(1, number + 1)
-        if at < 0:
+    def _place(self, run: str, publisher: int, number: int) -> str:
+        if number < 0:
             return "none"
-        partition, offset = self.first_place[publisher, at]
-        return f"{at} (partition {partition} offset {offset})"
+        partition, offset = self.first_place[run, publisher, number]
+        return f"{number} (partition {partition} offset {offset})"
 
 
-def judge(claims: Claims, arrivals: Iterable[Arrival]) -> Verdict:
+def judge(claims: Claims | Sequence[Claims], arrivals: Iterable[Arrival]) -> Verdict:
     """Compare what senders claim with what an independent reader read.
 
     Args:
-        claims: The senders' history.
+        claims: The senders' history; or those of several runs.
         arrivals: Everything found, per partition in offset order.
     """
-    referee = _Judge(claims)
+    referee = _Judge([claims] if isinstance(claims, Claims) else claims)
     for arrival in arrivals:
         referee.take(arrival)
     return referee.close()

@@ -1,61 +1,44 @@
-"""One real Mosquitto, one real Kafka, one bridge between them, each behind a proxy, for soaks and outages."""
+"""One real Mosquitto, one real Kafka, one bridge between them, each behind a proxy, ready to be hurt."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
+import itertools
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-import mqtt5
-
+from towline.checkpoint import Checkpoint
+from towline.net.client import Client
 from towline_prove.account import RunAccount, Watermarks
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 from towline_prove.devstack.process import wait_for
-from towline_prove.history import SenderRecord, read_history
-from towline_prove.load import LoadPlan, LoadResult, connect, run_load
+from towline_prove.history import Claims, SenderRecord
+from towline_prove.load import LoadPlan, LoadResult, run_load
 from towline_prove.numbered import decode
 from towline_prove.processes import Role
 from towline_prove.proxy import FaultProxy
-from towline_prove.reader import Tail
-from towline_prove.referee import Arrival, judge
+from towline_prove.reader import Tail, read_topic
+from towline_prove.referee import judge
 from towline_prove.subject import LINE, TOPIC, BridgeRun, NotReady, bridge_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["LINE", "TOPIC", "Rig", "Trial", "dropped_by"]
+    from towline_prove.devstack.server import Server
 
 #: Spark's first batch on a busy machine takes its time.
 PATIENCE_S = 400.0
-
-
-def dropped_by(broker: Mosquitto) -> int:
-    """What a Mosquitto says it dropped because a queue was full; as of its last ``sys_interval``."""
-    hello = mqtt5.ConnectPacket(f"prove-sys-{time.time_ns()}", clean_start=True)
-    sock, _, rest = connect(hello, "127.0.0.1", broker.port)
-    with sock:
-        sock.settimeout(15)
-        topic = "$SYS/broker/publish/messages/dropped"
-        sock.sendall(mqtt5.SubscribePacket(1, [mqtt5.TopicFilter(topic)]).write())
-        while True:
-            with contextlib.suppress(IndexError):
-                packet, used = mqtt5.read(memoryview(rest))
-                rest = rest[used:]
-                if isinstance(packet, mqtt5.PublishPacket):
-                    payload = packet.payload
-                    assert isinstance(payload, bytes)
-                    return int(payload)
-                continue
-            if not (more := sock.recv(4096)):
-                raise ConnectionError("the broker ended the connection before it said what it dropped")
-            rest += more
+#: A stopped or restarting gateway must not make the broker drop: what a user is told to set.
+KEEP_ALL = {"max_queued_messages": "0", "max_inflight_messages": "1000"}
+#: Of the publishers and of the line.
+QOS = {"at_most_once": 0, "at_least_once": 1, "exactly_once": 2}
+#: Bytes that the publishers of a load may have unanswered, all together.
+_UNANSWERED: Final = 256 << 20
 
 
 class Rig:
-    """The whole way from publishers to Kafka, ready to be hurt; a context manager.
+    """The whole way from publishers to Kafka: a Mosquitto, a bridge with one line and a Kafka; a context manager.
 
     Args:
         directory: Everything lives below it.
@@ -64,7 +47,8 @@ class Rig:
         partitions: Of the Kafka topic.
         kafka: Settings of Kafka.
         client: Settings of the bridge's Kafka client.
-        direct: The bridge meets both brokers without a proxy between, for measurements; nothing can be cut then.
+        line: A further line of the uplink.
+        direct: The bridge meets both brokers without a proxy between; no connection can be cut then.
         tier: Of Spark.
     """
 
@@ -77,37 +61,35 @@ class Rig:
         partitions: int = 2,
         kafka: Mapping[str, str] | None = None,
         client: Mapping[str, int] | None = None,
+        line: str = "",
         direct: bool = False,
         tier: str = "auto",
     ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.guarantee = guarantee
-        self._partitions = partitions
-        self._client = dict(client or {})
-        self._direct = direct
-        self._tier = tier
-        directory.mkdir(parents=True, exist_ok=True)
         self.mosquitto = Mosquitto(directory / "mosquitto", settings={"sys_interval": "1", **(mosquitto or {})})
-        self.mqtt_proxy = FaultProxy(self.mosquitto.port)
-        front = free_port()
-        inner = free_port()
+        self._partitions = partitions
+        settings = ", ".join(f'"{name}" = {value}' for name, value in (client or {}).items())
+        self._file = (f"settings = {{ {settings} }}", line, tier)
+        self._direct = direct
+        front, inner = free_port(), free_port()
         advertised = {} if direct else {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{front}"}
         self.kafka = Kafka(directory / "kafka", port=inner, settings={**advertised, **(kafka or {})})
+        self._brokers: dict[Role, Server] = {Role.MOSQUITTO: self.mosquitto, Role.KAFKA: self.kafka}
         self.kafka_proxy = FaultProxy(inner, listen=front)
-        self.bridge = BridgeRun(directory / "bridge.toml", directory / "state" / LINE, directory / "bridge.log")
-        self._stack = contextlib.ExitStack()
-        self._runs = 0
+        state_dir = directory / "state" / LINE
+        self.bridge = BridgeRun(directory / "bridge.toml", state_dir, directory / "bridge.log")
+        self._trials = itertools.count(1)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.mosquitto)
+            for broker in (self.mosquitto, self.kafka_proxy, self.kafka):
+                stack.enter_context(broker)
             self.mqtt_proxy = stack.enter_context(FaultProxy(self.mosquitto.port))  # the port is settled now
-            stack.enter_context(self.kafka_proxy)
-            stack.enter_context(self.kafka)
             self.kafka.create_topics({TOPIC: self._partitions})
             self._write_config()
-            stack.enter_context(self.bridge)
-            self.bridge.start()
+            stack.enter_context(self.bridge).start()
             self._stack = stack.pop_all()
         return self
 
@@ -115,31 +97,51 @@ class Rig:
         self._stack.close()
 
     def _write_config(self) -> None:
-        settings = ", ".join(f'"{name}" = {value}' for name, value in self._client.items())
-        text = bridge_file(
-            self.directory / "state",
-            self.mosquitto.uri if self._direct else f"mqtt://127.0.0.1:{self.mqtt_proxy.port}",
-            self.bootstrap,
-            self.guarantee,
-            writer="prove",
-            more=f"settings = {{ {settings} }}",
-        )
-        self.bridge.config.write_text(f'{text}\n[spark]\ntier = "{self._tier}"\n', encoding="utf-8")
+        mqtt = self.mosquitto.uri if self._direct else f"mqtt://127.0.0.1:{self.mqtt_proxy.port}"
+        client, line, tier = self._file
+        places = (self.directory / "state", mqtt, self.bootstrap)
+        text = bridge_file(*places, self.guarantee, writer="prove", more=client, line=line)
+        self.bridge.config.write_text(f'{text}\n[spark]\ntier = "{tier}"\n', encoding="utf-8")
+
+    @property
+    def versions(self) -> str:
+        """Whom it runs with, for people."""
+        return f"Mosquitto {self.mosquitto.version} {self.mosquitto.uri}   Kafka {self.kafka.version} {self.bootstrap}"
 
     @property
     def bootstrap(self) -> str:
         """Kafka as an independent reader meets it: where there is a proxy, that is what the broker advertises."""
         return self.kafka.bootstrap if self._direct else f"127.0.0.1:{self.kafka_proxy.port}"
 
+    @property
+    def batches(self) -> int:
+        """Micro-batches in the line's commit log."""
+        batch = Checkpoint(str(self.bridge.state_dir / "checkpoint")).last_commit_batch()
+        return 0 if batch is None else batch + 1
+
+    def kill(self, role: Role) -> bool:
+        """SIGKILL to the process that plays a role now, brokers included; False when there is none."""
+        if role not in self._brokers:
+            return self.bridge.hit(role)
+        self._brokers[role].kill()
+        return True
+
+    def revive(self, role: Role) -> bool:
+        """Start what a service manager would start again; whether a process plays the role now."""
+        if role not in self._brokers:
+            return self.bridge.revive(role)
+        self._brokers[role].start()
+        return True
+
     def online(self, timeout: float = PATIENCE_S) -> None:
         """Wait until the gateway is subscribed.
 
         Raises:
-            NotReady: It is not in time, or the bridge ended (TL-P01).
+            NotReady: It is not in time, or what was started has ended (TL-P01).
         """
         wait_for(lambda: not self.bridge.running or self.bridge.state == "online", timeout, 0.05)
         if self.bridge.state != "online":
-            raise NotReady("TL-P01", "bridge", "its gateway is not subscribed", f"See {self.bridge.log}.")
+            raise NotReady("TL-P01", "the bridge", "its gateway is not subscribed", f"See {self.bridge.log}.")
 
     def warm(self, messages: int = 200, rate: float = 0.0) -> None:
         """Send a first few messages the whole way, so that Spark is warm.
@@ -154,9 +156,11 @@ class Rig:
         self.online()
         with self.trial("warm") as trial:
             trial.load(messages, rate=rate)
-            account = trial.account(PATIENCE_S)
+            wait_for(trial.settled, PATIENCE_S, 0.05)
+            account = trial.account()
         if not account.ok:
-            raise NotReady("TL-P01", "bridge", f"the first messages: {account.line()}", f"See {self.bridge.log}.")
+            what = f"did not carry the first messages: {account.line()}"
+            raise NotReady("TL-P01", "the line", what, f"See {self.bridge.log}.")
 
     def watermarks(self, timeout: float = 30.0) -> Watermarks | None:
         """What the gateway says now; None when it does not answer in time."""
@@ -173,37 +177,22 @@ class Rig:
         watermarks = self.watermarks()
         return watermarks.journaled if watermarks else 0
 
-    def nothing_waits(self) -> bool:
-        """Whether the gateway says that everything in its journal is committed."""
-        watermarks = self.watermarks(5)
-        return watermarks is not None and watermarks.waiting == 0
+    def dropped(self) -> int:
+        """What the broker says it dropped because a queue was full; as of its last ``sys_interval``, a second.
 
-    def kill(self, role: Role) -> bool:
-        """SIGKILL to the process that plays a role now, Kafka included; False when there is none."""
-        if role is Role.KAFKA:
-            self.kafka.kill()
-            return True
-        return self.bridge.hit(role, signal.SIGKILL)
-
-    def revive(self, role: Role) -> bool:
-        """Start what a service manager would start again; whether a process plays the role now."""
-        if role is Role.KAFKA:
-            self.kafka.restart()
-            return True
-        self.bridge.restart_if_ended()
-        process = self.bridge.find(role)
-        return process is not None and process.alive
+        Raises:
+            NotReady: It does not say it (TL-P01).
+        """
+        topic = "$SYS/broker/publish/messages/dropped"
+        with Client(self.mosquitto.uri, client_id=f"prove-sys-{time.time_ns()}", subscribe=[topic]) as client:
+            message = client.receive(15)
+        if message is None or message.payload is None:
+            raise NotReady("TL-P01", self.mosquitto.uri, f"it says nothing on {topic}", f"See {self.mosquitto.log}.")
+        return int(message.payload)
 
     def trial(self, name: str = "trial") -> Trial:
         """Begin one judged piece of traffic; call it while Kafka answers."""
-        self._runs += 1
-        return Trial(self, f"{name}-{self._runs}")
-
-
-@dataclass
-class _Part:
-    claims: Path
-    plan: LoadPlan
+        return Trial(self, f"{name}-{next(self._trials)}")
 
 
 class Trial:
@@ -212,14 +201,17 @@ class Trial:
     Args:
         rig: The rig.
         run: Name of the run; part n is called ``run.n``.
+
+    Attributes:
+        notes: What happened on the way, for the account.
     """
 
     def __init__(self, rig: Rig, run: str) -> None:
         self._rig = rig
         self._run = run
-        self._parts: list[_Part] = []
-        self._arrivals: list[Arrival] = []
+        self._parts: list[Claims] = []
         self._tail = Tail(rig.bootstrap, TOPIC, from_now=True)
+        self._seen: set[tuple[str, int, int]] = set()
         self._before = rig.watermarks()
         self.notes: list[str] = []
 
@@ -229,23 +221,27 @@ class Trial:
     def __exit__(self, *_: object) -> None:
         self._tail.close()
 
-    def plan(self, messages: int, *, rate: float = 0.0, seconds: float = 600.0) -> tuple[LoadPlan, Path]:
+    def plan(
+        self, messages: int, *, rate: float = 0.0, seconds: float = 600.0, size: int = 150, devices: int = 50
+    ) -> tuple[LoadPlan, Path]:
         """Make the plan of the next part and the file for its claims; for loads run elsewhere."""
         run = f"{self._run}.{len(self._parts) + 1}"
-        publishers = min(8, messages)
+        path = self._rig.directory / f"claims-{run}"
+        self._parts.append(Claims(path))
+        publishers = min(8 if size < 1 << 20 else 4, messages, devices)
         plan = LoadPlan(
             port=self._rig.mosquitto.port,
             run=run,
             publishers=publishers,
-            devices=max(publishers, min(50, messages)),
+            devices=max(publishers, min(devices, messages)),
             messages=messages,
             rate=rate,
             seconds=seconds,
-            qos=2 if self._rig.guarantee == "exactly_once" else 1,
+            qos=QOS[self._rig.guarantee],
+            size=size,
+            window=max(1, min(1000, _UNANSWERED // publishers // size)),
         )
-        part = _Part(self._rig.directory / f"claims-{run}", plan)
-        self._parts.append(part)
-        return plan, part.claims
+        return plan, path
 
     def load(self, messages: int, *, rate: float = 0.0, seconds: float = 600.0) -> LoadResult:
         """Send the next part, straight to the broker, and wait until it is acknowledged."""
@@ -254,26 +250,70 @@ class Trial:
 
     def arrived(self, seconds: float = 1.0) -> int:
         """Read on for at most this long; how many different messages of this trial are in Kafka."""
-        self._arrivals += self._tail.pull(seconds)
-        runs = {part.plan.run for part in self._parts}
-        messages = filter(None, (decode(arrival.value) for arrival in self._arrivals))
-        return len({(m.run, m.publisher, m.number) for m in messages if m.run in runs})
+        for arrival in self._tail.read(seconds):
+            message = decode(arrival.value)
+            if message is not None and message.run.startswith(f"{self._run}."):
+                self._seen.add((message.run, message.publisher, message.number))
+        return len(self._seen)
 
-    def account(self, seconds: float = PATIENCE_S) -> RunAccount:
-        """Wait until everything acknowledged is in Kafka and committed at the gateway (or time is up), and judge."""
-        acked = sum(read_history(part.claims).count(SenderRecord.ACKED) for part in self._parts)
-        if not wait_for(lambda: self.arrived() >= acked, seconds / 2):
-            # The consumer that reads Kafka may itself be stuck; the note says how far it had read.
-            self.notes.append(self._tail.reopen())
-            wait_for(lambda: self.arrived() >= acked, seconds / 2)
-        wait_for(self._rig.nothing_waits, 30, 0.1)
-        self.arrived(2.0)
-        return self._judge()
+    def claimed(self, claim: SenderRecord) -> int:
+        """How many messages of all parts carry this claim now."""
+        return sum(part.read().count(claim) for part in self._parts if part.path and part.path.exists())
 
-    def _judge(self) -> RunAccount:
-        verdict = judge(read_history(self._parts[0].claims), self._arrivals)
-        for part in self._parts[1:]:
-            verdict.merge(judge(read_history(part.claims), self._arrivals))
-        after = self._rig.watermarks()
-        added = after.since(self._before) if after and self._before else after
-        return RunAccount(verdict, self._rig.guarantee, added, self.notes, self._rig.bridge.account())
+    def watermarks(self, timeout: float = 5.0) -> Watermarks | None:
+        """What the gateway has added since the trial began, as it says; None when it does not answer in time."""
+        now = self._rig.watermarks(timeout)
+        return now.since(self._before) if now and self._before else now
+
+    def settled(self) -> bool:
+        """Whether everything that was acknowledged is in Kafka, and nothing waits in the journal."""
+        if self.arrived(0.1) < self.claimed(SenderRecord.ACKED):
+            return False
+        watermarks = self._rig.watermarks(5)
+        return watermarks is not None and watermarks.waiting == 0
+
+    def account(self) -> RunAccount:
+        """Judge what Kafka holds now, as a new consumer reads it: that of `arrived` may be stuck."""
+        arrivals = read_topic(self._rig.bootstrap, TOPIC, start=self._tail.start, seconds=PATIENCE_S)
+        verdict = judge([part.read() for part in self._parts], arrivals)
+        return RunAccount(verdict, self._rig.guarantee, self.watermarks(30), self.notes, self._rig.bridge.account())
+
+
+class Break(NamedTuple):
+    """Something that is away for a while.
+
+    Attributes:
+        hurt: Takes it away.
+        mend: Brings it back.
+        proxied: Whether that needs the proxies of the rig.
+    """
+
+    hurt: Callable[[Rig], object]
+    mend: Callable[[Rig], object]
+    proxied: bool = True
+
+
+def _both_refuse(rig: Rig) -> None:
+    rig.mqtt_proxy.refuse()
+    rig.kafka_proxy.refuse()
+
+
+def _both_forward(rig: Rig) -> None:
+    rig.kafka_proxy.forward()
+    rig.mqtt_proxy.forward()
+
+
+#: What breaks, and how it is mended. A server that hangs (SIGSTOP, or a proxy that passes nothing on) keeps its
+#: connections open and answers nobody; one that refuses lives, and nobody reaches it. The connection that is cut in the
+#: middle of a packet from the broker heals by itself.
+BREAKS: Mapping[str, Break] = {
+    "kafka stopped": Break(lambda rig: rig.kafka.stop(), lambda rig: rig.kafka.start(), proxied=False),
+    "kafka killed": Break(lambda rig: rig.kafka.kill(), lambda rig: rig.kafka.start(), proxied=False),
+    "kafka hangs": Break(lambda rig: rig.kafka.pause(), lambda rig: rig.kafka.resume(), proxied=False),
+    "kafka refuses": Break(lambda rig: rig.kafka_proxy.refuse(), lambda rig: rig.kafka_proxy.forward()),
+    "mqtt refused": Break(lambda rig: rig.mqtt_proxy.refuse(), lambda rig: rig.mqtt_proxy.forward()),
+    "mqtt hangs": Break(lambda rig: rig.mqtt_proxy.hang(), lambda rig: rig.mqtt_proxy.forward()),
+    "mqtt cut in a packet": Break(lambda rig: rig.mqtt_proxy.cut_after(301), lambda _: None),
+    "both gone": Break(_both_refuse, _both_forward),
+    "bridge away": Break(lambda rig: rig.bridge.kill(), lambda rig: rig.bridge.start(), proxied=False),
+}

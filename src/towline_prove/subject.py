@@ -14,31 +14,15 @@ from towline.bridge.runtime.status import collect
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.journal import Journal
-from towline.schema import ROW_SCHEMA
 from towline_prove import processes
-from towline_prove.devstack.process import Process, wait_for
+from towline_prove.devstack.process import Process, spawn, wait_for
 from towline_prove.processes import Role
-from towline_prove.referee import Arrival
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from towline.gateway.settings import GatewaySettings
-
-__all__ = [
-    "LINE",
-    "TOPIC",
-    "BridgeRun",
-    "GatewayRun",
-    "NotReady",
-    "Started",
-    "arrivals_in",
-    "bridge_file",
-    "journal_arrivals",
-    "last_line",
-]
 
 #: Name of the only line, and the Kafka topic that it fills.
 LINE: Final = "telemetry"
@@ -63,8 +47,9 @@ bootstrap_servers = "{kafka}"
 {more}
 
 [[uplink]]
-name = "{line}"
+name = "{name}"
 guarantee = "{guarantee}"
+{line}
 
 [[uplink.route]]
 from = "telemetry/{{device}}/data"
@@ -73,7 +58,9 @@ key = "{{device}}"
 """
 
 
-def bridge_file(state_dir: Path, mqtt: str, kafka: str, guarantee: str, *, writer: str, more: str) -> str:
+def bridge_file(
+    state_dir: Path, mqtt: str, kafka: str, guarantee: str, *, writer: str, more: str, line: str = ""
+) -> str:
     """A bridge file with one uplink.
 
     Args:
@@ -83,23 +70,14 @@ def bridge_file(state_dir: Path, mqtt: str, kafka: str, guarantee: str, *, write
         guarantee: Of the line.
         writer: Who writes it, and the name of the bridge.
         more: A further line about Kafka.
+        line: A further line of the uplink.
     """
     parts = {"state_dir": state_dir, "mqtt": mqtt, "kafka": kafka, "guarantee": guarantee}
-    return _CONFIG.format(**parts, writer=writer, more=more, line=LINE, topic=TOPIC)
-
-
-def last_line(log: Path) -> str:
-    """The last words of a process, for an error message."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return lines[-1] if lines else "it said nothing"
+    return _CONFIG.format(**parts, writer=writer, more=more, name=LINE, line=line, topic=TOPIC)
 
 
 class NotReady(TowlineError):
     """What was started did not get as far as it should in time (TL-P01)."""
-
-
-def _as_is(command: Sequence[str]) -> list[str]:
-    return list(command)
 
 
 class Started(Protocol):
@@ -118,27 +96,33 @@ class Started(Protocol):
         """
 
 
-class _Run(ABC):
+class _Subject(ABC):
     """A process that is started, killed and started again; a context manager that kills what is left."""
 
     child: Started | None
+    state_dir: Path
 
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
         return self.child is not None and self.child.poll() is None
 
-    @abstractmethod
     def endpoint(self) -> GatewayEndpoint | None:
-        """Where its gateway listens; None while it does not."""
+        """Where its gateway listens now; one of a gateway that is gone does not count."""
+        endpoint = GatewayEndpoint.read(self.state_dir)
+        return None if endpoint is None or endpoint.process.gone() else endpoint
+
+    def client(self) -> GatewayClient | None:
+        """A connection to its gateway; None while it does not listen."""
+        endpoint = self.endpoint()
+        return None if endpoint is None else GatewayClient(endpoint.location)
 
     def status(self) -> dict[str, Any] | None:
         """The account of its gateway; None while it does not answer."""
-        endpoint = self.endpoint()
-        if endpoint is None:
-            return None
-        with GatewayClient(endpoint.location) as client, contextlib.suppress(GatewayError):
-            return client.status(timeout_s=5)
+        client = self.client()
+        if client is not None:
+            with client, contextlib.suppress(GatewayError):
+                return client.status(timeout_s=5)
         return None
 
     @property
@@ -164,7 +148,7 @@ class _Run(ABC):
 
 
 @dataclass
-class GatewayRun(_Run):
+class GatewayRun(_Subject):
     """One gateway process, without Spark.
 
     Attributes:
@@ -175,18 +159,19 @@ class GatewayRun(_Run):
     settings: GatewaySettings
     log: Path | None = None
     child: Started | None = field(default=None, init=False)
-    _before: GatewayEndpoint | None = field(default=None, init=False)
 
-    def start(self, wrap: Callable[[Sequence[str]], list[str]] = _as_is) -> Self:
+    def __post_init__(self) -> None:
+        self.state_dir = self.settings.state_dir
+
+    def start(self, wrap: Callable[[Sequence[str]], list[str]] = list) -> Self:
         """Start the process; do not wait for it.
 
         Args:
             wrap: Changes the command line, such as `tests.engines.strace.wrapped`.
         """
-        self.begins()
         if self.log is None:
-            self.settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.log or self.settings.state_dir / "prove.log").open("ab") as log:
+            self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.log or self.state_dir / "prove.log").open("ab") as log:
             child = subprocess.Popen(
                 wrap([sys.executable, "-m", "towline.gateway"]),
                 stdin=subprocess.PIPE,
@@ -200,26 +185,11 @@ class GatewayRun(_Run):
             pipe.write(self.settings.model_dump_json().encode())
         return self
 
-    def begins(self) -> None:
-        """A process is about to be started: what is there already is of one before it."""
-        self._before = GatewayEndpoint.read(self.settings.state_dir)  # left by a killed one
-
     @property
     def pid(self) -> int:
         """The gateway itself, also when it runs under strace."""
         assert self.child is not None
         return next(iter(processes.named(self.child.pid, Role.GATEWAY)[::-1]), self.child.pid)
-
-    def ready(self, timeout: float = READY_S) -> Self:
-        """Wait until it answers.
-
-        Raises:
-            NotReady: It ended, or did not answer in time.
-        """
-        wait_for(lambda: not self.running or self.status() is not None, timeout, _PAUSE_S)
-        if self.status() is None:
-            raise NotReady("TL-P01", self.settings.name, "the gateway does not answer", "See its log.")
-        return self
 
     def online(self, timeout: float = READY_S) -> Self:
         """Wait until it is subscribed; only then does the broker keep messages for it.
@@ -231,23 +201,13 @@ class GatewayRun(_Run):
             raise NotReady("TL-P01", self.settings.name, "the gateway is not subscribed", "See its log.")
         return self
 
-    def endpoint(self) -> GatewayEndpoint | None:
-        """Where *this* process listens, and not the one before it."""
-        endpoint = GatewayEndpoint.read(self.settings.state_dir)
-        return endpoint if self.running and endpoint != self._before else None
-
-    def client(self) -> GatewayClient | None:
-        """A connection to this process; None while it does not listen."""
-        endpoint = self.endpoint()
-        return GatewayClient(endpoint.location) if endpoint is not None else None
-
     def until(self, journaled: int, timeout: float = READY_S) -> bool:
         """Wait for that many durable messages; False when it ended or time is up."""
-        return wait_for(lambda: not self.running or self._journaled() >= journaled, timeout, _PAUSE_S) and self.running
 
-    def _journaled(self) -> int:
-        status = self.status()
-        return int(status["journaled"]) if status else -1
+        def there() -> bool:
+            return not self.running or (self.status() or {"journaled": -1})["journaled"] >= journaled
+
+        return wait_for(there, timeout, _PAUSE_S) and self.running
 
     def wait(self, timeout: float = READY_S) -> int | None:
         """Wait for its end; the exit code, or None when it still runs."""
@@ -267,7 +227,7 @@ class GatewayRun(_Run):
 
 
 @dataclass
-class BridgeRun(_Run):
+class BridgeRun(_Subject):
     """``towline run <config>`` and everything below it.
 
     Attributes:
@@ -280,19 +240,11 @@ class BridgeRun(_Run):
     state_dir: Path
     log: Path
     child: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    starts: int = field(default=0, init=False)
 
     def start(self) -> Self:
         """Start the bridge; do not wait for it."""
-        with self.log.open("ab") as log:
-            self.child = subprocess.Popen(
-                [sys.executable, "-c", "from towline.cli import main; main()", "run", str(self.config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.starts += 1
+        command = [sys.executable, "-c", "from towline.cli import main; main()", "run", str(self.config)]
+        self.child, _ = spawn(command, self.log)
         return self
 
     def gateway(self) -> Process | None:
@@ -315,24 +267,20 @@ class BridgeRun(_Run):
             return Process.of(self.child.pid) if self.running else None
         return next((Process.of(pid) for pid in processes.named(self.child.pid, role)), None)
 
-    def hit(self, role: Role, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Send a signal to a role, and wait for the end of one that is killed; False when no process plays it now."""
+    def hit(self, role: Role) -> bool:
+        """SIGKILL to a role, and wait for its end; False when no process plays it now."""
         process = self.find(role)
-        if process is None or not process.send(number):
-            return False
-        return number is not signal.SIGKILL or process.wait_gone(_GONE_S)
+        return process is not None and process.send(signal.SIGKILL) and process.wait_gone(_GONE_S)
 
-    def restart_if_ended(self) -> bool:
-        """Start the bridge again when it has ended, as a service manager would."""
-        if self.running:
-            return False
-        self.start()
-        return True
+    def revive(self, role: Role) -> bool:
+        """Start it again where it has ended, as a service manager would; whether a process plays the role now.
 
-    def endpoint(self) -> GatewayEndpoint | None:
-        """Where the line's gateway listens now; one of a gateway that is gone does not count."""
-        endpoint = GatewayEndpoint.read(self.state_dir)
-        return None if endpoint is None or endpoint.process.gone() else endpoint
+        A gateway plays its role when it is subscribed.
+        """
+        if not self.running:
+            self.start()
+        process = self.find(role)
+        return process is not None and process.alive and (role is not Role.GATEWAY or self.state == "online")
 
     def everyone(self) -> list[int]:
         """All pids: the bridge, what it started, and the gateway even when it has another parent."""
@@ -360,19 +308,3 @@ def _kill(everyone: list[Process]) -> None:
         process.send(signal.SIGKILL)
     for process in everyone:
         process.wait_gone(_GONE_S)
-
-
-def arrivals_in(batch: Any) -> Iterator[Arrival]:
-    """What the referee compares, of a batch of the inbox."""
-    for row in batch.select(["offset", "payload"]).to_pylist():
-        yield Arrival(0, row["offset"], None, row["payload"])
-
-
-def journal_arrivals(settings: GatewaySettings) -> tuple[list[Arrival], str]:
-    """Read the inbox of an ended gateway back; returns its rows and what opening it repaired."""
-    journal = Journal.open(settings.inbox, schema=ROW_SCHEMA)
-    try:
-        batches = journal.read(journal.first, journal.end)
-        return [arrival for batch in batches for arrival in arrivals_in(batch)], journal.repair
-    finally:
-        journal.close()

@@ -22,17 +22,20 @@ from tests.engines.powerloss import DiskModel
 from tests.engines.strace import Injection, fired, recording, wrapped
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
-from towline.journal import Limits
+from towline.journal import Journal, Limits
 from towline.mqtt.events import Filter
+from towline.schema import ROW_SCHEMA
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.referee import Arrival, judge
-from towline_prove.subject import GatewayRun, NotReady, arrivals_in, journal_arrivals
+from towline_prove.subject import GatewayRun, NotReady
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    import pyarrow as pa
 
     from tests.engines.powerloss import Survives
     from towline_prove.devstack.mosquitto import Mosquitto
@@ -218,8 +221,10 @@ class CrashBench:
             return "" if code == 0 and claims.run else f"did not end cleanly (exit code {code})"
 
     def _judge(self, settings: GatewaySettings, directory: Path) -> tuple[Verdict, str]:
-        arrivals, note = journal_arrivals(settings)
-        return judge(read_history(directory / "claims"), arrivals), note
+        """The verdict on the inbox of an ended gateway, and what opening it repaired."""
+        with Journal.open(settings.inbox, schema=ROW_SCHEMA) as journal:
+            arrivals = _arrivals(journal.read(journal.first, journal.end))
+            return judge(read_history(directory / "claims"), arrivals), journal.repair
 
 
 def _disk(directory: Path) -> Path:
@@ -251,5 +256,11 @@ def _rows(run: GatewayRun) -> Iterator[Arrival]:
     if status is None or client is None:
         return
     with client:
-        for batch in client.read(status["journal"], status["first"], status["journaled"]):
-            yield from arrivals_in(batch)
+        yield from _arrivals(client.read(status["journal"], status["first"], status["journaled"]))
+
+
+def _arrivals(batches: Iterable[pa.RecordBatch]) -> Iterator[Arrival]:
+    """What the referee compares, of batches of the inbox."""
+    for batch in batches:
+        for row in batch.select(["offset", "payload"]).to_pylist():
+            yield Arrival(0, row["offset"], None, row["payload"])

@@ -100,7 +100,6 @@ class ForkedGateway(GatewayRun):
     def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
         """Start the process; do not wait for it. See `fork_gateway`."""
         assert self.log is not None
-        self.begins()
         self.child = fork_gateway(self.settings, self.log, tracer)
         return self
 

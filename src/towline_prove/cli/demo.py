@@ -1,12 +1,18 @@
-"""``towline demo``: the promise shown on this machine, with real brokers, in about a minute."""
+"""``towline demo``: the promise shown on this machine, with real brokers, in about a minute.
+
+It is a run of `towline_prove.scenario` with an audience: nothing is simulated and no number is made up.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -15,12 +21,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from towline.cli.screen import is_live, plain
+from towline_prove.stage import Moment, Stage
 
 if TYPE_CHECKING:
-    from towline_prove.account import RunAccount
-    from towline_prove.demo import Moment
+    from collections.abc import Iterator
 
-__all__ = ["demo"]
+    from towline_prove.scenario import Run, Scenario
+
+_GUARANTEES: Final = ("at_most_once", "at_least_once", "exactly_once")
 
 
 def demo(
@@ -47,76 +55,84 @@ def demo(
 
     Example: towline demo --messages 50000 --keep /tmp/demo
     """
-    from towline.guarantee import Guarantee  # noqa: PLC0415
     from towline_prove.devstack.spark import start_quickly  # noqa: PLC0415 - loaded when it is called
+    from towline_prove.processes import Role  # noqa: PLC0415
+    from towline_prove.scenario import RECEIPTS, Scenario, Strike  # noqa: PLC0415
 
     receipts = scene == "receipts"
     if scene not in ("kills", "receipts"):
         raise typer.BadParameter("choose from kills, receipts", param_hint="SCENE")
+    allowed = _GUARANTEES[receipts:]
     guarantee = guarantee or ("exactly_once" if receipts else "at_least_once")
-    if guarantee not in list(Guarantee) or (receipts and guarantee == Guarantee.AT_MOST_ONCE):
-        allowed = list(Guarantee)[1:] if receipts else list(Guarantee)
+    if guarantee not in allowed:
         raise typer.BadParameter(f"choose from {', '.join(allowed)}", param_hint="--guarantee")
+    if receipts and not kills:
+        raise typer.BadParameter("receipts are shown by kills", param_hint="--no-kills")
+    shown = RECEIPTS if receipts else (Strike(Role.GATEWAY, 0.3), Strike(Role.JVM, 0.65))
+    scenario = Scenario(
+        guarantee=guarantee,
+        runs=1,
+        strikes=shown if kills else (),
+        messages=messages or (5_000 if receipts else 20_000),
+        rate=rate or (500 if receipts else 1000),
+        devices=devices,
+        own_limits=receipts,
+        receipts=receipts,
+    )
     # Ended by a signal, everything that was started still ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     start_quickly()
-    if not (_receipts if receipts else _kills)(guarantee, messages, devices, rate, keep, kills=kills):
+    if not _shown(scenario, keep):
         raise typer.Exit(1)
 
 
-def _kills(
-    guarantee: str, messages: int | None, devices: int, rate: float | None, keep: Path | None, *, kills: bool
-) -> bool:
-    from towline_prove.demo import Demo  # noqa: PLC0415
+def _shown(scenario: Scenario, keep: Path | None) -> bool:
+    """Run it and tell its account; whether the promise was kept."""
+    from towline_prove.scenario import prove  # noqa: PLC0415
 
     began = time.monotonic()
-    with _Screen() as stage:
-        account = Demo(stage, guarantee, messages or 20_000, rate or 1000, keep, devices, kills).run()
-    _tell(account, devices, time.monotonic() - began)
-    return account.ok
+    with _directory(keep) as directory, contextlib.closing(_Screen()) as screen:
+        (run,) = prove(scenario, directory, screen)
+        screen.close()
+        _tell(run)
+    _say("done" if run.ok else "failed", f"{time.monotonic() - began:.0f} s")
+    if run.ok:
+        typer.echo("Next: towline init   your own brokers, in five questions")
+    return run.ok
 
 
-def _receipts(
-    guarantee: str, messages: int | None, _devices: int, rate: float | None, keep: Path | None, *, kills: bool
-) -> bool:
-    from towline_prove.receipts import ReceiptsDemo  # noqa: PLC0415
-
-    if not kills:
-        raise typer.BadParameter("receipts are shown by kills", param_hint="--no-kills")
-    began = time.monotonic()
-    with _Screen() as stage:
-        account = ReceiptsDemo(stage, guarantee, messages or 5_000, rate or 500, keep).run()
-    lost = account.offered - account.in_kafka
-    _say("account", f"offered {account.offered:,} = in Kafka {account.in_kafka:,} + lost {lost:,}")
-    _say("", f"doubled {account.doubled:,} ({account.guarantee})")
-    _say("", f"sent again by the publisher {account.sent_again:,}   repeats dropped by the gateway {account.dropped:,}")
-    _say("done" if account.ok else "failed", f"{time.monotonic() - began:.0f} s")
-    return account.ok
+@contextlib.contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    """Where the demo runs; a temporary one is removed after a run that came to its end: its logs explain a failure."""
+    if keep is not None:
+        yield keep
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="towline-demo-"))
+    yield scratch
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _tell(account: RunAccount, devices: int, seconds: float) -> None:
+def _tell(run: Run) -> None:
+    account = run.account
+    assert account is not None
     verdict = account.verdict
-    late = sum(bool(tally.late) for tally in verdict.devices.values())
-    _say(
-        "account",
-        f"offered {verdict.attempted:,} = in Kafka {verdict.delivered:,} + lost {verdict.lost:,}"
-        + (f" + never confirmed {verdict.missing:,}" if verdict.missing else ""),
-    )
-    _say("", f"doubled {verdict.doubled:,} ({account.guarantee})   out of order {late} of {devices} devices")
+    missing = f" + never confirmed {verdict.missing:,}" if verdict.missing else ""
+    _say("account", f"offered {verdict.attempted:,} = in Kafka {verdict.delivered:,} + lost {verdict.lost:,}{missing}")
+    order = f"   out of order {verdict.disordered} of {len(verdict.devices)} devices" if account.ordered else ""
+    _say("", f"doubled {verdict.doubled:,} ({account.guarantee}){order}")
+    if run.scenario.receipts:
+        again, dropped = run.repeats
+        _say("", f"sent again by the publisher {again:,}   repeats dropped by the gateway {dropped:,}")
     if account.gateway is not None:
         gateway = account.gateway
-        _say(
-            "",
-            f"received {gateway.received:,} ≥ journaled {gateway.journaled:,} ≥ committed {gateway.committed:,}   "
-            f"waiting {gateway.waiting:,}",
+        watermarks = (
+            f"received {gateway.received:,} ≥ journaled {gateway.journaled:,} ≥ committed {gateway.committed:,}"
         )
-    for problem in account.problems():
+        _say("", f"{watermarks}   waiting {gateway.waiting:,}")
+    for problem in run.problems():
         _say("✗ broken", problem)
-    for story in verdict.stories if not account.ok else []:
+    for story in verdict.stories if not run.ok else []:
         _say("", str(story))
-    _say("done" if account.ok else "failed", f"{seconds:.0f} s")
-    if account.ok:
-        typer.echo("Next: towline init   your own brokers, in five questions")
 
 
 def _say(title: str, text: str) -> None:
@@ -124,7 +140,7 @@ def _say(title: str, text: str) -> None:
     typer.echo(plain(f"{sign}{title:<18}{text}" if not title.startswith("✗") else f"{title:<20}{text}"))
 
 
-class _Screen:
+class _Screen(Stage):
     """One growing table on a terminal; plain lines elsewhere."""
 
     def __init__(self) -> None:
@@ -133,10 +149,8 @@ class _Screen:
         self._began = time.monotonic()
         self._reported_at = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Nothing moves any more."""
         if self._live is not None:
             self._live.stop()
 
@@ -162,17 +176,13 @@ class _Screen:
             self._live.update(_row(moment, total, time.monotonic() - self._began))
         elif time.monotonic() - self._reported_at > 3:
             self._reported_at = time.monotonic()
-            sys.stdout.write(plain(f"  {_figures(moment, self._reported_at - self._began)}\n"))
-            sys.stdout.flush()
+            typer.echo(plain(f"  {_figures(moment, self._reported_at - self._began)}"))
 
 
 def _row(moment: Moment, total: int, seconds: float) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_row(
-        "  in Kafka",
-        ProgressBar(total=total, completed=min(moment.in_kafka, total), width=24),
-        _figures(moment, seconds),
-    )
+    bar = ProgressBar(total=total, completed=min(moment.in_kafka, total), width=24)
+    table.add_row("  in Kafka", bar, _figures(moment, seconds))
     return table
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import warnings
@@ -14,22 +13,20 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import mqtt5
+from mqtt5 import ConnectPacket, DisconnectPacket
 
-from towline.errors import SetupError
+from towline.errors import Refused, SetupError, Unreachable
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.server import Server
+from towline_prove.load import connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["OLDEST_SOUND", "Installed", "Mosquitto", "MosquittoTooOld", "find_mosquitto", "flaw"]
 
 OLDEST_SOUND = (2, 0, 13)
 """Mosquitto's issue #2301: before 2.0.13 it sends another full window after every acknowledgement."""
 
 ANSWER_SECONDS = 2.0
-CONNACK_LIMIT = 64 * 1024
 SEARCHED = "/usr/local/sbin:/usr/sbin:/sbin"
 """Debian keeps servers where an ordinary user's PATH does not look."""
 
@@ -80,14 +77,11 @@ class Mosquitto(Server):
         self._binary = binary
 
     @property
-    def uri(self) -> str:
+    def address(self) -> str:
         """``mqtt://127.0.0.1:PORT``, or ``mqtts://`` when the settings turn on TLS."""
         return f"{'mqtts' if self._tls else 'mqtt'}://{LOOPBACK}:{self.port}"
 
-    @property
-    def address(self) -> str:
-        """The same as `uri`."""
-        return self.uri
+    uri = address
 
     @property
     def version(self) -> str:
@@ -136,41 +130,22 @@ class Mosquitto(Server):
         return "\n".join(lines) + "\n"
 
     def _answers(self, port: int) -> bool:
+        hello = ConnectPacket("towline-devstack-check", clean_start=True, keep_alive=10)
         try:
-            with socket.create_connection((LOOPBACK, port), ANSWER_SECONDS) as plain:
-                if not self._tls:
-                    return _greets(plain)
-                with _any_certificate().wrap_socket(plain) as secured:
-                    return _greets(secured)
-        except ssl.SSLError as error:
-            # A listener with require_certificate refuses us, who have none: that is an answer too.
-            return "CERTIFICATE_REQUIRED" in str(error) or "HANDSHAKE_FAILURE" in str(error)
-        except OSError:
-            return False
+            sock, _, _ = connect(
+                hello, LOOPBACK, port, timeout=ANSWER_SECONDS, tls=_any_certificate() if self._tls else None
+            )
+        except Refused:  # for a missing user name: that is an answer too
+            return True
+        except Unreachable as error:
+            # A listener with require_certificate refuses us, who have none: so is that.
+            return any(words in str(error) for words in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE"))
+        with sock:
+            sock.sendall(DisconnectPacket().write())
+        return True
 
     def _forget_data(self) -> None:
         """Nothing is written before the port is bound."""
-
-
-def _greets(connection: socket.socket) -> bool:
-    """Whether CONNECT is answered with CONNACK; a refused user name is an answer too."""
-    connection.settimeout(ANSWER_SECONDS)
-    connection.sendall(mqtt5.ConnectPacket("towline-devstack-check", clean_start=True, keep_alive=10).write())
-    received = b""
-    while len(received) < CONNACK_LIMIT:
-        chunk = connection.recv(4096)
-        if not chunk:
-            return False
-        received += chunk
-        try:
-            packet, _ = mqtt5.read(memoryview(received))
-        except IndexError:  # not all of it is here yet
-            continue
-        if isinstance(packet, mqtt5.ConnAckPacket):
-            connection.sendall(mqtt5.DisconnectPacket().write())
-            return True
-        return False
-    return False
 
 
 def _any_certificate() -> ssl.SSLContext:

@@ -10,19 +10,27 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import NewTopic
+from tests.helpers import wait_until
 from tests.integration.kafka.writing import account, committed
 from towline_prove.devstack import Kafka
 from towline_prove.reader import Tail
+from towline_prove.referee import Arrival
 
 pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark]
 
 KILLS = 5
 SEED = 5
+
+
+def enough(tail: Tail, arrived: list[Arrival]) -> bool:
+    arrived += tail.pull(1)
+    return len(arrived) > 400
 
 
 def test_killed_at_random_moments(
@@ -40,8 +48,7 @@ def test_killed_at_random_moments(
             )
         try:
             with closing(Tail(kafka.bootstrap, name, from_now=True)) as tail:
-                arrived = tail.until(lambda arrived: len(arrived) > 400, seconds=300)
-            assert len(arrived) > 400, "too few batches of this life"
+                wait_until(partial(enough, tail, []), 300, "enough batches of this life")
             time.sleep(dice.uniform(0, 1))  # the kill falls anywhere within a batch
         finally:
             os.killpg(application.pid, signal.SIGKILL)

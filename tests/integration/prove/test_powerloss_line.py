@@ -161,11 +161,7 @@ class Machine:
         self.wait("reached")
 
     def verdict(self) -> Verdict:
-        arrivals = read_topic(self.kafka.bootstrap, self.topic)
-        verdict = judge(read_history(self.claims[0]), arrivals)
-        for claims in self.claims[1:]:
-            verdict.merge(judge(read_history(claims), arrivals))
-        return verdict
+        return judge([read_history(claims) for claims in self.claims], read_topic(self.kafka.bootstrap, self.topic))
 
 
 @pytest.fixture

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from towline.errors import ConfigError
+from towline_prove import commands
 from towline_prove.commands import app, main
 from towline_prove.load import LoadPlan
+from towline_prove.scenario import RECEIPTS, Run, Scenario
 
 
 @pytest.mark.parametrize(
@@ -32,12 +35,6 @@ def test_a_load_that_cannot_be_is_refused(change: dict[str, int], rule: str) -> 
     assert rule in str(caught.value)
 
 
-def test_the_password_is_in_no_history() -> None:
-    plan = LoadPlan(port=1, username="u", password=b"secret")
-    assert "secret" not in repr(plan)
-    assert "password" not in plan.public()
-
-
 def test_a_mistake_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +45,32 @@ def test_a_mistake_is_one_line(
     assert capsys.readouterr().err.strip().endswith("[TL-C80]")
 
 
+def test_an_unknown_role_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["prove", "soak", "--roles", "gateway,cat"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "TL-C83" in capsys.readouterr().err
+
+
 def test_help_names_the_commands() -> None:
     out = CliRunner().invoke(app, ["--help"]).output
-    assert "load" in out
-    assert "judge" in out
+    assert all(command in out for command in ("load", "judge", "soak"))
+
+
+def test_each_field_of_a_scenario_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Scenario] = []
+
+    def noted(scenario: Scenario, *_: object) -> Iterator[Run]:
+        asked.append(scenario)
+        return iter(())
+
+    monkeypatch.setattr(commands, "prove", noted)
+    words = ["--roles", "none", "--breaks", "kafka hangs", "--away", "3", "--messages", "9", "--size", "300"]
+    runner = CliRunner()
+    assert runner.invoke(app, ["soak", *words, "--own-limits", "--seed", "5"]).exit_code == 0
+    assert runner.invoke(app, ["soak", "--receipts", "--guarantee", "exactly_once"]).exit_code == 0
+    assert asked[0] == Scenario(hurt=("kafka hangs",), away=3.0, messages=9, size=300, own_limits=True, seed=5)
+    assert (asked[1].receipts, asked[1].own_limits, asked[1].runs, asked[1].strikes) == (True, True, 1, RECEIPTS)
+    for option in ("kills", "looks", "batches", "rate", "seconds", "guarantee"):
+        assert f"--{option}" in runner.invoke(app, ["soak", "--help"], env={"COLUMNS": "200"}).output

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from towline_prove.account import RunAccount
 from towline_prove.evidence import evidence, write_evidence
-from towline_prove.processes import Role
-from towline_prove.referee import Verdict
-from towline_prove.soak import SoakPlan, SoakRun
 
 pytest_plugins = ["pytester"]
 
@@ -42,14 +38,6 @@ def test_a_record_names_its_version_and_no_machine(tmp_path: Path) -> None:
     ]
     assert all(record["version"] and record["revision"] and record["day"] for record in records)
     assert all(socket.gethostname() not in line and str(tmp_path) not in line for line in lines)
-
-
-def test_a_kill_of_a_soak_is_one_record() -> None:
-    verdict = Verdict(attempted=20, acked=20, delivered=19, copies=19, lost=1)
-    record = SoakRun(Role.JVM, 2, 11, 0.5, 9.0, RunAccount(verdict, notes=["killed"])).evidence(SoakPlan(seed=4))
-    assert (record["role"], record["run"], record["seed"], record["guarantee"]) == ("jvm", 2, 4, "at_least_once")
-    assert (record["ok"], record["killed_at"], record["lost"], record["notes"]) == (False, 11, 1, ["killed"])
-    assert json.loads(json.dumps(record)) == record
 
 
 def test_a_long_test_that_ran_is_recorded(pytester: pytest.Pytester) -> None:

@@ -7,21 +7,15 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket
 
 from tests.helpers import read_all
+from towline_prove.load import LoadPlan, NumberedSender, own_devices, share
 from towline_prove.numbered import decode
-from towline_prove.sender import NumberedSender, own_devices, share
 
 
 def make(*, total: int = 10, qos: int = 1, window: int = 1000, devices: int = 3) -> NumberedSender:
-    return NumberedSender(
-        run="r",
-        publisher=0,
-        devices=own_devices(0, 1, devices),
-        total=total,
-        qos=qos,
-        size=150,
-        topic="t/{device}/x",
-        window=window,
+    plan = LoadPlan(
+        run="r", publishers=1, devices=devices, messages=total, qos=qos, size=150, topic="t/{device}/x", window=window
     )
+    return NumberedSender(plan, 0)
 
 
 def publishes(data: bytes) -> list[PublishPacket]:
@@ -108,7 +102,7 @@ def test_qos_2_is_released_once_and_never_published_again_after_pubrec() -> None
     assert again == [1]
     assert [type(packet) for packet in read_all(resumed)] == [PubRelPacket, PublishPacket]
     assert sender.feed(PubCompPacket(first.packet_id or 0).write()).acked == [0]
-    assert sender.unfinished == 1
+    assert len(sender._open) == 1
     assert second.packet_id != first.packet_id
 
 

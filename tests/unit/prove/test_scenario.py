@@ -1,0 +1,89 @@
+"""What a scenario asks for, and what becomes of its runs, without brokers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from towline.errors import ConfigError
+from towline_prove.account import RunAccount
+from towline_prove.memory import Look, Peaks
+from towline_prove.processes import Role
+from towline_prove.referee import Verdict
+from towline_prove.scenario import RECEIPTS, Run, Scenario, Strike
+
+DONE = Strike(Role.JVM, 0.5, at=11, back_s=0.5)
+KEPT = Verdict(attempted=20, acked=20, delivered=20, copies=20)
+SCENARIO = Scenario(messages=20, seed=4)
+
+
+def run(**changes: Any) -> Run:
+    made = Run(SCENARIO, 2, [DONE], RunAccount(KEPT, notes=["killed"]), Peaks(rss=300_000_000), seconds=9.0)
+    return replace(made, **changes)
+
+
+def test_a_good_run_is_one_line() -> None:
+    assert run().ok
+    assert run().line().startswith("ok    2   killed jvm (kill -9) at 11, running again after 0.5 s   sent 20")
+    assert "\n" not in run().line()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"strikes": [Strike(Role.JVM)]}, "killed jvm (kill -9): never, NEVER BACK"),
+        ({"strikes": [Strike("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER BACK"),
+        ({"account": RunAccount(replace(KEPT, delivered=19, copies=19, lost=1))}, "at_least_once was not kept"),
+        ({"account": RunAccount(replace(KEPT, acked=19))}, "19 of 20 messages were acknowledged"),
+        ({"account": None}, "it has not ended"),
+        ({"peaks": Peaks(rss=400_000_001)}, "the gateway took 400 MB"),
+        ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
+        ({"looks": [Look(1, {}, 10.0, 1, 1), Look(2, {}, 31.0, 1, 1)]}, "the JVM's heap grew from 10 to 31 MB"),
+    ],
+)
+def test_a_fault_that_was_not_done_a_loss_and_growth_make_a_bad_run(changes: dict[str, Any], problem: str) -> None:
+    bad = run(**changes)
+    assert problem in bad.problems()
+    assert not bad.ok
+    assert bad.line().startswith("BAD")
+    assert problem in bad.line()
+
+
+def test_the_record_has_what_was_asked_for_and_what_was_found() -> None:
+    record = run(strikes=[Strike("kafka hangs", at=1, back_s=60.0, backlog=40_000)]).record()
+    assert (record["program"], record["ok"], record["run"], record["seed"]) == ("soak", True, 2, 4)
+    assert record["struck"] == [{"what": "kafka hangs", "at": 1, "back_s": 60.0, "backlog": 40_000}]
+    assert (record["messages"], record["attempted"], record["lost"], record["longest_s"]) == (20, 20, 0, 7200.0)
+    assert (record["gateway_peak_rss_mb"], record["backlog_mb"]) == (300.0, 6.0)
+    assert (record["problems"], record["notes"]) == ([], ["killed"])
+    assert json.loads(json.dumps(record))["guarantee"] == "at_least_once"
+
+
+def test_each_role_has_its_runs_and_chance_their_moments() -> None:
+    scenario = Scenario(hurt=(Role.GATEWAY, "kafka hangs"), runs=2, kills=3, at=0.25, away=5.0)
+    plans = list(scenario.plans())
+    assert [(number, [strike.what for strike in strikes]) for number, strikes in plans] == [
+        (1, [Role.GATEWAY] * 3),
+        (2, [Role.GATEWAY] * 3),
+        (1, ["kafka hangs"]),
+        (2, ["kafka hangs"]),
+    ]
+    assert all(0.05 <= strike.due <= 0.9 for _, strikes in plans[:2] for strike in strikes)
+    assert [(strike.due, strike.seconds) for strike in plans[2][1]] == [(0.25, 5.0)]
+    assert plans == list(scenario.plans())
+    assert plans != list(replace(scenario, seed=2).plans())
+
+
+def test_given_strikes_are_made_anew_for_each_run() -> None:
+    ((_, first), (_, second)) = Scenario(strikes=RECEIPTS, runs=2).plans()
+    first[0].at = 7
+    assert second[0].at == RECEIPTS[0].at == -1
+    assert list(Scenario(runs=1).plans()) == [(1, [])]
+
+
+def test_who_can_not_be_hurt_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"can't be hurt: cat\. Choose from gateway, .*kafka hangs.*TL-C83"):
+        Scenario(hurt=("gateway", "cat"))
