@@ -15,7 +15,7 @@ from towline.errors import KafkaError
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import take
+from towline.kafka.producers import Transactional
 from towline_prove.devstack import Kafka, Mosquitto
 
 
@@ -24,7 +24,7 @@ def leave(kafka: str, sink: str, rows: int) -> None:
     settings = SinkSettings.parse({"kafka.bootstrap.servers": kafka, "sinkId": sink})
     store = MarkerStore(settings, sink)
     store.ensure()
-    producer = take(settings, settings.transactional_id(sink, 0), {})
+    producer = Transactional(settings, settings.transactional_id(sink, 0))
     producer.begin()
     producer.mark(store.topic, 0, store.key(0), Marker(3, 1, rows, writer="an-older-query", total_rows=rows))
     producer.commit()
