@@ -27,7 +27,7 @@ PAYLOAD = "payload"
 
 #: Kafka: Topic.MAX_NAME_LENGTH and LEGAL_CHARS.
 MAX_TOPIC_LENGTH = 249
-_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+_LEGAL_TOPIC = re.compile(rf"[a-zA-Z0-9._-]{{1,{MAX_TOPIC_LENGTH}}}")
 
 _CAPTURE = re.compile(r"^\{([A-Za-z_][A-Za-z0-9_]*)\}$")
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
@@ -203,13 +203,9 @@ def payload_path(name: str, root: str = PAYLOAD) -> tuple[str | int, ...]:
 
 def kafka_name_problem(name: str) -> str | None:
     """Say why Kafka refuses a topic name, or None [Kafka: Topic.validate]."""
-    if name in {"", ".", ".."}:
-        return f'"{name}" is no Kafka topic name'
-    if len(name) > MAX_TOPIC_LENGTH:
-        return f"a Kafka topic name has at most {MAX_TOPIC_LENGTH} characters"
-    if not _LEGAL_TOPIC.fullmatch(name):
-        return f'"{name}" is no Kafka topic name: letters, digits, dots, _ and - only'
-    return None
+    if _LEGAL_TOPIC.fullmatch(name) and name not in {".", ".."}:
+        return None
+    return f'"{name}" is no Kafka topic name: 1 to {MAX_TOPIC_LENGTH} letters, digits, dots, _ and -'
 
 
 def allowed(name: str, globs: Sequence[str]) -> bool:

@@ -87,7 +87,7 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
         ("[[downlink]]\n", "[[downlink]]\nqso = 1\n", 'bridge.toml:7  downlink "commands": unknown key "qso". Did you mean "qos"?   [TL-C01]'),
         *(("[[downlink]]\n", f'[[downlink]]\nfields = {{ "{name}" = "1" }}\n', f'bridge.toml:7  downlink "commands": the field "{shown}" has a name that {why}. Name it with small letters, digits and _, and as no column of the source and no wildcard.   [TL-C66]') for name, shown, why in [("key", "key", "is taken"), ("fault", "fault", "is taken"), ("A", "A", "SQL could not say"), ("a\\n", "a\\x0a", "SQL could not say")]),
         ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:7  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C69]'),
-        ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: letters, digits, dots, _ and - only. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
+        ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: 1 to 249 letters, digits, dots, _ and -. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
         ("[[downlink]]\n", "[[downlink]]\nmqtt = { session_expiry_s = 0 }\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once needs a session that outlives the connection. Raise session_expiry_s.   [TL-C12]'),
         ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line, or a member of one, is "commands" too. Rename one.   [TL-C18]'),
     ],
