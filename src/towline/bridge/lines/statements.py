@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from towline.bridge.config.tables import Sql
-from towline.bridge.lines.sql import NO_TEXT, asked, refusal, template, tried
 from towline.bridge.messages import COLUMNS, KINDS, NOTICE, RENDERED_SCHEMA, TEXT, lasting, message_table, own
-from towline.bridge.patterns import Template
+from towline.bridge.patterns import Template, literal
 from towline.bridge.routes import DEDUPE, HEADER_MAP, REJECT, ROUTE, WHERE, Route
 from towline.errors import ConfigError
 from towline.schema import EVENT_TIME, ROW_SCHEMA
@@ -23,7 +22,7 @@ from towline.schema import EVENT_TIME, ROW_SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from towline.bridge.config.tables import DownlinkSection, FailureNotice
 
@@ -31,6 +30,29 @@ if TYPE_CHECKING:
 def _cast(text: str, kind: str) -> str:
     """SQL of a user, which may end with a comment."""
     return f"CAST((\n{text}\n) AS {kind})"
+
+
+_NO_TEXT: Final = "CAST(NULL AS STRING)"
+
+
+def _verdict(sql: str | None, kind: str, otherwise: str) -> str:
+    """What ``where`` or ``reject`` says, in a struct: that is null only where finding it out raises (see `_tried`)."""
+    return f"named_struct('said', {otherwise if sql is None else _cast(sql, kind)})"
+
+
+def _tried(column: Column) -> Column:
+    """The same, null where it raises: one message that breaks a condition must not stop all that follow.
+
+    Spark has this expression for its ``try_`` functions and no name for it in SQL.
+    """
+    from pyspark.sql import Column as NewColumn  # noqa: PLC0415 - only the driver has it
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    jvm: Any = SparkSession.active()._jvm  # noqa: SLF001 - there is no public way
+    packages = jvm.org.apache.spark.sql
+    convert = packages.classic.ExpressionUtils
+    inner = convert.expression(column._jc)  # noqa: SLF001 - see above
+    return NewColumn(convert.column(packages.catalyst.expressions.TryEval(inner)))
 
 
 # -- of the routes of an uplink ---------------------------------------------------------------------------------------
@@ -93,15 +115,15 @@ class Statements:
 
         for name, text in self._columns().items():
             column = F.expr(text)
-            frame = frame.withColumn(name, tried(column) if tolerant else column)
+            frame = frame.withColumn(name, _tried(column) if tolerant else column)
         return frame
 
     def _columns(self) -> dict[str, str]:
         columns = {name: self._switch(partial(_field, name)) for name in self._own}
         if any(route.reject is not None for route in self._routes):
-            columns[REJECT] = self._switch(lambda route: refusal(route.reject))
+            columns[REJECT] = self._switch(lambda route: _verdict(route.reject, "STRING", _NO_TEXT))
         if any(route.where is not None for route in self._routes):
-            columns[WHERE] = self._switch(lambda route: asked(route.where))
+            columns[WHERE] = self._switch(lambda route: _verdict(route.where, "BOOLEAN", "true"))
         if any(route.header_map is not None for route in self._routes):
             columns[HEADER_MAP] = self._switch(_headers)
         if self._within is not None:
@@ -122,11 +144,17 @@ class Statements:
     def _dedupe(self, route: Route) -> str:
         if isinstance(route.dedupe, Template):
             return self._text(route.dedupe)
-        return NO_TEXT if route.dedupe is None else _cast(route.dedupe, "STRING")
+        return _NO_TEXT if route.dedupe is None else _cast(route.dedupe, "STRING")
 
     def _text(self, said: Template) -> str:
         """The text of a template as SQL, null when a field is."""
-        return template(said, lambda name: f"CAST({name} AS STRING)" if name in self._own else _column(name))
+        own, parts = self._own, list[str]()
+        for i, part in enumerate(said.parts):
+            if i % 2:
+                parts.append(f"CAST({part} AS STRING)" if part in own else _column(part))
+            elif part:
+                parts.append(literal(part))
+        return "''" if not parts else parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
 
     def applied(self, frame: DataFrame, *, tolerant: bool) -> DataFrame:
         """The rows as the task that writes takes them: evaluated, repeats dropped, in as many parts as writers.
@@ -140,7 +168,7 @@ class Statements:
             frame = frame.withColumn(REPEATED[-1], F.expr(f"CASE WHEN {DEDUPE} IS NULL THEN offset END"))
             frame = frame.withWatermark(EVENT_TIME, self._within).dropDuplicatesWithinWatermark(list(REPEATED))
         if self._parallelism > 1:
-            key = self._switch(lambda route: NO_TEXT if route.key is None else self._text(route.key))
+            key = self._switch(lambda route: _NO_TEXT if route.key is None else self._text(route.key))
             frame = frame.withColumn(_WRITER, F.expr(f"coalesce({key}, topic)"))
             frame = frame.repartition(self._parallelism, _WRITER)
         else:
@@ -200,12 +228,12 @@ def apply(
     if transform is not None:
         frame = _transformed(frame, transform, section)
     for name, text in _columns(section):
-        frame = frame.withColumn(name, tried(F.expr(text)))
+        frame = frame.withColumn(name, _tried(F.expr(text)))
     notice = dict(_notice_columns(section.failure_notice))
     if parallelism > 1 or notice:
         frame = _rendered(frame, messages, section)
     for name, text in notice.items():
-        frame = frame.withColumn(name, tried(F.expr(text)))
+        frame = frame.withColumn(name, _tried(F.expr(text)))
     typed = [name for name in section.fields if name in frame.columns]
     return (frame.coalesce(1) if parallelism == 1 else frame.repartition(parallelism, own("topic"))).drop(*typed)
 
@@ -219,9 +247,9 @@ def _columns(section: DownlinkSection) -> Iterator[tuple[str, str]]:
         if isinstance(said, Sql):
             yield own(name), _cast(said.sql, KINDS.get(name, "STRING"))
     if section.reject is not None:
-        yield REJECT, refusal(section.reject)
+        yield REJECT, _verdict(section.reject, "STRING", _NO_TEXT)
     if section.where is not None:
-        yield WHERE, asked(section.where)
+        yield WHERE, _verdict(section.where, "BOOLEAN", "true")
 
 
 def _notice_columns(notice: FailureNotice | None) -> Iterator[tuple[str, str]]:
