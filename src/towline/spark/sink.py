@@ -271,7 +271,7 @@ def _bound(kind: type[_WriterT], options: Mapping[str, str], schema: StructType,
 
     parsed = parse_sink_options(options, checkpoint)
     types = column_types(schema.fields, _WHERE)
-    columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
+    columns = SinkColumns.bind(types, parsed.levels, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain)
     return kind(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
 
 
@@ -332,30 +332,24 @@ class SinkColumns:
 
     Attributes:
         present: Columns that are sent.
-        topic: Of rows without one; None for none.
-        qos: Of rows without one.
-        retain: Of rows without one.
         levels: QoS that the guarantee allows.
+        instead: ``topic``, ``qos`` and ``retain`` of rows without one; None for none.
     """
 
     present: frozenset[str]
-    topic: str | None
-    qos: int
-    retain: bool
     levels: tuple[int, ...]
+    instead: Mapping[str, Any]
 
     @classmethod
-    def bind(
-        cls, schema: Mapping[str, str], *, topic: str | None, qos: int, retain: bool, levels: tuple[int, ...]
-    ) -> SinkColumns:
+    def bind(cls, schema: Mapping[str, str], levels: tuple[int, ...], **instead: Any) -> SinkColumns:
         """Check a schema, as `column_types` has it, against the contract of the sink.
 
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
         """
         sent = {name: kind for name, kind in schema.items() if name not in _IGNORED}
-        check_columns(_WHERE, "MQTT", sent, ACCEPTED, topic)
-        return cls(frozenset(schema) & ACCEPTED.keys(), topic, qos, retain, levels)
+        check_columns(_WHERE, "MQTT", sent, ACCEPTED, instead["topic"])
+        return cls(frozenset(schema) & ACCEPTED.keys(), levels, instead)
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Turn rows into rows of `MESSAGE_SCHEMA`.
@@ -372,7 +366,7 @@ class SinkColumns:
         return rows
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field) -> Any:
-        instead = {"topic": self.topic, "qos": self.qos, "retain": self.retain}.get(field.name)
+        instead = self.instead.get(field.name)
         if field.name not in self.present:
             return pa.repeat(pa.scalar(instead, field.type), batch.num_rows)
         column = batch.column(field.name)
