@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from towline.bridge.uplink.sink import SLICE, SliceReader, WriterPartition, slice_of
+from towline.bridge.uplink.sink import SLICE, LineReader, WriterPartition, slice_of
 from towline.errors import GatewayError
 from towline.gateway.access import Access
 from towline.processes import ProcessMark
@@ -42,18 +42,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(asked: list[tuple[Any, ...]]) -> None:
     """Its ticket lets it in to a gateway on a network; one without rows is nothing to read."""
-    (batch,) = SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition(SLICES, 2, 3))
+    (batch,) = LineReader(ReadPlan(LOCAL), 3, None, {}).read(WriterPartition(SLICES, 2, 3))
     slices = [slice_of(text) for text in batch.column(SLICE).to_pylist()]
     assert [of for _, *of in slices] == [[2, 3]] * 2
     assert asked == [(LOCAL, "j1", 3, 9, "inc"), (ADMITTED, "j2", 0, 4, "")]
-    assert not list(SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition([], 0, 3)))
+    assert not list(LineReader(ReadPlan(LOCAL), 3, None, {}).read(WriterPartition([], 0, 3)))
 
 
 def test_each_writer_has_all_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a batch without rows: each writer leaves its marker."""
     for slices in (SLICES, ()):
         monkeypatch.setattr(reader.MqttStreamReader, "partitions", lambda *_: slices)  # noqa: B023 - asked at once
-        parts: Any = SliceReader(ReadPlan(LOCAL), 2).partitions({}, {})
+        parts: Any = LineReader(ReadPlan(LOCAL), 2, None, {}).partitions({}, {})
         assert [(part.slices, part.writer, part.writers) for part in parts] == [(slices, 0, 2), (slices, 1, 2)]
 
 
@@ -61,5 +61,5 @@ def test_what_is_handed_out_once_is_not_written_by_a_second_attempt(monkeypatch:
     monkeypatch.setattr(reader, "_attempt", lambda: 1)
     partition = WriterPartition(SLICES, 0, 1)
     with pytest.raises(GatewayError, match="TL-G62"):
-        list(SliceReader(ReadPlan(LOCAL, serves_again=False), 1).read(partition))
-    assert len(list(SliceReader(ReadPlan(LOCAL), 1).read(partition))) == 1
+        list(LineReader(ReadPlan(LOCAL, serves_again=False), 1, None, {}).read(partition))
+    assert len(list(LineReader(ReadPlan(LOCAL), 1, None, {}).read(partition))) == 1

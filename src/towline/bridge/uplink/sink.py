@@ -94,11 +94,9 @@ class LineSource(MqttDataSource):
         return f"{columns}, {ROUTE} int" + "".join(f", `{name}` string" for name in self._values)
 
     @one_line
-    def streamReader(self, schema: StructType) -> SliceReader | RoutedReader:  # noqa: ARG002, N802 - Spark's signature
+    def streamReader(self, schema: StructType) -> LineReader:  # noqa: ARG002, N802 - Spark's signature
         """Make the reader of a stream."""
-        if self._routes is None:
-            return SliceReader(self._plan, self._writers)
-        return RoutedReader(self._plan, self._routes, self._values)
+        return LineReader(self._plan, self._writers, self._routes, self._values)
 
 
 @dataclass(frozen=True)
@@ -110,28 +108,33 @@ class WriterPartition(InputPartition):
     writers: int
 
 
-class SliceReader(MqttStreamReader):
-    """Plans as `MqttStreamReader`, and leaves the rows where they are."""
+class LineReader(MqttStreamReader):
+    """Plans as `MqttStreamReader`; without `routes` it leaves the rows where they are, else it matches them."""
 
-    def __init__(self, plan: ReadPlan, writers: int) -> None:
+    def __init__(self, plan: ReadPlan, writers: int, routes: str | None, values: Mapping[str, str]) -> None:
         super().__init__(plan)
-        self._writers = writers
+        self._writers, self._routes, self._values = writers, routes, values
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """A partition for each writer, each with all slices of the batch: a record's key tells whose it is."""
+        """Where slices pass, a partition for each writer with all of the batch: a record's key tells whose it is."""
         slices = super().partitions(start, end)
+        if self._routes is not None:
+            return slices
         return [WriterPartition(slices, writer, self._writers) for writer in range(self._writers)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the slices as they are.
+        """Yield the slices as they are, or the rows of one, the same ones each time [I4].
 
         Raises:
-            GatewayError: TL-G62.
+            GatewayError: TL-G62; for rows what `MqttStreamReader.read` raises.
         """
+        if self._routes is not None:
+            table = route_table(self._routes)
+            yield from (table.routed(rows, self._values) for rows in super().read(partition))
+            return
         assert isinstance(partition, WriterPartition)
         parts = [part for one in partition.slices if (part := self._begun(one)).start < part.end]
-        texts = [_to_json(part, partition) for part in parts]
-        if texts:
+        if texts := [_to_json(part, partition) for part in parts]:
             yield pa.RecordBatch.from_pydict({SLICE: pa.array(texts, pa.string())})
 
 
@@ -155,19 +158,6 @@ def slice_of(text: str) -> tuple[Iterator[RecordBatch], int, int]:
     place["owner"] = place["owner"] and ProcessMark(**place["owner"])
     writer, writers = entry["writer"]
     return GatewayPlace(**place).rows(*entry["rows"]), writer, writers
-
-
-class RoutedReader(MqttStreamReader):
-    """Reads as `MqttStreamReader`, and matches in the worker."""
-
-    def __init__(self, plan: ReadPlan, routes: str, values: Mapping[str, str]) -> None:
-        super().__init__(plan)
-        self._routes, self._values = routes, values
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice, the same ones each time [I4]."""
-        table = route_table(self._routes)
-        return (table.routed(rows, self._values) for rows in super().read(partition))
 
 
 #: Name of the format.
