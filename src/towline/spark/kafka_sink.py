@@ -2,11 +2,6 @@
 
 Mistakes in options show from ``__init__``, mistakes in columns from ``writer()`` and ``streamWriter()``: those are the
 places whose exceptions Spark shows as they are. What is pickled to the tasks holds no secret and no connection.
-
-A transaction of Kafka belongs to one producer, and a producer to one process. A plan that ends in several tasks would
-need ``coalesce(1)``, and with it all work since the last shuffle in one task. So where it is asked for, each task
-leaves its rows for the driver, which writes them in the order of the partitions before Spark's entry in the commit log:
-in a file, or with the answer of a task on another machine.
 """
 
 from __future__ import annotations
@@ -187,7 +182,7 @@ class KafkaTransactional(DataSource):
             return self._stream_writer(delivery, location)
         of = location or f"{self._settings.servers} {self._settings.sink_id}"
         batch = origin.newest if self._settings.batch is None else self._settings.batch
-        return GatheringWriter(delivery, location, RowsForDriver.beside(of, batch, self._settings.spool_disk))
+        return StreamWriter(delivery, location, RowsForDriver.beside(of, batch, self._settings.spool_disk))
 
     @one_line
     def writer(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001 - Spark's signature
@@ -234,15 +229,21 @@ class StreamWriter(SinkWriter[KafkaWritten]):
     """Writes the micro-batches of a stream, or one of them in foreachBatch, which the option ``batchId`` names.
 
     The commit of a batch writes the markers of partitions that had no task, and makes durable what a stateful query
-    remembers after it, before Spark's entry in the commit log. `location` is the checkpoint; "" for unknown.
+    remembers after it, before Spark's entry in the commit log.
+
+    Args:
+        delivery: How rows reach Kafka.
+        location: Of the checkpoint; "" for unknown.
+        gathered: Where tasks leave their rows: a transaction belongs to one producer, and that to one process, and
+            ``coalesce(1)`` would put all work since the last shuffle into one task. The commit writes them, in the
+            order of the partitions. A second attempt of a task does no harm, and its plan need not be deterministic:
+            what counts is the answers that Spark takes, and they reach Kafka all at once (TL-K23, TL-K65, TL-K66).
     """
 
-    _kind: type[TaskAnswer] = KafkaWritten
     _refusal = KafkaError, "TL-K08", FORMAT
 
-    def __init__(self, delivery: Delivery, location: str = "") -> None:
-        self._delivery = delivery
-        self._location = location
+    def __init__(self, delivery: Delivery, location: str = "", gathered: RowsForDriver | None = None) -> None:
+        self._delivery, self._location, self._gathered = delivery, location, gathered
 
     def _task(self) -> Task:
         settings = self._delivery.settings
@@ -251,7 +252,12 @@ class StreamWriter(SinkWriter[KafkaWritten]):
     def _number(self, given: int | None) -> int | None:
         return self._delivery.settings.batch if given is None else given
 
-    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaWritten:
+    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> Any:
+        if self._gathered is not None:
+            return self._gathered.leave(task, map(lower_case, batches))
+        return self._delivered(task, batches)
+
+    def _delivered(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaWritten:
         if isinstance(self._delivery, ExactlyOnce) and task.batch is not None and task_property(SPECULATION) == "true":
             what = "spark.speculation is on: two attempts of one task would write beside each other"
             raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
@@ -266,13 +272,26 @@ class StreamWriter(SinkWriter[KafkaWritten]):
         done = self._delivery.deliver(task, counted())
         return KafkaWritten(task.partition, task.batch, task.query, done, given)
 
-    def _account(self, written: Sequence[KafkaWritten], batch: int | None) -> None:
+    def _account(self, written: Sequence[Any], batch: int | None) -> None:
         assert batch is not None
+        if self._gathered is not None:
+            written = [self._written_together(sorted(written, key=lambda answer: answer.partition), batch)]
         log_outcome(written, batch)
         checkpoint = Checkpoint(self._location)
         note = SinkNote.read_to_write(checkpoint)
         note.after(batch, self._result(written, batch, note), self._pace(written, batch)).keep(checkpoint)
         checkpoint.sync_state()
+
+    def _written_together(self, gathered: Sequence[KafkaGathered], batch: int) -> KafkaWritten:
+        """Write the rows of all tasks and the marker in one transaction."""
+        if not gathered:
+            raise self._refuse("no task answered for the batch", "It is not committed and runs again.")
+        assert self._gathered is not None
+        first = gathered[0]
+        rows = (rows for answer in gathered for rows in answer.batches())
+        done = self._delivery.deliver(Task(0, batch=batch, query=first.query, run=first.run), rows)
+        self._gathered.clear(gathered)
+        return KafkaWritten(0, batch, first.query, done, sum(answer.rows for answer in gathered))
 
     def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - a line's own asks
         """What the sink says of a batch; `note` is of those before."""
@@ -316,35 +335,6 @@ class StreamWriter(SinkWriter[KafkaWritten]):
             replace(SinkNote.read_to_write(checkpoint), pace=pace).keep(checkpoint)
         if isinstance(self._delivery, ExactlyOnce):
             self._delivery.fence(Checkpoint(self._location).query or None)
-
-
-class GatheringWriter(StreamWriter):
-    """Writes the micro-batches of a stream from the driver: each is one transaction, of however many partitions.
-
-    A task writes nothing, so a second attempt of it does no harm, and its plan need not be deterministic: what counts
-    is the answers that Spark takes, and they reach Kafka all at once (TL-K23, TL-K65, TL-K66).
-    """
-
-    _kind = KafkaGathered
-
-    def __init__(self, delivery: Delivery, location: str, place: RowsForDriver) -> None:
-        super().__init__(delivery, location)
-        self._place = place
-
-    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaGathered:  # type: ignore[override]
-        return self._place.leave(task, map(lower_case, batches))
-
-    def _account(self, written: Sequence[Any], batch: int | None) -> None:
-        """Write the rows of all tasks and the marker in one transaction; then account for it."""
-        gathered: list[KafkaGathered] = sorted(written, key=lambda answer: answer.partition)
-        if not gathered:
-            raise self._refuse("no task answered for the batch", "It is not committed and runs again.")
-        first = gathered[0]
-        rows = (rows for answer in gathered for rows in answer.batches())
-        done = self._delivery.deliver(Task(0, batch=batch, query=first.query, run=first.run), rows)
-        self._place.clear(gathered)
-        given = sum(answer.rows for answer in gathered)
-        super()._account([KafkaWritten(0, batch, first.query, done, given)], batch)
 
 
 class FailingWriter(StreamWriter):

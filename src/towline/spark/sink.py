@@ -141,7 +141,6 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
     scope: str = ""
     remembered: Sequence[KnownOffset | None] = ()
 
-    _kind = MqttWritten
     _refusal = GatewayError, "TL-G25", _WHERE
 
     def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:

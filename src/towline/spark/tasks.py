@@ -56,8 +56,6 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_An
     Spark makes one writer for the tasks and another for the commit, so nothing is remembered in between.
     """
 
-    #: Type of its tasks' answers.
-    _kind: type[TaskAnswer]
     #: Class, code and place of the error of a task, or an answer, that can't be.
     _refusal: tuple[type[TowlineError], str, str]
 
@@ -80,7 +78,7 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_An
         """
         settle()
         batch = self._number(batchId)
-        strange = [one for one in messages if not isinstance(one, self._kind) or one.batch != batch]
+        strange = [one for one in messages if not isinstance(one, TaskAnswer) or one.batch != batch]
         if strange:
             what = f"{len(strange)} of {len(messages)} tasks did not answer for batch {batch}"
             raise self._refuse(what, "The batch is not committed and runs again when the query restarts.")

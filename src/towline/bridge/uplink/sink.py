@@ -210,11 +210,11 @@ class LineWriter(StreamWriter):
         super().__init__(delivery, location)
         self._routes, self._dedupes, self._empty = routes, dedupes, empty
 
-    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaWritten:
+    def _delivered(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaWritten:
         """Write the rows of a task; TL-B02, TL-B29, TL-B33 for a message that has nowhere to go."""
         counts, letters = Counter[str](), self._delivery.settings.dead_letter_topic is not None
         parts = records(route_table(self._routes), _parts(batches), counts, letters=letters)
-        return replace(super()._written(task, parts), counts=counts)
+        return replace(super()._delivered(task, parts), counts=counts)
 
     def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:
         """What became of the batch's messages, as the offset log numbers them.
