@@ -1,11 +1,8 @@
 """The note of a stream's sink in its checkpoint: totals of its batches, and how Kafka took the last one.
 
-Spark takes nothing back from a Python sink, and a row that Kafka refuses is known to the sink alone. So the sink notes
-the totals with each batch before Spark commits it: whoever reads the note for a committed batch has counted that batch
-and all before it, whenever he asks [I11]. It is durable when the checkpoint is made so (`Checkpoint.sync`).
-
-The totals are a source of their own beside the journal's offsets and Kafka's markers: what Kafka acknowledged, what
-went to the dead-letter topic, what was left out and why. A batch that is run again replaces what it added before.
+A row that Kafka refuses is known to the sink alone. So the sink notes the totals with each batch before Spark commits
+it: whoever reads the note for a committed batch has counted that batch and all before it, whenever he asks [I11]. It is
+durable when the checkpoint is made so (`Checkpoint.sync`). A batch that is run again replaces what it added before.
 """
 
 from __future__ import annotations
@@ -66,10 +63,11 @@ class BatchMessages(NamedTuple):
         begins = {name: span.upto for name, span in spans.items()} | {one.journal: one.offset for one in start}
         for place in end:
             begin = begins.get(place.journal, place.offset)
-            span = spans.get(place.journal, Span(begin, begin))
+            span = spans.setdefault(place.journal, Span(begin, begin, place.incarnation))
             gap += max(0, begin - span.upto)
             own += place.offset - begin
-            spans[place.journal] = Span(span.since, place.offset, place.incarnation)
+            if place.offset > span.upto:
+                spans[place.journal] = Span(span.since, place.offset, place.incarnation)
         return cls(spans, own if begins and end else None, gap)
 
 
@@ -174,13 +172,13 @@ class SinkNote:
     pace: WritePace | None = None
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> Self:
+    def read(cls, checkpoint: Checkpoint, name: str = SINK_NOTE) -> Self:
         """The note; empty where there is none, it is none of ours, or the checkpoint is on no disk of this machine.
 
         Raises:
             OSError: The file can't be read.
         """
-        text = checkpoint.note(SINK_NOTE)
+        text = checkpoint.note(name)
         try:
             values = json.loads(text or "{}")
             pace = values.get("pace")
@@ -201,14 +199,14 @@ class SinkNote:
             what = f"the totals of the batches can't be read ({error.strerror})"
             raise JournalError("TL-J20", str(error.filename), what, "The batch is run again when it can be.") from error
 
-    def keep(self, checkpoint: Checkpoint) -> None:
+    def keep(self, checkpoint: Checkpoint, name: str = SINK_NOTE) -> None:
         """Write it.
 
         Raises:
             JournalError: TL-J20, the disk did not take it.
         """
         values = {"v": 1, "totals": [one.as_json() for one in self.totals[-_KEPT:]], "pace": self.pace}
-        checkpoint.keep_note(SINK_NOTE, json.dumps(values, separators=(",", ":")), synced=False)
+        checkpoint.keep_note(name, json.dumps(values, separators=(",", ":")), synced=False)
 
     def before(self, batch: int) -> BatchTotals | None:
         """The totals of all batches before one, as far as they are known; None for nothing."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.config.model import CHECKPOINT
-from towline.bridge.lines.account import LineNotes, keep_spark_counts
+from towline.bridge.lines.account import SPARK_NOTE, LineNotes
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import BatchTotals, SinkNote, Span
 
@@ -42,4 +42,5 @@ def commit(directory: Path, notes: LineNotes) -> None:
     (checkpoint / "commits" / str(notes.totals.batch)).write_text("v1\n{}")
     SinkNote((notes.totals,)).keep(Checkpoint(str(checkpoint)))
     if notes.spark:
-        keep_spark_counts(Checkpoint(str(checkpoint)), notes.totals.batch, notes.spark)
+        spark = BatchTotals(notes.totals.batch, notes.spark)
+        SinkNote((spark,)).keep(Checkpoint(str(checkpoint)), SPARK_NOTE)

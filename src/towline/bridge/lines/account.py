@@ -1,30 +1,27 @@
 """The account of a line: no message leaves the ledger without a counted reason [I11].
 
-It is made when somebody asks, of sources that do not know each other: what the gateway says that it received, stored
-and sent, and the notes in the checkpoint, of what each committed batch held and what Kafka or the outbox took of it.
-What is counted differs by direction; the sum is one.
-
-Of the notes the sink's totals are one. Spark tells the driver alone how many rows it took of Kafka, or dropped as
-repeats or late: the driver sums them beside what the sink has noted of the same batches; of batches that nobody heard
-of, nobody knows them.
+It is made when somebody asks, of sources that do not know each other (docs/account.md): the counts of each under their
+names, and a table of what each number of the account is the sum of. What is counted differs by direction; the sum is
+one.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self
 
 from towline.bridge.lines.evidence import AWAY, away_text, parts_of
 from towline.checkpoint import Checkpoint
 from towline.kafka.markers import BEFORE_FIRST
 from towline.spark.offsets import JournalPlace
-from towline.spark.tally import BatchTotals, SinkNote, Span
+from towline.spark.tally import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
 
-_SPARK_NOTE: Final = "towline.spark"
+#: The note of the driver, as that of the sink.
+SPARK_NOTE: Final = "towline.spark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +44,14 @@ class LineNotes:
             OSError: They can't be read.
         """
         logs = Checkpoint(str(checkpoint))
-        return cls(SinkNote.read(logs).committed(logs), _spark_note(logs)[0])
+        spark = SinkNote.read(logs, SPARK_NOTE).totals[-1:]
+        return cls(SinkNote.read(logs).committed(logs), spark[0].counts if spark else {})
 
     @property
     def counts(self) -> Counter[str]:
-        """The sink's totals; 0 of what it has not counted."""
-        return Counter(self.totals.counts if self.totals else {})
-
-
-def _spark_note(logs: Checkpoint) -> tuple[dict[str, int], int]:
-    """Spark's numbers, and the last batch that they are of; none where the note is none of ours."""
-    try:
-        values = json.loads(logs.note(_SPARK_NOTE) or "{}")
-        counts = {str(name): int(count) for name, count in values.get("counts", {}).items()}
-        return counts, int(values.get("batch", BEFORE_FIRST))
-    except (ValueError, TypeError, AttributeError):
-        return {}, BEFORE_FIRST
-
-
-def keep_spark_counts(logs: Checkpoint, batch: int, counts: Mapping[str, int]) -> None:
-    """Write Spark's numbers of all batches up to one.
-
-    Raises:
-        JournalError: TL-J20, the disk did not take it.
-    """
-    values = {"v": 1, "batch": batch, "counts": counts}
-    logs.keep_note(_SPARK_NOTE, json.dumps(values, separators=(",", ":")), synced=False)
+        """The sink's totals, and Spark's numbers as ``spark.NAME``; 0 of what nobody has counted."""
+        totals = self.totals.counts if self.totals else {}
+        return Counter({**totals, **{f"spark.{name}": count for name, count in self.spark.items()}})
 
 
 def add_spark_counts(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], Mapping[str, int]]) -> None:
@@ -83,13 +62,10 @@ def add_spark_counts(checkpoint: Path, batch: int, numbers: Callable[[Counter[st
         JournalError: TL-J20, the disk did not take it.
     """
     logs = Checkpoint(str(checkpoint))
-    counts, last = _spark_note(logs)
-    sink = SinkNote.read(logs)
-    if batch <= last or (totals := sink.upto(batch)) is None:
-        return
-    total = Counter(counts)
-    total.update(numbers(totals.since(sink.before(batch))))
-    keep_spark_counts(logs, batch, total)
+    sink, spark = SinkNote.read(logs), SinkNote.read(logs, SPARK_NOTE)
+    if (totals := sink.upto(batch)) is not None and all(one.batch < batch for one in spark.totals):
+        counts = Counter(numbers(totals.since(sink.before(batch))))
+        spark.after(batch, BatchResult(counts)).keep(logs, SPARK_NOTE)
 
 
 def carry_totals(old: Path, new: Path) -> None:
@@ -105,12 +81,11 @@ def carry_totals(old: Path, new: Path) -> None:
     new.mkdir(mode=0o700, exist_ok=True)
     logs = Checkpoint(str(new))
     SinkNote((replace(notes.totals, batch=BEFORE_FIRST, marks=None, sink=""),)).keep(logs)
-    if notes.spark:
-        keep_spark_counts(logs, BEFORE_FIRST, notes.spark)
+    SinkNote((BatchTotals(BEFORE_FIRST, notes.spark),)).keep(logs, SPARK_NOTE)
 
 
 def begin_totals(
-    checkpoint: Path, ends: Iterable[JournalPlace], *, batch: int = BEFORE_FIRST, gives_up: bool = False
+    checkpoint: Path, ends: Sequence[JournalPlace], *, batch: int = BEFORE_FIRST, gives_up: bool = False
 ) -> None:
     """Note where the next batch begins in each journal, where the sink has not.
 
@@ -127,17 +102,27 @@ def begin_totals(
     if batch != BEFORE_FIRST and note.upto(batch) is not None:
         return
     totals = note.before(batch + 1) or BatchTotals(batch)
-    spans, counts = dict(totals.spans), Counter(totals.counts)
-    for place in ends:
-        span = spans.get(place.journal, Span(place.offset, place.offset, place.incarnation))
-        if (gap := place.offset - span.upto) > 0:
-            counts.update({"messages": gap, "skipped" if gives_up else "unwitnessed": gap})
-            span = Span(span.since, place.offset, place.incarnation)
-        spans[place.journal] = span
-    note.begun(replace(totals, batch=batch, spans=spans, counts=counts, marks=None)).keep(logs)
+    messages, counts = BatchMessages.of(totals, ends, ends), Counter(totals.counts)
+    if messages.gap:
+        counts.update({"messages": messages.gap, "skipped" if gives_up else "unwitnessed": messages.gap})
+    note.begun(replace(totals, batch=batch, spans=messages.spans, counts=counts, marks=None)).keep(logs)
 
 
 # -- the sum -----------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A number of an account.
+
+    Attributes:
+        word: For people.
+        counts: The names of what it is the sum of; one with a minus is taken away. "" for the number's own name.
+        remarks: The names of what is said of some of its messages, and the words.
+    """
+
+    word: str
+    counts: str = ""
+    remarks: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +146,17 @@ class LineAccount:
     away: tuple[str, ...] = ()
     #: The line has stopped for good: what its sources say of it is not judged, unless they disagree.
     stopped: bool = False
+
+    @classmethod
+    def of(cls, table: Mapping[str, Part], counts: Counter[str], disagreements: Iterable[str], **more: Any) -> Self:
+        """The account of a direction, by its table and what its sources have counted."""
+        sums = dict.fromkeys(table, 0)
+        for key, part in table.items():
+            for name in (part.counts or key).split():
+                sums[key] += -counts[name[1:]] if name.startswith("-") else counts[name]
+        said = {key: [(counts[name], word) for name, word in part.remarks.items()] for key, part in table.items()}
+        remarks = {key: remark(*some) for key, some in said.items()}
+        return cls({key: part.word for key, part in table.items()}, sums, [*disagreements], remarks=remarks, **more)
 
     @property
     def received(self) -> int:
@@ -243,18 +239,18 @@ def sink_disagreements(counts: Counter[str], given: str, others: str = "") -> It
 #: dedupe key or by an open QoS 2 packet id. ``left_out``: did not come to the sink, in a batch whose reasons nobody
 #: knows. ``arriving``: not yet on disk and not acknowledged.
 _UP: Final = {
-    "received": "received",
-    "in_kafka": "in Kafka",
-    "filtered": "filtered",
-    "undecided": "where is null",
-    "unrouted": "unrouted",
-    "skipped": "given up",
-    "lost": "lost",
-    "dead_lettered": "dead-lettered",
-    "deduplicated": "deduplicated",
-    "left_out": "left out",
-    "arriving": "arriving",
-    "waiting": "waiting",
+    "received": Part("received", "journal.received"),
+    "in_kafka": Part("in Kafka", "not_witnessed acknowledged", {"not_witnessed": "not witnessed", "again": "again"}),
+    "filtered": Part("filtered"),
+    "undecided": Part("where is null"),
+    "unrouted": Part("unrouted"),
+    "skipped": Part("given up"),
+    "lost": Part("lost"),
+    "dead_lettered": Part("dead-lettered"),
+    "deduplicated": Part("deduplicated", "spark.deduplicated journal.repeats"),
+    "left_out": Part("left out", "left_out dropped -spark.dropped"),
+    "arriving": Part("arriving", "journal.arriving"),
+    "waiting": Part("waiting", "journal.waiting", {"journal.committed": "committed"}),
 }
 #: Why a message did not come to the sink, as its totals say it.
 _NOT_GIVEN: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
@@ -277,14 +273,15 @@ def _of_gateway(status: Mapping[str, Any], span: Span | None) -> Counter[str]:
     # The status is not one instant: rows may become durable between reading `received` and `end`.
     received = max(int(status.get("received", end)), end + repeats)
     counted = min(upto, end)
-    return Counter(
-        repeats=repeats,
-        received=received,
-        arriving=received - end - repeats,
-        before=min(span.since if span else upto, counted),
-        waiting=end - counted,
-        committed=max(0, int(status.get("committed", 0)) - counted),
-    )
+    made = {
+        "repeats": repeats,
+        "received": received,
+        "arriving": received - end - repeats,
+        "before": min(span.since if span else upto, counted),
+        "waiting": end - counted,
+        "committed": max(0, int(status.get("committed", 0)) - counted),
+    }
+    return Counter({f"journal.{name}": count for name, count in made.items()})
 
 
 def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
@@ -298,37 +295,24 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
     """
     several, spans = parts_of(gateway), notes.totals.spans if notes.totals else {}
     parts = {str(part.get("journal", name)): (name, part) for name, part in several.items()}
-    journals, disagreements = Counter[str](), list[str]()
+    counts, disagreements = notes.counts, list[str]()
     for journal in sorted({*parts, *spans}):
         (name, part), span = parts.get(journal, (journal, {})), spans.get(journal)
         if span is not None and AWAY not in part and (fault := _restored(part, span)):
             disagreements.append(f"gateway {name}: {fault}" if name else fault)
-        journals.update(_of_gateway(part, span))
-    counts, spark = notes.counts, notes.spark
-    not_witnessed = journals["before"] + counts["unwitnessed"] + counts["unknown"]
-    sums = {
-        "in_kafka": not_witnessed + counts["acknowledged"],
-        **{name: counts[name] for name in ("filtered", "undecided", "unrouted", "skipped", "lost", "dead_lettered")},
-        "deduplicated": spark.get("deduplicated", 0) + journals["repeats"],
-        "left_out": counts["left_out"] + counts["dropped"] - spark.get("dropped", 0),
-        "arriving": journals["arriving"],
-        "waiting": journals["waiting"],
-    }
-    disagreements += _of_uplink(notes, counts)
-    if (whole := sum(sums.values())) != journals["received"] and not disagreements:
-        disagreements = [f"{journals['received']:,} were received · the parts are {whole:,}"]
-    return LineAccount(
+        counts.update(_of_gateway(part, span))
+    counts["not_witnessed"] = counts["journal.before"] + counts["unwitnessed"] + counts["unknown"]
+    account = LineAccount.of(
         _UP,
-        {"received": journals["received"], **sums},
-        disagreements,
-        uncounted=journals["committed"],
-        remarks={
-            "in_kafka": remark((not_witnessed, "not witnessed"), (counts["again"], "again")),
-            "waiting": remark((journals["committed"], "committed")),
-        },
-        more={"not_witnessed": not_witnessed, "again": counts["again"]},
+        counts,
+        [*disagreements, *_of_uplink(notes, counts)],
+        uncounted=counts["journal.committed"],
+        more={name: counts[name] for name in ("not_witnessed", "again")},
         away=tuple(away_text(name, part) for name, part in several.items() if name and AWAY in part),
     )
+    if (whole := sum(account.counts.values()) - account.received) != account.received and not account.disagreements:
+        return replace(account, disagreements=[f"{account.received:,} were received · the parts are {whole:,}"])
+    return account
 
 
 def _of_uplink(notes: LineNotes, counts: Counter[str]) -> Iterator[str]:
@@ -337,8 +321,8 @@ def _of_uplink(notes: LineNotes, counts: Counter[str]) -> Iterator[str]:
     if (offsets := sum(span.upto - span.since for span in spans)) != counts["messages"]:
         where = " and ".join(f"{span.since:,} to {span.upto:,}" for span in spans)
         yield f"offsets {where} have {offsets:,} messages · the sink's note has {counts['messages']:,}"
-    late = notes.spark.get("late", 0)
-    astray = counts["astray"] + notes.spark.get("dropped", 0) - notes.spark.get("deduplicated", 0) - late
+    late = counts["spark.late"]
+    astray = counts["astray"] + counts["spark.dropped"] - counts["spark.deduplicated"] - late
     if astray > 0:
         yield f"{astray:,} rows did not come to the sink, for no reason that the line has"
     if astray < 0:
@@ -371,14 +355,14 @@ def _restored(status: Mapping[str, Any], span: Span) -> str:
 #: ``undecided``: their ``where`` is null. ``expired``: not sent, their time was over. ``refused``: the broker does not
 #: take them, the gateway keeps them apart.
 _DOWN: Final = {
-    "taken": "taken",
-    "delivered": "delivered",
-    "dead_lettered": "dead-lettered",
-    "filtered": "filtered",
-    "undecided": "where is null",
-    "expired": "expired",
-    "refused": "refused",
-    "waiting": "waiting",
+    "taken": Part("taken", "accepted filtered spark.removed undecided unfit", {"uncounted": "uncounted"}),
+    "delivered": Part("delivered", "outbox.delivered", {"outbox.degraded": "at QoS 1, not 2"}),
+    "dead_lettered": Part("dead-lettered", "unfit"),
+    "filtered": Part("filtered", "filtered spark.removed"),
+    "undecided": Part("where is null"),
+    "expired": Part("expired", "outbox.expired"),
+    "refused": Part("refused", "outbox.refused"),
+    "waiting": Part("waiting", "accepted -outbox.delivered -outbox.expired -outbox.refused"),
 }
 
 
@@ -391,47 +375,24 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
             sent.
     """
     outbox: Mapping[str, Any] = gateway["outbox"]
-    accepted, delivered, expired, refused = (
-        int(outbox[name]) for name in ("accepted", "delivered", "expired", "refused")
-    )
     counts = notes.counts
-    if AWAY in gateway:
-        accepted = max(accepted, counts["sent"])  # its last answer is older than the last batch
-    filtered = counts["filtered"] + notes.spark.get("removed", 0)
+    counts.update({f"outbox.{name}": count for name, count in outbox.items() if isinstance(count, int)})
+    # The last answer of one that is away is older than the last batch.
+    counts["accepted"] = max(counts["outbox.accepted"], counts["sent"] if AWAY in gateway else 0)
+    uncounted = counts["uncounted"] = max(0, counts["accepted"] - counts["sent"])
     # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
-    degraded = int(outbox.get("degraded", 0))
+    degraded = counts["outbox.degraded"]
     broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
-    uncounted = max(0, accepted - counts["sent"])
-    return LineAccount(
-        _DOWN,
-        {
-            "taken": accepted + filtered + counts["undecided"] + counts["unfit"],
-            "delivered": delivered,
-            "dead_lettered": counts["unfit"],
-            "filtered": filtered,
-            "undecided": counts["undecided"],
-            "expired": expired,
-            "refused": refused,
-            "waiting": accepted - delivered - expired - refused,
-        },
-        [*_of_downlink(notes, outbox, accepted)],
-        uncounted=uncounted,
-        broken=broken,
-        remarks={
-            "taken": remark((uncounted, "uncounted")),
-            "delivered": remark((degraded, "at QoS 1, not 2")),
-        },
-        more={"degraded": degraded, "broken": broken},
-    )
+    more = {"degraded": degraded, "broken": broken}
+    return LineAccount.of(_DOWN, counts, _of_downlink(counts), uncounted=uncounted, broken=broken, more=more)
 
 
-def _of_downlink(notes: LineNotes, outbox: Mapping[str, Any], accepted: int) -> Iterator[str]:
+def _of_downlink(counts: Counter[str]) -> Iterator[str]:
     """Which source says what, where they can't both be right."""
-    counts, spark = notes.counts, notes.spark
-    taken = spark.get("taken", 0)
-    if beyond := spark.get("beyond", 0):
+    taken = counts["spark.taken"]
+    if beyond := counts["spark.beyond"]:
         yield f"Kafka's offsets have room for {taken - beyond:,} records · Spark took {taken:,}"
-    if unlike := spark.get("unlike", 0):
+    if unlike := counts["spark.unlike"]:
         yield f"Spark took {taken:,} records · the writer was given {taken - unlike:,} of them"
     sent = counts["records"] - counts["filtered"] - counts["undecided"] - counts["unfit"]
     if sent != counts["sent"]:
@@ -440,12 +401,11 @@ def _of_downlink(notes: LineNotes, outbox: Mapping[str, Any], accepted: int) -> 
     if missing > 0:
         yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing:,}"
     yield from sink_disagreements(counts, f"the writer brought {counts['given']:,} dead letters and notices")
-    if accepted < counts["sent"]:
-        theirs = f"the outbox knows {accepted:,}"
+    if counts["accepted"] < counts["sent"]:
+        theirs = f"the outbox knows {counts['accepted']:,}"
         yield f"the writer brought {counts['sent']:,} messages · {theirs}: was it restored from a copy?"
-    delivered = int(outbox["delivered"])
-    answered = int(outbox["acknowledged"]) - int(outbox.get("taken_back", 0))
-    plain = int(outbox.get("sent", 0))
-    if delivered != answered + plain:
+    answered, plain = counts["outbox.acknowledged"] - counts["outbox.taken_back"], counts["outbox.sent"]
+    if counts["outbox.delivered"] != answered + plain:
         more = f" + {plain:,} sent with QoS 0" if plain else ""
-        yield f"the outbox says {delivered:,} delivered · the broker has acknowledged {answered:,}{more}"
+        told = f"the outbox says {counts['outbox.delivered']:,} delivered"
+        yield f"{told} · the broker has acknowledged {answered:,}{more}"
