@@ -63,5 +63,5 @@ def test_where_kafka_does_not_answer_a_first_line_is_not_held_back(bridge: Runni
         foreign_marker(file, file.lines[0])
     identity = Identity.read(bridge.state_dir)
     assert identity is not None
-    identity.started("q", file.lines[0])
+    identity.noted(bridge.state_dir, query="q")
     assert foreign_marker(file, file.lines[0]) is None, "it has begun: nothing is asked"

@@ -16,8 +16,9 @@ from tests.integration.bridge.test_delivery_semantics import nothing_waits, onli
 from towline.bridge.config.file import load
 from towline.bridge.lines.evidence import read_checkpoint as read
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import CheckpointSettings, problem
+from towline.bridge.lines.recovery import examine
 from towline.checkpoint import Checkpoint
+from towline.errors import TowlineError
 from towline.spark.offsets import places_at
 from towline_prove.devstack import Kafka
 
@@ -54,7 +55,8 @@ def test_an_older_checkpoint_and_the_letters(
     assert identity.query == seen.query, "what Spark wrote is understood"
     assert seen.decided
     assert [spot.offset for spot in places_at(Checkpoint(str(one.checkpoint)), seen.done)] == [203]
-    assert problem(identity, read(bridge.directory / "nowhere"), CheckpointSettings(1)) is not None
+    with pytest.raises(TowlineError, match="TL-B22"):
+        examine(one, bridge.file, identity, read(bridge.directory / "nowhere"))
 
     place.rename(bridge.directory / "newest")
     shutil.copytree(bridge.directory / "older", place)

@@ -39,8 +39,8 @@ def test_it_begins_again_behind_the_last_batch_that_is_done(tmp_path: Path) -> N
     assert "begins again" in begin_again(line)
     fresh = Identity.read(line.gateway.state_dir)
     assert fresh is not None
-    assert json.loads(fresh.topic_ids) == {"commands": "A"}, "beside the offsets"
-    assert (json.loads(fresh.offsets), fresh.sink) == ({"commands": {"0": 12}}, "plant-7.commands.2")
+    assert fresh.topic_ids == {"commands": "A"}, "beside the offsets"
+    assert (fresh.offsets, fresh.sink) == ({"commands": {"0": 12}}, "plant-7.commands.2")
     assert not line.checkpoint.exists()
 
 

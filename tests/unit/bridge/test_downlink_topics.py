@@ -165,7 +165,7 @@ def test_a_line_that_begins_again_reads_a_topic_made_anew_as_the_file_says(
     query = DownlinkQuery(bridge, bridge.downlinks[0])
     query._findings = TopicFindings({"commands": "B", "more": "M"})
     monkeypatch.setattr(KafkaAdmin, "info", lambda _: type("Info", (), {"topics": {"commands": 2, "more": 1}}))
-    offsets, ids = json.dumps(ends({"commands": 12, "more": 3})), json.dumps({"commands": "A", "more": "M"})
+    offsets, ids = ends({"commands": 12, "more": 3}), {"commands": "A", "more": "M"}
     begins = json.loads(query._starting(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
     assert begins == {"commands": wanted, "more": {"0": 3}}
 

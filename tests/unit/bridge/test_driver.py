@@ -166,7 +166,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
         return str(answer)
 
     monkeypatch.setattr("towline.bridge.runtime.driver.see_to", see_to)
-    monkeypatch.setattr(uplink, "start", lambda _: SimpleNamespace(isActive=True))
+    monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     runner = LineRunner(host, uplink)
     for _ in range(3):
         runner.start_at, runner._running = 0.0, None
@@ -233,7 +233,7 @@ def test_a_query_begins_until_its_first_batch_or_for_a_while(
 ) -> None:
     host: Any = SimpleNamespace(say=Reports(io.StringIO()).say, spark=None, ending=lambda: False)
     monkeypatch.setattr("towline.bridge.runtime.driver.see_to", lambda *_: "")
-    monkeypatch.setattr(uplink, "start", lambda _: SimpleNamespace(isActive=True))
+    monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("towline.bridge.runtime.driver.time.monotonic", lambda: clock.now)
     runner = LineRunner(host, uplink)

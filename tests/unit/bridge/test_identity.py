@@ -129,4 +129,4 @@ def test_beginning_again_leaves_the_sink_id_of_another_line_alone(tmp_path: Path
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh is not None
     assert (fresh.sink, fresh.generation) == ("plant-7.a.4", 4)
-    assert fresh.rescaled(2).sink == "plant-7.a.5"
+    assert fresh.rescaled().sink == "plant-7.a.5"

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +17,16 @@ from towline.bridge.lines import recovery
 from towline.bridge.lines.account import LineNotes, begin_totals
 from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import Identity, settle
-from towline.bridge.lines.recovery import CheckpointSettings, ResumeStep, begin_again, examine, refused, step
+from towline.bridge.lines.recovery import ResumeStep, ServedJournal, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
 from towline.bridge.uplink.query import beginnings
 from towline.errors import TowlineError, stays
-from towline.gateway.identity import MISMATCHES
+from towline.gateway.identity import MISMATCHES, Extent
 from towline.spark.offsets import JournalPlace
 from towline.spark.tally import SinkNote
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
-FINE = Evidence("q1", 7, 7, "j1", 700, 700, "j1", 700, 900)
+FINE = Evidence("q1", 7, 7)
 
 
 DEDUPE = 'dedupe = { key = "{mqtt.user.id}" }\n'
@@ -46,54 +47,64 @@ def batch(one: Line, number: int, end: int, **more: str) -> None:
     (one.checkpoint / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
 
-def at(offset: int, **more: str) -> str:
+def at(offset: int, **more: str) -> dict[str, Any]:
     """Where a line begins that has the one gateway."""
-    return json.dumps({"telemetry": {"journal": "j1", "offset": offset, **more}})
+    return {"telemetry": {"journal": "j1", "offset": offset, **more}}
 
 
-def begin(one: Line, identity: Identity, part: Evidence) -> int:
-    return beginnings(one, identity, {"telemetry": part})["telemetry"]
+def journal(tip: int = 900, committed: int = 700, name: str = "j1", first: int = 0, **more: Any) -> ServedJournal:
+    """That of the line's gateway; `more` are the `place` and the end of the batch that is `done`, offsets in "j1"."""
+    opened = more.pop("written_by", "")
+    places = {key: JournalPlace("telemetry", "j1", *at) for key, at in more.items()}
+    return ServedJournal(Extent(name, first, tip, opened), committed, **places)
+
+
+WELL = journal(place=(700,), done=(700,))
+
+
+def begin(one: Line, identity: Identity, here: ServedJournal) -> int:
+    (place,) = identity.begins or (None,)
+    return beginnings(one, identity, {"telemetry": here._replace(place=place)})["telemetry"]
 
 
 @pytest.mark.parametrize(
-    ("identity", "seen"),
+    ("identity", "seen", "here"),
     [
-        (KNOWN, FINE),
-        (KNOWN, replace(FINE, planned=8, planned_end=800)),
-        (KNOWN, replace(FINE, committed=650)),
-        (replace(KNOWN, query="", parallelism=0), Evidence(gateway_journal="j1", committed=700, tip=900)),
-        (replace(KNOWN, query="", parallelism=0), Evidence("", None, None, "", 0, None, "j2", 5, 5)),
-        (KNOWN, Evidence("q1", 0, None, "j1", 5, None, "j1", 3, 9)),
-        (KNOWN, replace(FINE, incarnation="a1", written_by="a1")),
+        (KNOWN, FINE, WELL),
+        (KNOWN, replace(FINE, planned=8), journal(place=(800,), done=(700,))),
+        (KNOWN, FINE, journal(committed=650, place=(700,), done=(700,))),
+        (replace(KNOWN, query="", parallelism=0), Evidence(), journal()),
+        (replace(KNOWN, query="", parallelism=0), Evidence(), journal(5, 5, "j2")),
+        (KNOWN, Evidence("q1", 0), journal(9, 3, place=(5,))),
+        (KNOWN, FINE, journal(place=(700, "a1"), done=(700,), written_by="a1")),
     ],
 )
-def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen: Evidence) -> None:
-    examine(line(tmp_path), tmp_path / "bridge.toml", identity, seen)
+def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen: Evidence, here: ServedJournal) -> None:
+    examine(line(tmp_path), tmp_path / "bridge.toml", identity, seen, journals={"telemetry": here})
 
 
 FOUND = [
-    (replace(FINE, query="", planned=None), "the checkpoint is gone; it belonged to query q1", "TL-B22"),
-    (replace(FINE, query="q9"), "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
-    (replace(FINE, gateway_journal="j2"), "belongs to journal j1, the gateway serves journal j2", "TL-B24"),
-    (replace(FINE, tip=600, committed=500), "come to offset 700, the journal ends at 600: an older copy", "TL-B24"),
+    (Evidence(), WELL, "the checkpoint is gone; it belonged to query q1, which had taken 700 rows", "TL-B22"),
+    (replace(FINE, query="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
+    (FINE, journal(name="j2", place=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
+    (FINE, journal(600, 500, place=(700,)), "come to offset 700, the journal ends at 600: an older copy", "TL-B24"),
     (
-        replace(FINE, incarnation="a1", written_by="b2"),
-        "the row below offset 700 was written by opening a1 of the journal when the checkpoint took it, and here by b2",
+        FINE,
+        journal(place=(700, "a1"), written_by="b2"),
+        "below offset 700 was written by opening a1 of the journal when the query saw it, and here by opening b2",
         "TL-B24",
     ),
-    (
-        replace(FINE, incarnation="a1", written_by="", first=699),
-        "by another: an older copy that has gone on",
-        "TL-B24",
-    ),
-    (replace(FINE, committed=701), "an older copy: its last batch 7 ends at offset 700, and 701 was", "TL-B23"),
+    (FINE, journal(first=699, place=(700, "a1")), "by another: this is an older copy that has gone on", "TL-B24"),
+    (FINE, WELL._replace(committed=701), "an older copy: its last batch 7 ends at offset 700, and 701 was", "TL-B23"),
 ]
 
 
-@pytest.mark.parametrize(("seen", "what", "code"), FOUND)
-def test_what_does_not_is_told_with_two_ways_out(tmp_path: Path, seen: Evidence, what: str, code: str) -> None:
+@pytest.mark.parametrize(("seen", "here", "what", "code"), FOUND)
+def test_what_does_not_is_told_with_two_ways_out(
+    tmp_path: Path, seen: Evidence, here: ServedJournal, what: str, code: str
+) -> None:
     with pytest.raises(TowlineError) as caught:
-        examine(line(tmp_path), tmp_path / "bridge.toml", KNOWN, seen)
+        examine(line(tmp_path), tmp_path / "bridge.toml", KNOWN, seen, journals={"telemetry": here})
     message = str(caught.value)
     assert what in message
     assert "Bring " in message
@@ -102,60 +113,55 @@ def test_what_does_not_is_told_with_two_ways_out(tmp_path: Path, seen: Evidence,
     assert reason(caught.value, "x").permanent
 
 
-def test_another_parallelism_waits_for_the_end_of_a_batch(tmp_path: Path) -> None:
+def test_another_parallelism_begins_behind_the_last_batch(tmp_path: Path) -> None:
     one = line(tmp_path, 4)
     batch(one, 7, 700)
     fresh = examine(one, tmp_path / "b", KNOWN, FINE)
-    assert fresh == Identity(
-        "telemetry", "plant-7.telemetry.2", 2, places=at(700), guarantee="exactly_once", split=fresh.split
-    )
+    again = Identity("telemetry", "plant-7.telemetry.2", 2, parallelism=4, places=at(700), guarantee="exactly_once")
+    assert fresh == again
     assert not one.checkpoint.exists()
-    with pytest.raises(TowlineError, match=r"batch 8 was begun with parallelism 1, and it is 4 now.*TL-B25"):
-        examine(line(tmp_path, 4), tmp_path / "b", KNOWN, replace(FINE, planned=8, planned_end=800))
 
 
-UNDECIDED = replace(FINE, planned=8, planned_end=800)
-NEW = replace(FINE, planned=0, done=None, done_end=None)
+UNDECIDED = replace(FINE, planned=8)
+NEW = replace(FINE, planned=0, done=None)
 
 
 @pytest.mark.parametrize(
     ("was", "now", "seen", "how"),
     [
-        (1, CheckpointSettings(1), FINE, ResumeStep.GO),
-        (1, CheckpointSettings(2), FINE, ResumeStep.CUT),
-        (0, CheckpointSettings(2), FINE, ResumeStep.GO),
-        (1, CheckpointSettings(1, dedupe=False), FINE, ResumeStep.GO),
-        (1, CheckpointSettings(1, dedupe=True), replace(FINE, stateful=True), ResumeStep.GO),
-        (1, CheckpointSettings(1, dedupe=True), FINE, ResumeStep.CUT),
-        (1, CheckpointSettings(1, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
-        (
-            1,
-            CheckpointSettings(1, dedupe=None),
-            replace(FINE, stateful=True),
-            ResumeStep.GO,
-        ),  # a transform of the way down may keep state
-        (1, CheckpointSettings(2, dedupe=True), replace(FINE, stateful=True), ResumeStep.MARK),
-        (1, CheckpointSettings(2, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
-        (1, CheckpointSettings(1, dedupe=True), NEW, ResumeStep.GO),
-        (1, CheckpointSettings(1, dedupe=False), replace(NEW, stateful=True), ResumeStep.CUT),
+        (1, (1, ""), FINE, ResumeStep.GO),
+        (1, (2, ""), FINE, ResumeStep.CUT),
+        (0, (2, ""), FINE, ResumeStep.GO),
+        (1, (1, DEDUPE), replace(FINE, stateful=True), ResumeStep.GO),
+        (1, (1, DEDUPE), FINE, ResumeStep.CUT),
+        (1, (1, ""), replace(FINE, stateful=True), ResumeStep.CUT),
+        (1, (2, DEDUPE), replace(FINE, stateful=True), ResumeStep.MARK),
+        (1, (2, ""), replace(FINE, stateful=True), ResumeStep.CUT),
+        (1, (1, DEDUPE), NEW, ResumeStep.GO),
+        (1, (1, ""), replace(NEW, stateful=True), ResumeStep.CUT),
     ],
 )
-def test_what_a_changed_setting_takes(was: int, now: CheckpointSettings, seen: Evidence, how: ResumeStep) -> None:
-    assert step(replace(KNOWN, parallelism=was), seen, now) is how
+def test_what_a_changed_setting_takes(
+    tmp_path: Path, was: int, now: tuple[int, str], seen: Evidence, how: ResumeStep
+) -> None:
+    parallelism, more = now
+    assert step(line(tmp_path, parallelism, more=more), replace(KNOWN, parallelism=was), seen) is how
 
 
-@pytest.mark.parametrize(("stateful", "more", "was"), [(False, DEDUPE, "without"), (True, "", "with")])
+def test_a_transform_of_the_way_down_may_keep_state(tmp_path: Path) -> None:
+    down = read(GOOD + '\n[[downlink]]\nname = "c"\nfrom = "c"\ntopic = "a/{key}"\n', tmp_path).downlinks[0]
+    for stateful in (False, True):
+        assert step(down, KNOWN, replace(FINE, stateful=stateful)) is ResumeStep.GO
+    scaled = down.model_copy(update={"parallelism": 2, "guarantee": "exactly_once"})
+    assert step(scaled, KNOWN, replace(FINE, stateful=True)) is ResumeStep.CUT
+
+
+@pytest.mark.parametrize(("stateful", "more"), [(False, DEDUPE), (True, "")])
 def test_dedupe_added_or_taken_away_is_seen_before_the_start(
-    tmp_path: Path, stateful: bool, more: str, was: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, stateful: bool, more: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = line(tmp_path, more=more)
     batch(one, 7, 700)
-    with pytest.raises(
-        TowlineError, match=rf"batch 8 was begun {was} dedupe.*Set dedupe back.*begin-again.*TL-B50"
-    ) as caught:
-        examine(one, tmp_path / "b", KNOWN, replace(UNDECIDED, stateful=stateful))
-    assert reason(caught.value, "x").permanent
-    assert one.checkpoint.exists()
     fresh = examine(one, tmp_path / "b", KNOWN, replace(FINE, stateful=stateful))
     assert (fresh.sink, fresh.places, fresh.query) == ("plant-7.telemetry.2", at(700), "")
     assert not one.checkpoint.exists()
@@ -175,9 +181,8 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
     fresh = examine(
         one, tmp_path / "b", KNOWN, replace(FINE, stateful=True), lambda who, upto: marked.append((who.sink, upto))
     )
-    assert fresh == replace(
-        KNOWN, sink="plant-7.telemetry.2", generation=2, parallelism=2, guarantee="exactly_once", split=fresh.split
-    )
+    marks = replace(KNOWN, sink="plant-7.telemetry.2", generation=2, parallelism=2, guarantee="exactly_once")
+    assert fresh == marks
     assert marked == [("plant-7.telemetry.2", 7)]
     assert one.checkpoint.exists()
     assert Identity.read(one.gateway.state_dir) == fresh
@@ -194,12 +199,12 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
         ("exactly_once", "at_least_once", UNDECIDED, ResumeStep.GO),
         ("exactly_once", "at_most_once", UNDECIDED, ResumeStep.GO),
         ("at_least_once", "at_most_once", FINE, ResumeStep.GO),
-        ("at_least_once", "exactly_once", Evidence(gateway_journal="j1"), ResumeStep.GO),
+        ("at_least_once", "exactly_once", Evidence(), ResumeStep.GO),
     ],
 )
 def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Evidence, how: ResumeStep) -> None:
     identity = replace(KNOWN, guarantee=was)
-    assert step(identity, seen, CheckpointSettings.of(line(tmp_path, guarantee=now), identity)) is how
+    assert step(line(tmp_path, guarantee=now), identity, seen) is how
 
 
 def test_another_guarantee_keeps_keys_and_is_noted_before_the_start(tmp_path: Path) -> None:
@@ -224,31 +229,13 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
 
 def test_where_a_checkpoint_begins_is_known_before_its_first_batch(tmp_path: Path) -> None:
     """Spark does not report it, and what was left out of that batch is counted from there."""
-    part = Evidence(gateway_journal="j1", committed=700, first=650, tip=900)
+    part = journal(first=650)
     fresh, most = replace(KNOWN, query=""), line(tmp_path, guarantee="at_most_once")
     again = replace(fresh, generation=2)
     assert [begin(one, fresh, part) for one in (line(tmp_path), most)] == [700, 700]
     assert [begin(one, again, part) for one in (line(tmp_path), most)] == [700, 900]
     assert [begin(one, replace(again, places=at(720)), part) for one in (line(tmp_path), most)] == [720, 720]
-    assert begin(line(tmp_path), fresh, replace(part, committed=0)) == 650
-
-
-def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> None:
-    """Parts that are in Kafka are compared with what comes [TL-K16]; a row may be in another part by another key."""
-    before = line(tmp_path, 2)
-    noted = examine(before, tmp_path / "b", replace(KNOWN, parallelism=2), FINE)
-    assert noted.split
-    route = before.route[0]
-    for change in ({"key": "{device}"}, {"where": "qos > 0"}, {"headers": {"a": "b"}}):
-        other = before.model_copy(update={"route": (route.model_copy(update=change),)})
-        with pytest.raises(
-            TowlineError, match=r"batch 8 was begun when the line said something else.*TL-B52"
-        ) as caught:
-            examine(other, tmp_path / "b", noted, UNDECIDED)
-        assert reason(caught.value, "x").permanent
-    assert examine(before, tmp_path / "b", noted, UNDECIDED) == noted
-    assert examine(other, tmp_path / "b", noted, FINE).split not in ("", noted.split)
-    assert CheckpointSettings.of(line(tmp_path), KNOWN).split == "", "one transaction has the whole batch"
+    assert begin(line(tmp_path), fresh, part._replace(committed=0)) == 650
 
 
 def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
@@ -256,7 +243,7 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
     batch(one, 7, 700)
     entry = one.checkpoint / "offsets" / "7"
     entry.write_text(entry.read_text().replace("v1", "v2"))
-    seen = replace(read_checkpoint(one.checkpoint), query="q1", gateway_journal="j1", committed=700, tip=900)
+    seen = replace(read_checkpoint(one.checkpoint), query="q1")
     with pytest.raises(TowlineError, match=r"offset log is of form v2, and this Towline reads v1.*PySpark.*TL-B53"):
         examine(one, tmp_path / "b", KNOWN, seen)
 
@@ -277,11 +264,11 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, places=at(100, incarnation="a1"))
-    assert begin(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300, written_by="a1")) == 100
-    assert begin(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, written_by="a1")) == 200
-    assert begin(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, first=150)) == 200
-    assert begin(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == 5
-    older = Evidence(gateway_journal="j1", committed=90, tip=300, written_by="b2")
+    assert begin(one, fresh, journal(300, 90, written_by="a1")) == 100
+    assert begin(one, fresh, journal(300, 200, written_by="a1")) == 200
+    assert begin(one, fresh, journal(300, 200, first=150)) == 200
+    assert begin(one, fresh, journal(300, 5, "j2")) == 5
+    older = journal(300, 90, written_by="b2")
     assert begin(one, fresh, older) == 90, "an older copy that has gone on: what is below 100 is new"
 
 
@@ -301,7 +288,7 @@ def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path)
     begin_again(one)
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh is not None
-    assert json.loads(fresh.offsets) == {"commands": {"0": 100}}
+    assert fresh.offsets == {"commands": {"0": 100}}
 
 
 @pytest.mark.parametrize("killed_at", ["carry_totals", "SinkNote.keep", "_free", "Identity.save"])
@@ -339,9 +326,9 @@ def test_beginning_again_goes_on_where_it_was_killed(
     assert fresh is not None
     assert fresh.generation == 2
     if direction == "up":
-        assert json.loads(fresh.places)["telemetry"]["offset"] == 700
+        assert fresh.places["telemetry"]["offset"] == 700
     else:
-        assert json.loads(fresh.offsets) == {"commands": {"0": 200}}
+        assert fresh.offsets == {"commands": {"0": 200}}
     totals = LineNotes.read(one.checkpoint).totals
     assert totals is not None
     assert [span.upto for span in totals.spans.values()] == [700]

@@ -8,8 +8,9 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge, Line
+from towline.bridge.lines.identity import Identity
 from towline.bridge.runtime.reload import LineChange, changes
-from towline.bridge.uplink.query import KEPT_S, ROUTES_FILE, KeptRoutes
+from towline.bridge.uplink.query import KEPT_S, KeptRoutes, UplinkQuery
 from towline.errors import ConfigError
 
 HEAD = """
@@ -18,6 +19,7 @@ state_dir = "state"
 mqtt = { brokers = "mqtt://b" }
 kafka = { bootstrap_servers = "k:9092" }
 """
+GOES_ON = {"processingTime": "0 seconds"}
 DOWN = '[[downlink]]\nname = "back"\nfrom = "commands"\ntopic = "c/{key}"\n'
 
 
@@ -235,14 +237,33 @@ def test_a_retired_route_keeps_what_it_drops_repeats_by(tmp_path: Path) -> None:
     assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", None, "{z}"]
 
 
-def test_a_batch_is_finished_by_the_routes_it_was_begun_with(tmp_path: Path) -> None:
-    first, second = uplink(tmp_path, route("a/#", "one")), uplink(tmp_path, route("a/#", "two"))
-    former = KeptRoutes.of(first)
-    assert former.finishes(KeptRoutes.of(second, former).applied(second))
-    assert not former.finishes(KeptRoutes.of(first, former).applied(first))
-    keyed = uplink(tmp_path, route("a/#", "two"), own='dedupe = { key = "{mqtt.user.id}" }')
-    assert not former.finishes(keyed), "its checkpoint is another one"
-    assert former.applied(second) == first.model_copy(update={"gateway": second.gateway})
+@pytest.mark.parametrize(
+    "more", ["", "parallelism = 3", 'dedupe = { key = "{mqtt.user.id}" }', 'dead_letter_topic = "other"']
+)
+def test_a_batch_that_was_begun_is_finished_as_it_was(tmp_path: Path, more: str) -> None:
+    """Its routes, `dedupe`, dead-letter topic and parts: some of them may be in Kafka."""
+    own = 'guarantee = "exactly_once"\n'
+    first = read(HEAD + line(route("a/#", "one", more="qos = 2"), own=f"{own}parallelism = 2"), tmp_path)
+    second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=f"{own}{more}"), tmp_path)
+    checkpoint, state_dir = first.uplinks[0].checkpoint, first.uplinks[0].gateway.state_dir
+    began = UplinkQuery(first, first.uplinks[0]).in_force()
+    assert (began.line, began._trigger()) == (KeptRoutes.of(first.uplinks[0]).applied(first.uplinks[0]), GOES_ON)
+    identity = Identity.of(first, first.uplinks[0]).noted(state_dir, parallelism=2)
+    for log in ("offsets", "commits"):
+        (checkpoint / log).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"gateways":{},"tick":0}')
+    again = UplinkQuery(first, first.uplinks[0]).in_force()
+    assert (again.line, again._trigger()) == (began.line, GOES_ON), "nothing has changed"
+    finishing = UplinkQuery(second, second.uplinks[0]).in_force()
+    assert finishing._trigger() == {"once": True}
+    assert finishing.line.model_copy(update={"gateway": began.line.gateway}) == began.line
+    assert Identity.of(first, first.uplinks[0]) == identity, "a kill here changes nothing of it"
+    (checkpoint / "commits" / "0").write_text("v1\n{}")
+    after = UplinkQuery(second, second.uplinks[0]).in_force()
+    assert (taken(after.line), after.line.parallelism) == (["a/# two"], second.uplinks[0].parallelism)
+    assert after.line.within == second.uplinks[0].within
+    assert after._trigger() == GOES_ON
 
 
 def test_what_was_in_force_outlives_the_process(tmp_path: Path) -> None:
@@ -250,14 +271,11 @@ def test_what_was_in_force_outlives_the_process(tmp_path: Path) -> None:
     first = uplink(tmp_path, route("a/{x}", "one-{x}", more))
     second = uplink(tmp_path, route("b/#", "two"), own='dead_letter_topic = "dead"')
     kept = KeptRoutes.of(second, KeptRoutes.of(first), 12.5)
-    place = tmp_path / "made" / "here"
-    assert KeptRoutes.read(place) is None
-    kept.save(place)
-    assert KeptRoutes.read(place) == kept
-    assert (place / ROUTES_FILE).stat().st_mode & 0o077 == 0
-    (place / ROUTES_FILE).write_text("{")
-    with pytest.raises(ConfigError, match=r"TL-C171"):
-        KeptRoutes.read(place)
+    Identity("up", "plant.up").noted(tmp_path / "made", mapping=kept.mapping)
+    identity = Identity.read(tmp_path / "made")
+    assert identity is not None
+    assert KeptRoutes.read(identity.mapping) == kept
+    assert KeptRoutes.read("") is None
 
 
 def test_a_change_is_told_in_one_line(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Bridge, Line
 from towline.bridge.lines import evidence
 from towline.bridge.lines.account import LineNotes, uplink_account
-from towline.bridge.lines.evidence import Evidence, away_trouble, combined
+from towline.bridge.lines.evidence import away_trouble, combined
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import begin_again
+from towline.bridge.lines.recovery import ServedJournal, begin_again, examine
 from towline.bridge.runtime.plan import plan_of, render
 from towline.bridge.runtime.screen import PlainScreen, line_state, summary
 from towline.bridge.runtime.state import BridgeState
@@ -245,8 +245,13 @@ def write(
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 
 
-def gathered(line: Line, identity: Identity) -> dict[str, Evidence]:
+def gathered(line: Line, identity: Identity) -> dict[str, ServedJournal]:
     return query.gather(line, Access(), identity)[1]
+
+
+def examined(line: Line, file: Path) -> Identity:
+    seen, journals = query.gather(line, Access(), KNOWN)
+    return examine(line, file, KNOWN, seen, journals=journals)
 
 
 def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -256,8 +261,8 @@ def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Serve
         each.journal.commit("bridge", 5)
     write(line, 3, g1=(one, 7), g2=(other, 5))
     seen = gathered(line, KNOWN)
-    query.belong(line, tmp_path / "bridge.toml", KNOWN, seen)
-    assert {name: (part.planned_end, part.committed, part.tip) for name, part in seen.items()} == {
+    assert examined(line, tmp_path / "bridge.toml").query == "q1"
+    assert {name: (one.place and one.place.offset, one.committed, one.here.tip) for name, one in seen.items()} == {
         "g1": (7, 5, 10),
         "g2": (5, 5, 10),
     }
@@ -270,7 +275,7 @@ def test_a_checkpoint_older_than_one_gateway_is_told(tmp_path: Path, two: tuple[
     write(line, 3, g1=(one, 7), g2=(other, 5))
     other.journal.commit("bridge", 9)
     with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint is an older copy.*TL-B23"):
-        query.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+        examined(line, tmp_path / "bridge.toml")
 
 
 def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -279,8 +284,8 @@ def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Serve
     write(line, 3, g1=(one, 0), g2=(other, 5))
     text = (line.checkpoint / "offsets" / "3").read_text()
     (line.checkpoint / "offsets" / "3").write_text(text.replace(other.journal.journal_id, "0ther"))
-    with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint belongs to journal 0ther.*TL-B24"):
-        query.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+    with pytest.raises(TowlineError, match=r"gateway g2: the query's checkpoint belongs to journal 0ther.*TL-B24"):
+        examined(line, tmp_path / "bridge.toml")
 
 
 def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
@@ -296,10 +301,10 @@ def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
         assert begin == {"telemetry": 4}
         KNOWN.save(line.gateway.state_dir)
         write(line, 3, telemetry=(one, 7))
-        query.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
+        examined(line, tmp_path / "bridge.toml")
         one.journal.commit("bridge", 9)
         with pytest.raises(TowlineError, match=r'line "telemetry": the checkpoint is an older copy.*TL-B23'):
-            query.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
+            examined(line, tmp_path / "bridge.toml")
         begin_again(line)
         identity = Identity.read(line.gateway.state_dir)
         assert identity is not None

@@ -103,7 +103,7 @@ class ModelLine:
         self._known(self.name)
 
     def _known(self, query: str) -> None:
-        places = json.dumps({"plant": {"journal": "j", "offset": self.began}})
+        places = {"plant": {"journal": "j", "offset": self.began}}
         known = Identity("telemetry", f"s{self.sink}", self.generation, query, places=places)
         known.save(self.line.gateway.state_dir)
 

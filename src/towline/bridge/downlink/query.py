@@ -20,7 +20,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -195,18 +194,8 @@ class DownlinkQuery(LineQuery[DownLine]):
     #: It finishes a batch without the topics that are gone.
     _passes = False
 
-    def in_force(self) -> DownlinkQuery:
-        """By the settings of the file, or those that a batch was begun with until that is done (refused: TL-C210)."""
-        line, mapping = self.line, Identity.of(self.bridge, self.line).mapping
-        self._mended()
-        if read_checkpoint(line.checkpoint).decided:
-            return DownlinkQuery(self.bridge, line)
-        if mapping and _section(mapping) is None:
-            what = "a batch was begun with settings that this version refuses"
-            do = f"Finish it with the version before, or begin again: {again_command(line, self.bridge.file)}."
-            raise ConfigError("TL-C210", f'line "{line.name}"', what, do)
-        former = begun_line(line, mapping)
-        return DownlinkQuery(self.bridge, line) if former == begun_line(line, "") else self._finishing(former)
+    def _begun(self, mapping: str) -> DownLine | None:
+        return begun_line(self.line, mapping) if _section(mapping) else None
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
@@ -294,10 +283,10 @@ class DownlinkQuery(LineQuery[DownLine]):
             start = line.starting_offsets
             return start if isinstance(start, str) else json.dumps(start)
         if identity.query:
-            return identity.offsets
+            return json.dumps(identity.offsets)
         topics = KafkaAdmin(self.bridge.kafka.client()).info().topics  # Spark wants every partition
-        start, stood = line.starting_offsets, json.loads(identity.offsets)
-        for name in remade(json.loads(identity.topic_ids), self._findings.ids):  # they begin as the file says
+        start, stood = line.starting_offsets, dict(identity.offsets)
+        for name in remade(identity.topic_ids, self._findings.ids):  # they begin as the file says
             latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}
             stood[name] = start.get(name, {}) if isinstance(start, dict) else latest
         return json.dumps(covering(stood, topics, line))
@@ -334,9 +323,7 @@ def _with_mapping(line: DownLine, identity: Identity, evidence: Evidence) -> Ide
     (status,) = awaited(places_of([str(line.gateway.state_dir)], Access()), status_of, own=True)
     online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
     limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
-    begun = replace(identity, mapping=mapping_of(line), packet_limit=limit)
-    begun.save(line.gateway.state_dir)
-    return begun
+    return identity.noted(line.gateway.state_dir, mapping=mapping_of(line), packet_limit=limit)
 
 
 def mapping_of(line: DownLine) -> str:

@@ -26,28 +26,13 @@ KafkaOffsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a checkpoint and a gateway say of themselves."""
+    """What a checkpoint says of itself."""
 
     #: Id of the query in the checkpoint; "" when there is none.
     query: str = ""
     #: Newest batch in the offset log, and in the commit log; None when there is none.
     planned: int | None = None
     done: int | None = None
-    #: Journal of a gateway in the newest planned batch, "" when there is none, and the offset after its last row there.
-    journal: str = ""
-    planned_end: int = 0
-    #: Offset after its last row in the newest batch that is done.
-    done_end: int | None = None
-    #: Journal the gateway serves, up to where the bridge told it that it is done, and the offset after its last row.
-    gateway_journal: str = ""
-    committed: int = 0
-    tip: int = 0
-    #: Which opening of the journal wrote the row below `planned_end`, as the checkpoint has it.
-    incarnation: str = ""
-    #: First offset that the gateway has.
-    first: int = 0
-    #: `incarnation` as the gateway has it; of the row below where the line begins, for a query without a checkpoint.
-    written_by: str = ""
     #: Whether the checkpoint holds state, which is what repeats are recognised by.
     stateful: bool = False
     #: First line of the newest planned batch in the offset log; "" when there is none.
@@ -60,10 +45,9 @@ class Evidence:
 
 
 def read_checkpoint(checkpoint: Path) -> Evidence:
-    """What a checkpoint says, whoever serves its journal."""
+    """What a checkpoint says."""
     logs = Checkpoint(str(checkpoint))
-    planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
-    return Evidence(logs.query, planned, done, stateful=logs.stateful, form=logs.form)
+    return Evidence(logs.query, logs.last_offsets_batch(), logs.last_commit_batch(), logs.stateful, logs.form)
 
 
 def status_of(gateway: GatewayClient) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,24 +27,6 @@ from towline.journal.recovery import state_in
 from towline.spark.offsets import JournalPlace
 
 IDENTITY_FILE: Final = "identity.json"
-_KeptT = TypeVar("_KeptT")
-
-
-def read_kept(file: Path, kind: TypeAdapter[_KeptT], code: str, what: str, do: str) -> _KeptT | None:
-    """What was written down of a line; None where nothing was.
-
-    Raises:
-        ConfigError: Of `code`, with `what` the file has and what to `do`, where it is none of ours.
-        NotAllowed: TL-B59.
-    """
-    try:
-        return kind.validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except PermissionError:
-        raise not_allowed(file) from None
-    except (OSError, ValidationError) as error:
-        raise ConfigError(code, str(file), f"{what} can't be read ({type(error).__name__})", do) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +43,17 @@ class Identity:
     query: str = ""
     parallelism: int = 0
     #: Where the query of an uplink without a checkpoint begins: the ``gateways`` of a source offset
-    #: (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
-    places: str = ""
-    #: The same of a downlink: offsets in Kafka as Spark's source takes them, "" for where the file says; and the ids of
-    #: their topics, by name, as JSON.
-    offsets: str = ""
-    topic_ids: str = "{}"
-    #: By what the last batches of a downlink were begun: settings, as JSON, and the broker's largest packet in bytes.
+    #: (`towline.spark.offsets`); nothing for where each gateway's account stands.
+    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: The same of a downlink: offsets in Kafka by topic and partition, nothing for where the file says; and the ids of
+    #: their topics, by name.
+    offsets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    #: By what the last batches were begun: settings, as JSON; of a downlink the broker's largest packet in bytes.
     mapping: str = ""
     packet_limit: int = 0
     #: Its promise when it ran last; "" before the first start.
     guarantee: str = ""
-    #: Digest of what the rows of a batch are made of, where that has several transactions; else "".
-    split: str = ""
     #: Where its MQTT session may be.
     brokers: tuple[str, ...] = ()
 
@@ -95,39 +75,48 @@ class Identity:
             ConfigError: TL-B26 if the file is not one of ours.
             NotAllowed: TL-B59.
         """
-        do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
-        return read_kept(state_dir / IDENTITY_FILE, TypeAdapter(Identity), "TL-B26", "the line's identity", do)
+        file = state_dir / IDENTITY_FILE
+        try:
+            return TypeAdapter(Identity).validate_json(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except PermissionError:
+            raise not_allowed(file) from None
+        except (OSError, ValidationError) as error:
+            what = f"the line's identity can't be read ({type(error).__name__})"
+            do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
+            raise ConfigError("TL-B26", str(file), what, do) from error
 
     def save(self, state_dir: Path) -> None:
         """Write it, durably and for this user alone."""
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
-    def started(self, query: str, line: AnyLine) -> None:
-        """Note the id of the query that was started, whose checkpoint it is, and how a batch is split."""
-        noted = replace(self, query=query, parallelism=line.parallelism)
-        if noted != self:
-            noted.save(line.gateway.state_dir)
+    def noted(self, state_dir: Path, **facts: Any) -> Identity:
+        """The same with other facts, written where they are others."""
+        changed = replace(self, **facts)
+        if changed != self:
+            changed.save(state_dir)
+        return changed
 
     @property
     def begins(self) -> tuple[JournalPlace, ...]:
         """`places`, taken apart."""
-        return tuple(JournalPlace.parse(name, fields) for name, fields in json.loads(self.places or "{}").items())
+        return tuple(JournalPlace.parse(name, fields) for name, fields in self.places.items())
 
     @property
     def first_sink(self) -> str:
         """The sink id of its first generation."""
         return self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
 
-    def again(self, places: str = "", offsets: str = "", taken: Container[str] = ()) -> Identity:
-        """The same line without a checkpoint, with a sink id not `taken`, to begin at `places` or `offsets`."""
-        sink, number = self._next(taken)
-        return Identity(self.line, sink, number, places=places, offsets=offsets, brokers=self.brokers)
+    def again(self, taken: Container[str] = (), **begins: Any) -> Identity:
+        """The same line without a checkpoint, with a sink id not `taken`, and where it begins."""
+        return Identity(self.line, *self._next(taken), mapping=self.mapping, brokers=self.brokers, **begins)
 
-    def rescaled(self, parallelism: int, taken: Container[str] = ()) -> Identity:
+    def rescaled(self, taken: Container[str] = ()) -> Identity:
         """The same line and checkpoint with a new sink id, for another number of transactions of a batch."""
         sink, number = self._next(taken)
-        return replace(self, sink=sink, generation=number, parallelism=parallelism)
+        return replace(self, sink=sink, generation=number)
 
     def _next(self, taken: Container[str]) -> tuple[str, int]:
         """Names may have dots and digits too: a line "a.2" beside a line "a" that begins again."""
@@ -156,7 +145,7 @@ def settle(bridge: Bridge) -> list[str]:
         former = kept.get(line.name)
         mine, taken = former or Identity.new(bridge.name, line.name), {one.sink for one in kept.values()}
         if not former and mine.sink in taken:  # of another line since it began again
-            mine = mine.again(taken=taken)
+            mine = mine.again(taken)
         if mine.line != line.name:
             notes.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
             mine = replace(mine, line=line.name)

@@ -1,35 +1,33 @@
-"""The Spark query of a line, whichever way it goes: what the driver needs of it.
-
-Spark's workers import it: what needs pydantic is imported for types alone.
-"""
+"""The Spark query of a line, whichever way it goes: what the driver needs of it."""
 
 from __future__ import annotations
 
 import socket
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from towline.bridge.config.model import AnyLine, Bridge
+from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.recovery import again_command
 from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError
 from towline.gateway.access import REMOTE
+from towline.gateway.settings import ListenSettings
 from towline.spark.session import shares_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from towline.bridge.config.model import AnyLine, Bridge
-    from towline.bridge.lines.identity import Identity
-    from towline.gateway.settings import ListenSettings
-
 #: Addresses that stand for all of a machine's.
 _EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
 
-LineT = TypeVar("LineT", bound="AnyLine")
+LineT = TypeVar("LineT", bound=AnyLine)
 
 
 class LineQuery(ABC, Generic[LineT]):
@@ -58,23 +56,42 @@ class LineQuery(ABC, Generic[LineT]):
         with _settings(spark, self._conf()):
             query = writer.trigger(**self._trigger()).start()
         try:  # a query that went on unknown to its runner would keep its successor from starting
-            identity.started(str(query.id), line)
+            identity.noted(line.gateway.state_dir, query=str(query.id))
             checkpoint.sync()  # else a power failure could leave an identity without its checkpoint
         except BaseException:
             query.stop()
             raise
         return query
 
-    def in_force(self) -> LineQuery[LineT]:
-        """The query to start: this one, or one with other routes that has to be started before it."""
-        return self
+    def in_force(self) -> Self:
+        """The query to start: by the settings of the file, or those that a batch was begun with until that is done.
 
-    def _finishing(self, line: LineT) -> Self:
-        """The query that finishes the batch that was begun, by the line as it was then."""
-        query = type(self)(self.bridge, line)
-        query._finishes = True  # noqa: SLF001 - of its class
-        sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former settings\n")
+        Raises:
+            ConfigError: TL-C210, this version refuses the settings that a batch was begun with.
+        """
+        self._mended()
+        identity, decided = Identity.of(self.bridge, self.line), read_checkpoint(self.line.checkpoint).decided
+        line = self._next_line(identity, decided=decided)
+        if decided:
+            return type(self)(self.bridge, line)
+        if (begun := self._begun(identity.mapping) if identity.mapping else line) is None:
+            what = "a batch was begun with settings that this version refuses"
+            do = f"Finish it with the version before, or begin again: {again_command(self.line, self.bridge.file)}."
+            raise ConfigError("TL-C210", f'line "{self.line.name}"', what, do)
+        begun = begun.model_copy(update={"parallelism": identity.parallelism or begun.parallelism})
+        query = type(self)(self.bridge, begun)
+        if begun != line:
+            query._finishes = True  # noqa: SLF001 - of its class
+            sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former settings\n")
         return query
+
+    @abstractmethod
+    def _begun(self, mapping: str) -> LineT | None:
+        """The line by what its last batches were begun by, as its identity has that; None where it is refused now."""
+
+    def _next_line(self, identity: Identity, *, decided: bool) -> LineT:  # noqa: ARG002 - an uplink's own asks
+        """The line by what its next batches are begun by, where none is undecided."""
+        return self.line
 
     def _mended(self) -> Checkpoint:
         """The checkpoint, without what a power failure tore."""

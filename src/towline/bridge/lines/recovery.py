@@ -6,17 +6,15 @@ is recognised by comparing what the three say, and told in one message with the 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
-from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from towline.bridge.config.model import AnyLine, Line
@@ -25,10 +23,10 @@ from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoi
 from towline.bridge.lines.identity import Identity, sinks
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
-from towline.gateway.identity import MISMATCHES, is_other
+from towline.gateway.identity import MISMATCHES, Extent, KnownOffset, check_offset
 from towline.guarantee import Guarantee, policy
 from towline.kafka.admin import kept_ids
-from towline.spark.offsets import places_at
+from towline.spark.offsets import JournalPlace, places_at
 
 #: Of the checkpoints that were replaced, so many are kept.
 _KEPT_CHECKPOINTS: Final = 3
@@ -39,114 +37,65 @@ _REPLACED: Final = re.compile(r"checkpoint\.(\d+)(?:\.(\d{15,}))?")
 _FORM: Final = "v1"
 
 
-class CheckpointSettings(NamedTuple):
-    """What of a line's settings stands in its checkpoint or its markers."""
-
-    #: Transactions of a batch.
-    parallelism: int
-    #: Whether repeats are dropped, for which Spark keeps state; None where that is not ours to know.
-    dedupe: bool | None = None
-    #: Whether a batch that was begun must be finished as it was begun (``exactly_once``, then and now).
-    whole: bool = True
-    #: Whether batches are transactions now and were none, so that there is no marker of the last one.
-    promoted: bool = False
-    #: Digest of what the rows are made of, where a batch has several transactions; else "".
-    split: str = ""
-
-    @classmethod
-    def of(cls, line: AnyLine, identity: Identity) -> CheckpointSettings:
-        """As the file says it now; without transactions the number of writers stands nowhere."""
-        now, before = policy(line.guarantee).transactions, policy(former_guarantee(line, identity)).transactions
-        up = line if isinstance(line, Line) else None
-        return cls(
-            line.parallelism if now and before else identity.parallelism,
-            None if up is None else up.within is not None,
-            now and before,
-            now and not before,
-            _split(up) if up and now and line.parallelism > 1 else "",
-        )
-
-
 def former_guarantee(line: AnyLine, identity: Identity) -> Guarantee:
     """What the line promised when it ran last; before its first start, what it promises now."""
     return Guarantee(identity.guarantee or line.guarantee)
 
 
-def _split(line: Line) -> str:
-    """Changes with whatever a batch's rows are made of."""
-    sections = [one.model_dump_json() for one in (*line.route, line.dedupe) if one]
-    return hashlib.sha256(json.dumps([sections, line.dead_letter_topic]).encode()).hexdigest()[:16]
+class ServedJournal(NamedTuple):
+    """The journal that a gateway serves, and where a line stands in it.
+
+    Attributes:
+        here: Of the journal, asked about `place`.
+        committed: Up to where the bridge told the gateway that it is done.
+        place: In the newest planned batch, or where a query without a checkpoint begins; None for nowhere.
+        done: In the newest batch that is done.
+    """
+
+    here: Extent
+    committed: int = 0
+    place: JournalPlace | None = None
+    done: JournalPlace | None = None
+
+    def mismatch(self, name: str) -> TowlineError | None:
+        """Why the journal of a gateway is not the one in which `place` is."""
+        try:
+            if (place := self.place) is not None:
+                check_offset(name, KnownOffset(place.journal, place.offset, place.incarnation), self.here)
+        except TowlineError as error:
+            return error
+        return None
 
 
-_THE_OTHER: Final = "Bring back the state directory of that journal"
 _NEWEST: Final = "Bring back the newest state directory"
 #: Code, what does not belong together, and the first way out.
 Problem: TypeAlias = tuple[str, str, str]
 
 
-def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> Problem | None:
-    """The first thing that does not belong together; None when all does."""
-    return next(chain(_mismatches(identity, seen), _changes(identity, seen, settings)), None)
-
-
-def _mismatches(identity: Identity, seen: Evidence) -> Iterator[Problem]:
+def _problems(identity: Identity, seen: Evidence, journals: Mapping[str, ServedJournal]) -> Iterator[Problem]:
     """What is another one, or an older copy; what makes the later questions meaningless comes first."""
     if seen.form not in ("", _FORM):
         what = f"the checkpoint's offset log is of form {seen.form}, and this Towline reads {_FORM}"
         yield "TL-B53", what, "Take the version of PySpark that wrote it"
     if identity.query and not seen.query:
-        taken = f"it belonged to query {identity.query}, which had taken {seen.committed:,} rows"
-        yield "TL-B22", f"the checkpoint is gone; {taken}", "Bring the checkpoint back"
+        taken = f", which had taken {sum(one.committed for one in journals.values()):,} rows" if journals else ""
+        what = f"the checkpoint is gone; it belonged to query {identity.query}{taken}"
+        yield "TL-B22", what, "Bring the checkpoint back"
     if identity.query and seen.query != identity.query:
         what = f"the checkpoint is that of query {seen.query}, this line's is {identity.query}"
         yield "TL-B22", what, "Bring the line's own checkpoint back"
-    if seen.journal and seen.journal != seen.gateway_journal:
-        here = f"the gateway serves journal {seen.gateway_journal}"
-        yield "TL-B24", f"the checkpoint belongs to journal {seen.journal}, {here}", _THE_OTHER
-    if seen.journal and seen.planned_end > seen.tip:
-        ends = f"the journal ends at {seen.tip:,}: an older copy"
-        yield "TL-B24", f"the checkpoint has come to offset {seen.planned_end:,}, {ends}", _NEWEST
-    # The same journal and long enough: only the opening that wrote the row tells that it is another one.
-    if is_other(seen.incarnation, seen.written_by, seen.planned_end, seen.first):
-        what = (
-            f"the row below offset {seen.planned_end:,} was written by opening {seen.incarnation} of the journal when "
-            f"the checkpoint took it, and here by {seen.written_by or 'another'}: an older copy that has gone on"
-        )
-        yield "TL-B24", what, _NEWEST
-    if seen.done_end is not None and seen.done_end < seen.committed:
-        last = f"its last batch {seen.done} ends at offset {seen.done_end:,}"
-        what = f"the checkpoint is an older copy: {last}, and {seen.committed:,} was committed already"
-        yield "TL-B23", what, "Bring back the newest checkpoint"
+    for name, one in sorted(journals.items()):
+        who = "" if name == identity.line else f"gateway {name}: "
+        if seen.planned is not None and (error := one.mismatch(name)):
+            yield "TL-B24", f"{who}{error.what}", _way_back(error)
+        if one.done is not None and one.done.offset < one.committed:
+            last = f"its last batch {seen.done} ends at offset {one.done.offset:,}"
+            what = f"the checkpoint is an older copy: {last}, and {one.committed:,} was committed already"
+            yield "TL-B23", f"{who}{what}", "Bring back the newest checkpoint"
 
 
-def _changes(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> Iterator[Problem]:
-    """Settings by which a batch that was begun would be another one: parts of it may be in Kafka."""
-    if seen.decided:
-        return
-    until = "back until this batch is done, then change"
-    begun = f"batch {seen.planned} was begun"
-    if _scale_changed(identity, settings):  # each part has a marker of its own
-        now = f"with parallelism {identity.parallelism}, and it is {settings.parallelism} now"
-        yield "TL-B25", f"{begun} {now}: parts of it may be in Kafka", f"Set parallelism {until} it"
-    if settings.whole and _state_changed(seen, settings):  # which rows it has depends on whether repeats are dropped
-        was, now = ("with", "without") if seen.stateful else ("without", "with")
-        what = f"{begun} {was} dedupe, and the line is {now} it now: it may be in Kafka"
-        yield "TL-B50", what, f"Set dedupe {until} it"
-    if settings.whole and identity.split not in ("", settings.split):  # by another key a row would be in another part
-        what = f"{begun} when the line said something else: parts of it may be in Kafka"
-        yield "TL-B52", what, f"Set routes, dedupe and dead_letter_topic {until} them"
-
-
-def _scale_changed(identity: Identity, settings: CheckpointSettings) -> bool:
-    return identity.parallelism not in (0, settings.parallelism)
-
-
-def _state_changed(seen: Evidence, settings: CheckpointSettings) -> bool:
-    """Whether Spark would refuse the checkpoint: it has state that the query has no use for, or lacks what it needs.
-
-    A query that has not finished a batch has no state yet, and can begin any.
-    """
-    return settings.dedupe not in (None, seen.stateful) and (seen.stateful or seen.done is not None)
+def _way_back(error: TowlineError) -> str:
+    return "Bring back the state directory of that journal" if error.code == "TL-G04" else _NEWEST
 
 
 class ResumeStep(Enum):
@@ -160,14 +109,22 @@ class ResumeStep(Enum):
     MARK = "goes on with its checkpoint, under a new sink id"
 
 
-def step(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> ResumeStep:
-    """What a changed setting takes, when `problem` has found none."""
-    if _state_changed(seen, settings):
+def step(line: AnyLine, identity: Identity, seen: Evidence) -> ResumeStep:
+    """What a changed setting takes, where nothing is another one, or an older copy."""
+    now, before = policy(line.guarantee).transactions, policy(former_guarantee(line, identity)).transactions
+    # What keeps state on the way down is the user's own transform.
+    dedupe = line.within is not None if isinstance(line, Line) else seen.stateful
+    # Spark refuses a checkpoint with state that the query has no use for, or without what it needs. A query that has
+    # not finished a batch has no state yet, and can begin any.
+    if dedupe != seen.stateful and (seen.stateful or seen.done is not None):
         return ResumeStep.CUT
-    if _scale_changed(identity, settings) or (settings.promoted and seen.planned is not None):
-        keeps = settings.dedupe and seen.decided and seen.done is not None
-        return ResumeStep.MARK if keeps else ResumeStep.CUT
-    return ResumeStep.GO
+    # Each transaction of a batch has a marker of its own; without transactions the number of writers stands nowhere.
+    rescaled = now and before and identity.parallelism not in (0, line.parallelism)
+    promoted = now and not before and seen.planned is not None  # there is no marker of the last batch
+    if not (rescaled or promoted):
+        return ResumeStep.GO
+    keeps = isinstance(line, Line) and dedupe and seen.decided and seen.done is not None
+    return ResumeStep.MARK if keeps else ResumeStep.CUT
 
 
 #: Makes a batch the last one that counts as written by a sink: identity, batch.
@@ -175,17 +132,29 @@ SetMarkers = Callable[[Identity, int], None]
 
 
 def examine(
-    line: AnyLine, file: Path | str, identity: Identity, seen: Evidence, mark: SetMarkers | None = None
+    line: AnyLine,
+    file: Path | str,
+    identity: Identity,
+    seen: Evidence,
+    mark: SetMarkers | None = None,
+    journals: Mapping[str, ServedJournal] = MappingProxyType({}),
 ) -> Identity:
     """Let a query start, or say why not; the identity to start with is a new one where a changed setting takes one.
 
+    Args:
+        line: By the settings that its next batch is made by.
+        file: The bridge's, as a command names it.
+        identity: That of its last start.
+        seen: What the checkpoint says.
+        mark: For lines whose batches are transactions.
+        journals: Of the gateways that answered, by name.
+
     Raises:
-        TowlineError: TL-B22 to TL-B25, TL-B50, TL-B52, TL-B53, with both ways out; what `mark` raises.
+        TowlineError: TL-B22 to TL-B24, TL-B53, with both ways out; what `mark` raises.
     """
-    settings = CheckpointSettings.of(line, identity)
-    if reason := problem(identity, seen, settings):
-        raise refusal(line, file, *reason)
-    how = step(identity, seen, settings)
+    for code, what, way in _problems(identity, seen, journals):
+        raise refusal(line, file, code, what, way)
+    how = step(line, identity, seen)
     if how is not ResumeStep.GO:
         sys.stderr.write(f"--- line {line.name}\na changed setting: the line {how.value}\n")
     resumed = identity
@@ -194,10 +163,9 @@ def examine(
     elif how is ResumeStep.MARK:
         assert mark is not None
         assert seen.done is not None
-        resumed = identity.rescaled(line.parallelism, sinks(line.gateway.state_dir))
+        resumed = identity.rescaled(sinks(line.gateway.state_dir))
         mark(resumed, seen.done)  # before the identity: a crash in between sets the same markers again
-    split = resumed.split if how is ResumeStep.GO and not seen.decided else settings.split
-    resumed = replace(resumed, guarantee=line.guarantee.value, split=split)
+    resumed = replace(resumed, guarantee=line.guarantee.value, parallelism=line.parallelism)
     if resumed != identity:
         resumed.save(line.gateway.state_dir)  # before there is a batch that was begun so
     return resumed
@@ -218,9 +186,8 @@ def refusal(line: AnyLine, file: Path | str, code: str, what: str, way: str) -> 
 
 def refused(line: AnyLine, file: Path | str, error: TowlineError) -> TowlineError | None:
     """What a gateway that found its journal not to be the checkpoint's says to the bridge's user [TL-B24], or None."""
-    way = _THE_OTHER if error.code == "TL-G04" else _NEWEST
     what = f"{error.what}; nothing was taken in"
-    return refusal(line, file, "TL-B24", what, way) if error.code in MISMATCHES else None
+    return refusal(line, file, "TL-B24", what, _way_back(error)) if error.code in MISMATCHES else None
 
 
 #: What beginning again may cost.
@@ -254,12 +221,13 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     # A batch that was begun with at_most_once is given up, whatever the line promises now.
     again = policy(line.guarantee).serves_again and policy(former_guarantee(line, identity)).serves_again
     batch = old.done if again else old.planned
-    # Without a batch it begins where it began before, which "latest" would not say.
-    at = kafka_offsets(former, batch)
-    offsets = json.dumps(at) if at else identity.offsets
-    ends = {place.gateway: place.to_json() for place in places_at(logs, batch)}
-    fresh = identity.again(json.dumps(ends) if ends else "", offsets, sinks(line.gateway.state_dir))
-    fresh = replace(fresh, topic_ids=json.dumps(kept_ids(logs)))
+    fresh = identity.again(
+        sinks(line.gateway.state_dir),
+        places={place.gateway: place.to_json() for place in places_at(logs, batch)},
+        # Without a batch it begins where it began before, which "latest" would not say.
+        offsets=kafka_offsets(former, batch) or identity.offsets,
+        topic_ids=kept_ids(logs),
+    )
     if former.exists():
         former = former if going_on else former.rename(_free(former.with_name(f"checkpoint.{identity.generation}")))
         carry_totals(former, line.checkpoint)

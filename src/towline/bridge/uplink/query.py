@@ -1,16 +1,8 @@
 """The query of a line from MQTT to Kafka: where it begins, by which routes, and gateway → routes → Kafka.
 
-Which routes a message goes by when a line's routes change:
-
-1. A batch that was begun is finished by the routes it was begun with, whatever the file says by then. Kafka may have
-   all of it, or a part: by other routes it would be there a second time, in another topic.
-2. All other messages go by the routes that are in force when a batch takes them.
-3. A message that no route takes any more goes by the route that was there for it. It was received for that one: it
-   waits in the journal, or the broker had it in its queue when the filter was unsubscribed [MQTT-3.10.4-3]. Such a
-   route is *retired*: it comes after all others, so it never takes a message from one of them.
-
-`routes.json` in the line's state directory has the routes of the last start of its query, so that a kill between two
-steps changes nothing of this.
+A message goes by the routes that are in force when a batch takes it; one that none of them takes, by the route that was
+there for it when it was received. Such a route is *retired*: it comes after all others, so it never takes a message
+from one of them (docs/reload.md).
 """
 
 from __future__ import annotations
@@ -18,14 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import ValidationError
 
-from towline import files
 from towline.bridge.config.model import CONSUMER, Line
 from towline.bridge.config.subscriptions import covers
 from towline.bridge.config.tables import BATCH_BYTES, RouteSection
@@ -38,16 +28,16 @@ from towline.bridge.lines.evidence import (
     read_checkpoint,
     status_of,
 )
-from towline.bridge.lines.identity import Identity, read_kept
+from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import LineQuery
-from towline.bridge.lines.recovery import CheckpointSettings, examine, problem, refusal
+from towline.bridge.lines.recovery import ServedJournal, examine
 from towline.bridge.lines.statements import Statements
 from towline.bridge.patterns import Pattern
 from towline.bridge.routes import to_json
 from towline.bridge.uplink.sink import MESSAGES, RECORDS
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote
-from towline.gateway.identity import is_other
+from towline.gateway.identity import Extent
 from towline.guarantee import policy
 from towline.kafka.markerstore import set_markers
 from towline.kafka.options import SinkSettings
@@ -64,66 +54,43 @@ if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
 
 
-def gather(line: Line, access: Access, identity: Identity) -> tuple[Evidence, dict[str, Evidence]]:
+def gather(line: Line, access: Access, identity: Identity) -> tuple[Evidence, dict[str, ServedJournal]]:
     """Read a line's checkpoint and ask its gateways; those that are away are done without.
 
     A query without a checkpoint that begins behind what was carried needs the gateways it was carried from: each knows
     alone whether its journal is still the same.
 
     Returns:
-        What the checkpoint says, whoever serves its journals; and the same with each gateway that answered, by name.
+        What the checkpoint says; and the journal of each gateway that answered, by its name.
 
     Raises:
         GatewayError: None of the gateways that are needed answers.
     """
     seen, logs = read_checkpoint(line.checkpoint), Checkpoint(str(line.checkpoint))
-    planned, done = places_at(logs, seen.planned), places_at(logs, seen.done)
     begun = identity.begins if seen.planned is None else ()
+    places, done = begun or places_at(logs, seen.planned), places_at(logs, seen.done)
 
-    def asked(client: GatewayClient) -> tuple[Mapping[str, Any], str]:
+    def asked(client: GatewayClient) -> tuple[str, ServedJournal]:
         status = status_of(client)
-        place = _own(planned or begun, status)
-        return status, client.extent(place.offset).incarnation if place else ""
+        place = _own(places, status)
+        incarnation = client.extent(place.offset).incarnation if place else ""
+        here = Extent(str(status["journal"]), int(status["first"]), int(status["end"]), incarnation)
+        committed = int(status["consumers"].get(CONSUMER, 0))
+        return str(status["name"]), ServedJournal(here, committed, place, _own(done, status))
 
     where = places_of(line.gateways or [str(line.gateway.state_dir)], access)
-    parts = {}
-    for status, incarnation in awaited(where, asked, every=bool(begun), own=not line.gateways):
-        place, behind = _own(planned, status), _own(done, status)
-        parts[str(status["name"])] = replace(
-            seen,
-            journal=place.journal if place else "",
-            planned_end=place.offset if place else 0,
-            incarnation=place.incarnation if place else "",
-            done_end=behind.offset if behind else None,
-            gateway_journal=str(status["journal"]),
-            committed=int(status["consumers"].get(CONSUMER, 0)),
-            first=int(status["first"]),
-            tip=int(status["end"]),
-            written_by=incarnation,
-        )
-    return seen, parts
+    return seen, dict(awaited(where, asked, every=bool(begun), own=not line.gateways))
 
 
-def belong(line: Line, file: Path | str, identity: Identity, parts: Mapping[str, Evidence]) -> None:
-    """See that the checkpoint and the journal of each gateway that answered belong together; else raise `refusal`."""
-    settings = CheckpointSettings.of(line, identity)
-    for name, part in sorted(parts.items()):
-        if reason := problem(identity, part, settings):
-            code, what, way = reason
-            raise refusal(line, file, code, f"gateway {name}: {what}" if line.gateways else what, way)
-
-
-def beginnings(line: Line, identity: Identity, parts: Mapping[str, Evidence]) -> dict[str, int]:
+def beginnings(line: Line, identity: Identity, journals: Mapping[str, ServedJournal]) -> dict[str, int]:
     """The offsets where a query without a checkpoint begins, by gateway, when these say what they said."""
     # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
     gives_up = not policy(line.guarantee).serves_again and identity.generation > 1
     starts = {}
-    for name, part in parts.items():
-        place = next((one for one in identity.begins if one.journal == part.gateway_journal), None)
-        starts[name] = part.tip if gives_up else max(part.first, part.committed)
-        other = place and is_other(place.incarnation, part.written_by, place.offset, part.first)
-        if place and not other and place.offset <= part.tip:
-            starts[name] = max(place.offset, part.committed)
+    for name, one in journals.items():
+        starts[name] = one.here.tip if gives_up else max(one.here.first, one.committed)
+        if one.place is not None and one.mismatch(name) is None:
+            starts[name] = max(one.place.offset, one.committed)
     return starts
 
 
@@ -133,7 +100,6 @@ def _own(places: Iterable[JournalPlace], status: Mapping[str, Any]) -> JournalPl
     return min(mine, key=lambda one: one.journal != status["journal"], default=None)
 
 
-ROUTES_FILE: Final = "routes.json"
 #: A retired route is kept for so long at least, in seconds: what a broker had queued has come by then.
 KEPT_S: Final = 86400.0
 #: A route that the file does not have any more, as it was in force; and when it was retired, in seconds since 1970.
@@ -170,20 +136,16 @@ class KeptRoutes(SettingsModel):
         )
 
     @classmethod
-    def read(cls, state_dir: Path) -> Self | None:
-        """What was in force when the line's query started last; None for a line that never did.
+    def read(cls, mapping: str) -> Self | None:
+        """What was in force when the line's query started last; None for a line that never did, or what is none."""
+        with suppress(ValidationError):
+            return cls.model_validate_json(mapping)
+        return None
 
-        Raises:
-            ConfigError: TL-C171, the file is not one of ours.
-        """
-        do = "Restore the file. Removed, a batch that was begun is finished by the routes of the bridge file."
-        return read_kept(state_dir / ROUTES_FILE, TypeAdapter(cls), "TL-C171", "what the line's routes were", do)
-
-    def save(self, state_dir: Path) -> None:
-        """Write it, durably and for this user alone."""
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = self.model_dump_json(by_alias=True, exclude_defaults=True, indent=1)
-        files.replace_durably(state_dir / ROUTES_FILE, text + "\n")
+    @property
+    def mapping(self) -> str:
+        """As the line's identity has it."""
+        return self.model_dump_json(by_alias=True, exclude_defaults=True)
 
     def applied(self, line: Line) -> Line:
         """A line that makes its records by these routes; its subscriptions are still those of the file."""
@@ -195,15 +157,6 @@ class KeptRoutes(SettingsModel):
                 "dead_letter_topics": self.dead_letter_topics,
             }
         )
-
-    def finishes(self, line: Line) -> bool:
-        """Whether a batch that was begun by these routes has to be finished by them before a line goes on.
-
-        Not where it recognises repeats and the other does not, or the other way round: the checkpoint is another one
-        then, and `towline.bridge.lines.recovery` says what becomes of the batch.
-        """
-        mine = self.applied(line)
-        return mine != line and (mine.within is None) == (line.within is None)
 
 
 def _uncovered(routes: Sequence[RouteSection], retired: Iterable[RetiredRoute]) -> Iterator[RetiredRoute]:
@@ -227,24 +180,18 @@ _REPEATS: Final = "numDroppedDuplicateRows"
 class UplinkQuery(LineQuery[Line]):
     """The query of an uplink."""
 
-    def in_force(self) -> UplinkQuery:
-        """By these routes and the retired ones; before that the batch that was begun with others.
+    def _begun(self, mapping: str) -> Line | None:
+        routes = KeptRoutes.read(mapping)
+        return None if routes is None else routes.applied(self.line)
 
-        Raises:
-            ConfigError: TL-C171, what the routes were can't be read.
-        """
-        line, state_dir = self.line, self.line.gateway.state_dir
-        self._mended()
-        decided = read_checkpoint(line.checkpoint).decided
-        former = KeptRoutes.read(state_dir)
+    def _next_line(self, identity: Identity, *, decided: bool) -> Line:
+        """By the routes of the file and the retired ones, noted before there is a batch that was begun so."""
+        former, state_dir = KeptRoutes.read(identity.mapping), self.line.gateway.state_dir
         oldest = self._oldest_waiting() if former is not None and former.retired else None
-        kept = KeptRoutes.of(line, former, time.time(), oldest)
-        query = self if kept.applied(line) == line else UplinkQuery(self.bridge, kept.applied(line))
-        if former is not None and not decided and former.finishes(query.line):
-            return self._finishing(former.applied(line))
-        if kept != former and (decided or former is None):
-            kept.save(state_dir)  # before there is a batch that was begun so
-        return query
+        routes = KeptRoutes.of(self.line, former, time.time(), oldest)
+        if decided or not identity.mapping:
+            identity.noted(state_dir, mapping=routes.mapping)
+        return routes.applied(self.line)
 
     def _oldest_waiting(self) -> float | None:
         """When the oldest message came that waits, in seconds since 1970; None where none waits, 0 for not known."""
@@ -258,15 +205,14 @@ class UplinkQuery(LineQuery[Line]):
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, file, access = self.line, str(self.bridge.file), self.bridge.gateway.access()
         former = Identity.of(self.bridge, line)
-        seen, parts = gather(line, access, former)
-        belong(line, file, former, parts)
-        identity = examine(line, file, former, seen, self._set_markers)
+        seen, journals = gather(line, access, former)
+        identity = examine(line, file, former, seen, self._set_markers, journals)
         new = seen.planned is None
         if identity.generation != former.generation:  # it begins anew behind what is done
-            seen, parts = gather(line, access, identity)
-        begin, again = beginnings(line, identity, parts), policy(line.guarantee).serves_again
+            seen, journals = gather(line, access, identity)
+        begin, again = beginnings(line, identity, journals), policy(line.guarantee).serves_again
         if new:
-            first = [JournalPlace(name, one.gateway_journal, begin[name]) for name, one in parts.items()]
+            first = [JournalPlace(name, one.here.journal, begin[name]) for name, one in journals.items()]
             begin_totals(line.checkpoint, first, gives_up=not again)
         elif seen.done is not None:
             begin_totals(line.checkpoint, places_at(Checkpoint(str(line.checkpoint)), seen.done), batch=seen.done)
