@@ -36,7 +36,7 @@ from towline.guarantee import Guarantee
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
 from towline.mqtt.events import Filter
-from towline.processes import notify
+from towline.processes import fields, notify
 from towline.spark.java import cache_directory
 from towline.spark.session import check_pyspark
 from towline.text import counted, printable, span
@@ -60,18 +60,15 @@ END_AT_ONCE_S = 2.0
 
 
 def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
+    """By tty_nr of proc(5), which is 0 without one."""
+    return (fields(os.getpid()) or ["0"] * 5)[4] != "0"
 
 
 class Terminal:
     """The controlling terminal of this process, if it has one: it tells which of its two meanings a SIGHUP has.
 
-    A process whose terminal goes away is told so with SIGHUP, by the kernel or by its shell, and has no ``/dev/tty``
-    from then on. Any other SIGHUP is meant as a reload.
+    A process whose terminal goes away is told so with SIGHUP, by the kernel or by its shell, and has none from then on.
+    Any other SIGHUP is meant as a reload.
     """
 
     def __init__(self, there: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic) -> None:
