@@ -238,33 +238,25 @@ class TableCollector(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         """The families that have samples now."""
-        families: dict[str, MetricFamily] = {}
+        families: dict[str, Any] = {}
         for sample in self._samples():
+            metric = METRICS[sample.name]
             if sample.name not in families:
-                metric = METRICS[sample.name]
                 families[sample.name] = _FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels)
-            _add(families[sample.name], sample, self._grown(sample))
+            if isinstance(sample.value, Histogram):
+                families[sample.name].add_metric(sample.labels, *_buckets(sample.value))
+            else:
+                value = self._grown(sample, sample.value) if metric.kept else sample.value
+                families[sample.name].add_metric(sample.labels, float(value))
         yield from families.values()
 
-    def _grown(self, sample: Sample) -> float:
-        value = 0.0 if isinstance(sample.value, Histogram) else float(sample.value)
-        if not METRICS[sample.name].kept:
-            return value
+    def _grown(self, sample: Sample, value: float) -> float:
         place = (sample.name, sample.labels)
         with self._lock:
             journal, highest = self._highest.get(place, (sample.journal, value))
             value = max(highest, value) if journal == sample.journal else value
             self._highest[place] = (sample.journal, value)
         return value
-
-
-def _add(family: MetricFamily, sample: Sample, value: float) -> None:
-    if isinstance(family, HistogramMetricFamily):
-        assert isinstance(sample.value, Histogram), sample
-        family.add_metric(sample.labels, *_buckets(sample.value))
-    else:
-        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily), sample
-        family.add_metric(sample.labels, value)
 
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
