@@ -33,7 +33,7 @@ from towline.errors import ConfigError, GatewayError, TowlineError
 from towline.files import why
 from towline.gateway.access import REMOTE, ServerCertificate, Ticket, TicketKey, TokenFile
 from towline.gateway.endpoint import error_fields
-from towline.gateway.process import configure_logging, give_memory_back
+from towline.gateway.process import END_S, configure_logging, give_memory_back
 from towline.gateway.service import errors_on_the_wire, fields_of, on_the_wire, unforeseen
 from towline.gateway.settings import ListenSettings
 from towline.logfile import LogStream
@@ -238,7 +238,10 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the gateway ends it, when it has ended what waits
     told = json.loads(sys.stdin.readline())
     give_memory_back()
-    _first_to_go()
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys would be in it
+    with contextlib.suppress(OSError):  # where memory is short, this process goes, and not the intake
+        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         _serve(told)
     except Exception as error:  # noqa: BLE001 - the gateway learns why, whatever it was
@@ -256,7 +259,10 @@ def _serve(told: Mapping[str, Any]) -> None:
     said, problem, look_at = dict[str, object](), "", 0.0
     most = told.get("most_bytes") or max(_LEAST_BYTES, _PAGE * os.sysconf("SC_PHYS_PAGES") // 4)
     while not select.select([sys.stdin], [], [], _GLANCE_S if said else 0)[0]:
-        _check_memory(name, most)
+        if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE > most:  # resident, proc(5)
+            what = f"the network's calls took more than {most >> 20:,} MB"
+            _say({"error": error_fields(GatewayError("TL-G49", name, what, "It begins again."))})
+            os._exit(1)  # nothing is kept here, and whatever ends in order takes time
         if (status := service.status()) != said:
             _say(said := status)
         door.tell_refused(time.monotonic())
@@ -273,10 +279,7 @@ def _serve(told: Mapping[str, Any]) -> None:
             _shut_down(service)
             service = _listening(service.location, certificate, gateway, door)
             log.info("certificates renewed")
-    ending, deadline = _shut_down(service), time.monotonic() + _CALL_S
-    while ending.is_alive() and time.monotonic() < deadline:
-        ending.join(_GLANCE_S)
-        _check_memory(name, most)
+    _shut_down(service).join(END_S)
 
 
 def _shut_down(service: RemoteService) -> threading.Thread:
@@ -284,13 +287,6 @@ def _shut_down(service: RemoteService) -> threading.Thread:
     ending = guarded_thread(service.shutdown, "flight-shutdown")
     ending.start()
     return ending
-
-
-def _check_memory(name: str, most: int) -> None:
-    if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE > most:  # resident, proc(5)
-        what = f"the network's calls took more than {most >> 20:,} MB"
-        _say({"error": error_fields(GatewayError("TL-G49", name, what, "It begins again."))})
-        os._exit(1)  # nothing is kept here, and whatever ends in order takes time
 
 
 def _listening(location: str, certificate: ServerCertificate, gateway: str, door: Gatekeeper) -> RemoteService:
@@ -303,14 +299,6 @@ def _listening(location: str, certificate: ServerCertificate, gateway: str, door
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.1)
-
-
-def _first_to_go() -> None:
-    """Where memory is short, this process goes, and not the one that takes messages in."""
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys would be in it
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _say(words: Mapping[str, object]) -> None:

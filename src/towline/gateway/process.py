@@ -296,8 +296,8 @@ def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
 
 #: Longest time for it to listen, in seconds: the start of Python, and a port that is not free yet.
 _START_S: Final = 30.0
-#: Longest time for it to end calls that run, in seconds.
-_END_S: Final = 5.0
+#: Longest time for the process that faces the network to end calls that run, in seconds.
+END_S: Final = 5.0
 
 
 class NetworkFront:
@@ -345,7 +345,7 @@ class NetworkFront:
         """Let it end; calls that hang are not waited for."""
         self._closing.set()
         _end(self._process)
-        self._thread.join(_END_S)
+        self._thread.join(END_S)
         _end(self._process).close()  # it may be one that was started meanwhile
 
     def _start(self) -> subprocess.Popen[str]:
@@ -402,7 +402,7 @@ def _end(process: subprocess.Popen[str]) -> IO[str]:
     with contextlib.suppress(OSError):
         process.stdin.close()
     try:
-        process.wait(_END_S)
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
