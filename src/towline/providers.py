@@ -9,6 +9,7 @@ error [I12].
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 #: Bytes of a file that are read at most: it may be one without an end, as /dev/zero.
 _LONGEST: Final = 1 << 20
+#: Rights of those who are neither the owner of a file nor of its group.
+_OTHERS: Final = 0o007
 _NAME: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -69,7 +72,15 @@ def credential(name: str, where: str, read: Callable[[Any], T], form: str, *argu
 _CHECK: Final = "Check its name, rights and content: it is read at each connection."
 
 
-def secret_of(key: str, path: str | Path, read: Callable[[bytes], T], code: str = "TL-C31", do: str = _CHECK) -> T:
+def secret_of(
+    key: str,
+    path: str | Path,
+    read: Callable[[bytes], T],
+    code: str = "TL-C31",
+    do: str = _CHECK,
+    *,
+    private: bool = False,
+) -> T:
     """The secret in a file, as it is now.
 
     Args:
@@ -79,14 +90,17 @@ def secret_of(key: str, path: str | Path, read: Callable[[bytes], T], code: str 
             nothing of it [I12].
         code: Of the error.
         do: What to do about it.
+        private: Other users of this machine may neither read nor write the file.
 
     Raises:
         ConfigError: The file can't be read, is empty or larger than 1 MiB, or holds something else.
     """
     try:
         with Path(path).expanduser().open("rb") as file:
-            content = file.read(_LONGEST + 1)
-        if len(content) > _LONGEST:
+            content, mode = file.read(_LONGEST + 1), os.fstat(file.fileno()).st_mode
+        if private and mode & _OTHERS:
+            what, do = f"{key}: every user of this machine may read or write it", "chmod 600 it."
+        elif len(content) > _LONGEST:
             what = f"{key} is larger than 1 MiB"
         elif content := content.rstrip(b"\r\n"):
             return read(content)

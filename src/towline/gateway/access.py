@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError
 from towline.options import parts, path
+from towline.providers import secret_of
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ REFUSALS: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
 #: Characters of a token: as many hex digits hold 64 bits, which nobody guesses at a gateway's pace.
 SHORTEST_TOKEN: Final = 16
 _REMEDY: Final = "Make one with: openssl rand -hex 32"
-_READABLE_BY_OTHERS: Final = 0o007
 
 #: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (x509_vfy.h).
 _NOT_VALID: Final = {9: "the certificate is not valid yet", 10: "the certificate is over"}
@@ -179,17 +179,7 @@ class TokenFile:
         return sum(hmac.compare_digest(_digest(token), _digest(one)) for one in known) > 0  # each is compared
 
     def _read(self) -> tuple[str, ...]:
-        try:
-            if self._path.stat().st_mode & _READABLE_BY_OTHERS:
-                raise self._unusable("every user of this machine may read or write it", "chmod 600 it.")
-            return tokens(self._path.read_bytes())
-        except OSError as error:
-            raise self._unusable(f"it can't be read ({files.why(error)})", "Check its name and rights.") from error
-        except ValueError as error:
-            raise self._unusable(str(error), _REMEDY) from None
-
-    def _unusable(self, what: str, do: str) -> ConfigError:
-        return ConfigError("TL-C98", str(self._path), f"no file of tokens: {what}", do)
+        return secret_of("the file of tokens", self._path, tokens, "TL-C98", _REMEDY, private=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def test_without_a_file_of_tokens_nobody_is_let_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "content", "expected"),
     [
-        (0o644, TOKEN, "[monitor]: token_file: no file of tokens: every user of this machine may read or write it."),
+        (0o644, TOKEN, "[monitor]: token_file: the file of tokens: every user of this machine may read or write it."),
         (0o600, "hush-hush", "a token has at least 16 letters, digits and signs"),
         (None, "", "is not there. Make one: openssl rand -hex 32, mode 0600.   [TL-C15]"),
     ],
@@ -145,5 +145,5 @@ def test_who_may_not_read_the_tokens_reads_the_file_and_starts_nothing(
     monkeypatch.setattr("os.access", lambda *_: False)
     (tmp_path / "token").chmod(0o644)
     bridge = read(GOOD + MONITOR, tmp_path)
-    with pytest.raises(ConfigError, match=r"token: no file of tokens.*TL-C98"), endpoint(bridge, None):
+    with pytest.raises(ConfigError, match=r"token: the file of tokens.*TL-C98"), endpoint(bridge, None):
         pass

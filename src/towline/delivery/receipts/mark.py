@@ -30,7 +30,6 @@ _LINE: Final = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,63})[ \t]+)?([0-9A-F
 #: Publishers whose keys are at hand; more are derived anew, which costs some 5 µs.
 _REMEMBERED: Final = 10_000
 _MOST_KEYS: Final = 16
-_READABLE_BY_OTHERS: Final = 0o007
 
 
 class ReceiptKeys:
@@ -61,7 +60,7 @@ class ReceiptKeys:
         Raises:
             ConfigError: TL-C85, the file can't be read, others may read it, or it holds something else.
         """
-        return cls(cls._in(path), path)
+        return cls(_keys_of(path), path)
 
     def refresh(self) -> bool:
         """Read the file again where it has changed; whether other keys count now."""
@@ -69,20 +68,12 @@ class ReceiptKeys:
             return False
         self._version = version
         try:
-            self._keys, self.problem = tuple(self._in(self._path)), None
+            self._keys, self.problem = tuple(_keys_of(self._path)), None
         except ConfigError as error:
             self.problem = error
             return False
         self._keyed.cache_clear()
         return True
-
-    @staticmethod
-    def _in(path: Path) -> Sequence[tuple[str, bytes]]:
-        keys = secret_of("receipt_key_file", path, _keys_in, "TL-C85", "Make one with: openssl rand -hex 32")
-        if any(mode & _READABLE_BY_OTHERS for mode in files.version(path)[-1:]):
-            what = "no file of receipt keys: every user of this machine may read or write it"
-            raise ConfigError("TL-C85", str(path), what, "chmod 600 it.")
-        return keys
 
     def speaks_for(self, publisher: str) -> bool:
         """Whether there is a key of a publisher, or of its line."""
@@ -120,6 +111,11 @@ def _code(keyed: hmac.HMAC, said: Sequence[bytes]) -> str:
     for part in said:
         code.update(part)
     return code.digest()[:_CODE_BYTES].hex()
+
+
+def _keys_of(path: Path) -> Sequence[tuple[str, bytes]]:
+    do = "Make one with: openssl rand -hex 32"
+    return secret_of("receipt_key_file", path, _keys_in, "TL-C85", do, private=True)
 
 
 def _keys_in(content: bytes) -> Sequence[tuple[str, bytes]]:
