@@ -17,7 +17,7 @@ from tests.integration.net.conftest import Authority
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings, Tls
 from towline.errors import Refused, Unreachable
-from towline.net.reconnect import MOST_HOPS
+from towline.net.driver import MOST_HOPS
 from towline_prove.devstack import Mosquitto
 
 ANOTHER, MOVED = ConnAckReasonCode.USE_ANOTHER_SERVER, ConnAckReasonCode.SERVER_MOVED

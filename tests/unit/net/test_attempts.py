@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from towline import ClientSettings
+from towline.net.driver import Attempts
 from towline.net.endpoint import Endpoint
-from towline.net.reconnect import Attempts
 
 FIRST, SECOND = Endpoint("mqtt", "first", 1883), Endpoint("mqtt", "second", 1883)
 LONG = 3600.0
@@ -13,7 +14,7 @@ LONG = 3600.0
 
 @pytest.fixture
 def attempts() -> Attempts:
-    return Attempts((FIRST, SECOND))
+    return Attempts((FIRST, SECOND), ClientSettings())
 
 
 def test_the_next_of_the_list_is_tried_at_once_and_a_round_ends_with_a_pause(attempts: Attempts) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from towline import ClientSettings
+from towline.net.driver import Attempts
 from towline.net.endpoint import Endpoint
-from towline.net.reconnect import Attempts
 
 
 class Line(Attempts):
     """One broker, and how long the next try waits after each end of a connection."""
 
     def __init__(self) -> None:
-        super().__init__([Endpoint.parse("mqtt://h")])
+        super().__init__([Endpoint.parse("mqtt://h")], ClientSettings())
 
     def ends(self, now: float, times: int = 1, *, served: bool = False) -> float:
         for _ in range(times):
@@ -64,7 +65,7 @@ def test_a_broker_of_no_use_is_left_until_a_message_went_through() -> None:
 
     def after(ends: int, *, lasts: float = 0.1, useful: bool = False) -> Endpoint:
         """The next to be tried, after so many ends of connections to the first that came online."""
-        attempts = Attempts([first, second])
+        attempts = Attempts([first, second], ClientSettings())
         for number in range(ends):
             attempts.online(now := 100.0 * number)
             if useful:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from towline import ClientSettings
 from towline.errors import Unreachable
 from towline.mqtt.events import Close
+from towline.net.driver import MOST_HOPS, Attempts, read_references
 from towline.net.endpoint import Endpoint
-from towline.net.reconnect import MOST_HOPS, Attempts, read_references
 
 HOME = Endpoint.parse("mqtt://home.example")
 A, B, C = (Endpoint.parse(f"mqtt://{name}.example") for name in "abc")
@@ -41,11 +42,11 @@ def test_references(text: str, like: str, found: list[str]) -> None:
 
 @pytest.fixture
 def attempts() -> Attempts:
-    return Attempts((HOME,), follow_redirects=True)
+    return Attempts((HOME,), ClientSettings(follow_redirects=True))
 
 
 def test_nothing_is_followed_unless_asked_for() -> None:
-    attempts = Attempts((HOME,), follow_redirects=False)
+    attempts = Attempts((HOME,), ClientSettings())
     close = sent_to("a.example")
     assert attempts.judge(close) is close
     assert attempts.begin() == HOME

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.unit.bridge.test_config import GOOD, read, told
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
+from towline.net.driver import Attempts
 from towline.net.endpoint import Endpoint
-from towline.net.reconnect import Attempts
 from towline.net.settings import BrokerConnection, ClientSettings
 from towline.net.tls import Tls
 from towline.spark.options import parse_options, parse_sink_options
@@ -110,7 +110,7 @@ def test_routes_that_share_a_subscription_agree_about_it(tmp_path: Path) -> None
 
 
 def test_the_first_pause_and_the_longest_are_those_that_are_set() -> None:
-    attempts = Attempts([Endpoint.parse("mqtt://h")], first_s=2.0, longest_s=8.0)
+    attempts = Attempts([Endpoint.parse("mqtt://h")], ClientSettings(reconnect_delay_s=2.0, reconnect_max_delay_s=8.0))
     for longest in (2.0, 4.0, 8.0, 8.0):
         attempts.begin()
         attempts.failed(100.0, served=False)
