@@ -36,11 +36,19 @@ _ALTER: Final = "kafka-configs.sh --bootstrap-server SERVERS --alter --topic TOP
 _ACL: Final = "kafka-acls.sh --bootstrap-server SERVERS --add --allow-principal User:THIS"
 
 
-def _grouped(kafka: Cluster, found: Iterable[tuple[str, Answer]]) -> Iterator[Answer]:
-    """What is said of several topics in the same words is one row; ``TOPIC`` in it is the first of them."""
+def _grouped(
+    kafka: Cluster, found: Iterable[tuple[str, Answer | None]], well: Answer | None = None
+) -> Iterator[Answer]:
+    """What is said of several topics in the same words is one row; ``TOPIC`` in it is the first of them.
+
+    Where nothing is said of any, `well` is.
+    """
     topics: dict[Answer, list[str]] = {}
     for name, answer in found:
-        topics.setdefault(answer, []).append(name)
+        if answer is not None:
+            topics.setdefault(answer, []).append(name)
+    if not topics and well is not None:
+        yield well
     for answer, names in topics.items():
         mend = answer.mend.replace("TOPIC", names[0]).replace("SERVERS", kafka.servers)
         yield replace(answer, because=f"{named(names)}: {answer.because}", mend=mend)
@@ -114,14 +122,14 @@ def _copies(kafka: Cluster) -> Iterator[Answer]:
         yield Answer(WARNS, because, until, mend)
         return
     topics = _of(kafka)
-    few = [(one.name, _few(one, len(brokers))) for one in topics if one.replicas < _ENOUGH]
-    yield from _grouped(kafka, few)
-    if topics and not few:
-        because = f"{len(topics)} topics have {_ENOUGH} copies or more, on {len(brokers)} brokers"
-        yield Answer(HOLDS, because, "several brokers lose their disks at once")
+    because = f"{len(topics)} topics have {_ENOUGH} copies or more, on {len(brokers)} brokers"
+    well = Answer(HOLDS, because, "several brokers lose their disks at once") if topics else None
+    yield from _grouped(kafka, ((one.name, _few(one, len(brokers))) for one in topics), well)
 
 
-def _few(one: TopicSeen, brokers: int) -> Answer:
+def _few(one: TopicSeen, brokers: int) -> Answer | None:
+    if one.replicas >= _ENOUGH:
+        return None
     because = f"replication factor {one.replicas}{' when it is made' if one.planned else ''}"
     mend = "Move it to three brokers: kafka-reassign-partitions.sh."
     if one.planned and one.name == TRANSACTIONS:
@@ -137,14 +145,10 @@ def _few(one: TopicSeen, brokers: int) -> Answer:
 def _in_sync(kafka: Cluster) -> Iterator[Answer]:
     """TL-D28: min.insync.replicas against the copies, and the replicas that are in sync now."""
     topics = _of(kafka)
-    found = [(one.name, answer) for one in topics for answer in (_bound(one), _behind(one)) if answer is not None]
-    yield from _grouped(kafka, found)
-    if topics and not found:
-        least = sorted({one.number("min.insync.replicas") or 0 for one in topics})
-        until = (
-            "" if len(kafka.listed.brokers) == 1 else "two brokers of a topic are away: writing waits for one of them"
-        )
-        yield Answer(HOLDS, f"every replica is in sync, min.insync.replicas {' or '.join(map(str, least))}", until)
+    least = " or ".join(map(str, sorted({one.number("min.insync.replicas") or 0 for one in topics})))
+    until = "" if len(kafka.listed.brokers) == 1 else "two brokers of a topic are away: writing waits for one of them"
+    well = Answer(HOLDS, f"every replica is in sync, min.insync.replicas {least}", until) if topics else None
+    yield from _grouped(kafka, ((one.name, answer) for one in topics for answer in (_bound(one), _behind(one))), well)
 
 
 def _bound(one: TopicSeen) -> Answer | None:
@@ -184,12 +188,10 @@ def _unclean(kafka: Cluster) -> Iterator[Answer]:
     """TL-D30: whether a replica that is behind may lead. With one copy there is none."""
     name = "unclean.leader.election.enable"
     several = [one for one in _of(kafka) if one.replicas > 1 and name in (one.config or {})]
-    bad = [one.name for one in several if (one.config or {})[name] == "true"]
     until = "all replicas in sync are away: one that is behind may lead then, and what it lacks is gone"
-    answer = Answer(WARNS, f"{name} = true", until, f"{_ALTER} {name}=false")
-    yield from _grouped(kafka, ((one, answer) for one in bad))
-    if several and not bad:
-        yield Answer(HOLDS, f"{name} = false")
+    bad = Answer(WARNS, f"{name} = true", until, f"{_ALTER} {name}=false")
+    found = ((one.name, bad) for one in several if (one.config or {})[name] == "true")
+    yield from _grouped(kafka, found, Answer(HOLDS, f"{name} = false") if several else None)
 
 
 def _transactions(kafka: Cluster) -> Iterator[Answer]:
@@ -248,10 +250,7 @@ def _size(line: Line, most: int, name: str) -> Answer:
 
 def _retention(kafka: Cluster) -> Iterator[Answer]:
     """TL-D34: how long records stay, against how long somebody may be away."""
-    found = [
-        (one.name, replace(said, line=one.line)) for one in kafka.wanted if (said := _kept(kafka, one)) is not None
-    ]
-    yield from _grouped(kafka, found)
+    yield from _grouped(kafka, ((one.name, _kept(kafka, one)) for one in kafka.wanted))
 
 
 def _kept(kafka: Cluster, use: TopicUse) -> Answer | None:
@@ -267,18 +266,17 @@ def _kept(kafka: Cluster, use: TopicUse) -> Answer | None:
         spans.append(int(by_size * one.partitions / load.bytes_s * 1000))
     kept = min((value for value in spans if value is not None and value >= 0), default=_FOR_EVER_MS)
     if "delete" not in one.policy or kept >= _FOR_EVER_MS:
-        return Answer(HOLDS, "Kafka deletes nothing by itself")
+        return Answer(HOLDS, "Kafka deletes nothing by itself", line=use.line)
     mend = f"Keep records for {span(least / 1000)} at least: {_ALTER} retention.ms=604800000" if kept < least else ""
-    return Answer(WARNS if kept < least else LIMITED, shown, who.format(span(kept / 1000)), mend)
+    return Answer(WARNS if kept < least else LIMITED, shown, who.format(span(kept / 1000)), mend, use.line)
 
 
 def _compaction(kafka: Cluster) -> Iterator[Answer]:
     """TL-D38: topics that keep the last record of a key, and take none without; the markers have to be such a one."""
     judged = [(one, kafka.topics[one.name]) for one in kafka.wanted if one.name in kafka.topics]
-    found = [(one.name, answer) for one, seen in judged if (answer := _compacted(one, seen)) is not None]
-    yield from _grouped(kafka, found)
-    if judged and not found and all(seen.policy for _, seen in judged):
-        yield Answer(HOLDS, "markers are compacted, and nothing else is")
+    told = judged and all(seen.policy for _, seen in judged)
+    well = Answer(HOLDS, "markers are compacted, and nothing else is") if told else None
+    yield from _grouped(kafka, ((one.name, _compacted(one, seen)) for one, seen in judged), well)
 
 
 def _compacted(use: TopicUse, seen: TopicSeen) -> Answer | None:

@@ -25,16 +25,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import (
-    AcceptConnection,
-    BytesMessage,
-    CloseConnection,
-    Event,
-    Ping,
-    RejectConnection,
-    Request,
-    TextMessage,
-)
+from wsproto import events as web
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
@@ -134,7 +125,7 @@ class Framing:
     def opening(self) -> bytes:
         """The request that opens the WebSocket; send it first."""
         host, protocols = self._endpoint.authority, [SUBPROTOCOL]
-        request = Request(host=host, target=self._target, subprotocols=protocols, extra_headers=self._headers)
+        request = web.Request(host=host, target=self._target, subprotocols=protocols, extra_headers=self._headers)
         return self._web.send(request)
 
     def refusal(self, what: str, do: str = "") -> Unreachable:
@@ -169,11 +160,11 @@ class Framing:
         try:
             self._web.receive_data(data)
             for event in self._web.events():
-                if isinstance(event, BytesMessage):
+                if isinstance(event, web.BytesMessage):
                     parts.append(bytes(event.data))
                 else:
                     answer += self._control(event)
-                if isinstance(event, TextMessage | CloseConnection):
+                if isinstance(event, web.TextMessage | web.CloseConnection):
                     break  # nothing behind it counts
         except RemoteProtocolError as error:  # of the answer: once it is open, wsproto closes it instead
             said = printable(str(error), _WORDS_SHOWN)
@@ -182,33 +173,33 @@ class Framing:
             raise self.refusal(f"the server {what}") from None
         return b"".join(parts), bytes(answer)
 
-    def _control(self, event: Event) -> bytes:
-        if isinstance(event, AcceptConnection):
+    def _control(self, event: web.Event) -> bytes:
+        if isinstance(event, web.AcceptConnection):
             if event.subprotocol != SUBPROTOCOL:
                 what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
                 raise self.refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
             self.open = True
-        if isinstance(event, RejectConnection):
+        if isinstance(event, web.RejectConnection):
             raise self._rejected(event.status_code)
-        if isinstance(event, Ping):
+        if isinstance(event, web.Ping):
             return self._web.send(event.response())
-        if isinstance(event, TextMessage):
+        if isinstance(event, web.TextMessage):
             self.ended = "the server sent a text frame [MQTT-6.0.0-1]"
             return self.closing(CloseReason.UNSUPPORTED_DATA)
-        if isinstance(event, CloseConnection):
+        if isinstance(event, web.CloseConnection):
             self.ended = _closed(event)
             return self.closing(CloseReason.NORMAL_CLOSURE)
         return b""
 
     def frame(self, data: bytes) -> bytes:
         """One binary frame with these bytes [MQTT-6.0.0-1]."""
-        return self._said(BytesMessage(data=data))
+        return self._said(web.BytesMessage(data=data))
 
     def closing(self, code: int = CloseReason.NORMAL_CLOSURE) -> bytes:
         """A close frame."""
-        return self._said(CloseConnection(code=code))
+        return self._said(web.CloseConnection(code=code))
 
-    def _said(self, event: Event) -> bytes:
+    def _said(self, event: web.Event) -> bytes:
         """As bytes; none once the WebSocket is closed."""
         try:
             return self._web.send(event)
@@ -216,7 +207,7 @@ class Framing:
             return b""
 
 
-def _closed(event: CloseConnection) -> str:
+def _closed(event: web.CloseConnection) -> str:
     name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
     details = ", ".join(filter(None, (f"{int(event.code)}", name, printable(event.reason or "", _WORDS_SHOWN))))
     return f"the WebSocket was closed ({details})"

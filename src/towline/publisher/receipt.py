@@ -441,9 +441,6 @@ class Completion(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Await as `result` waits, as often as you like; cancelling that cancels nothing else."""
-        return self._awaited().__await__()
-
-    async def _awaited(self) -> T:
         if not self._done:
             loop, reached = asyncio.get_running_loop(), asyncio.Event()
 
@@ -452,7 +449,7 @@ class Completion(Generic[T]):
                     loop.call_soon_threadsafe(reached.set)
 
             self.add_done_callback(notify)
-            await reached.wait()
+            yield from reached.wait().__await__()
         return self.result(0)
 
     def settle(self, value: T | None = None, failure: BaseException | None = None) -> None:
