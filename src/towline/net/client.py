@@ -192,8 +192,8 @@ class Properties(TypedDict, total=False):
 
 def checked(
     topic: str, payload: bytes | str, qos: int, room: int = 0, *, several: bool, **properties: Unpack[Properties]
-) -> tuple[bytes, dict[str, Any]]:
-    """The payload as bytes, and the properties, of a message to be published.
+) -> tuple[bytes, bool | None, dict[str, Any]]:
+    """A message to be published: its payload as bytes, whether that is said to be text, and the other properties.
 
     Bytes of `room` are left free, for properties that are added on the way. With `several` sessions there is no QoS 2
     (`BrokerConnection`).
@@ -201,25 +201,26 @@ def checked(
     Raises:
         ConfigError: TL-C51, MQTT has no way to say it.
     """
-    where, said = f"message to {str(topic)[:80]!r}", cast("dict[str, Any]", properties)
-    if unknown := said.keys() - Properties.__annotations__.keys():
+    said = cast("dict[str, Any]", properties)
+    if said and (unknown := said.keys() - Properties.__annotations__.keys()):
         raise TypeError(f"a message has no property {min(unknown)}")
+    is_utf8 = said.pop("payload_is_utf8", None)
     if qos == 2 and several:
-        raise ConfigError("TL-C51", where, *NO_QOS_2)
-    judged = {name: value for name, value in said.items() if name != "payload_is_utf8"}
-    if problem := message_problem(topic, payload, qos, room, **judged):
-        refuse(where, problem)
-    return payload.encode() if isinstance(payload, str) else bytes(payload), said
+        raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
+    if problem := message_problem(topic, payload, qos, room, **said):
+        refuse(f"message to {str(topic)[:80]!r}", problem)
+    data = payload.encode() if isinstance(payload, str) else bytes(payload)
+    return data, None if is_utf8 is None else bool(is_utf8), said
 
 
 def outbound(
     topic: str, payload: bytes | str, qos: int, *, several: bool = False, retain: bool, **properties: Unpack[Properties]
 ) -> OutboundMessage:
     """What is to be published; errors of `checked`."""
-    data, said = checked(topic, payload, qos, several=several, **properties)
-    text = bool(said.pop("payload_is_utf8", False))
+    data, is_utf8, said = checked(topic, payload, qos, several=several, **properties)
     said["message_expiry_interval"] = said.pop("expiry_s", None)
     said["user_properties"] = [(name, value) for name, value in said.get("user_properties") or ()]
+    text = is_utf8 or False
     return OutboundMessage(topic, data, qos=qos, retain=bool(retain), payload_format_indicator=text, **said)
 
 

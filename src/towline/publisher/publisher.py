@@ -530,14 +530,14 @@ def fields_of(
     topic: str, payload: bytes | str, qos: int, *, several: bool = False, retain: bool, **properties: Unpack[Properties]
 ) -> dict[str, Any]:
     """The columns of a message's row; errors of `checked`. There is room for the marks of receipts in a later life."""
-    data, said = checked(topic, payload, qos, MARK_BYTES, several=several, **properties)
-    pairs, is_utf8 = said.pop("user_properties", None), said.pop("payload_is_utf8", None)
+    data, is_utf8, said = checked(topic, payload, qos, MARK_BYTES, several=several, **properties)
+    pairs = said.pop("user_properties", None)
     return {
         "topic": topic,
         "payload": data,
         "qos": int(qos),
         "retain": bool(retain),
-        "payload_is_utf8": None if is_utf8 is None else bool(is_utf8),
+        "payload_is_utf8": is_utf8,
         "user_properties": [{"key": key, "value": value} for key, value in pairs] if pairs else None,
         "message_expiry_seconds": said.pop("expiry_s", None),
         **said,
