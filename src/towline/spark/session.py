@@ -5,7 +5,6 @@ PySpark itself is not imported.
 
 from __future__ import annotations
 
-import importlib
 import ipaddress
 import os
 import re
@@ -91,13 +90,6 @@ def spark_conf(**more: str) -> dict[str, str]:
     return settings | {key.replace("__", "."): value for key, value in more.items()}
 
 
-#: Format → module and class.
-_SOURCES = {
-    "mqtt": ("towline.spark.source", "MqttDataSource"),
-    "kafka_transactional": ("towline.spark.kafka_sink", "KafkaTransactional"),
-}
-
-
 def register(spark: SparkSession) -> None:
     """Register ``format("mqtt")`` and ``format("kafka_transactional")`` where Spark has not found them by itself.
 
@@ -109,12 +101,13 @@ def register(spark: SparkSession) -> None:
         SetupError: TL-S20, PySpark is too old; TL-S24, a Connect server's Python lacks Towline.
     """
     check_pyspark("towline.register")
+    from towline.spark.kafka_sink import KafkaTransactional  # noqa: PLC0415 - loads PySpark
+    from towline.spark.source import MqttDataSource  # noqa: PLC0415 - as above
+
     _run_our_python(spark)
-    known = set() if _ships_python(spark) else _known(spark)
-    for word, (module, name) in _SOURCES.items():
-        if word in known:
-            continue
-        spark.dataSource.register(getattr(importlib.import_module(module), name))
+    for source in (MqttDataSource, KafkaTransactional):
+        if _ships_python(spark) or not _knows(spark, source.name()):
+            spark.dataSource.register(source)
     if not hasattr(spark, "_jsparkSession"):
         _ask_server(spark)
 
@@ -131,13 +124,12 @@ def _ask_server(spark: SparkSession) -> None:
         raise SetupError("TL-S24", "towline.register", what, do) from None
 
 
-def _known(spark: SparkSession) -> set[str]:
-    """The formats that the session has: what is registered beside one that Spark found is warned of at every load."""
+def _knows(spark: SparkSession, name: str) -> bool:
+    """Whether the session has a format: what is registered beside one that Spark found is warned of at every load."""
     try:
-        manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001
-        return {name for name in _SOURCES if manager.dataSourceExists(name)}
+        return bool(spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(name))  # noqa: SLF001
     except Exception:  # noqa: BLE001 - a Connect session has none, and discovery is no promise of Spark's
-        return set()
+        return False
 
 
 def _ships_python(spark: SparkSession) -> bool:
