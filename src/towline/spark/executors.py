@@ -164,11 +164,7 @@ def _marked(places: Iterable[Path]) -> Iterator[tuple[str, ...]]:
 
 
 def _registered(context: Any, wait_s: float) -> Iterator[ExecutorReport]:
-    """The executors as they come, until one is there and no other one has come for a moment.
-
-    Raises:
-        SetupError: TL-S32.
-    """
+    """The executors as they come, until one is there and no other one has come for a moment."""
     deadline = time.monotonic() + wait_s
     seen: set[str] = set()
     while True:

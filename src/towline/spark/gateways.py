@@ -438,16 +438,9 @@ class BatchPlanner:
     def _ask(self, questions: Mapping[SourceGateway, Question], patience_s: float) -> dict[SourceGateway, Offer]:
         """Commit at each gateway and wait until one has rows; without questions, until one is there.
 
-        A poll with the same question that is on its way from the call before is waited for. One that has ended is asked
-        again, whatever it found: its gateway may have gone since, and the batch with it. Those that were never met are
-        looked for beside.
-
-        Args:
-            questions: What each is asked.
-            patience_s: Longest wait, in seconds; 0 until each that has a question and is not away has answered.
-
-        Raises:
-            TowlineError: What a gateway said, unless it is an absence.
+        Without patience, until each that has a question and is not away has answered. A poll with the same question
+        that is on its way from the call before is waited for. One that has ended is asked again, whatever it found: its
+        gateway may have gone since, and the batch with it. Those that were never met are looked for beside.
         """
         asked = {**dict.fromkeys(one for one in self.gateways if not one.entry), **questions}
         deadline = time.monotonic() + (patience_s or PATIENCE_S)

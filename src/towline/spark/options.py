@@ -101,15 +101,7 @@ def _missing(name: str, meaning: str) -> ConfigError:
 
 
 def _gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
-    """Where the gateway is, without the settings of one to start; of several only how they are reached.
-
-    Args:
-        given: By the user.
-        options: Those that describe a gateway to start; they make no sense beside ``gateway``, where one runs already.
-
-    Raises:
-        ConfigError: TL-C20, TL-C21, TL-C23.
-    """
+    """Where the gateway is; of several only how they are reached. `options` describe one to start."""
     several = "gateways" in given
     places = given.value("gateways", ()) or (given.value("gateway", ""),)
     remote = any(map(is_remote, places))
@@ -150,12 +142,7 @@ def _gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option
 def _gateway_settings(
     given: Given, values: Mapping[str, Any], options: Iterable[Option], publish_qos: int | None = None
 ) -> GatewaySettings:
-    """The settings, or each of pydantic's findings as a line about the option it came from.
-
-    Raises:
-        ConfigError: TL-C21 for one option, TL-C12 for several that don't go together, TL-C90 for brokers that would
-            break the promise as they take over from each other.
-    """
+    """The settings, or each of pydantic's findings as a line about the option it came from."""
     errors = []
     try:
         settings = GatewaySettings.model_validate(values)
@@ -166,6 +153,7 @@ def _gateway_settings(
             option = next((option for option in options if place[: len(option.path)] == option.path), None)
             errors.append(given.wrong(option.name, message) if option else ConfigError("TL-C12", _WHERE, message))
     ConfigErrors.check(errors)
+    # Brokers would break the promise as they take over from each other.
     if settings.connection.several_sessions and (settings.guarantee is Guarantee.EXACTLY_ONCE or publish_qos == 2):
         problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
         raise _error("TL-C90", "broker", *map(in_options, problem))

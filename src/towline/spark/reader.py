@@ -354,11 +354,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return part.rows() if part.watermark_ms is None else _timed(part.rows(), part.watermark_ms)
 
     def _begun(self, partition: InputPartition) -> Slice:
-        """The slice of a task, which may be read.
-
-        Raises:
-            GatewayError: TL-G62.
-        """
+        """The slice of a task, which may be read; else TL-G62."""
         settle()
         assert isinstance(partition, Slice)
         if not self._plan.serves_again and partition.start < partition.end and (attempt := _attempt()):
@@ -385,10 +381,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _watermark(self, there: Position) -> int:
-        """The watermark of the batch that ends there, in ms since 1970.
-
-        From the offset log, where Spark has written it before it asks for slices: the same again for a replay.
-        """
+        """The watermark of a batch in ms since 1970; Spark logs it before it asks for slices, for a replay too."""
         found = Checkpoint(self._plan.checkpoint).watermark_ms(there.to_json())
         if found is None:
             what = f'the watermark of this batch can\'t be read in the checkpoint "{self._plan.checkpoint}"'
