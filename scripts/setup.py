@@ -372,7 +372,7 @@ def spark() -> tuple[str, str]:
     code = """
 import pyspark
 from towline.spark import localfs
-from towline.spark.quickstart import prepare_spark
+from towline.spark.java import prepare_spark
 home = prepare_spark()
 localfs.fetch()
 print(f"PySpark {pyspark.__version__}, {f'its classes archived in {home}' if home else 'no archive of its classes'}")

@@ -18,8 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from towline import files
 from towline.errors import KafkaError, SetupError
-from towline.spark.java import find_java, resolve_jars
-from towline.spark.quickstart import QUIET_JVM, archive_for, archive_once, sharing
+from towline.spark.java import QUIET_JVM, archive_for, archive_once, find_java, resolve_jars, sharing
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
 from towline_prove.devstack.server import Server, Together

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from towline import files
 from towline.errors import SetupError
-from towline.spark.java import find_java
-from towline.spark.quickstart import QUICK, Tier, archive_of, jvm_options, light_home, sharing
+from towline.spark.java import QUICK, Tier, archive_of, find_java, jvm_options, light_home, sharing
 from towline_prove.devstack.kafka import PERFORMANCE
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
@@ -46,7 +45,7 @@ _EXECUTOR_MEMORY: Final = "512m"
 _SECRET_BYTES: Final = 32
 #: What is handed on from the environment in which devstack was started.
 _KEPT: Final = ("LANG", "LC_ALL", "LC_CTYPE")
-#: As `towline.spark.quickstart` starts Spark's JVM; class data sharing speaks up unless it is told not to.
+#: As `towline.spark.java` starts Spark's JVM; class data sharing speaks up unless it is told not to.
 _QUIET: Final = ("-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr", "-XX:-UsePerfData")
 #: spark-submit adds what this variable holds to its JVM.
 _VARIABLE: Final = "SPARK_SUBMIT_OPTS"

@@ -24,7 +24,7 @@ from towline.mqtt.events import Filter
 from towline.net.settings import FunctionName, MqttSettings
 from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
-from towline.spark.quickstart import Tier
+from towline.spark.java import Tier
 from towline.validation import SettingsModel
 
 #: Names of bridges and lines: they become file names, client ids and metric labels.

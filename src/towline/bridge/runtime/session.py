@@ -28,8 +28,7 @@ from towline.errors import SetupError
 from towline.gateway.endpoint import short_place
 from towline.guarantee import policy
 from towline.spark import localfs
-from towline.spark.java import OLDEST_JAVA, java_version
-from towline.spark.quickstart import archive_of, jvm_options, light_home, sharing
+from towline.spark.java import OLDEST_JAVA, archive_of, java_version, jvm_options, light_home, sharing
 from towline.spark.session import (
     addresses,
     brings_a_secret,

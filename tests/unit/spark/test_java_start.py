@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from towline.errors import SetupError
-from towline.spark import quickstart
-from towline.spark.java import known_spark_kafka_jars, resolve_jars
-from towline.spark.quickstart import Tier, archive_for, archive_once, jvm_options, light_home
+from towline.spark import java
+from towline.spark.java import (
+    Tier,
+    archive_for,
+    archive_once,
+    jvm_options,
+    known_spark_kafka_jars,
+    light_home,
+    resolve_jars,
+)
 
 ONE_COMPILER = "-XX:TieredStopAtLevel=1"
 
@@ -34,8 +41,8 @@ def test_auto_takes_one_compiler_where_cores_are_few(monkeypatch: pytest.MonkeyP
 def test_what_a_newer_java_does_not_know_is_left_out(
     monkeypatch: pytest.MonkeyPatch, release: int | None, known: bool
 ) -> None:
-    monkeypatch.setattr(quickstart, "find_java", lambda: "java")
-    monkeypatch.setattr(quickstart, "java_version", lambda _java: release)
+    monkeypatch.setattr(java, "find_java", lambda: "java")
+    monkeypatch.setattr(java, "java_version", lambda _java: release)
     assert ("-Djdk.lang.Process.launchMechanism=VFORK" in jvm_options(Tier.PEAK)) is known
 
 
@@ -43,7 +50,7 @@ def test_a_java_that_only_spark_knows_is_no_error(monkeypatch: pytest.MonkeyPatc
     def none() -> str:
         raise SetupError("TL-S14", "java", "none", "Install it.")
 
-    monkeypatch.setattr(quickstart, "find_java", none)
+    monkeypatch.setattr(java, "find_java", none)
     assert jvm_options(Tier.QUICK)
 
 
@@ -101,7 +108,7 @@ def test_each_pyspark_has_a_home_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp
     first = light_home()
     (tmp_path / "other" / "pyspark" / "jars").mkdir(parents=True)
     other = types.SimpleNamespace(origin=str(tmp_path / "other" / "pyspark" / "__init__.py"))
-    monkeypatch.setattr("towline.spark.quickstart.find_spec", lambda _: other)
+    monkeypatch.setattr("towline.spark.java.find_spec", lambda _: other)
     second = light_home()
     assert second is not None
     assert second != first
