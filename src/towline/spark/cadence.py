@@ -68,12 +68,7 @@ class Cadence:
             self._took.append(now - self._began)
 
     def wait_s(self, rows: int, now: float) -> float:
-        """Seconds until what waits is to be looked at again; 0 where the next batch begins now.
-
-        Args:
-            rows: That wait; at least 1.
-            now: On the clock of the other calls, in seconds.
-        """
+        """Seconds until the rows that wait, at least 1, are looked at again; 0 where the next batch begins now."""
         since, rested = now - self._began, now - self._ended
         if rested >= self._most:
             return 0.0

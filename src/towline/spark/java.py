@@ -1,15 +1,6 @@
 """Java, jars by their Maven coordinates in a cache that all processes of a user share, and a quick start of Spark.
 
-Spark does not bring the jars of its own Kafka source along. It starts in a third of the time (docs/benchmarks.md) by:
-
-home       Spark starts some seven Python processes for a query with Python data sources, and puts ``$SPARK_HOME``'s
-           zipped copy of PySpark first on their path (`PythonUtils.sparkPythonPath`). Python writes no byte code for a
-           zip, so each compiles PySpark anew: 1.5 s instead of 0.35 s. Without it they take the installed PySpark,
-           which is the same (ADR 13).
-archive    of the 15,000 classes that a JVM loads and verifies until its first micro-batch (class data sharing, JEP
-           350): ``python -m towline.spark.java`` makes it, once. It belongs to one build of Java and to the very files
-           of one class path; beside any other Java ignores it without a word.
-compilers  code that is compiled twice is the fastest later on; `Tier` says when one compiler is enough.
+What a start takes with and without is in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -214,13 +205,9 @@ _BROUGHT: Final = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-
 
 
 def spark_kafka_conf(version: str) -> dict[str, str]:
-    """Settings of a session that reads with ``format("kafka")``.
+    """Settings of a session that reads with ``format("kafka")``, for a version of PySpark.
 
-    Args:
-        version: Of PySpark, as for `spark_kafka_jars`.
-
-    Returns:
-        The jars that Maven brings; where it can't, the package that Spark fetches by itself from Maven Central.
+    They name the jars that Maven brings; where it can't, the package that Spark fetches by itself from Maven Central.
     """
     try:
         return {"spark.jars": ",".join(map(str, spark_kafka_jars(version)))}
@@ -305,7 +292,11 @@ _PARTS: Final = ("bin", "sbin", "jars", "data", "conf")
 
 
 def light_home() -> Path | None:
-    """A ``SPARK_HOME`` for local masters, made on first use in the user's cache directory.
+    """A ``SPARK_HOME`` for local masters without the zip of PySpark, made on first use in the user's cache directory.
+
+    Spark starts some seven Python processes for a query with Python data sources, and puts the zip first on their path
+    (`PythonUtils.sparkPythonPath`). Python writes no byte code for a zip, so each compiles PySpark anew: 1.5 s instead
+    of 0.35 s. Without it they take the installed PySpark, which is the same (ADR 13).
 
     Returns:
         None where the user has a ``SPARK_HOME``, the cache can't be written, there is no PySpark, or it was moved and
@@ -342,11 +333,7 @@ def archive_for(jars: Path, stem: Path) -> Path:
 
 
 def archive_of(home: Path) -> Path:
-    """The same of a home's classes.
-
-    Raises:
-        SetupError: There is no Java (TL-S14).
-    """
+    """The same of a home's classes; raises as `archive_for`."""
     return archive_for(home / "jars", home / "classes")
 
 
@@ -360,7 +347,9 @@ def sharing(archive: Path) -> list[str]:
 
 
 def archive_once(archive: Path, run: Callable[[Path, str], None]) -> None:
-    """Make an archive if there is none, and remove those of other jars; of several processes one does it.
+    """Make an archive of classes (JEP 350) if there is none, and remove those of other jars; one process does it.
+
+    It belongs to one build of Java and to the very files of one class path; any other Java ignores it without a word.
 
     Args:
         archive: Where it is to be; the directory exists.
@@ -379,7 +368,7 @@ def archive_once(archive: Path, run: Callable[[Path, str], None]) -> None:
 
 
 def prepare_spark() -> Path | None:
-    """Make the archive of Spark's classes (160 MB, some 40 s) if there is none for this Java and these jars.
+    """Make the archive of the 15,000 classes that Spark loads until its first micro-batch (160 MB, some 40 s).
 
     Returns:
         The home that it is in; None where `light_home` has none.
