@@ -170,9 +170,6 @@ class SinkSettings:
         """
         texts = {key.lower(): text for key, text in without_properties(options).items()}
         kafka = {key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]}
-        if "" in kafka:
-            do = "Name a property of Kafka's client after the dot."
-            raise ConfigError("TL-C01", FORMAT, 'unknown option "kafka."', do)
         given = _FORMAT.read(texts)
         own = given.values(_OPTIONS)
         guarantee: Guarantee = own.setdefault("guarantee", Guarantee.EXACTLY_ONCE)
