@@ -68,7 +68,7 @@ def reset(
     The query then goes on with the batch after --to-batch, whatever is in Kafka: rows that are there already are
     doubled, rows that are not there and lie before it are lost.
     """
-    from towline.kafka.markerstore import MarkerStore, set_markers  # noqa: PLC0415 - loaded when it is called
+    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loaded when it is called
 
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
@@ -81,7 +81,7 @@ def reset(
     if not yes:
         sys.stdout.write(plain(_meaning(sink, count, to_batch)))
         raise typer.Exit(1)
-    markers = set_markers(settings, sink, to_batch)
+    markers = MarkerStore(settings, sink).reset(to_batch)
     _print(settings.markers_of(sink), {p: m for p, m in markers.items() if m is not None}, as_json=as_json)
 
 

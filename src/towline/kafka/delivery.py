@@ -289,8 +289,7 @@ class ExactlyOnce(Delivery):
         first, batch = replace(task, partition=0), task.batch or 0
         store.ensure()
 
-        def revised() -> Marker:
-            before = store.read(0)
+        def revised(before: Marker | None) -> Marker:
             marker = before or Marker(BEFORE_FIRST, self.settings.parallelism, writer=task.query or ANYONE)
             marker = replace(marker, refused=TaskRefusal(batch, task.run, task.partition))
             found = situation(before, first, self.settings.parallelism, self.origin.hashes)

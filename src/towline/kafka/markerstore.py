@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,8 +128,10 @@ class MarkerStore:
         screening.forget(self._settings)  # a person mends it now
         return KafkaError("TL-K22", self._settings.servers, what, do)
 
-    def read(self, partition: int) -> Marker | None:
+    def read(self, partition: int, *, damaged: bool = False) -> Marker | None:
         """The last committed marker of a partition; None if there is none, or it was removed.
+
+        Where one may be `damaged`, it is none if it can't be understood.
 
         Raises:
             KafkaError: TL-K01 no answer in time, TL-K22 it can't be read or understood, TL-K27 it ends before its
@@ -149,6 +150,8 @@ class MarkerStore:
         try:
             return None if value is None else Marker.from_json(value)
         except ValueError as problem:
+            if damaged:
+                return None
             what = f'the marker "{self.key(partition)}" in "{self.topic}" can not be understood: {problem}'
             do = "Let nothing else write to that topic; a newer Towline reads newer markers."
             raise self._unusable(what, do) from None
@@ -214,19 +217,22 @@ class MarkerStore:
         """The markers of all partitions of the topic, none if there is no such topic; raises as `read`."""
         return {partition: self.read(partition) for partition in range(self.cluster.info().topics.get(self.topic, 0))}
 
-    def rewrite(self, partition: int, revise: Callable[[], Marker | None]) -> Marker | None:
+    def rewrite(
+        self, partition: int, revise: Callable[[Marker | None], Marker | None], *, damaged: bool = False
+    ) -> Marker | None:
         """Write a marker in a transaction of its own; older producers of the partition are fenced before.
 
         Args:
             partition: Of the sink.
-            revise: Makes the marker, None to remove it; called when all that older producers wrote is decided [I9].
+            revise: Makes it, None to remove it, of the last one, when all that older producers wrote is decided [I9].
+            damaged: As for `read`.
 
         Raises:
-            KafkaError: TL-K01, TL-K20, TL-K21; what ``revise`` raises, and then nothing is written.
+            KafkaError: As `read`; TL-K20, TL-K21; what ``revise`` raises, and then nothing is written.
         """
         producer = Transactional(self._settings, self._settings.transactional_id(self.sink_id, partition))
         try:
-            marker = revise()
+            marker = revise(self.read(partition, damaged=damaged))
             producer.begin()
             producer.mark(self.topic, partition, self.key(partition), marker)
             producer.commit()
@@ -234,36 +240,28 @@ class MarkerStore:
             producer.close()
         return marker
 
+    def reset(self, batch: int | None) -> dict[int, Marker | None]:
+        """Set the marker of every partition by hand; a query that still runs is fenced, and stops.
 
-def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict[int, Marker | None]:
-    """Set the marker of every partition of a sink by hand; a query that still runs is fenced, and stops.
+        Args:
+            batch: The batch that is to count as written; -1 for "none yet"; None to remove the markers.
 
-    Args:
-        settings: Their ``parallelism`` says how many partitions the sink has from now on.
-        sink_id: The sink.
-        batch: The batch that is to count as written; -1 for "none yet"; None to remove the markers.
+        Returns:
+            The markers as they are now, of as many partitions as the sink is to have. Totals go on, but for those of a
+            marker that can't be understood; a removed one takes them along.
 
-    Returns:
-        The markers as they are now. Totals go on; a removed marker takes them along.
+        Raises:
+            KafkaError: TL-K01, TL-K20, TL-K22; the partitions before the failing one are set.
+        """
+        self.ensure()
+        count = self._settings.parallelism
 
-    Raises:
-        KafkaError: TL-K01, TL-K20, TL-K22; the partitions before the failing one are set.
-    """
-    store = MarkerStore(settings, sink_id)
-    store.ensure()
+        def revised(before: Marker | None) -> Marker | None:
+            return None if batch is None else Marker(batch, count).following(before)
 
-    def revised(partition: int) -> Marker | None:
-        before = None
-        try:
-            before = store.read(partition)
-        except KafkaError as problem:
-            if problem.code != "TL-K22":  # one that can't be understood is what a reset is for
-                raise
-        return None if batch is None else Marker(batch, settings.parallelism).following(before)
-
-    markers = {p: store.rewrite(p, partial(revised, p)) for p in range(settings.parallelism)}
-    store.cluster.settled(store.topic)  # who looks next sees what was set
-    return markers
+        markers = {partition: self.rewrite(partition, revised, damaged=True) for partition in range(count)}
+        self.cluster.settled(self.topic)  # who looks next sees what was set
+        return markers
 
 
 #: Servers, topic and partition -> the highest end this process has seen: Kafka takes back nothing that it committed.

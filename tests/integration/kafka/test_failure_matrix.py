@@ -26,7 +26,7 @@ from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, delivery_for
-from towline.kafka.markerstore import MarkerStore, set_markers
+from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import AttemptFailed, Transactional
 from towline.sinks import Task
@@ -282,7 +282,7 @@ def test_the_parallelism_is_changed(kafka: Kafka, topic: NewTopic) -> None:
     assert "parallelism 1, now it is 2" in error.what
     assert "--to-batch 0 --parallelism 2 --yes" in error.do
     refused(two, 1, "TL-K10", partition=1)
-    set_markers(two.settings, other, 0)
+    MarkerStore(two.settings, other).reset(0)
     assert [write(two, 1, partition).skipped for partition in (0, 1)] == [False, False]
 
 
@@ -326,10 +326,10 @@ def test_the_checkpoint_of_a_run_that_carried_nothing_is_deleted(kafka: Kafka, s
 def test_the_marker_is_lost(kafka: Kafka, sink_id: str) -> None:
     write(sink(kafka, sink_id), 0)
     settings = sink(kafka, sink_id).settings
-    set_markers(settings, sink_id, None)
+    MarkerStore(settings, sink_id).reset(None)
     assert MarkerStore(settings, sink_id).read(0) is None
     assert "--to-batch 0 --parallelism 1 --yes" in refused(sink(kafka, sink_id), 1, "TL-K10").do
-    set_markers(settings, sink_id, 0)
+    MarkerStore(settings, sink_id).reset(0)
     assert write(sink(kafka, sink_id), 1).rows == ROWS
     check(kafka, sink_id, 2)
 
@@ -341,7 +341,7 @@ def test_markers_fall_behind(kafka: Kafka, sink_id: str) -> None:
 
 def test_a_reset_is_the_way_on(kafka: Kafka, sink_id: str) -> None:
     write(sink(kafka, sink_id), 0)
-    set_markers(sink(kafka, sink_id).settings, sink_id, 6)
+    MarkerStore(sink(kafka, sink_id).settings, sink_id).reset(6)
     assert not write(sink(kafka, sink_id), 7, query="another").skipped
     assert write(sink(kafka, sink_id), 7, query="another").skipped
     marker = MarkerStore(sink(kafka, sink_id).settings, sink_id).read(0)
@@ -411,7 +411,7 @@ def test_a_checksum_is_taken_only_where_it_would_be_compared(kafka: Kafka, sink_
 
 def test_a_batch_set_as_written_by_hand_is_skipped_whatever_its_rows(kafka: Kafka, sink_id: str) -> None:
     write(sink(kafka, sink_id), 0)
-    set_markers(sink(kafka, sink_id).settings, sink_id, 1)
+    MarkerStore(sink(kafka, sink_id).settings, sink_id).reset(1)
     done = write(sink(kafka, sink_id), 1)
     assert (done.skipped, done.by_hand, done.rows) == (True, True, 0), "nobody counted its rows"
     check(kafka, sink_id, 1)

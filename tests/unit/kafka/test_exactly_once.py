@@ -28,7 +28,7 @@ from towline.kafka.delivery import (
     delivery_for,
 )
 from towline.kafka.markers import BEFORE_FIRST, Marker, MarkerStep, MarkerTotals, TaskRefusal
-from towline.kafka.markerstore import MarkerStore, set_markers
+from towline.kafka.markerstore import MarkerStore
 from towline.sinks import Task
 
 MARKERS = "towline.s.markers"
@@ -211,7 +211,7 @@ def test_the_rows_of_a_skipped_batch_are_compared(
 
 def test_a_batch_that_a_person_says_is_written_is_skipped_uncompared(memory: MemoryKafka) -> None:
     write(sink(), 0, 1, 2)
-    set_markers(kafka.settings(), "s", 5)
+    MarkerStore(kafka.settings(), "s").reset(5)
     done = write(sink(), 5, 9)
     assert (done.skipped, done.by_hand, done.rows) == (True, True, 0)
     assert done.marks == MarkerStep(None, MarkerTotals(2, 0)), "nobody counted what was written by hand"

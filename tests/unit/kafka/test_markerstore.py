@@ -16,7 +16,7 @@ from tests.unit.kafka.memory import MemoryKafka, Written, kafka_in_memory
 from towline.errors import KafkaError
 from towline.kafka import markerstore
 from towline.kafka.markers import ANYONE, BEFORE_FIRST, Marker, MarkerTotals
-from towline.kafka.markerstore import MarkerStore, set_markers
+from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 
 OLDER, NEWEST = Marker(6, 1, writer="q"), Marker(7, 1, writer="q")
@@ -252,7 +252,7 @@ def test_what_a_person_sets_keeps_the_totals_and_belongs_to_anyone(memory: Memor
     memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", before.to_json()))
     memory.log[TOPIC, 1].append(Written(TOPIC, 1, b"s/1", b"what nobody understands"))
     memory.undecided = 3
-    markers = set_markers(kafka.settings(parallelism="2"), "s", 9)
+    markers = MarkerStore(kafka.settings(parallelism="2"), "s").reset(9)
     assert markers == reader().read_all()
     assert markers[0] == Marker(9, 2, writer=ANYONE, total_rows=50, total_dead_lettered=3)
     assert markers[1] == Marker(9, 2)
@@ -261,24 +261,24 @@ def test_what_a_person_sets_keeps_the_totals_and_belongs_to_anyone(memory: Memor
     assert [producer.id for producer in memory.producers] == ["towline.s.0", "towline.s.1"], (
         "a query that runs is fenced"
     )
-    again = set_markers(kafka.settings(), "s", BEFORE_FIRST)
+    again = MarkerStore(kafka.settings(), "s").reset(BEFORE_FIRST)
     assert again == {0: Marker(BEFORE_FIRST, 1, total_rows=50, total_dead_lettered=3)}
-    assert set_markers(kafka.settings(), "s", None) == {0: None}
+    assert MarkerStore(kafka.settings(), "s").reset(None) == {0: None}
     assert reader().read(0) is None
-    assert set_markers(kafka.settings(), "s", 3) == {0: Marker(3, 1)}
+    assert MarkerStore(kafka.settings(), "s").reset(3) == {0: Marker(3, 1)}
 
 
 def test_a_marker_that_could_not_be_set_is_an_error(memory: MemoryKafka) -> None:
     memory.fail("commit_transaction", kafka.INCONSISTENT)
     with pytest.raises(KafkaError, match="TL-K20"):
-        set_markers(kafka.settings(), "s", 3)
+        MarkerStore(kafka.settings(), "s").reset(3)
     assert memory.calls[-2:] == ["purge", "flush"]
     assert reader().read(0) is None
     memory.fail("fetch", kafka.TRANSPORT)
-    set_markers(kafka.settings(), "s", 4)
+    MarkerStore(kafka.settings(), "s").reset(4)
     memory.fail("fetch", kafka.TRANSPORT)
     with pytest.raises(KafkaError, match="TL-K01"):  # not taken for a marker that can't be understood
-        set_markers(kafka.settings(), "s", 5)
+        MarkerStore(kafka.settings(), "s").reset(5)
     found = reader().read(0)
     assert found is not None
     assert found.batch == 4

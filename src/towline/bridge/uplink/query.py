@@ -39,7 +39,7 @@ from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote
 from towline.gateway.identity import Extent
 from towline.guarantee import policy
-from towline.kafka.markerstore import set_markers
+from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.spark.offsets import JournalPlace, places_at
 from towline.validation import SettingsModel
@@ -236,7 +236,7 @@ class UplinkQuery(LineQuery[Line]):
 
     def _set_markers(self, identity: Identity, batch: int) -> None:
         """Make a batch the last one that the line's sink has written."""
-        set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
+        MarkerStore(SinkSettings.parse(self._sink_options(identity)), identity.sink).reset(batch)
 
     def source(self, spark: SparkSession, begin: Mapping[str, int]) -> DataFrame:
         """The rows that the line's gateways give; `begin` is where a query without a checkpoint begins at each."""
