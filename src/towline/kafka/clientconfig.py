@@ -369,24 +369,22 @@ _MEND: Final = "Mend the file there; on a cluster each executor's machine needs 
 
 #: Java's name -> librdkafka's. Without one there is nothing to tell: `deliveryTimeout` bounds every wait, the type of a
 #: trust store is checked, and a login becomes three settings.
-JAVA_NAMES: Final[Mapping[str, str | None]] = MappingProxyType(
-    {
-        "buffer.memory": "queue.buffering.max.kbytes",
-        "compression.gzip.level": "compression.level",
-        "compression.lz4.level": "compression.level",
-        "compression.zstd.level": "compression.level",
-        "delivery.timeout.ms": "message.timeout.ms",
-        "max.block.ms": None,
-        "max.request.size": "message.max.bytes",
-        "receive.buffer.bytes": "socket.receive.buffer.bytes",
-        "sasl.jaas.config": None,
-        "send.buffer.bytes": "socket.send.buffer.bytes",
-        "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
-        "ssl.truststore.certificates": "ssl.ca.pem",
-        "ssl.truststore.location": "ssl.ca.location",
-        "ssl.truststore.type": None,
-    }
-)
+JAVA_NAMES: Final[Mapping[str, str | None]] = {
+    "buffer.memory": "queue.buffering.max.kbytes",
+    "compression.gzip.level": "compression.level",
+    "compression.lz4.level": "compression.level",
+    "compression.zstd.level": "compression.level",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "max.block.ms": None,
+    "max.request.size": "message.max.bytes",
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "sasl.jaas.config": None,
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.truststore.location": "ssl.ca.location",
+    "ssl.truststore.type": None,
+}
 #: A login as Kafka's JaasConfig reads it, of one of the two modules whose mechanisms librdkafka has.
 _VALUE: Final = r"""(?: "(?:[^"\\\n]|\\["'\\])*" | '(?:[^'\\\n]|\\["'\\])*' | [\w.$-]+ )"""
 _LOGIN: Final = re.compile(
@@ -394,7 +392,7 @@ _LOGIN: Final = re.compile(
     rf"| password \s*=\s* (?P<password>{_VALUE}) | [\w.-]+ \s*=\s* {_VALUE} ) )*+ \s* ;",
     re.VERBOSE,
 )
-_MECHANISMS: Final = MappingProxyType({"Plain": ("PLAIN",), "Scram": ("SCRAM-SHA-256", "SCRAM-SHA-512")})
+_MECHANISMS: Final = {"Plain": ("PLAIN",), "Scram": ("SCRAM-SHA-256", "SCRAM-SHA-512")}
 
 
 def translated(settings: Mapping[str, str], where: str) -> tuple[dict[str, str], dict[str, str]]:

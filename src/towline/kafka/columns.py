@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice, repeat
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -31,16 +30,14 @@ if TYPE_CHECKING:
 Record: TypeAlias = tuple[Any, ...]
 
 #: Column -> its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
-ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "value": ("binary", "string"),
-        "key": ("binary", "string"),
-        "headers": ("array<struct<key:string,value:binary>>",),
-        "topic": ("string",),
-        "partition": ("int",),
-        "timestamp": ("timestamp",),
-    }
-)
+ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+}
 #: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
 _UNASSIGNED: Final = -1
 #: For librdkafka timestamp 0 is the time of the call.

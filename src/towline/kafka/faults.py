@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import confluent_kafka
@@ -12,7 +11,7 @@ import confluent_kafka
 from towline.errors import KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 #: What the binding raises when Kafka fails: a fatal error that meets a pending delivery report comes out as
 #: SystemError with the KafkaException as its cause (confluent-kafka 2.16).
@@ -52,20 +51,18 @@ def means(error: Any, *meanings: Meaning) -> bool:
 
 
 #: Codes a person can act on.
-_ADVICE: Final = MappingProxyType(
-    {
-        "MSG_SIZE_TOO_LARGE": "Raise the topic's max.message.bytes and kafka.message.max.bytes, or send less.",
-        "INVALID_TIMESTAMP": "Correct the column timestamp, or the topic's message.timestamp.after.max.ms.",
-        "TOPIC_AUTHORIZATION_FAILED": "Give this user the right to write to the topic.",
-        "CLUSTER_AUTHORIZATION_FAILED": "Give this user the right IdempotentWrite on the cluster.",
-        "INVALID_RECORD": "A compacted topic takes no record without a key, and a broker may have rules of its own.",
-        "INVALID_TRANSACTION_TIMEOUT": "Lower kafka.transaction.timeout.ms; transaction.max.timeout.ms caps it.",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Give this user Write and Describe on the sink's transactional ids.",
-        "NOT_ENOUGH_REPLICAS": "Too few replicas of the topic are in sync (min.insync.replicas).",
-        "_UNKNOWN_TOPIC": "The topic was deleted, or this user may not see it.",
-        "UNKNOWN_TOPIC_OR_PART": "The topic was deleted, or this user may not see it.",
-    }
-)
+_ADVICE: Final[Mapping[str, str]] = {
+    "MSG_SIZE_TOO_LARGE": "Raise the topic's max.message.bytes and kafka.message.max.bytes, or send less.",
+    "INVALID_TIMESTAMP": "Correct the column timestamp, or the topic's message.timestamp.after.max.ms.",
+    "TOPIC_AUTHORIZATION_FAILED": "Give this user the right to write to the topic.",
+    "CLUSTER_AUTHORIZATION_FAILED": "Give this user the right IdempotentWrite on the cluster.",
+    "INVALID_RECORD": "A compacted topic takes no record without a key, and a broker may have rules of its own.",
+    "INVALID_TRANSACTION_TIMEOUT": "Lower kafka.transaction.timeout.ms; transaction.max.timeout.ms caps it.",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Give this user Write and Describe on the sink's transactional ids.",
+    "NOT_ENOUGH_REPLICAS": "Too few replicas of the topic are in sync (min.insync.replicas).",
+    "_UNKNOWN_TOPIC": "The topic was deleted, or this user may not see it.",
+    "UNKNOWN_TOPIC_OR_PART": "The topic was deleted, or this user may not see it.",
+}
 
 
 #: What becomes of the rows of a batch that fails.

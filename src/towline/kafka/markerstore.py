@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -34,18 +33,16 @@ if TYPE_CHECKING:
 #: Records looked at from the end in the first try: a marker, the control records of its transaction, and some more.
 _BACK: Final = 16
 #: What a reader of markers, or of dead letters, is told beside the client's settings; it commits nothing.
-READER: Final[Mapping[str, Any]] = MappingProxyType(
-    {
-        # Kafka may send one that names its rack to a follower, whose end is behind the leader's (KIP-392).
-        "client.rack": "",
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
-        "enable.partition.eof": True,
-        "fetch.wait.max.ms": 1,  # the end of the partition is an empty fetch, which Kafka answers after this
-    }
-)
+READER: Final[Mapping[str, Any]] = {
+    # Kafka may send one that names its rack to a follower, whose end is behind the leader's (KIP-392).
+    "client.rack": "",
+    "isolation.level": "read_committed",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 1,  # the end of the partition is an empty fetch, which Kafka answers after this
+}
 #: Settings of the marker topic: small segments, so that a reader after months still starts near the end.
 _CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
 

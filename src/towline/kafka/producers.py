@@ -61,7 +61,7 @@ _SPARE: Final = 1.5
 _CLOCK: Final = "transaction.timeout.ms"
 MESSAGE_TIMEOUT: Final = "message.timeout.ms"
 #: What every producer is told beside the sink's settings.
-OWN: Final[Mapping[str, Any]] = MappingProxyType({"delivery.report.only.error": True})
+OWN: Final[Mapping[str, Any]] = {"delivery.report.only.error": True}
 
 
 class KafkaProducer:
