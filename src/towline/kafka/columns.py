@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from towline.kafka.screening import Fault
 
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
-#: decides) and, with headers or timestamps, callback, on_delivery (both None), timestamp in ms (0: now), headers.
-#: Positional because keywords cost 0.3 to 1 us a record (measured).
+#: decides), callback, on_delivery (both None), timestamp in ms (0: now), headers. Keywords cost 0.3 to 1 us a record
+#: (measured).
 Record: TypeAlias = tuple[Any, ...]
 
 #: Column -> its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
@@ -96,17 +96,13 @@ class Columns:
         values = self._binary(batch, "value")
         keys = self._binary(batch, "key")
         topics, names = self._topics(batch, any_topic=any_topic)
-        columns = [topics, _listed(values), _listed(keys), self._partitions(batch), *self._extras(batch)]
-        return Rows(batch.num_rows, _size(values) + _size(keys), names, zip(*columns, strict=False))
+        places = topics, _listed(values), _listed(keys), self._partitions(batch)
+        records = zip(*places, repeat(None), repeat(None), self._timestamps(batch), self._headers(batch), strict=False)
+        return Rows(batch.num_rows, _size(values) + _size(keys), names, records)
 
     def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see refusals
         """The headers of the dead letter of the row that is `at` a place in a batch: those of its record."""
         return [*headers]
-
-    def _extras(self, batch: Any) -> list[Iterator[Any]]:
-        if self.present.isdisjoint(("headers", "timestamp")):
-            return []
-        return [repeat(None), repeat(None), self._timestamps(batch), self._headers(batch)]
 
     def _headers(self, batch: Any) -> Iterator[Any]:
         return header_lists(batch.column("headers")) if "headers" in self.present else repeat(None)

@@ -95,8 +95,7 @@ def _no_topic(topic: str | None, limits: RecordLimits) -> Fault:
 def _faults(record: Record, size: int, facts: TopicFacts, limits: RecordLimits) -> Iterator[Fault]:
     if not -1 <= record[3] < facts.partitions:
         yield Fault(Reason.PARTITION, f"the topic has partitions 0 to {facts.partitions - 1}, not {record[3]}")
-    moment = record[6] if len(record) > 4 else 0
-    ahead = moment - limits.now_ms
+    moment, ahead = record[6], record[6] - limits.now_ms
     if moment < 0:
         yield Fault(Reason.TIMESTAMP, f"{moment} ms is before 1970")
     if moment and facts.after_ms is not None and ahead > facts.after_ms:
@@ -121,7 +120,7 @@ def _compressed(record: Record, size: int, codec: str | None) -> int:
 
 
 def _bytes(record: Record) -> int:
-    return record_bytes(record[2], record[1], (record[7] or ()) if len(record) > 4 else ())
+    return record_bytes(record[2], record[1], record[7] or ())
 
 
 class RecordCheck:
@@ -234,8 +233,7 @@ class RecordCheck:
 
     def _letter(self, batch: Any, at: int, record: Record, fault: Fault) -> list[Record]:
         """The dead letter of a record, in as many parts as the topic asks for."""
-        topic, value, key, partition = record[:4]
-        moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
+        topic, value, key, partition, _, _, moment, headers = record
         originals, asked = self._columns.originals(batch, at, headers or ()), None if partition == -1 else partition
         dead_letter = DeadLetter(
             fault.reason, topic, key, value, tuple(originals), asked, moment or None, fault.detail, self._source

@@ -33,19 +33,27 @@ def headers_of(rows: list[list[tuple[str, bytes | None]] | None]) -> Any:
     return pa.array([None if row is None else [{"key": k, "value": v} for k, v in row] for row in rows], HEADERS)
 
 
+#: Callbacks, time and headers of a record that has none.
+PLAIN = (None, None, 0, None)
+
+
 def test_a_value_alone() -> None:
-    assert produced(bound("value"), value=pa.array([b"a", None])) == [("t", b"a", None, -1), ("t", None, None, -1)]
+    assert produced(bound("value"), value=pa.array([b"a", None])) == [
+        ("t", b"a", None, -1, *PLAIN),
+        ("t", None, None, -1, *PLAIN),
+    ]
 
 
 def test_strings_become_utf8_bytes() -> None:
     columns = Columns.bind({"key": "string", "value": "string"}, "t", include_headers=True)
-    assert produced(columns, key=pa.array(["ü"]), value=pa.array(["€"])) == [("t", "€".encode(), "ü".encode(), -1)]
+    (record,) = produced(columns, key=pa.array(["ü"]), value=pa.array(["€"]))
+    assert record == ("t", "€".encode(), "ü".encode(), -1, *PLAIN)
 
 
 def test_large_types_of_arrow_too() -> None:
     """Spark makes them with spark.sql.execution.arrow.useLargeVarTypes."""
-    assert produced(bound("value"), value=pa.array([b"a"], pa.large_binary())) == [("t", b"a", None, -1)]
-    assert produced(bound("value"), value=pa.array(["a"], pa.large_string())) == [("t", b"a", None, -1)]
+    assert produced(bound("value"), value=pa.array([b"a"], pa.large_binary())) == [("t", b"a", None, -1, *PLAIN)]
+    assert produced(bound("value"), value=pa.array(["a"], pa.large_string())) == [("t", b"a", None, -1, *PLAIN)]
 
 
 def test_the_topic_comes_from_the_column_unless_the_option_names_it() -> None:
@@ -78,7 +86,8 @@ def test_headers_keep_order_and_repetition() -> None:
 
 def test_headers_can_be_left_out() -> None:
     columns = bound("value", "headers", include_headers=False)
-    assert produced(columns, value=pa.array([b"1"]), headers=headers_of([[("a", b"1")]])) == [("t", b"1", None, -1)]
+    (record,) = produced(columns, value=pa.array([b"1"]), headers=headers_of([[("a", b"1")]]))
+    assert record == ("t", b"1", None, -1, *PLAIN)
 
 
 def test_sizes_are_those_of_keys_and_values() -> None:
@@ -114,7 +123,8 @@ def test_records_are_the_rows_in_order(rows: list[tuple[bytes | None, str | None
         key=pa.array([row[1] for row in rows], pa.string()),
         partition=pa.array([row[2] for row in rows], pa.int32()),
     )
-    assert records == [("t", v, None if k is None else k.encode(), -1 if p is None else p) for v, k, p in rows]
+    expected = [("t", v, None if k is None else k.encode(), -1 if p is None else p, *PLAIN) for v, k, p in rows]
+    assert records == expected
 
 
 @pytest.mark.parametrize("bad", [[{"key": None, "value": b"1"}], [None]])

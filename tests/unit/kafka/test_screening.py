@@ -60,7 +60,7 @@ def record(
         (record(value=b"x" * 30_000), Reason.TOO_LARGE),
         (record(key=b"x" * 10_000), Reason.TOO_LARGE),
         ((*record()[:7], [("h", b"x" * 10_000)]), Reason.TOO_LARGE),
-        (("t", b"x" * 10_000, None, -1), Reason.TOO_LARGE),
+        (("t", b"x" * 10_000, None, -1, None, None, 0, None), Reason.TOO_LARGE),
     ],
 )
 def test_what_kafka_would_refuse(bad: Any, reason: Reason) -> None:
