@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from towline.delivery.receipts.payload import PREFIX
 from towline.errors import ConfigError
@@ -24,13 +24,6 @@ from towline.mqtt.rules import filter_problem
 from towline.net.settings import BrokerConnection, Brokers, MqttSettings
 from towline.options import OptionText, host_port, label, parts
 from towline.validation import SettingsModel
-
-
-def _one_filter(value: object) -> object:
-    """Settings call a filter ``filter``, and may leave the rest of it out."""
-    if isinstance(value, Mapping) and "filter" in value:
-        return {"pattern": value["filter"], **{name: one for name, one in value.items() if name != "filter"}}
-    return value
 
 
 def subscriptions(text: str) -> list[dict[str, object]]:
@@ -47,7 +40,7 @@ def subscriptions(text: str) -> list[dict[str, object]]:
 
 #: Keys of a subscription as a JSON object, and what the gateway calls them [MQTT 5 section 3.8.3.1].
 _SUBSCRIPTION: Final = {
-    "filter": "filter",
+    "filter": "pattern",
     "qos": "qos",
     "noLocal": "no_local",
     "retainAsPublished": "retain_as_published",
@@ -65,7 +58,7 @@ def _subscription(said: str | dict[str, object]) -> dict[str, object]:
         return {_SUBSCRIPTION[name]: value for name, value in said.items()}
     text = said.strip()
     match = re.fullmatch(r"(.*):([0-9]+)", text, re.DOTALL)
-    return {"filter": match[1], "qos": int(match[2])} if match else {"filter": text}
+    return {"pattern": match[1], "qos": int(match[2])} if match else {"pattern": text}
 
 
 def _life(text: str) -> bool:
@@ -73,11 +66,6 @@ def _life(text: str) -> bool:
     if text.lower() not in ("query", "detached"):
         raise ValueError("must be query or detached")
     return text.lower() == "detached"
-
-
-def _filter_settings(value: Filter) -> dict[str, object]:
-    fields = asdict(value)
-    return {"filter": fields.pop("pattern"), **fields}
 
 
 def _subscribable(value: Filter) -> Filter:
@@ -89,9 +77,7 @@ def _subscribable(value: Filter) -> Filter:
 
 
 #: A topic filter and its options. What it leaves open about retained messages the gateway's own setting decides.
-SubscribedFilter = Annotated[
-    Filter, BeforeValidator(_one_filter), AfterValidator(_subscribable), PlainSerializer(_filter_settings)
-]
+SubscribedFilter = Annotated[Filter, AfterValidator(_subscribable)]
 
 
 class OutboxLimits(SettingsModel):

@@ -44,7 +44,7 @@ LONG = 150
 
 
 def settings_of(place: Path, broker: Mosquitto, *filters: str) -> GatewaySettings:
-    asked = [{"filter": one, "qos": 1} for one in filters]
+    asked = [{"pattern": one, "qos": 1} for one in filters]
     return GatewaySettings.model_validate(
         {"name": "g", "state_dir": place / "g", "brokers": broker.uri, "subscriptions": asked}
     )

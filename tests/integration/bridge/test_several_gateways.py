@@ -29,7 +29,7 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
 @pytest.fixture
 def gateways(broker: Mosquitto, new_gateway: NewGateway) -> list[Gateway]:
     made = [
-        new_gateway(broker, name, subscriptions=[{"filter": f"{device}/#", "qos": 2}], guarantee="exactly_once")
+        new_gateway(broker, name, subscriptions=[{"pattern": f"{device}/#", "qos": 2}], guarantee="exactly_once")
         for name, device in (("g1", "a"), ("g2", "b"))
     ]
     for one in made:

@@ -42,7 +42,7 @@ def test_an_uplink_session_outlives_a_kill_of_the_gateway(
     ejabberd: Ejabberd, new_gateway: NewGateway, qos: int
 ) -> None:
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    filters = [{"filter": f"up{qos}/#", "qos": qos}]
+    filters = [{"pattern": f"up{qos}/#", "qos": qos}]
     gateway = at(ejabberd, new_gateway, f"up-{qos}", subscriptions=filters, guarantee=guarantee)
     gateway.start()
     gateway.until(state="online", protocol="5")
@@ -65,7 +65,7 @@ def seen_by(ear: Gateway, count: int) -> list[int]:
 def test_a_downlink_loses_nothing_when_the_gateway_is_killed(
     ejabberd: Ejabberd, new_gateway: NewGateway, qos: int
 ) -> None:
-    ear = at(ejabberd, new_gateway, f"ear-{qos}", subscriptions=[{"filter": f"down{qos}/#", "qos": qos}])
+    ear = at(ejabberd, new_gateway, f"ear-{qos}", subscriptions=[{"pattern": f"down{qos}/#", "qos": qos}])
     ear.start()
     ear.until(state="online")
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
@@ -89,7 +89,7 @@ def test_a_downlink_loses_nothing_when_the_gateway_is_killed(
 
 
 def test_a_shared_subscription_it_does_not_offer_is_refused(ejabberd: Ejabberd, new_gateway: NewGateway) -> None:
-    line = at(ejabberd, new_gateway, "shared", subscriptions=[{"filter": "$share/g/up/#", "qos": 1}]).fail()
+    line = at(ejabberd, new_gateway, "shared", subscriptions=[{"pattern": "$share/g/up/#", "qos": 1}]).fail()
     assert "no shared subscriptions" in line
     assert "TL-M17" in line
 

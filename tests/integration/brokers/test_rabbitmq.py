@@ -22,7 +22,7 @@ def test_auto_finds_out_that_it_speaks_3_1_1_and_a_session_outlives_a_kill(
     rabbitmq: RabbitMQ, new_gateway: NewGateway
 ) -> None:
     """It ends the connection at a CONNECT of version 5, without a word."""
-    gateway = new_gateway(rabbitmq.uri, "up-1", subscriptions=[{"filter": "up/#", "qos": 1}], protocol="auto")
+    gateway = new_gateway(rabbitmq.uri, "up-1", subscriptions=[{"pattern": "up/#", "qos": 1}], protocol="auto")
     gateway.start()
     gateway.until(state="online", protocol="3.1.1")
     gateway.stop(signal.SIGKILL)
@@ -44,7 +44,7 @@ def test_version_5_alone_names_the_way_out(rabbitmq: RabbitMQ, new_gateway: NewG
 
 
 def test_exactly_once_uplink_is_refused(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
-    subscriptions = [{"filter": "up/#", "qos": 2}]
+    subscriptions = [{"pattern": "up/#", "qos": 2}]
     line = new_gateway(
         rabbitmq.uri, "up-2", subscriptions=subscriptions, guarantee="exactly_once", protocol="3.1.1"
     ).fail()
@@ -70,7 +70,7 @@ def test_a_downlink_of_qos_1_loses_nothing_when_the_gateway_is_killed(
     rabbitmq: RabbitMQ, new_gateway: NewGateway
 ) -> None:
     """It keeps no session without subscriptions: nothing of that is told as a loss."""
-    ear = new_gateway(rabbitmq.uri, "ear-1", subscriptions=[{"filter": "down/#", "qos": 1}], protocol="3.1.1")
+    ear = new_gateway(rabbitmq.uri, "ear-1", subscriptions=[{"pattern": "down/#", "qos": 1}], protocol="3.1.1")
     ear.start()
     ear.until(state="online")
     gateway = new_gateway(rabbitmq.uri, "down-1", subscriptions=[], outbox={}, protocol="3.1.1")
@@ -89,7 +89,7 @@ def test_a_downlink_of_qos_1_loses_nothing_when_the_gateway_is_killed(
 def test_a_shared_subscription_is_refused_on_the_way_down(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
     """To 3.1.1 it is a filter as any other: it is granted, and nothing would ever arrive."""
     gateway = new_gateway(
-        rabbitmq.uri, "shared", subscriptions=[{"filter": "$share/g/up/#", "qos": 1}], protocol="auto"
+        rabbitmq.uri, "shared", subscriptions=[{"pattern": "$share/g/up/#", "qos": 1}], protocol="auto"
     )
     gateway.start()
     error = wait_until(lambda: gateway.status()["last_error"], what="an error")
@@ -98,7 +98,7 @@ def test_a_shared_subscription_is_refused_on_the_way_down(rabbitmq: RabbitMQ, ne
 
 def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
     """MQTT 3.1.1 and a window of 10: what was queued still comes after UNSUBSCRIBE, and CleanSession 1 ends it."""
-    gateway = new_gateway(rabbitmq.uri, "out-1", subscriptions=[{"filter": "out/#", "qos": 1}], protocol="3.1.1")
+    gateway = new_gateway(rabbitmq.uri, "out-1", subscriptions=[{"pattern": "out/#", "qos": 1}], protocol="3.1.1")
     gateway.start()
     gateway.until(state="online")
     gateway.stop()

@@ -117,7 +117,7 @@ def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
             "name": name,
             "state_dir": tmp_path / "state" / name,
             "brokers": broker if isinstance(broker, str) else broker.uri,
-            "subscriptions": [{"filter": "t/#", "qos": 1}],
+            "subscriptions": [{"pattern": "t/#", "qos": 1}],
             "owner_pid": os.getpid(),
             "connect_timeout_s": 5,
             **settings,

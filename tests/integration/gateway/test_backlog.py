@@ -31,7 +31,7 @@ def test_a_backlog_of_100k_arrives_whole_and_in_order(
 ) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    gateway = new_gateway(broker, guarantee=guarantee, subscriptions=[{"filter": "t/#", "qos": qos}])
+    gateway = new_gateway(broker, guarantee=guarantee, subscriptions=[{"pattern": "t/#", "qos": qos}])
     online(gateway)
     gateway.stop()
     plan = LoadPlan(port=broker.port, messages=100_000, devices=8, qos=qos, topic="t/{device}", size=150)
@@ -104,7 +104,7 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
         gateway = new_gateway(
             f"mqtt://127.0.0.1:{line.port}",
             guarantee=guarantee,
-            subscriptions=[{"filter": "t/#", "qos": qos}],
+            subscriptions=[{"pattern": "t/#", "qos": qos}],
         )
         online(gateway)
         for cut in range(60):
@@ -146,7 +146,7 @@ def test_qos_2_through_a_broker_killed_with_its_store(new_mosquitto: NewMosquitt
     broker = new_mosquitto(
         persistence="true", autosave_interval="1", autosave_on_changes="true", max_queued_messages="0"
     )
-    subscriptions = [{"filter": "t/#", "qos": 2}]
+    subscriptions = [{"pattern": "t/#", "qos": 2}]
     gateway = new_gateway(broker, guarantee="exactly_once", subscriptions=subscriptions, receive_maximum=_IN_FLIGHT)
     online(gateway)
     total = _KILLS * 20

@@ -130,7 +130,7 @@ def test_a_kill_at_any_step_loses_nothing_and_strands_nothing(mosquitto: Mosquit
     gateways: dict[str, Gateway] = {}
     seen: dict[str, list[int]] = defaultdict(list)
     for number, step in enumerate(STEPS):
-        filters = [{"filter": f"{number}/#", "qos": 2}]
+        filters = [{"pattern": f"{number}/#", "qos": 2}]
         gateways[step] = gateway = new_gateway(mosquitto, f"g{number}", subscriptions=filters, **ONCE)
         gateway.log = gateway.log.with_name(f"gateway-{number}.log")
         gateway.spawn()
@@ -242,13 +242,13 @@ def packets_of(broker: socket.socket) -> Iterator[bytes]:
 
 def test_a_broker_that_hesitates_after_unsuback_loses_nothing(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     """It answers UNSUBSCRIBE and PINGREQ at once, and sends what the session holds 1.5 s later: which it may."""
-    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 2}], **ONCE)
+    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "qos": 2}], **ONCE)
     gateway.start()
     gateway.until(state="online")
     gateway.stop()
     publish(mosquitto, range(WAITING), qos=2)
     with Hesitating(mosquitto, 1.5) as before:
-        gateway.settings = new_gateway(before.uri, subscriptions=[{"filter": "t/#", "qos": 2}], **ONCE).settings
+        gateway.settings = new_gateway(before.uri, subscriptions=[{"pattern": "t/#", "qos": 2}], **ONCE).settings
         gateway.spawn(3.0)
         seen: dict[str, list[int]] = defaultdict(list)
         let_end([gateway], seen)
@@ -260,7 +260,7 @@ def test_a_broker_that_hesitates_after_unsuback_loses_nothing(mosquitto: Mosquit
 
 
 def test_a_gateway_that_is_stopped_in_its_drain_takes_part_again(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 2}], **ONCE)
+    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "qos": 2}], **ONCE)
     gateway.start()
     gateway.until(state="online")
     publish(mosquitto, range(50), qos=2)

@@ -82,7 +82,7 @@ def test_killed_again_and_again_it_loses_nothing(new_mosquitto: NewMosquitto, ne
 def test_qos_2_survives_kills_without_a_repeat(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     """[I3]: exactly once into the journal, whatever moment the gateway is killed at."""
     broker = new_mosquitto(max_queued_messages="0")
-    gateway = new_gateway(broker, guarantee="exactly_once", subscriptions=[{"filter": "t/#", "qos": 2}])
+    gateway = new_gateway(broker, guarantee="exactly_once", subscriptions=[{"pattern": "t/#", "qos": 2}])
     gateway.start()
     gateway.until(state="online")
     for round_ in range(5):
@@ -399,7 +399,7 @@ def test_nothing_is_readable_by_others(mosquitto: Mosquitto, new_gateway: NewGat
 
 
 def test_at_most_once_acknowledges_on_receipt(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, guarantee="at_most_once", subscriptions=[{"filter": "t/#", "qos": 0}])
+    gateway = new_gateway(mosquitto, guarantee="at_most_once", subscriptions=[{"pattern": "t/#", "qos": 0}])
     gateway.start()
     gateway.until(state="online")
     publish(mosquitto, range(10), qos=0)
@@ -408,7 +408,7 @@ def test_at_most_once_acknowledges_on_receipt(mosquitto: Mosquitto, new_gateway:
 
 def test_what_is_published_with_less_than_the_promise_is_counted(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     """A subscription's QoS is the most that comes [MQTT-3.8.4-8]."""
-    gateway = new_gateway(mosquitto, guarantee="exactly_once", subscriptions=[{"filter": "t/#", "qos": 2}])
+    gateway = new_gateway(mosquitto, guarantee="exactly_once", subscriptions=[{"pattern": "t/#", "qos": 2}])
     gateway.start()
     gateway.until(state="online")
     for qos, numbers in enumerate((range(3), range(3, 5), range(5, 10))):
@@ -433,11 +433,11 @@ def test_ack_after_kafka_waits_for_the_consumers(mosquitto: Mosquitto, new_gatew
 
 
 def test_changed_subscriptions_are_taken_over_by_difference(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 1}, {"filter": "old", "qos": 1}])
+    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "qos": 1}, {"pattern": "old", "qos": 1}])
     gateway.start()
     gateway.until(state="online")
     gateway.stop()
-    changed = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 1}, {"filter": "new", "qos": 1}])
+    changed = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "qos": 1}, {"pattern": "new", "qos": 1}])
     changed.start()
     changed.until(state="online")
     publish(mosquitto, range(1), "old")
@@ -452,7 +452,7 @@ def test_a_session_with_filters_that_cant_pass_into_others_is_refused(
     mosquitto: Mosquitto, new_gateway: NewGateway
 ) -> None:
     def exactly(*filters: str, repeatable: tuple[str, ...] = ()) -> Gateway:
-        wanted = [{"filter": one, "qos": 2} for one in filters]
+        wanted = [{"pattern": one, "qos": 2} for one in filters]
         return new_gateway(mosquitto, guarantee="exactly_once", subscriptions=wanted, repeatable=repeatable)
 
     first = exactly("a/+/c", "k")

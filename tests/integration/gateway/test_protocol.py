@@ -22,7 +22,9 @@ def test_older_protocols_keep_the_same_promise(
 ) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    gateway = new_gateway(broker, protocol=protocol, guarantee=guarantee, subscriptions=[{"filter": "t/#", "qos": qos}])
+    gateway = new_gateway(
+        broker, protocol=protocol, guarantee=guarantee, subscriptions=[{"pattern": "t/#", "qos": qos}]
+    )
     gateway.start()
     gateway.until(state="online", protocol=protocol)
     publish(broker, range(200), qos=qos)
@@ -81,7 +83,7 @@ def test_auto_finds_the_version_the_broker_speaks(old_broker: str, new_gateway: 
 
 
 def test_the_will_is_published_when_the_gateway_is_killed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    watcher = new_gateway(mosquitto, name="watcher", subscriptions=[{"filter": "will/#", "qos": 1}])
+    watcher = new_gateway(mosquitto, name="watcher", subscriptions=[{"pattern": "will/#", "qos": 1}])
     watcher.start()
     watcher.until(state="online")
     gateway = new_gateway(
@@ -97,7 +99,7 @@ def test_the_will_is_published_when_the_gateway_is_killed(mosquitto: Mosquitto, 
 
 
 def test_a_clean_stop_publishes_no_will(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "#", "qos": 1}], will={"topic": "will", "payload": "0"})
+    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "#", "qos": 1}], will={"topic": "will", "payload": "0"})
     gateway.start()
     gateway.until(state="online")
     gateway.stop()

@@ -26,7 +26,7 @@ from tests.integration.net.ways import Relay
 from towline import Client
 from towline_prove.devstack import Mosquitto
 
-QOS_2 = [{"filter": "t/#", "qos": 2}]
+QOS_2 = [{"pattern": "t/#", "qos": 2}]
 
 
 class LosesOneConnack(Relay):
@@ -146,7 +146,7 @@ def test_a_failover_is_no_lost_session_and_a_filter_added_meanwhile_is_at_both(
     gateway.until(state="online", broker=first.uri)
     gateway.stop()
     first.stop()
-    wider = new_gateway(brokers, subscriptions=[{"filter": "t/#", "qos": 1}, {"filter": "u", "qos": 1}])
+    wider = new_gateway(brokers, subscriptions=[{"pattern": "t/#", "qos": 1}, {"pattern": "u", "qos": 1}])
     wider.start()
     assert wider.until(state="online", broker=second.uri)["sessions_lost"] == 0
     first.start()
@@ -166,7 +166,7 @@ def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way
 ) -> None:
     """One broker in the settings each time: the first one's session is kept, and of before the filter."""
     first, second = (new_mosquitto(persistence="true") for _ in range(2))
-    wider = [{"filter": "t/#", "qos": 1}, {"filter": "u", "qos": 1}]
+    wider = [{"pattern": "t/#", "qos": 1}, {"pattern": "u", "qos": 1}]
     for broker, subscriptions in ((first, wider[:1]), (second, wider), (first, wider)):
         gateway = new_gateway(broker, subscriptions=subscriptions)
         gateway.start()

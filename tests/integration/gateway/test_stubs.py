@@ -32,7 +32,7 @@ def publish(payload: bytes, qos: int = 1, topic: str = "t/1", **more: Any) -> Pu
 
 def line_for(new_gateway: NewGateway, broker: Mosquitto, qos: int, **settings: Any) -> Gateway:
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    subscriptions = [{"filter": "t/#", "qos": qos}]
+    subscriptions = [{"pattern": "t/#", "qos": qos}]
     return new_gateway(broker, guarantee=guarantee, subscriptions=subscriptions, **settings)
 
 

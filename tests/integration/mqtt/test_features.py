@@ -110,7 +110,7 @@ def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGat
         assert line.expect(PubAckPacket).packet_id == 1
         assert line.closed()
 
-    subscriptions = [{"filter": "t/#", "identifier": 3}, {"filter": "t/1", "identifier": 9}]
+    subscriptions = [{"pattern": "t/#", "identifier": 3}, {"pattern": "t/1", "identifier": 9}]
     with Scripted(script) as server:
         gateway = new_gateway(server.uri, subscriptions=subscriptions)
         gateway.start()
@@ -121,7 +121,7 @@ def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGat
 
 
 def test_a_gateways_identifiers_on_a_real_broker(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "identifier": 4711}])
+    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "identifier": 4711}])
     gateway.start()
     gateway.until(state="online")
     publish(mosquitto, range(3))

@@ -90,7 +90,7 @@ def gateway(broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> Gatew
     return new_gateway(
         broker,
         receipts={"key_file": str(write_key(tmp_path))},
-        subscriptions=[{"filter": "t/#", "qos": 2}],
+        subscriptions=[{"pattern": "t/#", "qos": 2}],
         journal={"segment_bytes": 65536, "retain_bytes": 64 << 20},
     )
 
@@ -303,7 +303,7 @@ def _killed_at(broker: Mosquitto, tmp_path: Path, call: str, points: range | tup
                 "name": name,
                 "state_dir": tmp_path / name,
                 "brokers": broker.uri,
-                "subscriptions": [{"filter": f"{name}/#", "qos": 1}],
+                "subscriptions": [{"pattern": f"{name}/#", "qos": 1}],
                 "receipts": {"key_file": str(write_key(tmp_path))},
                 "journal": {"retain_bytes": 1 << 20},
             }

@@ -55,7 +55,7 @@ class Network:
             "name": "plant",
             "state_dir": str(self.state),
             "brokers": [broker.uri],
-            "subscriptions": [{"filter": "in/#", "qos": 2}],
+            "subscriptions": [{"pattern": "in/#", "qos": 2}],
             "guarantee": "exactly_once",
             "outbox": {},
             "owner_pid": os.getpid(),

@@ -63,7 +63,7 @@ def gateways(broker: Mosquitto, new_gateway: NewGateway, pki: Pki) -> tuple[Gate
     """Devices a come by g1, devices b by g2, which is on a network: split filters keep the order of each."""
     far: dict[str, object] = {"listen": pki.settings(address=f"127.0.0.1:{free_port()}")}
     made = [
-        new_gateway(broker, name, subscriptions=[{"filter": f"{device}/#", "qos": 2}], **more)
+        new_gateway(broker, name, subscriptions=[{"pattern": f"{device}/#", "qos": 2}], **more)
         for name, device, more in (("g1", "a", {}), ("g2", "b", far))
     ]
     for one in made:

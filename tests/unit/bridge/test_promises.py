@@ -44,7 +44,7 @@ def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: P
         "state_dir": tmp_path,
         "brokers": "mqtt://x",
         "guarantee": guarantee,
-        "subscriptions": [{"filter": "a", "qos": table.qos}],
+        "subscriptions": [{"pattern": "a", "qos": table.qos}],
     }
     assert GatewaySettings.model_validate(given).acks is table.acks[0]
     for acks in AckAfter:

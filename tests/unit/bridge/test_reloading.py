@@ -116,7 +116,7 @@ class Scene:
         return ""
 
     def want(self, _: str, filters: list[dict[str, Any]], __: str) -> tuple[str, str]:
-        named = " ".join(one["filter"] for one in filters)
+        named = " ".join(one["pattern"] for one in filters)
         if self.asked[-1] != f"want {named}":
             self.asked.append(f"want {named}")
         return self.told.get(named, (ChangeState.GRANTED.value, ""))

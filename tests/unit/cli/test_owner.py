@@ -132,7 +132,7 @@ def test_whatever_writes_looks_first(tmp_path: Path) -> None:
     foreign = made(tmp_path / "state", SERVICE)
     made(foreign / "outbox", SERVICE)
     settings = GatewaySettings.model_validate(
-        {"name": "g", "state_dir": foreign, "brokers": "mqtt://127.0.0.1:1", "subscriptions": [{"filter": "t"}]}
+        {"name": "g", "state_dir": foreign, "brokers": "mqtt://127.0.0.1:1", "subscriptions": [{"pattern": "t"}]}
     )
     before = seen(foreign)
     for opened in (

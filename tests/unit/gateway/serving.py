@@ -103,7 +103,7 @@ class Served:
         self.reported: dict[str, object] = {"connected": True}
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
-        given = {"name": name, "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"filter": "t"}]}
+        given = {"name": name, "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"pattern": "t"}]}
         told = settings or GatewaySettings.model_validate(given)
         self.name = told.name
         pump: Any = self.pump

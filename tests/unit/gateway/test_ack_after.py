@@ -39,7 +39,7 @@ def test_what_comes_again_is_answered_when_all_before_it_is_in_kafka(
 ) -> None:
     """QoS 1 is stored again, as nothing tells it from another message; QoS 2 is not, and waits all the same."""
     given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "brokers": broker.url, "linger_ms": 0}
-    given |= {"ack_after": "kafka", "subscriptions": [{"filter": "#", "qos": 2}]}
+    given |= {"ack_after": "kafka", "subscriptions": [{"pattern": "#", "qos": 2}]}
 
     def opened() -> tuple[Journal, Pump, Callable[[], None]]:
         inbox = Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))

@@ -108,7 +108,7 @@ def test_a_link_to_the_checkpoint_is_followed(journal: Journal, tmp_path: Path) 
 
 def test_queries_with_different_checkpoints_share_a_gateway(tmp_path: Path) -> None:
     one = GatewaySettings.model_validate(
-        {"name": "plant", "state_dir": tmp_path, "brokers": "mqtt://localhost", "subscriptions": [{"filter": "#"}]}
+        {"name": "plant", "state_dir": tmp_path, "brokers": "mqtt://localhost", "subscriptions": [{"pattern": "#"}]}
     )
     assert one.model_copy(update={"checkpoint": "/ck"}).digest() == one.digest()
     assert one.model_copy(update={"client_id": "x"}).digest() != one.digest()

@@ -17,7 +17,7 @@ from towline.gateway.settings import GatewaySettings
 
 def settings(state_dir: Path, share: dict[str, Any] | None = None, **more: Any) -> GatewaySettings:
     given: dict[str, Any] = {"name": "g", "state_dir": state_dir, "brokers": "mqtt://b"}
-    return GatewaySettings.model_validate(given | {"subscriptions": [{"filter": "t/#"}], "share": share} | more)
+    return GatewaySettings.model_validate(given | {"subscriptions": [{"pattern": "t/#"}], "share": share} | more)
 
 
 def member(name: str) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def test_a_session_is_given_up_only_if_it_is_this_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"subscriptions": [{"filter": "$share/g/t"}], "share": member("g1")},
-        {"subscriptions": [{"filter": "t"}], "share": member("g1") | {"way": "subscription"}},
+        {"subscriptions": [{"pattern": "$share/g/t"}], "share": member("g1")},
+        {"subscriptions": [{"pattern": "t"}], "share": member("g1") | {"way": "subscription"}},
         {"outbox": {}, "share": member("g1")},
     ],
 )

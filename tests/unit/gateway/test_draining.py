@@ -80,7 +80,7 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
 
 
 def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "subscriptions": [{"filter": "t/#"}]}
+    given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "subscriptions": [{"pattern": "t/#"}]}
     with pytest.raises(ConfigError, match="TL-G57"):
         drainable(GatewaySettings.model_validate(given | {"brokers": "mqtt://a,mqtt://b"}))
     one = {"brokers": "mqtt://a,mqtt://b", "brokers_share_sessions": True}
@@ -91,7 +91,7 @@ def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:
 def elsewhere(tmp_path: Path, broker: Broker) -> Iterator[Pump]:
     """A drain in a new state directory, of a session that is at the broker: the machine it was on is gone."""
     given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "brokers": broker.url, "linger_ms": 0}
-    given |= {"ack_after": "kafka", "subscriptions": [{"filter": "a/#"}, {"filter": "$share/s/b"}]}
+    given |= {"ack_after": "kafka", "subscriptions": [{"pattern": "a/#"}, {"pattern": "$share/s/b"}]}
     with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as inbox:
         pump = Pump(GatewaySettings.model_validate(given | {"drain_s": 0.0}), inbox)
         broker.accept(pump, session_present=True)

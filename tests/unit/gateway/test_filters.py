@@ -21,7 +21,7 @@ from towline.mqtt.events import Action, Event, Filter, Lost
 from towline.schema import ROW_SCHEMA
 
 FILTERS = TypeAdapter(tuple[SubscribedFilter, ...])
-A, B, C = ({"filter": one, "qos": 1} for one in ("a/#", "b", "c"))
+A, B, C = ({"pattern": one, "qos": 1} for one in ("a/#", "b", "c"))
 
 
 class Line:
@@ -78,16 +78,16 @@ def test_what_is_subscribed_already_is_granted_at_once(line: Line) -> None:
 
 
 def test_what_is_refused_is_told_when_the_filters_before_are_there_again(line: Line) -> None:
-    line.ask("1", [A, B, {"filter": "c", "qos": 0}])
+    line.ask("1", [A, B, {"pattern": "c", "qos": 0}])
     line.hears(SubAckPacket(line.asked(SubscribePacket).packet_id, [SubAckReasonCode.NOT_AUTHORIZED]))
-    assert line.ask("1", [A, B, {"filter": "c", "qos": 0}])["state"] == "asked"
+    assert line.ask("1", [A, B, {"pattern": "c", "qos": 0}])["state"] == "asked"
     line.hears(UnsubAckPacket(line.asked(UnsubscribePacket).packet_id, [UnsubAckReasonCode.SUCCESS]))
-    told = line.ask("1", [A, B, {"filter": "c", "qos": 0}])
+    told = line.ask("1", [A, B, {"pattern": "c", "qos": 0}])
     assert told["state"] == "refused"
     assert '"c"' in told["text"]
     assert [one.pattern for one in line.filters.of(line.session)] == ["a/#", "b"]
     line.session = online(replace(CONFIG, filters=line.filters.of(line.session)))
-    assert line.ask("1", [A, B, {"filter": "c", "qos": 0}])["state"] == "refused", "of the session after it too"
+    assert line.ask("1", [A, B, {"pattern": "c", "qos": 0}])["state"] == "refused", "of the session after it too"
 
 
 def test_without_a_connection_it_is_wanted_with_the_next(line: Line) -> None:
@@ -104,7 +104,7 @@ def test_a_session_that_begins_anew_wants_what_was_wanted_last(tmp_path: Path, b
     with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as inbox:
         pump = Pump(GatewaySettings.model_validate(given), inbox)
         broker.accept(pump, session_present=False)
-        wanted = FILTERS.validate_python([A, {"filter": "c", "qos": 0}])
+        wanted = FILTERS.validate_python([A, {"pattern": "c", "qos": 0}])
         asked = pump.want("1", wanted)
         turn(pump)
         assert asked.result(0)["state"] == "asked"

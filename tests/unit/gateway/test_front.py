@@ -58,7 +58,7 @@ class Fronted:
 
 
 def settings(pki: Pki, state_dir: Path, **listen: Any) -> GatewaySettings:
-    given = {"name": "plant", "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"filter": "t"}]}
+    given = {"name": "plant", "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"pattern": "t"}]}
     return GatewaySettings.model_validate(
         {**given, "listen": {**pki.settings().model_dump(), "address": f"127.0.0.1:{free_port()}", **listen}}
     )

@@ -20,7 +20,7 @@ LIMITS = Limits(max_bytes=64 << 10, min_free_bytes=0)
 
 def settings_of(place: Path, broker: Broker) -> GatewaySettings:
     given = {"name": "g", "state_dir": place, "brokers": broker.url, "linger_ms": 0}
-    return GatewaySettings.model_validate(given | {"subscriptions": [{"filter": "#", "qos": 2}], "outbox": {}})
+    return GatewaySettings.model_validate(given | {"subscriptions": [{"pattern": "#", "qos": 2}], "outbox": {}})
 
 
 def message(number: int, size: int = 6000) -> PublishPacket:

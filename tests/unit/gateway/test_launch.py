@@ -59,7 +59,7 @@ server.close()
 
 def settings(state_dir: Path, subscribe: str = "a/#") -> GatewaySettings:
     return GatewaySettings.model_validate(
-        {"name": "plant", "state_dir": state_dir, "brokers": "127.0.0.1:9", "subscriptions": [{"filter": subscribe}]}
+        {"name": "plant", "state_dir": state_dir, "brokers": "127.0.0.1:9", "subscriptions": [{"pattern": subscribe}]}
     )
 
 

@@ -22,7 +22,7 @@ SETTINGS = {
     "name": "telemetry",
     "client_id": "c",
     "brokers": ["mqtt://127.0.0.1:1"],
-    "subscriptions": [{"filter": "t"}],
+    "subscriptions": [{"pattern": "t"}],
 }
 
 PROGRAM = """

@@ -12,7 +12,7 @@ from towline.gateway.settings import GatewaySettings
 
 
 def settings(**more: Any) -> GatewaySettings:
-    given = {"name": "g", "state_dir": Path("g"), "brokers": "mqtt://b", "subscriptions": [{"filter": "t/#"}]}
+    given = {"name": "g", "state_dir": Path("g"), "brokers": "mqtt://b", "subscriptions": [{"pattern": "t/#"}]}
     return GatewaySettings.model_validate({**given, "receipts": {"key_file": "k"}, **more})
 
 
@@ -34,7 +34,7 @@ def test_the_defaults_are_those_of_the_page() -> None:
     [
         ({"guarantee": "at_most_once"}, "receipts need guarantee"),
         ({"protocol": "auto"}, "receipts need protocol"),
-        ({"subscriptions": [{"filter": "$share/g/t/#"}]}, "shares them with others"),
+        ({"subscriptions": [{"pattern": "$share/g/t/#"}]}, "shares them with others"),
         ({"receipts": {}}, "key_file"),
         ({"receipts": {"key_file": "k", "prefix": "a/#"}}, "pattern"),
         ({"receipts": {"key_file": "k", "prefix": "a/"}}, "pattern"),

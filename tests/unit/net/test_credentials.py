@@ -70,7 +70,7 @@ def read(
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("password_file", "websocket_headers_file", "websocket_query_file")}
-    gateway = {"name": "g", "state_dir": tmp_path, "brokers": "ws://b", "subscriptions": [{"filter": "a"}]}
+    gateway = {"name": "g", "state_dir": tmp_path, "brokers": "ws://b", "subscriptions": [{"pattern": "a"}]}
     told = GatewaySettings.model_validate({**gateway, "authenticator": f"{__name__}:Told", **files})
     for wanted in (options(**files), told.connection):
         for turn in ("1", "2"):
@@ -144,7 +144,7 @@ def test_one_thing_gives_the_password(tmp_path: Path) -> None:
         options(password="x", password_file=tmp_path)
     with pytest.raises(TowlineError, match=r"must be module:function.*TL-C51"):
         options(token_provider="x")
-    gateway = {"name": "g", "state_dir": tmp_path, "brokers": "b", "subscriptions": [{"filter": "a"}]}
+    gateway = {"name": "g", "state_dir": tmp_path, "brokers": "b", "subscriptions": [{"pattern": "a"}]}
     with pytest.raises(ValueError, match="password_file and token_provider both give the password"):
         GatewaySettings.model_validate({**gateway, "password_file": "p", "token_provider": "m:f"})
     for way in ({"password_file": tmp_path}, {"token_provider": "m:f"}):

@@ -104,7 +104,7 @@ def test_any_text_is_an_endpoint_or_a_value_error(text: str) -> None:
 
 def settings(**given_settings: object) -> GatewaySettings:
     return GatewaySettings.model_validate(
-        {"name": "x", "state_dir": "/x", "brokers": "mqtt://x", "subscriptions": [{"filter": "#"}], **given_settings}
+        {"name": "x", "state_dir": "/x", "brokers": "mqtt://x", "subscriptions": [{"pattern": "#"}], **given_settings}
     )
 
 

@@ -40,7 +40,7 @@ def test_three_options_are_enough() -> None:
             "name": "plant-7",
             "state_dir": "/var/lib/towline/plant-7",
             "brokers": "mqtt://b",
-            "subscriptions": [{"filter": "telemetry/#", "qos": 1}],
+            "subscriptions": [{"pattern": "telemetry/#", "qos": 1}],
         }
     )
     assert options.place.text == "/var/lib/towline/plant-7"
@@ -183,7 +183,7 @@ def test_at_most_once_subscribes_with_qos_0() -> None:
     ],
 )
 def test_subscriptions(text: str, wanted: list[tuple[str, int | None]]) -> None:
-    assert [(one["filter"], one.get("qos")) for one in subscriptions(text)] == wanted
+    assert [(one["pattern"], one.get("qos")) for one in subscriptions(text)] == wanted
 
 
 #: What is said after ``format("mqtt")``, by the options that are wrong: names and values are compared, not the prose.
