@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -97,7 +95,7 @@ def judge_command(
 @app.command()
 @_options(Scenario, "hurt", "strikes")
 def soak(
-    directory: Annotated[Path | None, typer.Option(help="Kept afterwards; a temporary one when not given.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Kept afterwards; one that is removed when not given.")] = None,
     roles: Annotated[str, typer.Option(help=f"Who is killed, with commas: {', '.join(ROLES)}; or none.")] = (
         "gateway,jvm,driver,bridge"
     ),
@@ -113,12 +111,11 @@ def soak(
         scenario = Scenario(**asked, hurt=tuple(filter(None, words)))
     revision()
     done = []
-    with _place(directory) as place:
-        for run in prove(scenario, place, Stage()):
-            done.append(run)
-            typer.echo(run.line())
-            if record is not None:
-                write_evidence(run.record(), record)
+    for run in prove(scenario, directory, Stage()):
+        done.append(run)
+        typer.echo(run.line())
+        if record is not None:
+            write_evidence(run.record(), record)
     verdicts = [run.account.verdict for run in done if run.account]
     lost, doubled = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("lost", "doubled"))
     bad = sum(not run.ok for run in done)
@@ -128,16 +125,6 @@ def soak(
         f"{bad} runs broke the promise"
     )
     raise typer.Exit(1 if bad else 0)
-
-
-@contextlib.contextmanager
-def _place(directory: Path | None) -> Iterator[Path]:
-    """The directory of the runs; a temporary one where none is given."""
-    if directory is not None:
-        yield directory
-        return
-    with tempfile.TemporaryDirectory(prefix="towline-prove-") as temporary:
-        yield Path(temporary)
 
 
 def main() -> None:

@@ -11,9 +11,11 @@ import contextlib
 import random
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline import files
@@ -28,8 +30,6 @@ from towline_prove.stage import Moment
 from towline_prove.subject import LINE, TOPIC, NotReady
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from towline_prove.account import RunAccount
     from towline_prove.stage import Stage
 
@@ -218,6 +218,8 @@ class Run:
             problems.append(f"{taken:,} of {messages:,} messages were acknowledged")
         if self.peaks.rss > MOST_RSS:
             problems.append(f"the gateway took {self.peaks.rss / 1e6:,.0f} MB")
+        if self.dropped > 0 and not self.scenario.receipts:
+            problems.append(f"the broker itself dropped {self.dropped:,} messages")
         if self.batches < self.scenario.batches:
             problems.append(f"{self.batches:,} batches, not {self.scenario.batches:,}")
         return problems + (growth(self.looks) if self.looks else [])
@@ -265,8 +267,14 @@ class Run:
         return evidence("soak", ok=self.ok, seconds=self.seconds, details=details)
 
 
-def prove(scenario: Scenario, directory: Path, stage: Stage) -> Iterator[Run]:
-    """Do the runs of a scenario in a directory, with brokers of its own; each when it has ended, well or not.
+def prove(scenario: Scenario, directory: Path | None, stage: Stage) -> Iterator[Run]:
+    """Do the runs of a scenario with brokers of its own; each when it has ended, well or not.
+
+    Args:
+        scenario: What is done.
+        directory: Keeps everything; None for one that is removed when all runs came to their end: the logs in it
+            explain a failure.
+        stage: Where it is shown.
 
     Raises:
         NotReady: The bridge did not start, or there is no jcmd for `Scenario.looks` (TL-P01).
@@ -275,7 +283,8 @@ def prove(scenario: Scenario, directory: Path, stage: Stage) -> Iterator[Run]:
         what = "it is missing, and shows what lives in a JVM"
         raise NotReady("TL-P01", "jcmd", what, "Install a JDK, not a JRE alone.")
     began = time.monotonic()
-    with scenario.rig(directory) as rig:
+    place = directory or Path(tempfile.mkdtemp(prefix="towline-prove-"))
+    with scenario.rig(place) as rig:
         stage.step("brokers", rig.versions)
         rig.warm()
         seconds = time.monotonic() - began
@@ -285,6 +294,8 @@ def prove(scenario: Scenario, directory: Path, stage: Stage) -> Iterator[Run]:
             run = Run(scenario, number, strikes)
             _Running(run, rig, stage).run()
             yield run
+    if directory is None:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 class _Running:
@@ -309,7 +320,7 @@ class _Running:
         run.seconds = time.monotonic() - began
         if self._scenario.receipts:
             status = rig.bridge.status() or {}
-            run.repeats = int(self._senders.report()["sent_again"]), int(status.get("deduplicated", 0))
+            run.repeats = int(self._senders.report().get("sent_again", 0)), int(status.get("deduplicated", 0))
 
     @contextlib.contextmanager
     def _mended(self) -> Iterator[None]:

@@ -6,10 +6,8 @@ It is a run of `towline_prove.scenario` with an audience: nothing is simulated a
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -24,8 +22,6 @@ from towline.cli.screen import is_live, plain
 from towline_prove.stage import Moment, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from towline_prove.scenario import Run, Scenario
 
 _GUARANTEES: Final = ("at_most_once", "at_least_once", "exactly_once")
@@ -91,25 +87,13 @@ def _shown(scenario: Scenario, keep: Path | None) -> bool:
     from towline_prove.scenario import prove  # noqa: PLC0415
 
     began = time.monotonic()
-    with _directory(keep) as directory, contextlib.closing(_Screen()) as screen:
-        (run,) = prove(scenario, directory, screen)
-        screen.close()
-        _tell(run)
+    with contextlib.closing(_Screen()) as screen:
+        (run,) = prove(scenario, keep, screen)
+    _tell(run)
     _say("done" if run.ok else "failed", f"{time.monotonic() - began:.0f} s")
     if run.ok:
         typer.echo("Next: towline init   your own brokers, in five questions")
     return run.ok
-
-
-@contextlib.contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
-    """Where the demo runs; a temporary one is removed after a run that came to its end: its logs explain a failure."""
-    if keep is not None:
-        yield keep
-        return
-    scratch = Path(tempfile.mkdtemp(prefix="towline-demo-"))
-    yield scratch
-    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _tell(run: Run) -> None:

@@ -40,6 +40,7 @@ def test_a_good_run_is_one_line() -> None:
         ({"account": RunAccount(replace(KEPT, acked=19))}, "19 of 20 messages were acknowledged"),
         ({"account": None}, "it has not ended"),
         ({"peaks": Peaks(rss=400_000_001)}, "the gateway took 400 MB"),
+        ({"dropped": 3}, "the broker itself dropped 3 messages"),
         ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
         ({"looks": [Look(1, {}, 10.0, 1, 1), Look(2, {}, 31.0, 1, 1)]}, "the JVM's heap grew from 10 to 31 MB"),
     ],
