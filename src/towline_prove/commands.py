@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -129,6 +130,8 @@ def soak(
 
 def main() -> None:
     """Run the commands; a mistake is one line on stderr and exit code 2."""
+    # Ended by a signal, everything that was started still ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()
     except TowlineError as error:
