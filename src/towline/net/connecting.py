@@ -44,6 +44,8 @@ T = TypeVar("T")
 READ_BYTES: Final = 1 << 20
 #: How often a wait asks whether it should be given up, in seconds.
 _STEP: Final = 0.1
+#: Seconds after which a step that nobody waits for any more ends; who waits says first that the time is over.
+_LEFT_BEHIND_S: Final = 5.0
 #: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
 SUBPROTOCOL: Final = "mqtt"
 #: Bytes of the peer's own words that are shown.
@@ -404,12 +406,12 @@ def connect(
     tls, proxy, timeout_s = settings.tls if endpoint.tls else None, settings.way, settings.connect_timeout_s
     context = tls.context() if tls else None  # its files first: what is wrong there, no broker mends
     framing = Framing(endpoint, headers, query) if endpoint.websocket else None
-    way = _Way(endpoint, settings.source_address, timeout_s)
+    way = _Way(endpoint, settings.source_address, timeout_s + _LEFT_BEHIND_S)
 
     def opened() -> Transport:
         with contextlib.ExitStack() as undo:
             sock = undo.enter_context(way.proxied(proxy) if proxy else way.straight())
-            sock.settimeout(timeout_s)
+            sock.settimeout(timeout_s + _LEFT_BEHIND_S)
             if endpoint.scheme != "unix":
                 _tune(sock, keep_alive_s)
             if tls and context:
