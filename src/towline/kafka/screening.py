@@ -360,7 +360,8 @@ class Lessons:
             self.conclude(failed)
         else:
             self._final, self.unclear = KafkaError(*problem.args), failed
-            _facts.pop((self._settings.servers, failed.topic), None)  # its limits may be others by now
+            if self.large and self._changed(failed.topic):
+                self.unclear = None
 
     def conclude(self, failed: FailedRecord | None = None) -> None:
         """Learn what was unclear, after requests of one record, and what was refused of them; raises as `take`."""
@@ -385,3 +386,11 @@ class Lessons:
             what = f'Kafka refuses records of more than {_KINDS} kinds, the last for topic "{topic}": {code}'
             raise KafkaError("TL-K29", self._settings.servers, what, faults.advice(code))
         _lessons[place] = time.monotonic() + _BELIEVED_S, now
+
+    def _changed(self, topic: str) -> bool:
+        """Whether a limit that was compared with is another one by now: it is read anew, and teaches nothing."""
+        place = (self._settings.servers, topic)
+        former, now = _facts.pop(place, None), facts_of(self._settings, [topic]).get(topic)
+        if former is None or now is None:
+            return False
+        return former[1].narrowed(_learned(place)).max_bytes != now.max_bytes

@@ -356,6 +356,18 @@ def test_what_a_refusal_tells_is_known_from_then_on(memory: MemoryKafka) -> None
     assert memory.calls.count("abort_transaction") == 4, "it is looked at again"
 
 
+def test_a_limit_that_was_lowered_is_read_anew_and_teaches_nothing(memory: MemoryKafka) -> None:
+    """What is learned makes all requests to the topic small, for an hour."""
+    memory.topics["dlq"] = 1
+    one = sink(deadLetterTopic="dlq")
+    write(one, 0, 1)
+    memory.configs["t"] = {"max.message.bytes": "100"}
+    memory.refuses = lambda record: kafka.REFUSED if record.topic == "t" else None
+    assert write(one, 1, 2).dead_lettered == 1
+    assert memory.calls.count("abort_transaction") == 1
+    assert not screening._lessons
+
+
 def test_a_refusal_that_tells_nothing_stops_the_line_as_it_did(memory: MemoryKafka) -> None:
     memory.topics["dlq"] = 1
     memory.refuses = lambda record: kafka.UNFIT if record.topic == "t" else None
