@@ -18,8 +18,8 @@ from confluent_kafka import Producer
 from mqtt5 import PubAckPacket
 
 from benchmarks.null_subscriber import chunks, subscribe
+from towline.bridge.properties import property_headers
 from towline.delivery.inbound import plain_run
-from towline.kafka.properties import property_headers
 from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.plain import PlainRun
 from towline.schema import OPTIONAL

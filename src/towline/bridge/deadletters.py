@@ -34,6 +34,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import Identity, former_topics
 from towline.bridge.lines.statements import Statements
+from towline.bridge.properties import TRACE_CONTEXT, user_property
 from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, RouteTable, RowOutcome, of_schema
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
@@ -44,7 +45,6 @@ from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, Rea
 from towline.kafka.markerstore import READER
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import Transactional
-from towline.kafka.properties import TRACE_CONTEXT, user_property
 from towline.kafka.screening import RecordLimits, fault_of
 from towline.schema import ROW_SCHEMA
 

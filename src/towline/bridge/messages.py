@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from towline.bridge.patterns import Template, payload_path
+from towline.bridge.properties import HEADERS, user_property
 from towline.bridge.routes import (
     FAULT,
     OUTCOME,
@@ -38,7 +39,6 @@ from towline.bridge.routes import (
     verdicts,
     whole_text,
 )
-from towline.kafka.properties import HEADERS, user_property
 from towline.schema import MESSAGE_SCHEMA
 
 #: Columns of Spark's Kafka source, and those that say where a record stands.

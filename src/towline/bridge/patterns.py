@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
 
-from towline.kafka.properties import USER_PREFIX
+from towline.bridge.properties import USER_PREFIX
 
 #: Message fields a template may name, and the row's column behind each; ``mqtt.user.<key>`` is the first such property.
 FIELDS = {

@@ -44,9 +44,9 @@ from towline.bridge.patterns import (
     kafka_name_problem,
     payload_path,
 )
+from towline.bridge.properties import USER_PREFIX, in_bytes, property_headers
 from towline.kafka.columns import Columns, distinct_values, header_lists, longest, most
-from towline.kafka.deadletters import A_HEADER, INTERNAL, Reason, reserved
-from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
+from towline.kafka.deadletters import A_HEADER, INTERNAL, Header, Reason, reserved
 from towline.kafka.screening import Fault
 from towline.schema import OPTIONAL, ROW_SCHEMA
 

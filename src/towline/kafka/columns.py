@@ -21,7 +21,7 @@ from towline.sinks import check_columns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from towline.kafka.properties import Header
+    from towline.kafka.deadletters import Header
     from towline.kafka.screening import Fault
 
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towline.bridge.properties import TRACE_CONTEXT, property_headers
 from towline.bridge.routes import FAULT, OUTCOME, RECORD_SCHEMA, RecordColumns, RowOutcome
-from towline.kafka.deadletters import A_HEADER, Reason
-from towline.kafka.properties import TRACE_CONTEXT, Header, property_headers
+from towline.kafka.deadletters import A_HEADER, Header, Reason
 from towline.kafka.screening import Fault
 from towline.schema import OPTIONAL
 

@@ -26,11 +26,11 @@ from towline.bridge.config.tables import (
 from towline.bridge.messages import COLUMNS, record_column
 from towline.bridge.messages import FIELDS as RECORD_FIELDS
 from towline.bridge.patterns import FIELDS, PAYLOAD, Pattern, Template, allowed, column_of, kafka_name_problem
+from towline.bridge.properties import USER_PREFIX
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ShareWay
 from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
 from towline.kafka.deadletters import reserved
-from towline.kafka.properties import USER_PREFIX
 from towline.mqtt.filters import common
 from towline.mqtt.rules import filter_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import format_trace_id, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from towline.kafka.properties import TRACE_CONTEXT, property_headers, user_header, user_property
+from towline.bridge.properties import TRACE_CONTEXT, property_headers, user_header, user_property
 from towline.schema import OPTIONAL
 
 RARE = ("retain", *OPTIONAL)

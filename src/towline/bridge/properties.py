@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
-Header: TypeAlias = tuple[str, bytes | None]
+if TYPE_CHECKING:
+    from towline.kafka.deadletters import Header
 
 USER_PREFIX: Final = "mqtt.user."
 #: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
