@@ -78,7 +78,7 @@ class PublishRun:
     @classmethod
     def of(cls, packets: Sequence[Published], headers: bytes) -> Self:
         """The run of these packets."""
-        return cls(packets, headers, [p.topic for p in packets], [p.packet_id or 0 for p in packets])
+        return cls(packets, headers, list(map(_TOPIC_OF, packets)), [p.packet_id or 0 for p in packets])
 
 
 Acknowledgement: TypeAlias = PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket
@@ -105,6 +105,7 @@ class AnswerRun:
         return map(self.kind, self.packet_ids)
 
 
+_TOPIC_OF: Final = attrgetter("topic")
 #: Received bytes, copied or not where a part of them is taken.
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
 

@@ -106,7 +106,8 @@ class Messages:
     @property
     def headers(self) -> bytes:
         """The first byte of each packet: DUP, QoS and RETAIN."""
-        return b"".join([run.headers for run in self.runs])
+        runs = self.runs
+        return runs[0].headers if len(runs) == 1 else b"".join([run.headers for run in runs])
 
     @property
     def packets(self) -> Sequence[Published]:
@@ -115,9 +116,10 @@ class Messages:
         return runs[0].packets if len(runs) == 1 else [packet for run in runs for packet in run.packets]
 
     @property
-    def topics(self) -> list[str]:
+    def topics(self) -> Sequence[str]:
         """The topic of each."""
-        return [topic for run in self.runs for topic in run.topics]
+        runs = self.runs
+        return runs[0].topics if len(runs) == 1 else [topic for run in runs for topic in run.topics]
 
     def __len__(self) -> int:
         return sum(map(len, self.runs))

@@ -298,8 +298,10 @@ class Transport:
 
         A broker that does not set TCP_NODELAY, as Mosquitto by default, sends no second small packet before (RFC 896).
         """
-        with contextlib.suppress(OSError):
+        try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        except OSError:
+            return  # the connection has ended, as the next read tells
 
     def _read_records(self, tls: Tls) -> bytes | None:
         """TLS gives one record of at most 16 KiB a call; a chunk is all that are here."""
