@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,15 +34,14 @@ class MqttDataSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         check_pyspark('format("mqtt")')
-        self._read: ReadPlan | None = None
         if "subscribe" in {name.lower() for name in options}:  # a sink has none, and is not asked for a schema
-            self._read = self._plan
+            _ = self._plan
 
-    @property
+    @functools.cached_property
     def _plan(self) -> ReadPlan:
         from towline.spark.options import parse_options  # noqa: PLC0415 - discovery imports this module: keep it light
 
-        return self._read or parse_options(self.options)
+        return parse_options(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -75,14 +75,14 @@ class MqttDataSource(DataSource):
         """Make the reader of a stream; called in two processes, so nothing connects."""
         from towline.spark.reader import MqttStreamReader  # noqa: PLC0415 - see above
 
-        return MqttStreamReader(_fitted(self, schema))
+        return MqttStreamReader(self._fitted(schema))
 
     @one_line
     def reader(self, schema: StructType) -> MqttBatchReader:
         """Make the reader of a range of offsets."""
         from towline.spark.reader import MqttBatchReader  # noqa: PLC0415 - see above
 
-        return MqttBatchReader(_fitted(self, schema))
+        return MqttBatchReader(self._fitted(schema))
 
     @one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
@@ -98,21 +98,20 @@ class MqttDataSource(DataSource):
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
+    def _fitted(self, schema: StructType) -> ReadPlan:
+        """The plan, or why it is refused; of a table Spark makes a source without having asked for its schema."""
+        from dataclasses import replace  # noqa: PLC0415 - see above
 
-def _fitted(source: MqttDataSource, schema: StructType) -> ReadPlan:
-    """The plan, or why it is refused; of a table Spark makes a source without having asked for its schema."""
-    from dataclasses import replace  # noqa: PLC0415 - see above
+        from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
 
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
+        from towline.schema import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
+        from towline.spark.link import GatewayPlace, ReadPlan  # noqa: PLC0415 - see above
 
-    from towline.schema import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
-    from towline.spark.link import GatewayPlace, ReadPlan  # noqa: PLC0415 - see above
-
-    try:
-        plan = source._plan  # noqa: SLF001 - a part of it
-    except ConfigError as error:
-        return ReadPlan(GatewayPlace(""), refused=error)
-    if to_arrow_schema(schema, timezone="UTC").equals(TIMED_SCHEMA if plan.event_time else ROW_SCHEMA):
-        return plan
-    what, do = "the schema of this source is fixed", "Leave out schema() and select columns."
-    return replace(plan, refused=ConfigError("TL-C24", 'format("mqtt")', what, do))
+        try:
+            plan = self._plan
+        except ConfigError as error:
+            return ReadPlan(GatewayPlace(""), refused=error)
+        if to_arrow_schema(schema, timezone="UTC").equals(TIMED_SCHEMA if plan.event_time else ROW_SCHEMA):
+            return plan
+        what, do = "the schema of this source is fixed", "Leave out schema() and select columns."
+        return replace(plan, refused=ConfigError("TL-C24", 'format("mqtt")', what, do))
