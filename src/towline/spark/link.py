@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 
 _PAUSE_S = 0.1
-_NO_ACCESS = Access()
 
 #: ``committed``, ``earliest``, ``latest`` or an offset.
 Start = str | int
@@ -54,7 +53,7 @@ class GatewayPlace:
 
     text: str
     settings: str = ""
-    access: Access = _NO_ACCESS
+    access: Access = field(default_factory=Access)
     ticket_s: float = DEFAULT_VALID_S
     ticket: str = field(default="", repr=False)
     authority: str = ""

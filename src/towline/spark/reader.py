@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ from towline.threads import later
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
-    from types import FrameType
 
     import pyarrow as pa
 
@@ -128,11 +126,10 @@ def end_in_order() -> None:
     Spark sends SIGTERM twice, two milliseconds apart, and Python would die at the first: the handler ignores the
     second one, so that the lease is given back. Only in the runner: elsewhere the signal is not ours.
     """
-    if not is_runner() or threading.current_thread() is not threading.main_thread():
+    if not is_runner():
         return
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        del frame
+    def leave(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise SystemExit(0)
 
@@ -169,11 +166,10 @@ class Cut:
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
         if self._safe != here:
-            if self._checkpoint.ends_at(here.to_json(), done=True):
-                self._checkpoint.sync()
+            if self._synced(here, done=True, machine=wait):
                 self._safe = here
             else:
-                self._safe = self._synced(here, wait=wait)
+                self._follow(here)
         return self._safe
 
     def remember(self, there: Position) -> None:
@@ -182,23 +178,24 @@ class Cut:
         Raises:
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
-        if self._checkpoint.ends_at(there.to_json(), done=False):
-            self._checkpoint.sync()
-        else:
-            os.sync()
+        self._synced(there, done=False, machine=True)
 
-    def _synced(self, here: Position, *, wait: bool) -> Position:
-        """The newest place that was asked for before a sync of the machine that has ended."""
-        if wait:
+    def _synced(self, place: Position, *, done: bool, machine: bool) -> bool:
+        """Sync the checkpoint if it says so of a place, else the machine if that may be; whether it is durable now."""
+        if known := self._checkpoint.ends_at(place.to_json(), done=done):
+            self._checkpoint.sync()
+        elif machine:
             os.sync()
-            return here
-        now, safe = time.monotonic(), self._safe
+        return known or machine
+
+    def _follow(self, here: Position) -> None:
+        """Take the newest place that was asked for before a sync of the machine that has ended, and begin the next."""
+        now = time.monotonic()
         if self._sync is not None and self._sync[1].done():
-            safe, took_s = self._sync[0], self._sync[1].result()
+            self._safe, took_s = self._sync[0], self._sync[1].result()
             self._sync, self._rests_until = None, now + max(_EVERY_S, took_s / _SHARE) - took_s
-        if self._sync is None and safe != here and now >= self._rests_until:
+        if self._sync is None and self._safe != here and now >= self._rests_until:
             self._sync = here, later(_sync_machine, "sync")
-        return safe
 
 
 def _sync_machine() -> float:
@@ -217,8 +214,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Streams inboxes: offsets are journal offsets, reads are repeatable [I4].
 
     ``start`` of `latestOffset` is the end of the last batch whose commit-log entry is written; it alone moves the
-    committed watermarks, and only as far as the entry survives a power failure (`Cut`) [I5]. ``commit``
-    comes late and never for the last batch, ``stop`` may come with a batch uncommitted: neither moves anything.
+    committed watermarks, and only as far as the entry survives a power failure (`Cut`) [I5]. ``commit``, which comes
+    late and never for the last batch, is not needed; ``stop`` may come with a batch uncommitted and moves nothing.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
@@ -328,9 +325,6 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             watermark_ms = self._watermark(there)
             slices = [replace(part, watermark_ms=watermark_ms) for part in slices]
         return slices
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
 
     def stop(self) -> None:
         """Give the leases back; a batch may be uncommitted, so no watermark moves."""
