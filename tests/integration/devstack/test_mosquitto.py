@@ -174,7 +174,7 @@ def test_a_recycled_pid_is_not_killed(tmp_path: Path) -> None:
     broker = Mosquitto(tmp_path)
     with broker:
         state = json.loads(broker._state_file.read_text())
-    state["process"] = {"pid": os.getpid(), "started": "another boot:1"}
+    state["process"] = {"pid": os.getpid(), "started": 1, "host": "here"}
     broker._state_file.write_text(json.dumps(state))
     assert not broker.running
     broker.stop()
