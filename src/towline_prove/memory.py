@@ -119,8 +119,11 @@ class Look:
     kilobytes: int
 
     @classmethod
-    def at(cls, rig: Rig) -> Look:
-        """What there is now; asks for ``jcmd``."""
+    def at(cls, rig: Rig) -> Look | None:
+        """What there is now; None while no JVM answers ``jcmd``, as after a kill."""
+        heap_mb = _heap_mb(rig)
+        if heap_mb is None:
+            return None
         memory: dict[str, int] = {}
         for pid in rig.bridge.everyone():
             role = processes.role_of(pid).value
@@ -128,20 +131,23 @@ class Look:
         files = [path for path in (rig.directory / "state").rglob("*") if path.is_file()]
         kilobytes = sum(path.stat().st_size for path in files if path.exists()) // 1000
         megabytes = {role: round(size / 1e6, 1) for role, size in sorted(memory.items())}
-        return cls(rig.batches, megabytes, _heap_mb(rig), len(files), kilobytes)
+        return cls(rig.batches, megabytes, heap_mb, len(files), kilobytes)
 
 
-def _heap_mb(rig: Rig) -> float:
+def _heap_mb(rig: Rig) -> float | None:
     """What lives in the heap; collects all garbage first."""
     jvm = rig.bridge.find(processes.Role.JVM)
-    assert jvm is not None
+    if jvm is None:
+        return None
     for command in ("GC.run", "GC.heap_info"):
-        said = subprocess.run(["jcmd", str(jvm.pid), command], check=True, capture_output=True, text=True).stdout
-    return round(sum(int(used) for used in _USED.findall(said)) / 1000, 1)
+        answer = subprocess.run(["jcmd", str(jvm.pid), command], check=False, capture_output=True, text=True)
+        if answer.returncode:
+            return None
+    return round(sum(int(used) for used in _USED.findall(answer.stdout)) / 1000, 1)
 
 
 def growth(looks: Sequence[Look]) -> list[str]:
-    """What has grown between a tenth of a run and its end, and may not."""
+    """What has grown between a tenth of the looks and the last one, and may not."""
     settled, last = looks[len(looks) // 10], looks[-1]
     problems = [
         f"{role} grew from {settled.memory_mb[role]:.0f} to {now:.0f} MB"

@@ -403,6 +403,6 @@ class _Running:
     def _look(self) -> None:
         looks, scenario = self._run.looks, self._scenario
         due = len(looks) * scenario.messages < self._moment.offered * scenario.looks
-        if due and self._rig.bridge.find(Role.JVM) is not None:  # after a kill there is none for a while
-            looks.append(Look.at(self._rig))
-            self._stage.step("look", str(looks[-1]))
+        if due and (look := Look.at(self._rig)) is not None:
+            looks.append(look)
+            self._stage.step("look", str(look))
