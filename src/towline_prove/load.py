@@ -340,7 +340,7 @@ class _Load:
         """Publish until everything is answered, time is up or `stop` is set."""
         publishing = asyncio.gather(*map(self._publish, self._senders))
         while not publishing.done() and self._elapsed < self._plan.seconds and not (stop is not None and stop.is_set()):
-            await asyncio.wait([publishing], timeout=_TICK_S)
+            await asyncio.wait([publishing], timeout=_RETRY_S)
         publishing.cancel()  # nothing, where it is done
         with suppress(asyncio.CancelledError):
             await publishing
