@@ -32,9 +32,9 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable, Journa
 from towline.gateway.access import REFUSALS
 from towline.gateway.client import Lease, interruptible
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.kafka.pace import BatchLimit
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import GATEWAYS_OPTION, JournalPlace, Position, check_distinct
+from towline.spark.pace import BatchLimit
 from towline.spark.reader import Slice, divided, ranges_between, slices_of
 from towline.spark.tally import pace_of
 from towline.threads import guarded_thread, later

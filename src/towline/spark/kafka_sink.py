@@ -39,8 +39,8 @@ from towline.kafka.delivery import (
 )
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
-from towline.kafka.pace import WritePace
 from towline.sinks import Task, check_append, column_types, lower_case
+from towline.spark.pace import WritePace
 from towline.spark.session import check_pyspark
 from towline.spark.tally import BatchResult, SinkNote, pace_of
 from towline.spark.tasks import BATCH_ID, SPECULATION, SinkWriter, TaskAnswer, settle, task_property

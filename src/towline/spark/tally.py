@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from towline.checkpoint import SINK_NOTE
 from towline.errors import JournalError
 from towline.kafka.markers import BEFORE_FIRST, MarkerStep, MarkerTotals
-from towline.kafka.pace import WritePace
+from towline.spark.pace import WritePace
 from towline.timing import BATCHES, Histogram
 
 if TYPE_CHECKING:

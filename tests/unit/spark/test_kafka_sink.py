@@ -14,9 +14,9 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, BatchOrigin, Delivered, ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
-from towline.kafka.pace import WritePace
 from towline.spark import kafka_sink
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, log_outcome
+from towline.spark.pace import WritePace
 from towline.spark.tally import SinkNote, pace_of
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}

@@ -22,8 +22,8 @@ from tests.unit.spark.reading import ALL, offset, table
 from towline.checkpoint import Checkpoint
 from towline.errors import Fenced, JournalError
 from towline.gateway.client import GatewayClient, Lease
-from towline.kafka.pace import FIRST, WritePace
 from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.pace import FIRST, WritePace
 from towline.spark.reader import MqttStreamReader
 from towline.spark.tally import SinkNote
 

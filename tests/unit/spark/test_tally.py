@@ -11,8 +11,8 @@ import pytest
 from towline.checkpoint import SINK_NOTE, Checkpoint
 from towline.errors import JournalError
 from towline.kafka.markers import MarkerStep, MarkerTotals
-from towline.kafka.pace import WritePace
 from towline.spark import tally
+from towline.spark.pace import WritePace
 from towline.spark.tally import BatchResult, SinkNote, pace_of
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from towline.kafka.columns import Columns
 from towline.kafka.options import SinkSettings
-from towline.kafka.pace import FIRST, GROWTH, LATENCY_S, LEAST, BatchLimit, WritePace
 from towline.kafka.producers import clock
 from towline.kafka.screening import RecordCheck
+from towline.spark.pace import FIRST, GROWTH, LATENCY_S, LEAST, BatchLimit, WritePace
 
 BUDGET_S = 15.0
 FULL = 64 << 20
