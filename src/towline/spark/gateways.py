@@ -55,6 +55,8 @@ TAKEOVER_S = 5.0
 #: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
 #: once. So much may a batch wait for the gateways beside the first that answered.
 GRACE_S: Final = 0.02
+#: The same for a gateway that is known to have rows, in seconds: its answer may come from far away.
+FAR_S: Final = 1.0
 #: How long a new query waits for the other gateways once one has answered, and a query that starts again for the first,
 #: in seconds.
 MEET_S: Final = 5.0
@@ -326,7 +328,7 @@ class BatchPlanner:
         Raises:
             TowlineError: What the first of those that are away says, if all are.
         """
-        self._ask({}, PATIENCE_S)
+        self._ask({}, PATIENCE_S, MEET_S)
         if all(one.absence or not one.entry for one in self.gateways):
             silence = GatewayUnreachable("TL-G01", self.gateways[0].place.text, "no gateway answers", "Is it running?")
             raise next((one.absence.error for one in self.gateways if one.absence), silence)
@@ -417,8 +419,7 @@ class BatchPlanner:
                     raise
                 return None  # the next poll tells it
 
-        # A gateway gives one row also where none is asked for: at the end of the query.
-        offers = {one: offer for one, offer in offers.items() if offer.rows and questions[one].max_rows != 0}
+        offers = {one: offer for one, offer in offers.items() if _useful(questions[one], offer)}
         taken = share(offers, self._left_out, limits, ask)
         self._left_out = Counter({one: self._left_out[one] + 1 for one in offers.keys() - taken.keys()})
         if self._pace and taken:
@@ -435,16 +436,24 @@ class BatchPlanner:
         place = self._place_of(gateway.entry, self.planned[1]) if self.planned and gateway.entry else None
         return max(0, gateway.tip - place.offset) if place else 0
 
-    def _ask(self, questions: Mapping[SourceGateway, Question], patience_s: float) -> dict[SourceGateway, Offer]:
+    def _ask(
+        self, questions: Mapping[SourceGateway, Question], patience_s: float, grace_s: float = 0.0
+    ) -> dict[SourceGateway, Offer]:
         """Commit at each gateway and wait until one has rows; without questions, until one is there.
 
-        Without patience, until each that has a question and is not away has answered. A poll with the same question
-        that is on its way from the call before is waited for. One that has ended is asked again, whatever it found: its
-        gateway may have gone since, and the batch with it. Those that were never met are looked for beside.
+        The others then have a grace, at least `grace_s` seconds. Without patience, until each that has a question and
+        is not away has answered. A poll with the same question that is on its way from the call before is waited for.
+        One that has ended is asked again, whatever it found: its gateway may have gone since, and the batch with it.
+        Those that were never met are looked for beside.
         """
         asked = {**dict.fromkeys(one for one in self.gateways if not one.entry), **questions}
         deadline = time.monotonic() + (patience_s or PATIENCE_S)
         offers: dict[SourceGateway, Offer] = {}
+
+        def over_due(one: SourceGateway) -> bool:
+            has_rows = one in questions and one.tip > questions[one].here.offset
+            return now - one.began >= max(grace_s, FAR_S if has_rows else GRACE_S)
+
         self._heard(asked)
         while True:
             for one in asked.keys() - offers.keys():
@@ -453,10 +462,10 @@ class BatchPlanner:
             now = time.monotonic()
             polls = [one for one in questions or asked if one.poll and not one.absence]
             if questions:
-                news, grace_s = any(offer.rows for offer in offers.values()), GRACE_S
+                news = any(_useful(questions[one], offer) for one, offer in offers.items())
             else:
-                news, grace_s = any(one.entry and not one.absence for one in self.gateways), MEET_S
-            over = all(now - one.began >= grace_s for one in polls) if news else not patience_s and not polls
+                news = any(one.entry and not one.absence for one in self.gateways)
+            over = all(map(over_due, polls)) if news else not patience_s and not polls
             if over or now >= deadline:
                 return offers
             # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
@@ -582,6 +591,11 @@ class BatchPlanner:
 
 def _still_needed(code: str, gateway: str, what: str, do: str) -> ConfigError:
     return ConfigError(code, GATEWAYS_OPTION, f'gateway "{gateway}" is no longer in the list, and {what}', do)
+
+
+def _useful(question: Question, offer: Offer) -> bool:
+    """Whether a batch can have rows of an offer: a gateway gives one row also where a query that is at its end asks."""
+    return bool(offer.rows) and question.max_rows != 0
 
 
 def _least(*limits: int | None) -> int | None:

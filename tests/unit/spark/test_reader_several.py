@@ -19,6 +19,7 @@ from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, t
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
 from towline.spark import gateways
+from towline.spark.gateways import Offer, Question, SourceGateway
 from towline.spark.reader import MqttStreamReader, Slice
 
 __all__ = ["new_reader", "quick", "two"]
@@ -100,6 +101,68 @@ def test_huge_messages_come_one_after_the_other(two: tuple[Served, Served], new_
     second = stream.latestOffset(first, ReadMaxRows(100))
     assert sorted(ends(first).values()) == [0, 1]
     assert ends(second) == {"g1": 1, "g2": 1}
+
+
+def test_a_gateway_that_is_far_away_has_its_share(
+    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer takes longer than that of a gateway without rows may take."""
+    far_away(monkeypatch, "g2")
+    stream = new_reader(max_rows=100)
+    for one in two:
+        one.add(1000)
+    at = stream.initialOffset()
+    for _ in range(3):
+        at = stream.latestOffset(at, ReadMaxRows(100))
+    assert all(ends(at).values()), "both are carried"
+
+
+def test_a_query_with_an_end_waits_for_a_gateway_that_is_far_away(
+    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one, which is at its end, takes in more meanwhile."""
+    far_away(monkeypatch, "g2")
+    stream = new_reader(max_rows=50)
+    two[1].add(100)
+    two[0].add(1)
+    at = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    two[0].add(100)
+    at = until(stream, at, lambda place: ends(place)["g1"] == 1, ReadMaxRows(50))
+    while (end := stream.latestOffset(at, ReadMaxRows(50))) != at:
+        at = end
+    assert ends(at) == {"g1": 1, "g2": 100}
+
+
+def test_a_gateway_that_hangs_does_not_hold_up_a_restart(
+    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = new_reader()
+    at = first.latestOffset(first.initialOffset(), ALL)
+    first.stop()
+    two[0].add(3)
+    monkeypatch.setattr(gateways, "MEET_S", 20.0)
+    hung, call = threading.Event(), SourceGateway._call
+    monkeypatch.setattr(
+        SourceGateway, "_call", lambda self, do: hung.wait(30) if self.place.text.endswith("g2") else call(self, do)
+    )
+    stream, began = new_reader(), time.monotonic()
+    until(stream, at, lambda place: ends(place)["g1"] == 3)
+    hung.set()
+    assert time.monotonic() - began < 10
+
+
+def far_away(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the answers of a gateway take longer than a poll of one without rows is waited for."""
+    monkeypatch.setattr(gateways, "GRACE_S", 0.05)
+    wait = SourceGateway.wait
+
+    def slowly(self: SourceGateway, question: Question, timeout_s: float) -> Offer:
+        if self.place.text.endswith(name):
+            time.sleep(0.3)
+        return wait(self, question, timeout_s)
+
+    monkeypatch.setattr(SourceGateway, "wait", slowly)
 
 
 def test_partitions_are_cut_the_same_way_again(two: tuple[Served, Served], new_reader: NewReader) -> None:
