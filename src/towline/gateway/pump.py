@@ -268,13 +268,15 @@ class Pump:
                     self._uplink.store()  # acknowledges what is safe
                 driver.leave()
         finally:
-            driver.disconnect()
-            if self._downlink is not None:
-                self._downlink.close()
-            while self._calls:
-                self._calls.popleft()[1].cancel()
-            self._stopped = True
-            self.heard.set()
+            try:
+                driver.disconnect()
+                if self._downlink is not None:
+                    self._downlink.close()  # raises again what has ended its outbox
+            finally:
+                while self._calls:
+                    self._calls.popleft()[1].cancel()
+                self._stopped = True
+                self.heard.set()
         if driver.fatal is not None:
             raise driver.fatal
 

@@ -59,10 +59,14 @@ class WantedFilters:
         self._handle = handle
         #: The change that was asked for last: its name, and its filters.
         self._change = ("", settings.filters)
+        #: Those of the next session.
+        self._wanted = settings.filters
 
     def of(self, former: Session | None) -> tuple[Filter, ...]:
         """What a session that follows another is to be subscribed to: what was refused is wanted no more."""
-        return self._change[1] if former is None or former.refusal is None else former.config.filters
+        if former is not None and former.refusal is not None:
+            self._wanted = former.config.filters
+        return self._wanted
 
     def ask(self, change: str, filters: Sequence[Filter], session: Session) -> dict[str, str]:
         """Want these filters; with the same name and filters it is asked how far the change is.
@@ -74,7 +78,7 @@ class WantedFilters:
         """
         wanted = self._settings.model_copy(update={"subscriptions": tuple(filters)}).filters
         if (change, wanted) != self._change:
-            self._change = (change, wanted)
+            self._change, self._wanted = (change, wanted), wanted
             self._handle(Want(wanted, or_back=True))
         if not session.subscribed:
             return {"state": ChangeState.ASKED.value, "text": ""}

@@ -28,6 +28,7 @@ SETTINGS = {
 PROGRAM = """
 import sys
 from towline.gateway import process
+from towline.net.driver import SessionDriver
 from towline.gateway.process import main
 def fail(*_, **__):
     raise RuntimeError("can't start new thread")
@@ -45,7 +46,10 @@ def started(state_dir: Path, program: str, log: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("broken", ["process.InboxService = fail", "process.Pump._turn = fail"])
+@pytest.mark.parametrize(
+    "broken",
+    ["process.InboxService = fail", "process.Pump._turn = fail", "process.Pump._turn = SessionDriver.disconnect = fail"],
+)
 def test_what_nobody_foresaw_ends_it_with_a_word(tmp_path: Path, broken: str) -> None:
     """A service that does not come up used to leave a gateway that receives and that nobody can reach."""
     state_dir, log = tmp_path / "state", tmp_path / "gateway-telemetry.log"
