@@ -444,7 +444,7 @@ class Pump:
         client_id = self._settings.mqtt_client_id
         self._driver.leave()
         try:
-            end_session(self._connection, client_id)
+            end_session(self._connection, client_id, self._stopping.is_set)
             self._inbox.set_session({})
         except (BrokerError, ConfigError, JournalFull) as error:
             drain.put_off(time.monotonic())
@@ -459,7 +459,7 @@ class Pump:
     def _end_given_up(self, client_id: str) -> None:
         """End the session of a client id that was given up, so that it collects nothing more; tried once a start."""
         try:
-            end_session(self._connection, client_id)
+            end_session(self._connection, client_id, self._stopping.is_set)
         except (BrokerError, ConfigError) as error:
             what = f'the session of client id "{client_id}", which was given up, is not ended: {error}'
             self._log.warning(what, code="TL-G59")

@@ -19,15 +19,16 @@ is for the user to say.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from towline.errors import ConfigError
+from towline.errors import ConfigError, Unreachable
 from towline.mqtt.events import Event, Filter, Want
 from towline.mqtt.session import Session
-from towline.net.client import Client
-from towline.net.settings import ClientSettings, ConnectionSettings
+from towline.net.driver import Hooks, SessionDriver
 
 if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _PROBES: Final = 4
 #: Pause before another try to end the session, in seconds.
 _AGAIN_S: Final = 2.0
+#: Patience in seconds with a broker whose session is to be ended.
+_ENDING_S: Final = 10.0
 
 
 class ChangeState(StrEnum):
@@ -172,19 +175,39 @@ def drainable(settings: GatewaySettings) -> None:
         raise ConfigError("TL-G57", settings.name, what, do)
 
 
-def end_session(connection: BrokerConnection, client_id: str) -> None:
-    """End a session at every broker where one may be; nobody may be connected with its client id.
+def end_session(connection: BrokerConnection, client_id: str, cancelled: Callable[[], bool]) -> None:
+    """End a session at every broker where one may be.
 
     A CONNECT with Clean Start discards the session that is there [MQTT-3.1.2-4], and CONNACK says that it is done; with
     expiry 0 (MQTT 3.x: CleanSession 1) the one that it makes ends with the connection.
+
+    Args:
+        connection: How to get there.
+        client_id: Whose session; nobody may be connected with it.
+        cancelled: Whether to give it up.
 
     Raises:
         BrokerError: It is not known to be ended.
         ConfigError: A broker can't be reached as configured.
     """
-    given = {name: getattr(connection.settings, name) for name in ConnectionSettings.model_fields if name != "will"}
-    own = {name: value for name, value in given.items() if value is not None}
-    settings = ClientSettings(**own, session_expiry_s=0)
+    session = connection.settings.session(
+        client_id, connection.session.where, will=None, session_expiry_s=0, clean_start=True, durable=False
+    )
+    ending = replace(connection, session=session)
+    # Nothing is received, and nothing is to be remembered.
+    hooks = Hooks(new_session=lambda level: Session(ending.session_at(level)), perform=lambda _: None)
     places = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
     for brokers in places:
-        Client(brokers, client_id=client_id, settings=settings).close()
+        driver = SessionDriver(replace(ending, brokers=brokers), hooks)
+        deadline = time.monotonic() + _ENDING_S
+        try:
+            while not driver.online:
+                if driver.fatal is not None:
+                    raise driver.fatal
+                if cancelled() or time.monotonic() >= deadline:
+                    what = "the broker did not let the session be ended in time"
+                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
+                driver.turn(time.monotonic() + 0.1)
+            driver.leave()
+        finally:
+            driver.dispose()

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt5 import PingRespPacket, PublishPacket, UnsubAckPacket, UnsubAckReasonCode, UnsubscribePacket
+from mqtt5 import (
+    ConnAckPacket,
+    ConnAckReasonCode,
+    ConnectPacket,
+    PingRespPacket,
+    PublishPacket,
+    UnsubAckPacket,
+    UnsubAckReasonCode,
+    UnsubscribePacket,
+)
 
 from tests.helpers import read_all
 from tests.unit.gateway.brokered import Broker, turn
-from towline.errors import ConfigError
+from towline.errors import ConfigError, Unreachable
 from towline.gateway.pump import Pump
-from towline.gateway.sessions import Drain, DrainStep, drainable
+from towline.gateway.sessions import Drain, DrainStep, drainable, end_session
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
+from towline.threads import later
 
 FACTS: dict[str, Any] = {"came": (1, 5, 0), "subscribed": False, "probed": True, "owing": False}
 
@@ -85,6 +96,32 @@ def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:
         drainable(GatewaySettings.model_validate(given | {"brokers": "mqtt://a,mqtt://b"}))
     one = {"brokers": "mqtt://a,mqtt://b", "brokers_share_sessions": True}
     drainable(GatewaySettings.model_validate(given | one))
+
+
+def test_a_broker_that_is_busy_is_asked_again_to_end_a_session(tmp_path: Path, broker: Broker) -> None:
+    """And one that says nothing is given up when that is wanted, whatever the time to connect."""
+    given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "brokers": broker.url, "connect_timeout_s": 30}
+    connection = GatewaySettings.model_validate(given | {"subscriptions": [{"pattern": "t"}]}).connection
+    answers = [ConnAckReasonCode.SERVER_BUSY, ConnAckReasonCode.SUCCESS]
+
+    def answer() -> None:
+        for reason in answers:
+            line, _ = broker.listener.accept()
+            connect = next(one for one in read_all(line.recv(4096)) if isinstance(one, ConnectPacket))
+            assert (connect.clean_start, connect.session_expiry_interval) == (True, 0)
+            line.sendall(ConnAckPacket(reason_code=reason).write())
+            lines.append(line)
+
+    lines = list[socket.socket]()
+    answering = later(answer, "broker")
+    end_session(connection, "g", lambda: False)
+    answering.result(10)
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="TL-M03"):
+        end_session(connection, "g", lambda: time.monotonic() > began + 0.3)
+    assert time.monotonic() - began < 10
+    for line in lines:
+        line.close()
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def test_what_is_refused_is_told_when_the_filters_before_are_there_again(line: L
     assert [one.pattern for one in line.filters.of(line.session)] == ["a/#", "b"]
     line.session = online(replace(CONFIG, filters=line.filters.of(line.session)))
     assert line.ask("1", [A, B, {"pattern": "c", "qos": 0}])["state"] == "refused", "of the session after it too"
+    assert [one.pattern for one in line.filters.of(line.session)] == ["a/#", "b"], "and the one after that"
 
 
 def test_without_a_connection_it_is_wanted_with_the_next(line: Line) -> None:

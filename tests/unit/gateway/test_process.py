@@ -48,7 +48,11 @@ def started(state_dir: Path, program: str, log: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     "broken",
-    ["process.InboxService = fail", "process.Pump._turn = fail", "process.Pump._turn = SessionDriver.disconnect = fail"],
+    [
+        "process.InboxService = fail",
+        "process.Pump._turn = fail",
+        "process.Pump._turn = SessionDriver.disconnect = fail",
+    ],
 )
 def test_what_nobody_foresaw_ends_it_with_a_word(tmp_path: Path, broken: str) -> None:
     """A service that does not come up used to leave a gateway that receives and that nobody can reach."""

@@ -56,7 +56,7 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
             for one in read_clients(settings.state_dir):  # a drained gateway has left no session
                 if one.ended is None:
                     end_running(settings.state_dir)
-                    end_session(settings.connection, one.client_id)
+                    end_session(settings.connection, one.client_id, lambda: False)
                     end_client(settings.state_dir, one.client_id, "discarded")
         (bridge.state_dir / SCRATCH).mkdir(mode=0o700, exist_ok=True)
         # At once: a part of a journal would be a damaged one.
