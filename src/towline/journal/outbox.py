@@ -21,7 +21,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from annotated_types import Ge, Len
 
@@ -448,6 +448,9 @@ class Batch:
         attempt: Names one run through the rows, from the first on: another run may have them in another order. Empty
             for a batch that comes whole.
     """
+
+    #: Of requests that name one.
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"extra": "forbid"}
 
     writer: Annotated[str, Len(1, 256)]
     number: Annotated[int, Ge(0)]

@@ -141,7 +141,7 @@ class AtLeastOnce(Delivery):
             except AttemptFailed as problem:
                 lessons.take(problem)
                 if not copies.complete():
-                    raise
+                    raise problem.final from None
 
     def _write(
         self, client: producers.KafkaProducer, screen: RecordCheck, batches: Iterable[Any], lessons: Lessons
@@ -341,7 +341,7 @@ class _Batch:
                     continue
                 tries_left -= problem.rate is None
                 if not tries_left or (problem.rate is not None and not self._slowed(problem.rate)):
-                    raise
+                    raise problem.final from None
                 screening.forget(self.sink.settings)
 
     def _slowed(self, rate: float) -> bool:

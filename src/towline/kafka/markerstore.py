@@ -20,7 +20,7 @@ from towline.kafka.admin import KafkaAdmin, comes, watermarks
 from towline.kafka.clientconfig import connect, lent
 from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
-from towline.kafka.producers import Transactional
+from towline.kafka.producers import AttemptFailed, Transactional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -233,6 +233,8 @@ class MarkerStore:
             producer.begin()
             producer.mark(self.topic, partition, self.key(partition), marker)
             producer.commit()
+        except AttemptFailed as problem:
+            raise problem.final from None
         finally:
             producer.close()
         return marker

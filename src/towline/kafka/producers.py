@@ -242,6 +242,11 @@ class AttemptFailed(KafkaError):
         super().__init__(error.code, error.where, error.what, error.do)
         self.refused, self.rate = refused, rate
 
+    @property
+    def final(self) -> KafkaError:
+        """What is raised where no other attempt follows: Spark's text of an error names its class."""
+        return KafkaError(*self.args)
+
 
 class Transactional(KafkaProducer):
     """A producer with a transactional id, which says whom it fences; raises as `KafkaProducer` and `start`."""

@@ -355,11 +355,11 @@ class Lessons:
             KafkaError: The problem, if nothing was refused or nothing new can be learned; TL-K29, too many kinds are.
         """
         if (failed := problem.refused) is None:
-            raise problem
+            raise problem.final from None
         if self.unclear is not None:
             self.conclude(failed)
         else:
-            self._final, self.unclear = KafkaError(*problem.args), failed
+            self._final, self.unclear = problem.final, failed
             if self.large and self._changed(failed.topic):
                 self.unclear = None
 

@@ -44,7 +44,7 @@ T = TypeVar("T")
 READ_BYTES: Final = 1 << 20
 #: How often a wait asks whether it should be given up, in seconds.
 _STEP: Final = 0.1
-#: Seconds after which a step that nobody waits for any more ends; who waits says first that the time is over.
+#: Seconds after which an attempt that nobody waits for any more ends; who waits says first that the time is over.
 _LEFT_BEHIND_S: Final = 5.0
 #: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
 SUBPROTOCOL: Final = "mqtt"
@@ -76,7 +76,7 @@ def within(
         BaseException: Whatever `call` raises.
     """
     end = time.monotonic() + timeout_s
-    running = later(call, "towline-connect")
+    running = _running(call)
     while True:
         given_up, left = cancelled(), end - time.monotonic()
         if given_up or left <= 0:
@@ -84,6 +84,19 @@ def within(
             raise TimeoutError("given up" if given_up else f"no answer within {timeout_s:g} s")
         if wait([running], min(left, _STEP)).done:
             return running.result()
+
+
+def _running(call: Callable[[], T]) -> Future[T]:
+    """A call on a thread of its own, or here where there is none to be had: at a limit, or as CPython 3.12 exits."""
+    try:
+        return later(call, "towline-connect")
+    except RuntimeError:
+        done = Future[T]()
+        try:
+            done.set_result(call())
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            done.set_exception(error)
+        return done
 
 
 def _discarded(running: Future[T], discard: Callable[[T], object]) -> None:
@@ -413,7 +426,7 @@ def connect(
     def opened() -> Transport:
         with contextlib.ExitStack() as undo:
             sock = undo.enter_context(way.proxied(proxy) if proxy else way.straight())
-            sock.settimeout(timeout_s + _LEFT_BEHIND_S)
+            sock.settimeout(way.left_s())
             if endpoint.scheme != "unix":
                 _tune(sock, keep_alive_s)
             if tls and context:
@@ -434,16 +447,23 @@ Address: TypeAlias = tuple[int, Any]
 
 
 class _Way:
-    """The steps of one connection; each blocks, and says first what an error means from then on (`problem`)."""
+    """The steps of one connection; each blocks, and says first what an error means from then on (`problem`).
+
+    All of them end `timeout_s` seconds after it was made.
+    """
 
     def __init__(self, endpoint: Endpoint, source: str | None, timeout_s: float) -> None:
         self._endpoint = endpoint
         self._where = str(endpoint)
         self._source = source
-        self._timeout_s = timeout_s
+        self._ends = time.monotonic() + timeout_s
         #: Of single addresses.
         self._failures: list[BaseException] = []
         self.problem: Callable[[Exception], TowlineError] = self._no_address
+
+    def left_s(self) -> float:
+        """Seconds that are left, more than none."""
+        return max(0.01, self._ends - time.monotonic())
 
     def straight(self) -> socket.socket:
         """Connect to a Unix socket, or to the first address of a name that answers."""
@@ -474,8 +494,9 @@ class _Way:
         waiting, running = deque(addresses), set[Future[socket.socket]]()
         while waiting or running:
             if waiting:
-                attempt = partial(_connected, *waiting.popleft(), self._source, self._timeout_s)
-                running.add(later(attempt, "towline-connect"))
+                running.add(_running(partial(_connected, *waiting.popleft(), self._source, self.left_s())))
+                if time.monotonic() > self._ends:
+                    waiting.clear()
             done, running = wait(running, STAGGER if waiting else None, FIRST_COMPLETED)
             for ended in done:
                 if error := ended.exception():
@@ -516,7 +537,7 @@ class _Way:
         self.problem = problem
         kind = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
         connector = Connector(kind, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
-        own: dict[str, Any] = {"timeout": self._timeout_s, "local_addr": (self._source, 0) if self._source else None}
+        own: dict[str, Any] = {"timeout": self.left_s(), "local_addr": (self._source, 0) if self._source else None}
         try:
             return connector.connect(self._endpoint.host, self._endpoint.port, **own)
         except python_socks.ProxyError as error:  # no OSError
@@ -561,6 +582,7 @@ class _Way:
         sock.sendall(framing.opening())
         early = b""
         while not framing.open:
+            sock.settimeout(self.left_s())
             early, answer = framing.take(sock.recv(READ_BYTES))
             sock.sendall(answer)
         if framing.ended is not None:

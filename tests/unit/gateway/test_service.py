@@ -285,6 +285,7 @@ SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
         ("refused", {"do": "burn", "at": 0}, "\"do\" is not accepted: .* 'page', 'replay' or 'drop'"),
         ("place", {"batch": {"writer": "q/0", "number": -1}}, '"batch.number" is not accepted: .* equal to 0'),
         ("place", {"batch": {"writer": "", "number": 0}}, '"batch.writer" is not accepted: .* at least 1 character'),
+        ("place", {"batch": {"writer": "q/0", "number": 1, "x": 1}}, '"batch.x" is not accepted: '),
         ("sign", {**SIGN, "ranges": []}, '"ranges" is not accepted: .* at least 1 item'),
         ("sign", {**SIGN, "ranges": [[0, 1]]}, '"ranges.0.2" is not accepted: .*required'),
         ("sign", {**SIGN, "ranges": [[0, "1", ""]]}, '"ranges.0.1" is not accepted: .* a valid integer'),

@@ -114,8 +114,9 @@ def test_whatever_becomes_of_all_calls_every_row_is_there_once(
 
 def test_a_batch_gets_three_producers_and_then_spark_decides(memory: MemoryKafka) -> None:
     memory.fail("commit_transaction", *[kafka.INCONSISTENT] * 3)
-    with pytest.raises(KafkaError, match="TL-K20"):
+    with pytest.raises(KafkaError, match="TL-K20") as caught:
         write(sink(), 0, 1)
+    assert type(caught.value) is KafkaError, "Spark's text names the class"
     assert [producer.id for producer in memory.producers] == ["towline.s.0"] * 3
     memory.fail("commit_transaction", *[kafka.INCONSISTENT] * 2)
     assert write(sink(), 0, 1).rows == 1
@@ -301,8 +302,9 @@ def test_a_refusal_binds_the_run_that_met_it(memory: MemoryKafka) -> None:
 
 def test_a_refusal_that_can_not_be_written_down_is_an_error_too(memory: MemoryKafka) -> None:
     memory.fail("commit_transaction", kafka.INCONSISTENT)
-    with pytest.raises(KafkaError, match="TL-K20"):
+    with pytest.raises(KafkaError, match="TL-K20") as caught:
         write(sink(), 0, 1, partition=1)
+    assert type(caught.value) is KafkaError, "Spark's text names the class"
     assert marker() is None
     assert memory.calls.count("purge") == 1
 

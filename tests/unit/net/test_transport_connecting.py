@@ -275,6 +275,39 @@ def test_a_websocket_server_that_says_nothing() -> None:
         assert "no answer to the WebSocket's opening (no answer within 2 s)" in refusal(uri, timeout_s=2)
 
 
+def test_an_attempt_that_was_given_up_ends_though_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then of an answer without end: each attempt would leave a thread and a socket behind."""
+    monkeypatch.setattr("towline.net.connecting._LEFT_BEHIND_S", 0.2)
+    with socket.create_server((LOOPBACK, 0)) as server:
+        uri = f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
+        assert "[TL-M14]" in refusal(uri, timeout_s=0.2)
+        line, _ = server.accept()
+        with line:
+            line.recv(4096)
+            line.sendall(b"HTTP/1.1 101 x\r\nX: ")
+
+            def closed() -> bool:
+                try:
+                    line.sendall(b"x")
+                except OSError:
+                    return True
+                return False
+
+            wait_until(closed, 20)
+
+
+def test_a_connection_is_made_also_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of threads, and as an interpreter exits (CPython 3.12)."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("towline.net.connecting.later", refused)
+    with socket.create_server((LOOPBACK, 0)) as server:
+        connect(Endpoint.parse(f"mqtt://127.0.0.1:{server.getsockname()[1]}"), ClientSettings()).close()
+    assert "[TL-M01]" in refusal(f"mqtt://127.0.0.1:{free_port()}")
+
+
 @pytest.mark.parametrize("kind", [HttpProxy, SocksProxy])
 def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path) -> None:
     secret = tmp_path / "secret"
