@@ -36,7 +36,8 @@ def endpoint(
     if gateway is None:
         serving = serve(monitor, address, BridgeLines(bridge, monitor).routes())
     else:
-        line = next(line for line in bridge.lines if gateway in (line.gateway, *line.each_gateway))
+        places = [(line, {one.state_dir for one in (line.gateway, *line.each_gateway)}) for line in bridge.lines]
+        line = next(line for line, directories in places if gateway.state_dir in directories)
         facts = GatewayFacts(bridge.name, line.name, gateway.name, line.direction)
         serving = serve(GatewayMonitor(facts, gateway.state_dir, queue), address)
     with serving:

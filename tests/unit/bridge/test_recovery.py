@@ -168,10 +168,30 @@ def test_dedupe_added_or_taken_away_is_seen_before_the_start(
     assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
 
 
-def test_what_may_double_does_not_wait_for_the_batch(tmp_path: Path) -> None:
-    one = line(tmp_path, guarantee="at_least_once", more=DEDUPE)
+def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path) -> None:
+    """What it was begun by is not known: its identity is gone, and the file's dedupe is another."""
+    one = line(tmp_path, more=DEDUPE)
     batch(one, 7, 700)
-    assert examine(one, tmp_path / "b", replace(KNOWN, parallelism=0), UNDECIDED).places == at(700)
+    with pytest.raises(TowlineError, match=r"batch 8 was begun, and by other settings.*begin-again.*TL-C210"):
+        examine(one, tmp_path / "b", Identity.new("plant-7", "telemetry"), UNDECIDED)
+    assert one.checkpoint.exists()
+
+
+def test_a_change_is_taken_back_before_there_was_a_batch(tmp_path: Path) -> None:
+    """The line was cut behind the last batch for it; the gateway's watermark is behind that batch."""
+    one = line(tmp_path, 2)
+    batch(one, 7, 700)
+    (one.checkpoint / "metadata").write_text('{"id":"q1"}')
+    (one.checkpoint / "towline.topics").write_text('{"t": "id"}')
+    KNOWN.save(one.gateway.state_dir)
+    cut = examine(one, tmp_path / "b", KNOWN, read_checkpoint(one.checkpoint))
+    assert (cut.places, cut.topic_ids, cut.parallelism) == (at(700), {"t": "id"}, 2)
+    back = examine(line(tmp_path), tmp_path / "b", cut, read_checkpoint(one.checkpoint))
+    assert back == replace(cut, parallelism=1)
+    assert begin(one, back, journal(committed=650)) == 700
+    begin_again(one)
+    again = Identity.of(read(changed('name = "telemetry"', 'name = "telemetry"'), tmp_path), one)
+    assert (again.places, again.topic_ids) == (at(700), {"t": "id"}), "nothing was carried since"
 
 
 def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:

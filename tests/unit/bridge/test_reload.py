@@ -8,10 +8,12 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge, Line
+from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.recovery import examine
 from towline.bridge.runtime.reload import LineChange, changes
 from towline.bridge.uplink.query import KEPT_S, KeptRoutes, UplinkQuery
-from towline.errors import ConfigError
+from towline.errors import ConfigError, TowlineError
 
 HEAD = """
 name = "plant"
@@ -247,12 +249,10 @@ def test_a_batch_that_was_begun_is_finished_as_it_was(tmp_path: Path, more: str)
     second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=f"{own}{more}"), tmp_path)
     checkpoint, state_dir = first.uplinks[0].checkpoint, first.uplinks[0].gateway.state_dir
     began = UplinkQuery(first, first.uplinks[0]).in_force()
+    assert began._mapping == KeptRoutes.of(first.uplinks[0]).mapping
     assert (began.line, began._trigger()) == (KeptRoutes.of(first.uplinks[0]).applied(first.uplinks[0]), GOES_ON)
-    identity = Identity.of(first, first.uplinks[0]).noted(state_dir, parallelism=2)
-    for log in ("offsets", "commits"):
-        (checkpoint / log).mkdir(parents=True)
-    (checkpoint / "metadata").write_text('{"id":"q"}')
-    (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"gateways":{},"tick":0}')
+    identity = Identity.of(first, first.uplinks[0]).noted(state_dir, parallelism=2, mapping=began._mapping)
+    begin_batch(checkpoint)
     again = UplinkQuery(first, first.uplinks[0]).in_force()
     assert (again.line, again._trigger()) == (began.line, GOES_ON), "nothing has changed"
     finishing = UplinkQuery(second, second.uplinks[0]).in_force()
@@ -264,6 +264,66 @@ def test_a_batch_that_was_begun_is_finished_as_it_was(tmp_path: Path, more: str)
     assert (taken(after.line), after.line.parallelism) == (["a/# two"], second.uplinks[0].parallelism)
     assert after.line.within == second.uplinks[0].within
     assert after._trigger() == GOES_ON
+
+
+def test_a_start_without_the_checkpoint_changes_nothing_of_what_a_batch_was_begun_by(tmp_path: Path) -> None:
+    """It is brought back, as TL-B22 says, and the batch is finished as it was begun."""
+    own = 'guarantee = "exactly_once"\n'
+    first = uplink(tmp_path, route("a/#", "one", more="qos = 2"), own=own)
+    dedupe = 'dedupe = { key = "{mqtt.user.id}" }'
+    second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=own + dedupe), tmp_path)
+    mapping = KeptRoutes.of(first).mapping
+    Identity("up", "plant.up", query="q", guarantee="exactly_once", parallelism=1, mapping=mapping).save(
+        first.gateway.state_dir
+    )
+    query = UplinkQuery(second, second.uplinks[0])
+    without = query.in_force()
+    with pytest.raises(TowlineError, match="TL-B22"):
+        examine(without.line, "b", Identity.of(second, without.line), read_checkpoint(first.checkpoint))
+    begin_batch(first.checkpoint)
+    finishing = query.in_force()
+    assert finishing._trigger() == {"once": True}
+    assert (taken(finishing.line), finishing.line.within) == (["a/# one"], None)
+
+
+def test_a_batch_that_is_written_again_is_not_finished_before(tmp_path: Path) -> None:
+    """It was begun at least once and with dedupe; there is no marker of it, and Spark has no use for its state."""
+    dedupe = 'dedupe = { key = "{mqtt.user.id}" }'
+    first = uplink(tmp_path, route("a/#", "one"), own=dedupe)
+    once = 'guarantee = "exactly_once"'
+    second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=once), tmp_path)
+    mapping = KeptRoutes.of(first).mapping
+    Identity("up", "plant.up", query="q", guarantee="at_least_once", parallelism=1, mapping=mapping).save(
+        first.gateway.state_dir
+    )
+    begin_batch(first.checkpoint)
+    (first.checkpoint / "state").mkdir()
+    query = UplinkQuery(second, second.uplinks[0]).in_force()
+    assert query._trigger() == GOES_ON
+    assert (taken(query.line), query.line.within) == (["a/# two"], None)
+
+
+def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path) -> None:
+    """Messages may wait for them, in the journal or at the broker."""
+    bridge = read(HEAD + line(route("a/#", "two")), tmp_path)
+    state_dir = bridge.uplinks[0].gateway.state_dir
+    refused = '{"routes":[{"from":"a/#","topic":"one","former":1}]}'
+    identity = Identity("up", "plant.up", query="q", mapping=refused)
+    identity.save(state_dir)
+    with pytest.raises(ConfigError, match=r"routes that this version refuses.*TL-C210"):
+        UplinkQuery(bridge, bridge.uplinks[0]).in_force()
+    assert Identity.read(state_dir) == identity
+    begin_batch(bridge.uplinks[0].checkpoint)
+    with pytest.raises(ConfigError, match=r"a batch was begun.*TL-C210"):
+        UplinkQuery(bridge, bridge.uplinks[0]).in_force()
+
+
+def begin_batch(checkpoint: Path) -> None:
+    """A batch that was begun and is not done, as Spark writes it down."""
+    for log in ("offsets", "commits"):
+        (checkpoint / log).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"gateways":{},"tick":0}')
 
 
 def test_what_was_in_force_outlives_the_process(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from towline.bridge.config.model import AnyLine, Bridge
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import again_command
+from towline.bridge.lines.recovery import ResumeStep, again_command, step
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
 from towline.gateway.access import REMOTE
@@ -37,6 +37,8 @@ class LineQuery(ABC, Generic[LineT]):
     remarks: tuple[str, ...] = ()
     #: It finishes the batch that was begun, and ends.
     _finishes = False
+    #: What its batches are made by, as the identity has it before there is one; "" where that has it already.
+    _mapping = ""
 
     def __init__(self, bridge: Bridge, line: LineT) -> None:
         self.bridge = bridge
@@ -70,28 +72,35 @@ class LineQuery(ABC, Generic[LineT]):
             ConfigError: TL-C210, this version refuses the settings that a batch was begun with.
         """
         self._mended()
-        identity, decided = Identity.of(self.bridge, self.line), read_checkpoint(self.line.checkpoint).decided
-        line = self._next_line(identity, decided=decided)
-        if decided:
-            return type(self)(self.bridge, line)
-        if (begun := self._begun(identity.mapping) if identity.mapping else line) is None:
+        identity, seen = Identity.of(self.bridge, self.line), read_checkpoint(self.line.checkpoint)
+        former = self._begun(identity.mapping) if identity.mapping else None
+        if former is None and identity.mapping and not seen.decided:
             what = "a batch was begun with settings that this version refuses"
             do = f"Finish it with the version before, or begin again: {again_command(self.line, self.bridge.file)}."
             raise ConfigError("TL-C210", f'line "{self.line.name}"', what, do)
+        line, mapping = self._next(identity)
+        begun = former or line
         begun = begun.model_copy(update={"parallelism": identity.parallelism or begun.parallelism})
-        query = type(self)(self.bridge, begun)
+        if seen.decided or step(begun, identity, seen) is ResumeStep.CUT:  # the batch is written again, or given up
+            return self._by(line, mapping)
+        query = self._by(begun, "" if identity.mapping else mapping)
         if begun != line:
             query._finishes = True  # noqa: SLF001 - of its class
             sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former settings\n")
+        return query
+
+    def _by(self, line: LineT, mapping: str) -> Self:
+        query = type(self)(self.bridge, line)
+        query._mapping = mapping  # noqa: SLF001 - of its class
         return query
 
     @abstractmethod
     def _begun(self, mapping: str) -> LineT | None:
         """The line by what its last batches were begun by, as its identity has that; None where it is refused now."""
 
-    def _next_line(self, identity: Identity, *, decided: bool) -> LineT:  # noqa: ARG002 - an uplink's own asks
-        """The line by what its next batches are begun by, where none is undecided."""
-        return self.line
+    def _next(self, identity: Identity) -> tuple[LineT, str]:  # noqa: ARG002 - an uplink's own asks
+        """The line by what its next batches are begun by, and what the identity is to have of it before one is."""
+        return self.line, ""
 
     def _mended(self) -> Checkpoint:
         """The checkpoint, without what a power failure tore."""

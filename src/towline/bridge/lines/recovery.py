@@ -119,7 +119,7 @@ def step(line: AnyLine, identity: Identity, seen: Evidence) -> ResumeStep:
     if dedupe != seen.stateful and (seen.stateful or seen.done is not None):
         return ResumeStep.CUT
     # Each transaction of a batch has a marker of its own; without transactions the number of writers stands nowhere.
-    rescaled = now and before and identity.parallelism not in (0, line.parallelism)
+    rescaled = now and before and seen.planned is not None and identity.parallelism not in (0, line.parallelism)
     promoted = now and not before and seen.planned is not None  # there is no marker of the last batch
     if not (rescaled or promoted):
         return ResumeStep.GO
@@ -155,6 +155,10 @@ def examine(
     for code, what, way in _problems(identity, seen, journals):
         raise refusal(line, file, code, what, way)
     how = step(line, identity, seen)
+    transacted = policy(line.guarantee).transactions and policy(former_guarantee(line, identity)).transactions
+    if how is ResumeStep.CUT and not seen.decided and transacted:  # a sink of another id would write it again
+        what = f"batch {seen.planned} was begun, and by other settings than these"
+        raise refusal(line, file, "TL-C210", what, "Set dedupe as it was until the batch is done")
     if how is not ResumeStep.GO:
         sys.stderr.write(f"--- line {line.name}\na changed setting: the line {how.value}\n")
     resumed = identity
@@ -223,10 +227,10 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     batch = old.done if again else old.planned
     fresh = identity.again(
         sinks(line.gateway.state_dir),
-        places={place.gateway: place.to_json() for place in places_at(logs, batch)},
         # Without a batch it begins where it began before, which "latest" would not say.
+        places={place.gateway: place.to_json() for place in places_at(logs, batch)} or identity.places,
         offsets=kafka_offsets(former, batch) or identity.offsets,
-        topic_ids=kept_ids(logs),
+        topic_ids=kept_ids(logs) or identity.topic_ids,
     )
     if former.exists():
         former = former if going_on else former.rename(_free(former.with_name(f"checkpoint.{identity.generation}")))

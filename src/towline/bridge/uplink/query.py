@@ -28,7 +28,7 @@ from towline.bridge.lines.evidence import (
     read_checkpoint,
     status_of,
 )
-from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.identity import IDENTITY_FILE, Identity
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import ServedJournal, examine
 from towline.bridge.lines.statements import Statements
@@ -36,6 +36,7 @@ from towline.bridge.patterns import Pattern
 from towline.bridge.routes import to_json
 from towline.bridge.uplink.sink import MESSAGES, RECORDS
 from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError
 from towline.gateway.access import is_remote
 from towline.gateway.identity import Extent
 from towline.guarantee import policy
@@ -184,14 +185,16 @@ class UplinkQuery(LineQuery[Line]):
         routes = KeptRoutes.read(mapping)
         return None if routes is None else routes.applied(self.line)
 
-    def _next_line(self, identity: Identity, *, decided: bool) -> Line:
-        """By the routes of the file and the retired ones, noted before there is a batch that was begun so."""
-        former, state_dir = KeptRoutes.read(identity.mapping), self.line.gateway.state_dir
+    def _next(self, identity: Identity) -> tuple[Line, str]:
+        """By the routes of the file and the retired ones."""
+        if (former := KeptRoutes.read(identity.mapping)) is None and identity.mapping:
+            what = "messages may wait for routes that this version refuses"
+            file = self.line.gateway.state_dir / IDENTITY_FILE
+            do = f'Carry them with the version before; or set "mapping": "" in {file}, which forgets these routes.'
+            raise ConfigError("TL-C210", f'line "{self.line.name}"', what, do)
         oldest = self._oldest_waiting() if former is not None and former.retired else None
         routes = KeptRoutes.of(self.line, former, time.time(), oldest)
-        if decided or not identity.mapping:
-            identity.noted(state_dir, mapping=routes.mapping)
-        return routes.applied(self.line)
+        return routes.applied(self.line), routes.mapping
 
     def _oldest_waiting(self) -> float | None:
         """When the oldest message came that waits, in seconds since 1970; None where none waits, 0 for not known."""
@@ -208,6 +211,8 @@ class UplinkQuery(LineQuery[Line]):
         seen, journals = gather(line, access, former)
         identity = examine(line, file, former, seen, self._set_markers, journals)
         new = seen.planned is None
+        if self._mapping:
+            identity = identity.noted(line.gateway.state_dir, mapping=self._mapping)
         if identity.generation != former.generation:  # it begins anew behind what is done
             seen, journals = gather(line, access, identity)
         begin, again = beginnings(line, identity, journals), policy(line.guarantee).serves_again
