@@ -66,7 +66,7 @@ class BatchMessages(NamedTuple):
             span = spans.setdefault(place.journal, Span(begin, begin, place.incarnation))
             gap += max(0, begin - span.upto)
             own += place.offset - begin
-            if place.offset > span.upto:
+            if place.offset != begin or begin > span.upto:  # a line that begins again may end below what was counted
                 spans[place.journal] = Span(span.since, place.offset, place.incarnation)
         return cls(spans, own if begins and end else None, gap)
 

@@ -12,8 +12,9 @@ from towline.checkpoint import SINK_NOTE, Checkpoint
 from towline.errors import JournalError
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import tally
+from towline.spark.offsets import JournalPlace
 from towline.spark.pace import WritePace
-from towline.spark.tally import BatchResult, SinkNote, pace_of
+from towline.spark.tally import BatchMessages, BatchResult, BatchTotals, SinkNote, Span, pace_of
 
 
 def result(given: int, acknowledged: int | None = None, marks: MarkerStep | None = None, **more: int) -> BatchResult:
@@ -102,3 +103,16 @@ def test_a_batch_that_the_marker_skipped_was_not_written_again() -> None:
     step = MarkerStep(None, MarkerTotals(5, 0))
     note = SinkNote().after(0, result(5, marks=step)).after(0, result(5, marks=step))
     assert "again" not in counts(note, 0)
+
+
+def test_messages_of_a_line_that_begins_again_below_what_was_counted_are_those_of_its_journal() -> None:
+    """What it carries a second time is no further message."""
+    before = BatchTotals(7, spans={"j": Span(0, 700)})
+    first = BatchMessages.of(before, (), [JournalPlace("g", "j", 680)])
+    assert (first.own, first.gap, first.spans["j"].upto) == (-20, 0, 680)
+    second = BatchMessages.of(
+        BatchTotals(8, spans=first.spans), [JournalPlace("g", "j", 680)], [JournalPlace("g", "j", 720)]
+    )
+    assert (second.own, second.gap, second.spans["j"].upto) == (40, 0, 720)
+    idle = BatchMessages.of(before, [JournalPlace("g", "j", 680)], [JournalPlace("g", "j", 680)])
+    assert (idle.own, idle.gap, idle.spans["j"].upto) == (0, 0, 700), "nothing was carried yet"
