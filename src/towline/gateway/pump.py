@@ -268,17 +268,19 @@ class Pump:
                     self._uplink.store()  # acknowledges what is safe
                 driver.leave()
         finally:
-            try:
-                driver.disconnect()
+            with contextlib.ExitStack() as last:  # each raises again what has ended it
+                last.callback(self._end)
                 if self._downlink is not None:
-                    self._downlink.close()  # raises again what has ended its outbox
-            finally:
-                while self._calls:
-                    self._calls.popleft()[1].cancel()
-                self._stopped = True
-                self.heard.set()
+                    last.callback(self._downlink.close)
+                last.callback(driver.disconnect)
         if driver.fatal is not None:
             raise driver.fatal
+
+    def _end(self) -> None:
+        while self._calls:
+            self._calls.popleft()[1].cancel()
+        self._stopped = True
+        self.heard.set()
 
     def _turn(self) -> None:
         driver, uplink, now = self._driver, self._uplink, time.monotonic()

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, Unreachable
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _PROBES: Final = 4
 #: Pause before another try to end the session, in seconds.
 _AGAIN_S: Final = 2.0
-#: Patience in seconds with a broker whose session is to be ended.
+#: Patience in seconds with a broker whose session is to be ended, at least.
 _ENDING_S: Final = 10.0
 
 
@@ -194,17 +195,19 @@ def end_session(connection: BrokerConnection, client_id: str, cancelled: Callabl
         client_id, connection.session.where, will=None, session_expiry_s=0, clean_start=True, durable=False
     )
     ending = replace(connection, session=session)
-    # Nothing is received, and nothing is to be remembered.
-    hooks = Hooks(new_session=lambda level: Session(ending.session_at(level)), perform=lambda _: None)
+    patience_s = max(_ENDING_S, connection.settings.connect_timeout_s)
     places = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
     for brokers in places:
+        given_up = partial(lambda end: cancelled() or time.monotonic() >= end, time.monotonic() + patience_s)
+        hooks = Hooks(  # nothing is received, and nothing is to be remembered
+            new_session=lambda level: Session(ending.session_at(level)), perform=lambda _: None, cancelled=given_up
+        )
         driver = SessionDriver(replace(ending, brokers=brokers), hooks)
-        deadline = time.monotonic() + _ENDING_S
         try:
             while not driver.online:
                 if driver.fatal is not None:
                     raise driver.fatal
-                if cancelled() or time.monotonic() >= deadline:
+                if given_up():
                     what = "the broker did not let the session be ended in time"
                     raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
                 driver.turn(time.monotonic() + 0.1)

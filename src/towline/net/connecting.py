@@ -75,6 +75,8 @@ def within(
         TimeoutError: No result in time, or the wait was given up.
         BaseException: Whatever `call` raises.
     """
+    if cancelled():
+        raise TimeoutError("given up")
     end = time.monotonic() + timeout_s
     running = _running(call)
     while True:
@@ -449,7 +451,7 @@ Address: TypeAlias = tuple[int, Any]
 class _Way:
     """The steps of one connection; each blocks, and says first what an error means from then on (`problem`).
 
-    All of them end `timeout_s` seconds after it was made.
+    All but the look-up of a name, and what a proxy says, end `timeout_s` seconds after it was made.
     """
 
     def __init__(self, endpoint: Endpoint, source: str | None, timeout_s: float) -> None:

@@ -80,6 +80,7 @@ class Hooks:
         failed: No connection, or an end of one, and another try follows.
         notice: Takes ``notice(what, code=code, **facts)``: TL-M25 for an older version, TL-M26 for another server.
         plain: Makes columns of messages without properties; None to have each as an object.
+        cancelled: Asked while it connects; True gives that up.
     """
 
     new_session: Callable[[int], Session]
@@ -88,6 +89,7 @@ class Hooks:
     failed: Callable[[BrokerError | ConfigError], None] = lambda _error: None
     notice: Callable[..., object] = lambda _what, **_facts: None
     plain: PlainReader | None = None
+    cancelled: Callable[[], bool] = lambda: False
 
 
 class SessionDriver:
@@ -262,11 +264,14 @@ class SessionDriver:
 
     # -- a connection --
 
+    def _given_up(self) -> bool:
+        return self._cancelled.is_set() or self._hooks.cancelled()
+
     def _connect(self) -> None:
         endpoint = self.attempts.begin()
         try:
             keep_alive_s = self.session.config.keep_alive_s or 60
-            self._transport, credentials = self._connection.connect(endpoint, keep_alive_s, self._cancelled.is_set)
+            self._transport, credentials = self._connection.connect(endpoint, keep_alive_s, self._given_up)
         except (BrokerError, ConfigError) as error:
             if not self._cancelled.is_set():
                 self.versions.away()

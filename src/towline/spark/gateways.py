@@ -55,8 +55,10 @@ TAKEOVER_S = 5.0
 #: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
 #: once. So much may a batch wait for the gateways beside the first that answered.
 GRACE_S: Final = 0.02
-#: The same for a gateway that is known to have rows, in seconds: its answer may come from far away.
+#: The same for a gateway that is known to have rows, in seconds, at least and at most: its answer may come from far
+#: away. Between them it has twice as long as its last one took.
 FAR_S: Final = 1.0
+FARTHEST_S: Final = 10.0
 #: How long a new query waits for the other gateways once one has answered, and a query that starts again for the first,
 #: in seconds.
 MEET_S: Final = 5.0
@@ -122,6 +124,8 @@ class SourceGateway:
         tip: Offset after the newest row it told of.
         poll: The answer that is on its way; None when it was taken.
         began: When it was asked, on `time.monotonic`.
+        late_since: Since when it has been asked for rows that it is known to have; 0 for not.
+        took: Seconds that its last answer with such rows took.
     """
 
     def __init__(self, place: GatewayPlace, plan: ReadPlan, lease: Lease) -> None:
@@ -130,7 +134,7 @@ class SourceGateway:
         self.absence: Absence | None = None
         self.tip = 0
         self.poll: futures.Future[Offer | None] | None = None
-        self.began = 0.0
+        self.began = self.late_since = self.took = 0.0
         self._question: Question | None = None
         self._plan = plan
         self._lease = lease
@@ -147,9 +151,12 @@ class SourceGateway:
 
     def ask(self, question: Question | None, timeout_s: float) -> None:
         """Begin to `wait`, without a question only to meet it; unless the same poll is on its way, or it rests."""
+        now = time.monotonic()
+        due = question is not None and question.max_rows != 0 and self.tip > question.here.offset
+        self.late_since = (self.late_since or now) if due else 0.0
         if self.poll and self._question == question:
             return
-        self.poll, self._question, self.began = None, question, time.monotonic()
+        self.poll, self._question, self.began = None, question, now
         if self.absence is None or self.began >= self.absence.again_at:
             call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda _: None)
             self.poll = later(call, f"gateway {self.place.text}")
@@ -162,7 +169,7 @@ class SourceGateway:
         """
         if self.poll is None or not self.poll.done():
             return None
-        poll, self.poll = self.poll, None
+        poll, self.poll, self.late_since = self.poll, None, 0.0
         try:
             offer = poll.result()
         except TowlineError as error:
@@ -208,7 +215,11 @@ class SourceGateway:
             end = here.moved(window.end, window.incarnation)
             return Offer(window.end - here.offset, window.size, end, window.tip)
 
-        return self._call(ask)
+        began, due = time.monotonic(), self.tip > here.offset
+        offer = self._call(ask)
+        if due:
+            self.took = time.monotonic() - began
+        return offer
 
     def slices(self, start: int, end: JournalPlace, sizes: Sequence[int]) -> list[Slice]:
         """A range of its journal as tasks get it, in parts of these sizes. Raises as `wait`."""
@@ -451,8 +462,9 @@ class BatchPlanner:
         offers: dict[SourceGateway, Offer] = {}
 
         def over_due(one: SourceGateway) -> bool:
-            has_rows = one in questions and one.tip > questions[one].here.offset
-            return now - one.began >= max(grace_s, FAR_S if has_rows else GRACE_S)
+            if one.late_since:
+                return now - one.late_since >= max(grace_s, FAR_S, min(FARTHEST_S, 2 * one.took))
+            return now - one.began >= max(grace_s, GRACE_S)
 
         self._heard(asked)
         while True:

@@ -177,6 +177,16 @@ def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path
     assert one.checkpoint.exists()
 
 
+def test_a_line_that_has_lost_its_checkpoint_begins_where_the_gateway_says(tmp_path: Path) -> None:
+    """Not where it began before that checkpoint: what was carried since came twice."""
+    one = line(tmp_path, guarantee="at_most_once")
+    replace(KNOWN, generation=2, places=at(700), guarantee="at_most_once").save(one.gateway.state_dir)
+    begin_again(one)
+    again = Identity.read(one.gateway.state_dir)
+    assert again is not None
+    assert begin(one, again, journal(tip=6000, committed=5000)) == 6000
+
+
 def test_a_change_is_taken_back_before_there_was_a_batch(tmp_path: Path) -> None:
     """The line was cut behind the last batch for it; the gateway's watermark is behind that batch."""
     one = line(tmp_path, 2)

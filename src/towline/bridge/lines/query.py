@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from towline.bridge.config.model import AnyLine, Bridge
 from towline.bridge.lines.evidence import read_checkpoint
-from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.identity import IDENTITY_FILE, Identity
 from towline.bridge.lines.recovery import ResumeStep, again_command, step
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
@@ -76,7 +76,8 @@ class LineQuery(ABC, Generic[LineT]):
         former = self._begun(identity.mapping) if identity.mapping else None
         if former is None and identity.mapping and not seen.decided:
             what = "a batch was begun with settings that this version refuses"
-            do = f"Finish it with the version before, or begin again: {again_command(self.line, self.bridge.file)}."
+            again, file = again_command(self.line, self.bridge.file), self.line.gateway.state_dir / IDENTITY_FILE
+            do = f'Finish it with the version before; or set "mapping": "" in {file}, and begin again: {again}.'
             raise ConfigError("TL-C210", f'line "{self.line.name}"', what, do)
         line, mapping = self._next(identity)
         begun = former or line

@@ -225,10 +225,11 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     # A batch that was begun with at_most_once is given up, whatever the line promises now.
     again = policy(line.guarantee).serves_again and policy(former_guarantee(line, identity)).serves_again
     batch = old.done if again else old.planned
+    # Without a batch it begins where it began before, which "latest" would not say; of a lost one that is not known.
+    before = identity.places if identity.query in ("", old.query) else {}
     fresh = identity.again(
         sinks(line.gateway.state_dir),
-        # Without a batch it begins where it began before, which "latest" would not say.
-        places={place.gateway: place.to_json() for place in places_at(logs, batch)} or identity.places,
+        places={place.gateway: place.to_json() for place in places_at(logs, batch)} or before,
         offsets=kafka_offsets(former, batch) or identity.offsets,
         topic_ids=kept_ids(logs) or identity.topic_ids,
     )
