@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from towline_prove.devstack.ports import LOOPBACK
@@ -28,7 +30,8 @@ class FaultProxy:
 
     def __init__(self, port: int, *, listen: int = 0) -> None:
         self._target = port
-        self._listener: asyncio.Server | None = None
+        #: Takes connections; None while they are refused.
+        self._listener: socket.socket | None = None
         self._links: set[asyncio.Task[None]] = set()
         self._budget: int | None = None
         self.port = listen
@@ -77,11 +80,14 @@ class FaultProxy:
         else:
             self._flowing.clear()
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._serve, LOOPBACK, self.port, backlog=64)
-            self.port = self._listener.sockets[0].getsockname()[1]
+            self._listener = socket.create_server((LOOPBACK, self.port), backlog=64)
+            self._listener.setblocking(False)
+            self.port = self._listener.getsockname()[1]
+            self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _close(self) -> None:
         if self._listener is not None:
+            self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
         await self._cut()
@@ -93,15 +99,24 @@ class FaultProxy:
         if links:
             await asyncio.wait(links)
 
-    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        """Take a connection, as a link that can be cut from its first moment on."""
+        with suppress(BlockingIOError):
+            client, _ = listener.accept()
+            client.setblocking(False)
+            self.connections += 1
+            link = self._loop.create_task(self._serve(client))
+            self._links.add(link)
+            link.add_done_callback(self._links.discard)
+            link.add_done_callback(lambda link: client.close() if link.cancelled() else None)  # before its first step
+
+    async def _serve(self, taken: socket.socket) -> None:
         """One client, until it or its server ends; one that came while nothing flows has no server yet."""
-        self.connections += 1
-        link = asyncio.current_task()
-        assert link is not None
-        self._links.add(link)
+        to_client: asyncio.StreamWriter | None = None
         to_server: asyncio.StreamWriter | None = None
         try:
             await self._flowing.wait()
+            client, to_client = await asyncio.open_connection(sock=taken)
             server, to_server = await asyncio.open_connection(LOOPBACK, self._target)
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pass_on(client, to_server))
@@ -111,8 +126,7 @@ class FaultProxy:
         except* asyncio.CancelledError:
             pass  # cut
         finally:
-            self._links.discard(link)
-            to_client.close()
+            (to_client or taken).close()
             if to_server is not None:
                 to_server.transport.abort()
 

@@ -140,8 +140,14 @@ class Rig:
             NotReady: It is not in time, or what was started has ended (TL-P01).
         """
         wait_for(lambda: not self.bridge.running or self.bridge.state == "online", timeout, 0.05)
+        self._see_running()
         if self.bridge.state != "online":
             raise NotReady("TL-P01", "the bridge", "its gateway is not subscribed", f"See {self.bridge.log}.")
+
+    def _see_running(self) -> None:
+        if not self.bridge.running:
+            last = next(reversed(self.bridge.log.read_text(encoding="utf-8", errors="replace").splitlines()), "")
+            raise NotReady("TL-P01", "the bridge", f"it has ended: {last}", f"See {self.bridge.log}.")
 
     def warm(self, messages: int = 200, rate: float = 0.0) -> None:
         """Send a first few messages the whole way, so that Spark is warm.
@@ -156,7 +162,8 @@ class Rig:
         self.online()
         with self.trial("warm") as trial:
             trial.load(messages, rate=rate)
-            wait_for(trial.settled, PATIENCE_S, 0.05)
+            wait_for(lambda: not self.bridge.running or trial.settled(), PATIENCE_S, 0.05)
+            self._see_running()
             account = trial.account()
         if not account.ok:
             what = f"did not carry the first messages: {account.line()}"

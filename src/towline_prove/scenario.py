@@ -52,18 +52,20 @@ class Strike:
         what: A `Role`, which gets SIGKILL, or a name in `BREAKS`.
         due: The share of the messages that is sent when it strikes.
         until: A break ends when this share is sent ...
-        seconds: ... or, where this is not 0, after so many seconds.
+        seconds: ... or after so many seconds.
         at: Messages sent when it struck; -1 before.
+        mended_at: The same when a break was mended.
         back_s: Seconds until the role was played again, or the break was mended; -1 before.
         backlog: Messages that waited in the journal when a break was mended.
-        began: On the monotonic clock, when it struck.
+        began: On the monotonic clock, when it had struck.
     """
 
     what: str
     due: float = 0.0
     until: float = 1.0
-    seconds: float = 0.0
+    seconds: float | None = None
     at: int = -1
+    mended_at: int = -1
     back_s: float = -1.0
     backlog: int = 0
     began: float = 0.0
@@ -127,6 +129,8 @@ class Scenario:
         if unknown := set(self.hurt) - set(possible):
             what = f"can't be hurt: {', '.join(sorted(unknown))}"
             raise ConfigError("TL-C83", "a run", what, f"Choose from {', '.join(possible)}.")
+        if self.looks == 1:
+            raise ConfigError("TL-C83", "a run", "one look shows no growth", "Take two at least, or 0 for none.")
 
     def plans(self) -> Iterator[tuple[int, list[Strike]]]:
         """Each run: its number, from 1 for each that is hurt, and what is done to it."""
@@ -213,9 +217,17 @@ class Run:
         problems = [*self.account.problems(), *(str(strike) for strike in self.strikes if strike.back_s < 0)]
         verdict, messages = self.account.verdict, self.scenario.messages
         # A publisher that is killed may not have told of its last messages that they were acknowledged.
-        taken = verdict.delivered if self.scenario.receipts else verdict.acked
-        if taken < messages and self.scenario.guarantee != "at_most_once":
-            problems.append(f"{taken:,} of {messages:,} messages were acknowledged")
+        taken, how = verdict.delivered if self.scenario.receipts else verdict.acked, "acknowledged"
+        if self.scenario.guarantee == "at_most_once":
+            taken, how = verdict.attempted, "sent"
+        if taken < messages:
+            problems.append(f"{taken:,} of {messages:,} messages were {how}")
+        if not verdict.delivered:
+            problems.append("nothing arrived")
+        if len(self.looks) < self.scenario.looks:
+            problems.append(f"{len(self.looks)} looks at memory, not {self.scenario.looks}")
+        if not self.peaks.rss:
+            problems.append("the gateway's memory was never seen")
         if self.peaks.rss > MOST_RSS:
             problems.append(f"the gateway took {self.peaks.rss / 1e6:,.0f} MB")
         if self.dropped > 0 and not self.scenario.receipts:
@@ -242,7 +254,7 @@ class Run:
         asked = asdict(replace(self.scenario, strikes=()))
         kept = {name: value for name, value in asked.items() if name not in {"hurt", "strikes", "runs", "seconds"}}
         struck = [
-            {"what": strike.what, "at": strike.at, "back_s": strike.back_s, "backlog": strike.backlog}
+            {name: getattr(strike, name) for name in ("what", "at", "mended_at", "back_s", "backlog")}
             for strike in self.strikes
         ]
         sizes = {f"gateway_peak_{name}": size for name, size in asdict(self.peaks).items() if name != "spool"}
@@ -272,8 +284,8 @@ def prove(scenario: Scenario, directory: Path | None, stage: Stage) -> Iterator[
 
     Args:
         scenario: What is done.
-        directory: Keeps everything; None for one that is removed when all runs came to their end: the logs in it
-            explain a failure.
+        directory: Keeps everything; None for one that is removed when all runs were good: the logs in it explain a
+            failure.
         stage: Where it is shown.
 
     Raises:
@@ -290,12 +302,16 @@ def prove(scenario: Scenario, directory: Path | None, stage: Stage) -> Iterator[
         seconds = time.monotonic() - began
         way = f"telemetry/{{device}}/data → kafka:{TOPIC}   {scenario.guarantee}"
         stage.step(f'line "{LINE}"', f"{way}   acks after fdatasync   {seconds:.1f} s")
+        good = True
         for number, strikes in scenario.plans():
             run = Run(scenario, number, strikes)
             _Running(run, rig, stage).run()
+            good = good and run.ok
             yield run
-    if directory is None:
+    if directory is None and good:
         shutil.rmtree(place, ignore_errors=True)
+    elif directory is None:
+        stage.step("logs", f"kept in {place}")
 
 
 class _Running:
@@ -342,13 +358,16 @@ class _Running:
             self._stage.show(self._moment, self._scenario.messages)
             if self._senders.running:
                 self._run.intake_s = time.monotonic() - began
-            elif all(strike.back_s >= 0 for strike in strikes) and self._settled():
+            elif all(strike.back_s >= 0 for strike in strikes) and self._looked() and self._settled():
                 return
             now = astuple(self._moment), sum(strike.back_s >= 0 for strike in strikes)
             if now != before:
                 moved, before = time.monotonic(), now
             time.sleep(0.05)  # a look at the gateway is a call
         self._trial.notes.append(f"nothing moved for {PATIENCE_S:g} s")
+
+    def _looked(self) -> bool:
+        return len(self._run.looks) >= self._scenario.looks
 
     def _settled(self) -> bool:
         if self._scenario.guarantee == "at_most_once":  # what is lost would be waited for in vain
@@ -370,14 +389,17 @@ class _Running:
         if strike.at < 0:
             down = any(other.at >= 0 > other.back_s and other.what not in BREAKS for other in self._run.strikes)
             if sent >= max(1, strike.due * self._scenario.messages) and (breaks or not down):
-                strike.began = time.monotonic()
                 strike.at = sent if self._struck(strike.what) else -1
+                strike.began = time.monotonic()
         elif strike.back_s < 0:
             lasted = time.monotonic() - strike.began
-            due = lasted >= strike.seconds if strike.seconds else sent >= strike.until * self._scenario.messages
+            by_share = strike.seconds is None
+            due = sent >= strike.until * self._scenario.messages if by_share else lasted >= (strike.seconds or 0.0)
             if breaks and due:
                 strike.backlog = self._moment.waiting
                 self._mends.pop(strike.what)(self._rig)
+                self._observe()
+                strike.mended_at = self._moment.offered
             if due if breaks else self._back(strike.what):
                 strike.back_s = round(time.monotonic() - strike.began, 1)
                 self._trial.notes.append(str(strike))

@@ -127,3 +127,26 @@ def test_a_dead_server_closes_the_client() -> None:
         port = server.getsockname()[1]
     with FaultProxy(port) as proxy, client(proxy) as sock:
         assert sock.recv(10) == b""
+
+
+def test_no_connection_lives_on_that_came_while_it_began_to_refuse(echo: int) -> None:
+    """A break that leaves the peer there is none."""
+
+    def connect(sock: socket.socket, port: int) -> None:
+        with suppress(OSError):
+            sock.connect(("127.0.0.1", port))
+
+    with FaultProxy(echo) as proxy:
+        for _ in range(100):
+            with socket.socket() as sock:
+                sock.settimeout(5)
+                thread = threading.Thread(target=connect, args=(sock, proxy.port))
+                thread.start()
+                proxy.refuse()
+                thread.join(60)
+                answer = b""
+                with suppress(OSError):
+                    sock.sendall(b"x")
+                    answer = sock.recv(1)
+                assert answer == b""
+            proxy.forward()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -13,7 +15,7 @@ from towline_prove.account import RunAccount
 from towline_prove.memory import Look, Peaks
 from towline_prove.processes import Role
 from towline_prove.referee import Verdict
-from towline_prove.scenario import RECEIPTS, Run, Scenario, Strike
+from towline_prove.scenario import RECEIPTS, Run, Scenario, Strike, prove
 
 DONE = Strike(Role.JVM, 0.5, at=11, back_s=0.5)
 KEPT = Verdict(attempted=20, acked=20, delivered=20, copies=20)
@@ -42,6 +44,13 @@ def test_a_good_run_is_one_line() -> None:
         ({"peaks": Peaks(rss=400_000_001)}, "the gateway took 400 MB"),
         ({"dropped": 3}, "the broker itself dropped 3 messages"),
         ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
+        ({"scenario": replace(SCENARIO, looks=3)}, "0 looks at memory, not 3"),
+        ({"peaks": Peaks()}, "the gateway's memory was never seen"),
+        ({"account": RunAccount(Verdict())}, "nothing arrived"),
+        (
+            {"scenario": replace(SCENARIO, guarantee="at_most_once"), "account": RunAccount(Verdict(), "at_most_once")},
+            "0 of 20 messages were sent",
+        ),
         ({"looks": [Look(1, {}, 10.0, 1, 1), Look(2, {}, 31.0, 1, 1)]}, "the JVM's heap grew from 10 to 31 MB"),
     ],
 )
@@ -56,7 +65,7 @@ def test_a_fault_that_was_not_done_a_loss_and_growth_make_a_bad_run(changes: dic
 def test_the_record_has_what_was_asked_for_and_what_was_found() -> None:
     record = run(strikes=[Strike("kafka hangs", at=1, back_s=60.0, backlog=40_000)]).record()
     assert (record["program"], record["ok"], record["run"], record["seed"]) == ("soak", True, 2, 4)
-    assert record["struck"] == [{"what": "kafka hangs", "at": 1, "back_s": 60.0, "backlog": 40_000}]
+    assert record["struck"] == [{"what": "kafka hangs", "at": 1, "mended_at": -1, "back_s": 60.0, "backlog": 40_000}]
     assert (record["messages"], record["attempted"], record["lost"], record["longest_s"]) == (20, 20, 0, 7200.0)
     assert (record["gateway_peak_rss_mb"], record["backlog_mb"]) == (300.0, 6.0)
     assert (record["problems"], record["notes"]) == ([], ["killed"])
@@ -83,6 +92,28 @@ def test_given_strikes_are_made_anew_for_each_run() -> None:
     first[0].at = 7
     assert second[0].at == RECEIPTS[0].at == -1
     assert list(Scenario(runs=1).plans()) == [(1, [])]
+
+
+def test_one_look_shows_no_growth() -> None:
+    with pytest.raises(ConfigError, match="TL-C83"):
+        Scenario(looks=1)
+
+
+def test_a_break_may_be_over_at_once() -> None:
+    ((_, (strike,)),) = Scenario(hurt=("kafka hangs",), runs=1, away=0.0).plans()
+    assert strike.seconds == 0.0
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_the_logs_of_a_run_that_was_not_good_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: bool) -> None:
+    place, rig = tmp_path / "runs", MagicMock()
+    place.mkdir()
+    monkeypatch.setattr("towline_prove.scenario.tempfile.mkdtemp", lambda **_: str(place))
+    monkeypatch.setattr(Scenario, "rig", lambda *_: rig)
+    monkeypatch.setattr("towline_prove.scenario._Running", MagicMock())
+    monkeypatch.setattr(Run, "ok", good)
+    list(prove(Scenario(runs=1), None, MagicMock()))
+    assert place.exists() is not good
 
 
 def test_who_can_not_be_hurt_is_named() -> None:
