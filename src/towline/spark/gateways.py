@@ -55,10 +55,8 @@ TAKEOVER_S = 5.0
 #: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
 #: once. So much may a batch wait for the gateways beside the first that answered.
 GRACE_S: Final = 0.02
-#: The same for a gateway that is known to have rows, in seconds, at least and at most: its answer may come from far
-#: away. Between them it has twice as long as its last one took.
+#: The same, at least, for one that is known to have rows: it has twice as long as its last answer took, up to `MEET_S`.
 FAR_S: Final = 1.0
-FARTHEST_S: Final = 10.0
 #: How long a new query waits for the other gateways once one has answered, and a query that starts again for the first,
 #: in seconds.
 MEET_S: Final = 5.0
@@ -68,7 +66,6 @@ _NEVER: Final[futures.Future[Any]] = futures.Future()
 
 _LOG = logging.getLogger("towline.spark")
 _T = TypeVar("_T")
-_Asked = TypeVar("_Asked")
 
 
 def is_refusal(error: TowlineError) -> bool:
@@ -463,7 +460,7 @@ class BatchPlanner:
 
         def over_due(one: SourceGateway) -> bool:
             if one.late_since:
-                return now - one.late_since >= max(grace_s, FAR_S, min(FARTHEST_S, 2 * one.took))
+                return now - one.late_since >= max(grace_s, FAR_S, min(MEET_S, 2 * one.took))
             return now - one.began >= max(grace_s, GRACE_S)
 
         self._heard(asked)
@@ -473,10 +470,8 @@ class BatchPlanner:
             offers |= {one: offer for one, offer in self._heard(asked).items() if offer.rows or not patience_s}
             now = time.monotonic()
             polls = [one for one in questions or asked if one.poll and not one.absence]
-            if questions:
-                news = any(_useful(questions[one], offer) for one, offer in offers.items())
-            else:
-                news = any(one.entry and not one.absence for one in self.gateways)
+            useful = (_useful(questions[one], offer) for one, offer in offers.items())
+            news = any(useful) if questions else any(one.entry and not one.absence for one in self.gateways)
             over = all(map(over_due, polls)) if news else not patience_s and not polls
             if over or now >= deadline:
                 return offers
@@ -616,11 +611,11 @@ def _least(*limits: int | None) -> int | None:
 
 
 def share(
-    offers: Mapping[_Asked, Offer],
-    left_out: Mapping[_Asked, int],
+    offers: Mapping[_T, Offer],
+    left_out: Mapping[_T, int],
     limits: Sequence[int | None],
-    ask: Callable[[_Asked, int | None, int | None], Offer | None],
-) -> dict[_Asked, Offer]:
+    ask: Callable[[_T, int | None, int | None], Offer | None],
+) -> dict[_T, Offer]:
     """Share both limits of a batch among gateways, max-min: as equal as can be, and nobody more than waits.
 
     One after the other gets all that waits there, or an even part of what is left, who has least first: its messages
@@ -635,7 +630,7 @@ def share(
     """
     left = [math.inf if limit is None else limit for limit in limits]
     parts = {one: max(offer.rows / left[0], offer.size / left[1]) for one, offer in offers.items()}
-    taken: dict[_Asked, Offer] = {}
+    taken: dict[_T, Offer] = {}
     order = sorted(offers, key=lambda one: (-left_out.get(one, 0), parts[one]))
     for number, one in zip(range(len(order), 0, -1), order, strict=True):
         even, offer = [most / number for most in left], offers[one]

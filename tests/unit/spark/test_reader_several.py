@@ -109,6 +109,7 @@ def test_a_gateway_that_is_far_away_has_its_share(
 ) -> None:
     """Its answer takes longer than that of a gateway without rows may take."""
     far_away(monkeypatch, "g2", answer_s)
+    monkeypatch.setattr(gateways, "MEET_S", 5.0)
     stream = new_reader(max_rows=100)
     for one in two:
         one.add(1000)
