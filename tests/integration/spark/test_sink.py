@@ -205,7 +205,8 @@ def test_a_full_outbox_holds_the_query_back_with_one_clear_line(
         rows = spark.range(0, count, numPartitions=1).selectExpr("'t' AS topic", "repeat('x', 100000) AS payload")
         writer = rows.write.format("mqtt").mode("append")
         writer = writer.options(broker=broker.uri, stateDir=str(state), outboxMaxBytes="1m")
-        writer.options(retryStrategy="constant", retryInterval="0.05", retryAttempts="3").save()
+        # Longer than what an attempt of the task before has left there takes to go.
+        writer.options(retryStrategy="constant", retryInterval="0.7", retryAttempts="3").save()
 
     with pytest.raises(Exception, match=r"Raise outboxMaxBytes.*TL-J15"):  # it never fits
         bring(40)
