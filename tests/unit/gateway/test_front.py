@@ -177,10 +177,9 @@ def test_a_port_that_another_has_taken_meanwhile_is_told_and_tried_again(fronted
     host, _, port = listens_at(front).removeprefix("grpc+tls://").rpartition(":")
     with capture_logs() as said:
         os.kill(front._process.pid, signal.SIGKILL)
-        with socket.socket() as taker:
-            taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            wait_until(lambda: bound(taker, host, int(port)))
-            taker.listen()
+        taker = taken_within(60, host, int(port))
+        assert taker is not None, "the port was never free"
+        with taker:
             wait_until(lambda: len(said) > 1, 60)
         assert [line["code"] for line in said[:2]] == ["TL-G49", "TL-G49"]
         assert "(address already in use)" in said[1]["reason"]
@@ -225,14 +224,6 @@ def taken_within(seconds: float, host: str, port: int) -> socket.socket | None:
         else:
             return taker
     return None
-
-
-def bound(taker: socket.socket, host: str, port: int) -> bool:
-    try:
-        taker.bind((host, port))
-    except OSError:
-        return False
-    return True
 
 
 def test_a_certificate_that_cannot_be_used_leaves_the_old_one(

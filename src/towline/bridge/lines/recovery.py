@@ -109,9 +109,13 @@ class ResumeStep(Enum):
     MARK = "goes on with its checkpoint, under a new sink id"
 
 
+def _marked(line: AnyLine, identity: Identity) -> bool:
+    """Whether batches are transactions with markers, and were when the line ran last."""
+    return policy(line.guarantee).transactions and policy(former_guarantee(line, identity)).transactions
+
+
 def step(line: AnyLine, identity: Identity, seen: Evidence) -> ResumeStep:
     """What a changed setting takes, where nothing is another one, or an older copy."""
-    now, before = policy(line.guarantee).transactions, policy(former_guarantee(line, identity)).transactions
     # What keeps state on the way down is the user's own transform.
     dedupe = line.within is not None if isinstance(line, Line) else seen.stateful
     # Spark refuses a checkpoint with state that the query has no use for, or without what it needs. A query that has
@@ -119,9 +123,10 @@ def step(line: AnyLine, identity: Identity, seen: Evidence) -> ResumeStep:
     if dedupe != seen.stateful and (seen.stateful or seen.done is not None):
         return ResumeStep.CUT
     # Each transaction of a batch has a marker of its own; without transactions the number of writers stands nowhere.
-    rescaled = now and before and seen.planned is not None and identity.parallelism not in (0, line.parallelism)
-    promoted = now and not before and seen.planned is not None  # there is no marker of the last batch
-    if not (rescaled or promoted):
+    marked = _marked(line, identity)
+    rescaled = marked and identity.parallelism not in (0, line.parallelism)
+    promoted = policy(line.guarantee).transactions and not marked  # there is no marker of the last batch
+    if seen.planned is None or not (rescaled or promoted):
         return ResumeStep.GO
     keeps = isinstance(line, Line) and dedupe and seen.decided and seen.done is not None
     return ResumeStep.MARK if keeps else ResumeStep.CUT
@@ -155,8 +160,7 @@ def examine(
     for code, what, way in _problems(identity, seen, journals):
         raise refusal(line, file, code, what, way)
     how = step(line, identity, seen)
-    transacted = policy(line.guarantee).transactions and policy(former_guarantee(line, identity)).transactions
-    if how is ResumeStep.CUT and not seen.decided and transacted:  # a sink of another id would write it again
+    if how is ResumeStep.CUT and not seen.decided and _marked(line, identity):  # another sink would write it again
         what = f"batch {seen.planned} was begun, and by other settings than these"
         raise refusal(line, file, "TL-C210", what, "Set dedupe as it was until the batch is done")
     if how is not ResumeStep.GO:
