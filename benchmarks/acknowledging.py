@@ -53,7 +53,7 @@ class _Reader:
 
     def _run(self) -> None:
         lease = Lease("bench")
-        status = self._client.hold(lease)
+        status = self._client.acquire(lease)
         end = status["consumers"]["bench"]
         while not self.stopped.is_set():
             if self.there.wait(0.05):

@@ -70,16 +70,16 @@ def _module(pid: int) -> str:
 
 def _threads(root: int) -> Iterator[tuple[Place, float]]:
     """CPU seconds of each thread below a process; what of a process is none of these was of threads that have ended."""
-    for pid in processes.tree(root):
+    for pid in processes.process_tree(root):
         role = processes.role_of(pid)
-        left = processes.cpu_of([pid]).total
+        left = processes.cpu_time_of([pid]).total_s
         for task in Path(f"/proc/{pid}/task").glob("*"):
             try:
                 name = (task / "comm").read_text().strip()
                 fields = (task / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it has ended meanwhile
-            seconds = (int(fields[11]) + int(fields[12])) / processes.TICKS
+            seconds = (int(fields[11]) + int(fields[12])) / processes.TICKS_PER_SECOND
             left -= seconds
             yield _place(role, pid, int(task.name), name), seconds
         yield Place(_place(role, pid, pid, "").process, "ended threads and children"), max(0.0, left)
@@ -95,16 +95,16 @@ def clocks(root: int) -> Counter[Place]:
 
 def _drained(rig: Rig, directory: Path, child: int, count: int) -> Counter[Place]:
     """What `count` messages cost: first to the journal, while Spark stands still, and then from there to Kafka."""
-    gateway = rig.bridge.gateway()
-    jvm = processes.named(child, Role.JVM)[0]  # what it forks looks like itself for a moment
+    gateway = rig.bridge.gateway_process()
+    jvm = processes.pids_with_role(child, Role.JVM)[0]  # what it forks looks like itself for a moment
     assert gateway is not None
     ends = Ends(rig.bootstrap, TOPIC, 2)
-    written, stored = ends(), rig.journaled()
+    written, stored = ends(), rig.journaled_count()
     with held(jvm):
         with held(gateway.pid):
             publish(rig.mosquitto, directory, count, qos=2 if rig.guarantee == "exactly_once" else 1)
             before = clocks(child)
-        wait(lambda: rig.journaled() - stored >= count, "the gateway to drain the broker")
+        wait(lambda: rig.journaled_count() - stored >= count, "the gateway to drain the broker")
     wait(lambda: ends() - written >= count, "Spark to drain the gateway", pause=0.02)
     ends.close()
     used = clocks(child)
@@ -118,7 +118,7 @@ def profile(count: int, rounds: int, guarantee: str, tier: str) -> None:
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name) / "rig", mosquitto=UNLIMITED, guarantee=guarantee, direct=True, tier=tier) as rig,
     ):
-        rig.warm(5_000)
+        rig.warm_up(5_000)
         child = rig.bridge.child
         assert child is not None
         used: Counter[Place] = Counter()

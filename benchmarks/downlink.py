@@ -157,4 +157,4 @@ class Line:
 
     def _pids(self, role: Role) -> Sequence[int]:
         assert self._bridge.child is not None
-        return processes.named(self._bridge.child.pid, role)
+        return processes.pids_with_role(self._bridge.child.pid, role)

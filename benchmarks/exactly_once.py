@@ -117,7 +117,7 @@ class Bench:
         return Meter(
             {
                 "jvm": lambda: [jvm],
-                "python": lambda: [pid for pid in processes.tree(jvm) if pid != jvm],
+                "python": lambda: [pid for pid in processes.process_tree(jvm) if pid != jvm],
                 "kafka": lambda: [self.kafka.pid or 0],
             }
         )

@@ -22,16 +22,16 @@ from towline.bridge.properties import property_headers
 from towline.delivery.inbound import plain_run
 from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.plain import PlainRun
-from towline.schema import OPTIONAL
+from towline.schema import OPTIONAL_COLUMNS
 
 _QUEUED = 1_000_000
 #: What no message of the load says.
-_NOTHING = dict.fromkeys(("retain", *OPTIONAL))
+_NOTHING = dict.fromkeys(("retain", *OPTIONAL_COLUMNS))
 
 
 def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) -> None:
     """Receive, produce and acknowledge for ever."""
-    decoder = Decoder(plain=plain_run)
+    decoder = Decoder(plain_reader=plain_run)
     acks = [b"", *(PubAckPacket(number).write() for number in range(1, 65536))]
     print("ready", flush=True)
     for data in chain([rest] if rest else [], chunks(sock)):

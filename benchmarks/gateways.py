@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.pipeline import Ends
 from benchmarks.rig import UNLIMITED, Meter, held, machine, publish, wait
 from towline.bridge.config.file import load
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import Uplink
 from towline_prove import processes
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.subject import BridgeRun, GatewayRun
@@ -58,7 +58,7 @@ def _measured(directory: Path, mosquitto: Mosquitto, kafka: Kafka, members: int,
 
 
 @contextlib.contextmanager
-def _running(line: Line, config: Path) -> Iterator[tuple[list[GatewayRun], BridgeRun]]:
+def _running(line: Uplink, config: Path) -> Iterator[tuple[list[GatewayRun], BridgeRun]]:
     gateways = [GatewayRun(one) for one in line.members]
     with contextlib.ExitStack() as stack:
         for one in gateways:
@@ -71,7 +71,7 @@ def _running(line: Line, config: Path) -> Iterator[tuple[list[GatewayRun], Bridg
 
 
 def _spark(bridge: BridgeRun) -> list[int]:
-    return [pid for pid in bridge.everyone() if processes.role_of(pid) is not processes.Role.GATEWAY]
+    return [pid for pid in bridge.all_pids() if processes.role_of(pid) is not processes.Role.GATEWAY]
 
 
 def _drained(

@@ -52,7 +52,7 @@ def _by_devices(count: int, devices: Sequence[int], rounds: int) -> None:
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name) / "rig", mosquitto=UNLIMITED, direct=True) as rig,
     ):
-        rig.warm(5_000)
+        rig.warm_up(5_000)
         for _ in range(2):
             towline_drain(rig, Path(name), count)  # warms Spark
         for turn in range(rounds):
@@ -95,10 +95,10 @@ def _idle(directory: Path, lines: int) -> None:
             every = [directory / "state" / f"line-{one}" / "checkpoint" / "commits" for one in range(lines)]
             wait(lambda: all(any(one.glob("[0-9]*")) for one in every), f"{lines} lines to begin", seconds=_START_S)
             time.sleep(_IDLE_S / 2)  # what starts a line has settled
-            before, began = {pid: processes.cpu_of([pid]).own for pid in bridge.everyone()}, time.monotonic()
+            before, began = {pid: processes.cpu_time_of([pid]).own_s for pid in bridge.all_pids()}, time.monotonic()
             time.sleep(_IDLE_S)
-            still = [pid for pid in bridge.everyone() if pid in before]  # Spark ends workers that it does not need
-            used = sum(processes.cpu_of([pid]).own - before[pid] for pid in still) / (time.monotonic() - began)
+            still = [pid for pid in bridge.all_pids() if pid in before]  # Spark ends workers that it does not need
+            used = sum(processes.cpu_time_of([pid]).own_s - before[pid] for pid in still) / (time.monotonic() - began)
             memory = _memory(still)
     told = "  ".join(f"{memory[role]:>{max(len(role), 5)},.0f}" for role in _ROLES)
     print(f"  {lines:>11}   {used * 100:>15.1f}              {told}", flush=True)

@@ -61,7 +61,7 @@ def gateway(broker: Mosquitto, directory: Path, **more: Any) -> Iterator[Subject
     """Run a gateway whose journal is on a disk."""
     with GatewayRun(settings(broker.port, directory, **more)) as run:
         run.start()
-        run.online()
+        run.wait_online()
         client = run.client()
         assert client is not None
         yield Subject("towline gateway (durable)", run.pid, lambda: int(client.status()["journaled"]))

@@ -13,8 +13,8 @@ from benchmarks.rig import machine
 from benchmarks.stub_broker import StubBroker
 from towline.checkpoint import Checkpoint
 from towline_prove.load import run_load
-from towline_prove.numbered import decode
-from towline_prove.reader import Tail
+from towline_prove.numbered import decode_message
+from towline_prove.reader import TopicTail
 from towline_prove.rig import TOPIC, Rig
 from towline_prove.subject import LINE
 
@@ -57,13 +57,13 @@ def way(rate: float = 100.0, seconds: float = 30.0, guarantee: str = "at_least_o
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name), direct=True, guarantee=guarantee) as rig,
     ):
-        rig.warm(5_000)
-        rig.warm(int(rate * _WARM_S), rate)  # as many batches again, for Spark's compiler
+        rig.warm_up(5_000)
+        rig.warm_up(int(rate * _WARM_S), rate)  # as many batches again, for Spark's compiler
         child = rig.bridge.child
         assert child is not None
-        with rig.trial("latency") as trial:
-            plan, claims = trial.plan(int(rate * seconds), rate=rate)
-            tail = Tail(rig.bootstrap, TOPIC, from_now=True)
+        with rig.start_trial("latency") as trial:
+            plan, claims = trial.plan_load(int(rate * seconds), rate=rate)
+            tail = TopicTail(rig.bootstrap, TOPIC, skip_existing=True)
             sender = threading.Thread(target=run_load, args=(plan, claims))
             first, began, before = _newest_batch(rig), time.monotonic(), clocks(child.pid)
             sender.start()
@@ -87,17 +87,17 @@ def way(rate: float = 100.0, seconds: float = 30.0, guarantee: str = "at_least_o
 
 def _newest_batch(rig: Rig) -> int:
     """Number of the newest batch in Spark's offset log."""
-    batch = Checkpoint(str(rig.directory / "state" / LINE / "checkpoint")).last_offsets_batch()
+    batch = Checkpoint(str(rig.directory / "state" / LINE / "checkpoint")).last_planned_batch()
     assert batch is not None
     return batch
 
 
-def _delays(tail: Tail, count: int, seconds: float) -> list[float]:
+def _delays(tail: TopicTail, count: int, seconds: float) -> list[float]:
     deadline = time.monotonic() + seconds
     delays: list[float] = []
     while len(delays) < count and time.monotonic() < deadline:
-        arrival = tail.next(0.2)
-        if arrival is not None and (message := decode(arrival.value)) is not None:
+        arrival = tail.next_arrival(0.2)
+        if arrival is not None and (message := decode_message(arrival.value)) is not None:
             delays.append((time.time_ns() - message.sent_ns) / 1e9)
     return delays
 

@@ -18,7 +18,7 @@ _KEPT = {"log.retention.bytes": "200000000", "log.segment.bytes": "50000000"}
 def _memory(root: int) -> Counter[str]:
     """Bytes by role; what JVM and Python forks share is counted once for each."""
     total: Counter[str] = Counter()
-    for pid in processes.tree(root):
+    for pid in processes.process_tree(root):
         total[processes.role_of(pid).value] += processes.memory_of(pid)
     return total
 
@@ -30,7 +30,7 @@ def run(count: int = 10_000_000, share: int = 500_000) -> None:
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name) / "rig", mosquitto=UNLIMITED, kafka=_KEPT, direct=True) as rig,
     ):
-        rig.warm(5_000)
+        rig.warm_up(5_000)
         child = rig.bridge.child
         assert child is not None
         parts = count // share

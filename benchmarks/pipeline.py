@@ -44,13 +44,15 @@ class Ends:
 def towline_drain(rig: Rig, directory: Path, count: int, *, devices: int = 50) -> Outcome:
     """Hold the gateway, pile up a backlog, let go; QoS 2 where it is to be exactly once."""
     bridge = rig.bridge
-    gateway = bridge.gateway()
+    gateway = bridge.gateway_process()
     assert gateway is not None
     meter = Meter(
         {
             "gateway": lambda: [gateway.pid],
             "spark tree": lambda: [
-                p for root in processes.named(_root(rig), Role.DRIVER)[:1] for p in processes.tree(root)
+                p
+                for root in processes.pids_with_role(_root(rig), Role.DRIVER)[:1]
+                for p in processes.process_tree(root)
             ],
             "supervisor": lambda: [_root(rig)],
             "mosquitto": lambda: [rig.mosquitto.pid or 0],
@@ -133,7 +135,7 @@ def _compare(directory: Path, guarantee: str, count: int, rounds: int, *, explai
             print(f"pipeline: backlog of {count:,} drained into Kafka {rig.kafka.version}\n  {machine()}")
             print(f"  Mosquitto {rig.mosquitto.version}, 150 B, QoS 2 for exactly_once, else 1, Spark warm\n")
         rig.kafka.create_topics({RIVAL_TOPIC: 2})
-        rig.warm(5_000)
+        rig.warm_up(5_000)
         ours = _rounds(lambda: towline_drain(rig, directory, count), rounds + 1)[1:]  # the first is warm-up
         rig.bridge.stop()
         forget(rig.mosquitto, "prove-telemetry")

@@ -108,11 +108,13 @@ def _line(stack: ExitStack, rig: Rig, directory: Path, name: str) -> Subject:
     file.write_text(_FILE.format(name=name, guarantee=guarantee, more=more, **places))
     bridge = stack.enter_context(BridgeRun(file, place / "state" / name, place / "bridge.log")).start()
     wait(lambda: bridge.state == "online", f"the gateway of {name}", seconds=60, pause=0.1)
-    gateway = bridge.gateway()
+    gateway = bridge.gateway_process()
     assert gateway is not None
     assert bridge.child is not None
     root = bridge.child.pid
-    return Subject(name, 2 if guarantee == "exactly_once" else 1, lambda: gateway.pid, lambda: processes.tree(root))
+    return Subject(
+        name, 2 if guarantee == "exactly_once" else 1, lambda: gateway.pid, lambda: processes.process_tree(root)
+    )
 
 
 def _drained(rig: Rig, directory: Path, subject: Subject, count: int) -> float:
@@ -120,10 +122,10 @@ def _drained(rig: Rig, directory: Path, subject: Subject, count: int) -> float:
     ends = Ends(rig.bootstrap, subject.name, 2)
     with held(subject.held()):
         publish(rig.mosquitto, directory, count, qos=subject.qos, topic=f"{subject.name}/{{device}}/data")
-        written, before = ends(), processes.cpu_of(subject.tree()).total
+        written, before = ends(), processes.cpu_time_of(subject.tree()).total_s
     wait(lambda: ends() - written >= count, f"{subject.name} to drain", pause=0.02)
     ends.close()
-    return (processes.cpu_of(subject.tree()).total - before) / count * 1e6
+    return (processes.cpu_time_of(subject.tree()).total_s - before) / count * 1e6
 
 
 def _print(name: str, own: list[float], rival: list[float]) -> None:

@@ -96,7 +96,7 @@ class Meter:
         self.used = {name: now[name] - before for name, before in self._before.items()}
 
     def _read(self) -> dict[str, float]:
-        return {name: processes.cpu_of(pids()).total for name, pids in self.groups.items()}
+        return {name: processes.cpu_time_of(pids()).total_s for name, pids in self.groups.items()}
 
 
 @contextmanager

@@ -24,16 +24,16 @@ from towline.journal import Journal
 from towline.mqtt.codec import LEVEL_5, Decoder, PublishRun, encode
 from towline.mqtt.codec3 import LEVEL_311
 from towline.mqtt.events import (
+    AckWatermark,
     Action,
+    ConnectionOpened,
     Deliver,
+    DeliveryStored,
     Filter,
-    Held,
-    Opened,
-    Received,
+    PacketsReceived,
     Send,
     SessionConfig,
-    Settled,
-    Stored,
+    UnreleasedMessage,
 )
 from towline.mqtt.session import Session
 from towline.schema import ROW_SCHEMA
@@ -142,13 +142,13 @@ class _Line:
 
     def __init__(self, case: Case, journal: Journal) -> None:
         self._journal = journal
-        self._decoder = Decoder(version=case.level, plain=plain_run)
+        self._decoder = Decoder(version=case.level, plain_reader=plain_run)
         config = SessionConfig(
             "bench", "the benchmark", filters=(Filter("telemetry/#", case.qos),), protocol=case.level
         )
         self._session = Session(config)
         self._sent = 0
-        self._handle(Opened())
+        self._handle(ConnectionOpened())
         if case.level == LEVEL_311:
             self.take(b"\x20\x02\x00\x00" + bytes((0x90, 3, 0, 1, case.qos)))  # CONNACK, SUBACK
         else:
@@ -157,10 +157,10 @@ class _Line:
     def take(self, data: bytes) -> None:
         """Bytes in, acknowledgements out; everything durable in between."""
         before = self._sent
-        self._handle(Received(self._decoder.feed(data)))
+        self._handle(PacketsReceived(self._decoder.feed(data)))
         assert len(data) < CHUNK or self._sent == before + 4 * CHUNK, "every packet of a chunk has its answer"
 
-    def _handle(self, event: Opened | Received | Settled | Stored) -> None:
+    def _handle(self, event: ConnectionOpened | PacketsReceived | AckWatermark | DeliveryStored) -> None:
         for action in self._session.handle(event, time.monotonic()):
             self._perform(action)
 
@@ -168,12 +168,12 @@ class _Line:
         if isinstance(action, Send):
             self._sent += len(action.data)
         elif isinstance(action, Deliver):
-            rows = to_rows(action.messages, action.first, time.time_ns() // 1000, "bench")
-            held = {packet_id: _pair(entry) for packet_id, entry in action.held.items()}
-            end = self._journal.append(rows, held=held, released=action.released)
-            self._handle(Stored(action.ticket))
-            self._handle(Settled(end))
+            rows = to_rows(action.messages, action.first_number, time.time_ns() // 1000, "bench")
+            held = {packet_id: _pair(entry) for packet_id, entry in action.unreleased_messages.items()}
+            end = self._journal.append(rows, held=held, released=action.released_ids)
+            self._handle(DeliveryStored(action.delivery_id))
+            self._handle(AckWatermark(end))
 
 
-def _pair(entry: Held) -> tuple[int, int]:
+def _pair(entry: UnreleasedMessage) -> tuple[int, int]:
     return entry.number, entry.digest

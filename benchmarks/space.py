@@ -36,7 +36,9 @@ def _beside(messages: int, chunk: int, properties: list[tuple[str, str]]) -> flo
         PublishPacket(topic, payload=b"x" * _PAYLOAD, qos=QoS.AT_LEAST_ONCE, packet_id=1, user_properties=properties)
         for topic in topics
     ]
-    rows = to_rows(Messages([PublishRun.of(packets, bytes([0x32]) * chunk)]), 0, 1_800_000_000_000_000, "plant-7")
+    rows = to_rows(
+        Messages([PublishRun.from_packets(packets, bytes([0x32]) * chunk)]), 0, 1_800_000_000_000_000, "plant-7"
+    )
     with tempfile.TemporaryDirectory() as directory, Journal.open(Path(directory), schema=ROW_SCHEMA) as journal:
         before = journal.bytes_on_disk
         chunks = max(1, messages // chunk)

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from benchmarks.rig import machine
 from towline.bridge.config.file import parse
-from towline.bridge.lines.statements import Statements
+from towline.bridge.lines.sql import RouteSql
 from towline.bridge.routes import ROUTE
-from towline.bridge.runtime.session import session
+from towline.bridge.runtime.session import create_session
 from towline.schema import SPARK_SCHEMA
 from towline_prove import processes
 from towline_prove.processes import Role
@@ -58,7 +58,7 @@ def run(count: int = 1_000_000, rounds: int = 5) -> None:
     with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
         place = Path(name)
         bridge = parse(FILE, place / "bridge.toml", {})
-        spark = session(bridge)
+        spark = create_session(bridge)
         try:
             batches = {size: _messages(spark, size, place / str(size)) for size in (_FEW, count)}
             for line in bridge.uplinks:
@@ -67,9 +67,9 @@ def run(count: int = 1_000_000, rounds: int = 5) -> None:
                     for way, setting in _WAYS.items():
                         spark.conf.set(_SETTING, setting)
                         for size, messages in batches.items():
-                            statements = Statements(line.routes)
-                            routed = messages.withColumns({name: F.lit("d1") for name in statements.values})
-                            rows = statements.applied(routed.withColumn(ROUTE, F.lit(0)), tolerant=True)
+                            statements = RouteSql(line.routes)
+                            routed = messages.withColumns({name: F.lit("d1") for name in statements.value_columns})
+                            rows = statements.writer_frame(routed.withColumn(ROUTE, F.lit(0)), tolerant=True)
                             spent[way, size].append(_cpu(rows))
                 for way in _WAYS:
                     few, many = (statistics.median(spent[way, size][1:]) for size in (_FEW, count))
@@ -112,4 +112,4 @@ def _cpu(rows: DataFrame) -> float:
 
 
 def _used() -> float:
-    return processes.cpu_of(processes.named(os.getpid(), Role.JVM)).own
+    return processes.cpu_time_of(processes.pids_with_role(os.getpid(), Role.JVM)).own_s

@@ -59,7 +59,7 @@ class Started(NamedTuple):
 def start(directory: Path, broker: Mosquitto, kafka: Kafka, way: Way) -> Started:
     """Start a bridge that has never run; a retained message waits for it."""
     config = directory / "bridge.toml"
-    text = bridge_file(directory / "state", broker.uri, kafka.bootstrap, "at_least_once", writer="start", more="")
+    text = bridge_file(directory / "state", broker.uri, kafka.bootstrap, "at_least_once", writer="start", kafka_line="")
     config.write_text(f'{text}\n[spark]\ntier = "{way.tier}"\n')
     ends = Ends(kafka.bootstrap, TOPIC, 2)
     before = ends()
@@ -72,7 +72,7 @@ def start(directory: Path, broker: Mosquitto, kafka: Kafka, way: Way) -> Started
             assert bridge.child is not None
             wait(lambda: ends() > before, "the first record", pause=0.02)
             seconds = time.monotonic() - began
-            cpu = processes.cpu_of(processes.tree(bridge.child.pid)).total
+            cpu = processes.cpu_time_of(processes.process_tree(bridge.child.pid)).total_s
             bridge.stop()
     finally:
         os.environ.pop(_HOME, None)

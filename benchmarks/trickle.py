@@ -21,8 +21,8 @@ from benchmarks.rig import UNLIMITED, machine, wait
 from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.numbered import decode
-from towline_prove.reader import Tail
+from towline_prove.numbered import decode_message
+from towline_prove.reader import TopicTail
 from towline_prove.subject import BridgeRun
 
 if TYPE_CHECKING:
@@ -106,7 +106,10 @@ def measured(case: Case, mosquitto: Mosquitto, kafka: Kafka, directory: Path, se
         checkpoints = [state / name / "checkpoint" for name in case.names]
         wait(lambda: all(any((one / "commits").glob("[0-9]*")) for one in checkpoints), "lines", seconds=_START_S)
         run_load(case.plan(mosquitto.port, _WARM_S, "warm"), directory / "warm")
-        plan, tail = case.plan(mosquitto.port, seconds, directory.name), Tail(kafka.bootstrap, _TOPIC, from_now=True)
+        plan, tail = (
+            case.plan(mosquitto.port, seconds, directory.name),
+            TopicTail(kafka.bootstrap, _TOPIC, skip_existing=True),
+        )
         sender = threading.Thread(target=run_load, args=(plan, directory / "claims"))
         first, began, before = _batches(checkpoints), time.monotonic(), clocks(bridge.child.pid)
         sender.start()
@@ -125,15 +128,15 @@ def measured(case: Case, mosquitto: Mosquitto, kafka: Kafka, directory: Path, se
 
 def _batches(checkpoints: Sequence[Path]) -> int:
     """Of all lines, in Spark's offset logs."""
-    return sum(1 + (Checkpoint(str(one)).last_offsets_batch() or 0) for one in checkpoints)
+    return sum(1 + (Checkpoint(str(one)).last_planned_batch() or 0) for one in checkpoints)
 
 
-def _delays(tail: Tail, plan: LoadPlan) -> list[float]:
+def _delays(tail: TopicTail, plan: LoadPlan) -> list[float]:
     deadline = time.monotonic() + plan.messages / plan.rate + 30
     delays: list[float] = []
     while len(delays) < plan.messages and time.monotonic() < deadline:
-        arrival = tail.next(0.2)
-        if arrival and (message := decode(arrival.value)) and message.run == plan.run:
+        arrival = tail.next_arrival(0.2)
+        if arrival and (message := decode_message(arrival.value)) and message.run == plan.run:
             delays.append((time.time_ns() - message.sent_ns) / 1e9)
     return delays
 

@@ -32,7 +32,7 @@ def run(waiting: int = 10_000_000, small: int = 300_000, rounds: int = 4) -> Non
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name) / "rig", mosquitto=UNLIMITED, kafka=_KEPT, direct=True) as rig,
     ):
-        rig.warm(5_000)
+        rig.warm_up(5_000)
         normal = statistics.median([small / _carried(rig, Path(name), small) for _ in range(rounds)][1:])
         print(f"  {small:>11,} waiting: {normal:>9,.0f} msg/s, the median of {rounds - 1}")
         rate = waiting / _carried(rig, Path(name), waiting)
@@ -42,16 +42,16 @@ def run(waiting: int = 10_000_000, small: int = 300_000, rounds: int = 4) -> Non
 def _carried(rig: Rig, directory: Path, count: int) -> float:
     """Fill the journal while Spark stands still, let Spark go, and wait until all is in Kafka; seconds of the last."""
     assert rig.bridge.child is not None
-    gateway, jvm = rig.bridge.gateway(), processes.named(rig.bridge.child.pid, Role.JVM)[0]
+    gateway, jvm = rig.bridge.gateway_process(), processes.pids_with_role(rig.bridge.child.pid, Role.JVM)[0]
     assert gateway is not None
     ends = Ends(rig.bootstrap, TOPIC, 2)
     written = ends()
     with held(jvm):
         for done in range(0, count, _PIECE):
-            stored = rig.journaled()
+            stored = rig.journaled_count()
             piece = min(_PIECE, count - done)
             publish(rig.mosquitto, directory, piece)
-            wait(lambda: rig.journaled() - stored >= piece, "the gateway to drain the broker")  # noqa: B023 - called at once
+            wait(lambda: rig.journaled_count() - stored >= piece, "the gateway to drain the broker")  # noqa: B023 - called at once
         if count > _PIECE:
             print(f"  {count:>11,} waiting: gateway {processes.memory_of(gateway.pid) / 1e6:.0f} MB   (aim < 200)")
     began = time.monotonic()

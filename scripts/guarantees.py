@@ -24,19 +24,19 @@ def qos(policy: Policy) -> str:
     """The subscription a line may have."""
     if policy.qos == 0:
         return f"QoS {policy.qos}, any"
-    if policy.least_qos_keyed == policy.qos:
+    if policy.min_qos_with_dedupe == policy.qos:
         return f"QoS {policy.qos} or more"
     weaker = ", ".join(
         f'{POLICIES[promise].qos} on a route with `promise = "{promise}"`'
         for promise in POLICIES
         if promise_problem(Guarantee.EXACTLY_ONCE, promise) is None
     )
-    return f"QoS {policy.qos} ({policy.least_qos_keyed} with a `dedupe` key, {weaker})"
+    return f"QoS {policy.qos} ({policy.min_qos_with_dedupe} with a `dedupe` key, {weaker})"
 
 
 def producer(policy: Policy) -> str:
     """The settings of Kafka's client."""
-    client = policy.kafka
+    client = policy.kafka_settings
     shown = ", ".join(
         f"`{name}={client[name]}`" for name in ("acks", "enable.idempotence", "retries") if name in client
     )
@@ -45,21 +45,21 @@ def producer(policy: Policy) -> str:
 
 def spark(policy: Policy) -> str:
     """The settings that may not be changed."""
-    return ", ".join(f"`{name}={value}`" for name, value in policy.spark.items()) or "any"
+    return ", ".join(f"`{name}={value}`" for name, value in policy.spark_settings.items()) or "any"
 
 
 ROWS: dict[str, Callable[[Policy], str]] = {
     "MQTT subscription": qos,
-    "MQTT session": lambda policy: "persistent: Clean Start 0, expiry above 0" if policy.persistent else "any",
-    "acknowledged to the broker after": lambda policy: " or ".join(f"`{word}`" for word in policy.acks),
-    "the batch that a crash interrupted is": lambda policy: policy.replay,
+    "MQTT session": lambda policy: "persistent: Clean Start 0, expiry above 0" if policy.persistent_session else "any",
+    "acknowledged to the broker after": lambda policy: " or ".join(f"`{word}`" for word in policy.ack_choices),
+    "the batch that a crash interrupted is": lambda policy: policy.replay_text,
     "Kafka producer": producer,
     "Spark": spark,
-    "way back: Kafka consumer": lambda policy: " or ".join(f"`{level}`" for level in policy.isolations),
+    "way back: Kafka consumer": lambda policy: " or ".join(f"`{level}`" for level in policy.isolation_levels),
     "way back: a batch enters the outbox": lambda _: "once",
-    "way back: MQTT publish": lambda policy: f"QoS {' or '.join(map(str, policy.publish_levels))}",
-    "can be lost": lambda policy: policy.lost,
-    "can be doubled": lambda policy: policy.doubled,
+    "way back: MQTT publish": lambda policy: f"QoS {' or '.join(map(str, policy.publish_qos_choices))}",
+    "can be lost": lambda policy: policy.loss_text,
+    "can be doubled": lambda policy: policy.duplicates_text,
 }
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 from written import write_tables
 
-from towline.bridge.config.schema import attributes
+from towline.bridge.config.schema import attribute_texts
 from towline.bridge.config.tables import (
     DownlinkTable,
     GatewaySection,
@@ -36,11 +36,11 @@ from towline.gateway.settings import GatewaySettings
 from towline.kafka.options import _OPTIONS as KAFKA
 from towline.kafka.options import SinkSettings
 from towline.net.settings import MqttSettings
-from towline.options import Option, size
+from towline.options import Option, parse_size
 from towline.spark.link import ReadPlan
-from towline.spark.options import _READING as READING
-from towline.spark.options import _SENDING as PUBLISHING
-from towline.spark.options import CONNECTION, RECEIVING, SENDING, SinkOptions
+from towline.spark.options import _READ_OPTIONS as READING
+from towline.spark.options import _WRITE_OPTIONS as PUBLISHING
+from towline.spark.options import CONNECTION_OPTIONS, RECEIVER_OPTIONS, SENDER_OPTIONS, SinkOptions
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 
@@ -57,14 +57,14 @@ def field_of(model: type, path: tuple[str, ...]) -> tuple[Any, str]:
         default = entry.default if entry.default is not dataclasses.MISSING else None
         kind = inspect.get_annotations(model, eval_str=True)[name]
     if not rest:
-        return default, attributes(model)[name]
+        return default, attribute_texts(model)[name]
     inner = [kind, *getattr(kind, "__args__", ())]
     return field_of(next(one for one in inner if isinstance(one, type) and one is not type(None)), tuple(rest))
 
 
 def shown(default: Any, option: Option) -> str:
     """A default as a user writes it; "" where the meaning says it."""
-    own_words = isinstance(default, bool) and option.read is not str
+    own_words = isinstance(default, bool) and option.parse is not str
     if default is None or own_words or (isinstance(default, str | tuple) and not default):
         return ""
     if isinstance(default, bool | enum.Enum):
@@ -111,11 +111,11 @@ FILE = {
 
 def keys(model: type[BaseModel]) -> Iterator[str]:
     """A row for each key of a table; those of the tables in it are named where its text is."""
-    meaning = attributes(model)
+    meaning = attribute_texts(model)
     for name, field in model.model_fields.items():
         if name in ("route", "member"):
             continue
-        option = Option("", (name,), read=size if "_bytes" in name else str)
+        option = Option("", (name,), parse=parse_size if "_bytes" in name else str)
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         plain = default if isinstance(default, str | int | float | enum.Enum) else None
         cells = shown(plain, dataclasses.replace(option, name=name)), markdown(meaning[name])
@@ -124,7 +124,7 @@ def keys(model: type[BaseModel]) -> Iterator[str]:
 
 def tables() -> dict[str, str]:
     """Each table of the page, by its name."""
-    every = (*CONNECTION, *RECEIVING)
+    every = (*CONNECTION_OPTIONS, *RECEIVER_OPTIONS)
     own = [one for one in every if one.path[0] in MqttSettings.model_fields]
     own.sort(key=lambda one: [*MqttSettings.model_fields].index(one.path[0]))
     own.sort(key=lambda one: one.path[0] not in {"brokers", "client_id"})
@@ -132,7 +132,7 @@ def tables() -> dict[str, str]:
         "connection": rows(own, GatewaySettings, file=True),
         "gateway": rows([one for one in every if one not in own], GatewaySettings, file=False),
         "reading": rows(READING, ReadPlan, file=False),
-        "publishing": [*rows(PUBLISHING, SinkOptions, file=False), *rows(SENDING, GatewaySettings, file=False)],
+        "publishing": [*rows(PUBLISHING, SinkOptions, file=False), *rows(SENDER_OPTIONS, GatewaySettings, file=False)],
         "kafka": rows(KAFKA, SinkSettings, file=False),
     }
     heads = {name: ["option", "default", "meaning"] for name in found}

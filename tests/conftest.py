@@ -25,8 +25,8 @@ from towline.errors import SetupError
 from towline.spark.java import find_java
 from towline_prove.devstack import Kafka, Mosquitto, MosquittoTooOld
 from towline_prove.devstack.kafka import kafka_jars
-from towline_prove.devstack.mosquitto import find_mosquitto, flaw
-from towline_prove.devstack.spark import start_quickly
+from towline_prove.devstack.mosquitto import find_mosquitto, version_problem
+from towline_prove.devstack.spark import enable_fast_start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +82,7 @@ def pytest_configure() -> None:
         return  # it has its environment from the one that started it
     os.environ[SHARED_KAFKA] = tempfile.mkdtemp(prefix="towline-kafka-")
     with contextlib.suppress(SetupError):  # no Java: the tests that need it say so
-        start_quickly()
+        enable_fast_start()
 
 
 def pytest_unconfigure() -> None:
@@ -122,7 +122,7 @@ def pytest_report_header() -> list[str]:
 
 def _mosquitto() -> str:
     installed = find_mosquitto()
-    return flaw(installed) or ".".join(map(str, installed.version))
+    return version_problem(installed) or ".".join(map(str, installed.version))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -232,7 +232,7 @@ def spark() -> Iterator[SparkSession]:
     settings: dict[str, bool | float | int | str | None] = {
         **spark_conf(),
         **spark_kafka_conf(pyspark.__version__),
-        **localfs.settings(),
+        **localfs.session_settings(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",

@@ -24,11 +24,11 @@ from towline import Client
 from towline.errors import GatewayUnreachable
 from towline.gateway.client import GatewayClient, Lease
 from towline.kafka.deadletters import Header
-from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
+from towline.mqtt.codec import AckRun, Item, Packet, PublishRun
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.stubs import Stub
-from towline.processes import started
+from towline.mqtt.truncated import TruncatedMessage
+from towline.processes import start_time
 
 __all__ = [
     "ServiceManager",
@@ -80,7 +80,7 @@ class ServiceManager:
 def wait_for_end(processes: Iterable[psutil.Process], timeout: float = 60.0) -> None:
     """Wait until all have ended; one that nobody reaps has ended too, which `psutil.wait_procs` does not say."""
     for process in processes:
-        ended = partial(lambda one: not one.is_running() or started(one.pid) is None, process)
+        ended = partial(lambda one: not one.is_running() or start_time(one.pid) is None, process)
         wait_until(ended, timeout, f"the end of {process}")
 
 
@@ -211,8 +211,8 @@ def read_all(data: bytes) -> list[mqtt5.Packet]:
 def packets_in(item: Item) -> list[Packet]:
     """The packets of an item of the decoder, none of them a stub."""
     packets: list[Packet] = []
-    for packet in item.packets if isinstance(item, PublishRun | PlainRun | AnswerRun) else [item]:
-        assert not isinstance(packet, Stub)
+    for packet in item.packets if isinstance(item, PublishRun | PlainRun | AckRun) else [item]:
+        assert not isinstance(packet, TruncatedMessage)
         packets.append(packet)
     return packets
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from towline_prove.evidence import evidence, revision, write_evidence
+from towline_prove.evidence import append_record, revision, run_record
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,5 +28,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     file = item.config.getoption("--proof")
     if file is not None and report.when == "call" and not report.skipped and item.get_closest_marker("long"):
         details = {"test": item.nodeid, **dict(report.user_properties)}
-        write_evidence(evidence("test", ok=report.passed, seconds=report.duration, details=details), file)
+        append_record(run_record("test", ok=report.passed, seconds=report.duration, details=details), file)
     return report

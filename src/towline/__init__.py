@@ -1,4 +1,4 @@
-"""Towline carries messages between MQTT brokers and Apache Kafka, and keeps its word about each of them."""
+"""Carries messages between MQTT brokers and Apache Kafka, with a delivery guarantee for each of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
     "spark_conf",
 ]
 
-_HOMES = {
+_PUBLIC_MODULES = {
     **dict.fromkeys(("AsyncPublisher", "Publisher"), "towline.publisher"),
     "Client": "towline.net.client",
     "ClientSettings": "towline.net.settings",
@@ -46,8 +46,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load the public names when they are asked for: Spark's workers import this package in every process."""
-    if name not in _HOMES:
+    if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - keeps the package light
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_PUBLIC_MODULES[name]), name)

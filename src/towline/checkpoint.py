@@ -1,18 +1,18 @@
-"""What Spark keeps in a query's checkpoint, and making it durable: Spark itself never calls fsync on a local disk.
+"""Checkpoint directory of a Spark query: reading its logs and making them durable.
 
-    offsets/N   written before batch N runs: what it holds
-    commits/N   written after batch N: it is done
+    offsets/N   offset log: written before batch N runs, the range of each source in the batch
+    commits/N   commit log: written after batch N, the batch is complete
     metadata    the query's id, written once
-    sources/    where Spark's Kafka source began
-    state/      what a stateful query remembers after each batch, written by its tasks (``dedupe``)
+    sources/    start offsets of Spark's Kafka source
+    state/      state of a stateful query after each batch, written by its tasks (``dedupe``)
 
-A batch whose records are in Kafka must never be forgotten, and rows whose batch is not surely in the commit log must
-never be removed [I5]. So `sync` is called before the tasks of a batch (offsets/N) and before the inbox is cut
-(commits/N).
+Spark itself never calls fsync on a local disk. A batch whose records are in Kafka must never be forgotten, and rows
+whose batch is not surely in the commit log must never be removed [I5]. So `sync` is called before the tasks of a batch
+(offsets/N) and before the inbox is truncated (commits/N).
 
-On object stores and HDFS everything here does nothing: an object that was stored is durable, and a file of HDFS that
-was closed is at every replica. Nor can it be read there, so what looks at the checkpoint (`offsets_hash` and others)
-finds none. With a cluster the driver alone writes it, but for state/, which each executor must see.
+On object stores and HDFS all functions here do nothing: a stored object is durable, and a closed file of HDFS is at
+every replica. Such a checkpoint can't be read here either, so readers (`offsets_hash` and others) return None or empty.
+On a cluster the driver alone writes it, except state/, which every executor must reach.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from towline import files
 from towline.errors import JournalDamaged, JournalError
 from towline.files import check_owner
 
-#: What a sink keeps beside Spark's own files (`towline.spark.tally`).
-SINK_NOTE: Final = "towline.totals"
+#: What a sink keeps beside Spark's own files (`towline.spark.sink_note`).
+SINK_TOTALS: Final = "towline.totals"
 
 _OFFSETS: Final = "offsets"
 _COMMITS: Final = "commits"
@@ -56,22 +56,26 @@ _CRC_HEAD: Final = b"crc\0"
 #: What this process has made durable, by directory: the content of ``metadata`` (a checkpoint that was removed and made
 #: again is another one), the newest batch of each log, and the version of the sink's note, which each batch replaces.
 #: `Checkpoint` objects come and go with every batch, the process stays.
-_SYNCED: dict[Path, dict[str, object]] = {}
+_SYNCED_FILES: dict[Path, dict[str, object]] = {}
 #: Where a checkpoint is that no file system of this machine has: nothing can be there.
-_ELSEWHERE: Final = Path(os.devnull, "elsewhere")
+_NOT_LOCAL: Final = Path(os.devnull, "elsewhere")
 
 
 def kafka_offsets_in(values: Iterable[Any]) -> dict[str, dict[str, int]]:
-    """Offsets by topic and partition, of those source offsets that are of Spark's Kafka source."""
-    found: dict[str, dict[str, int]] = {}
+    """Return the offsets of Spark's Kafka sources among source offsets, by topic and partition."""
+    offsets: dict[str, dict[str, int]] = {}
     for value in values:
-        if isinstance(value, dict) and "gateways" not in value and all(isinstance(one, dict) for one in value.values()):
-            found |= value
-    return found
+        if (
+            isinstance(value, dict)
+            and "gateways" not in value
+            and all(isinstance(partitions, dict) for partitions in value.values())
+        ):
+            offsets |= value
+    return offsets
 
 
 class Checkpoint:
-    """The checkpoint directory of one streaming query.
+    """Checkpoint directory of one streaming query.
 
     Args:
         location: As the query's ``checkpointLocation`` has it: a path, or a URI such as ``file:/ck``, ``hdfs://...``.
@@ -82,51 +86,51 @@ class Checkpoint:
 
     @property
     def _path(self) -> Path:
-        """The directory, where Spark leaves it unsynced; asked each time: the query may make it in a moment.
+        """Local directory; computed each time, since the query may create it at any moment.
 
-        A path without a scheme belongs to Hadoop's ``fs.defaultFS``; it is on this machine when it is there. Hadoop's
-        paths know no percent signs, so nothing is decoded.
+        A path without a scheme belongs to Hadoop's ``fs.defaultFS``; it is local when it exists here. Hadoop's paths
+        have no percent encoding, so nothing is decoded.
         """
         match = _SCHEME.match(self._location)
         if match is None:
             there = bool(self._location) and Path(self._location).is_dir()
-            return Path(self._location).absolute() if there else _ELSEWHERE
+            return Path(self._location).absolute() if there else _NOT_LOCAL
         if match[1].lower() != "file":
-            return _ELSEWHERE
+            return _NOT_LOCAL
         return Path(re.sub(r"^//[^/]*(?=/)", "", match[2])).absolute()
 
-    def last_offsets_batch(self) -> int | None:
-        """The newest batch in the offset log; None when there is none, or the checkpoint is not local."""
+    def last_planned_batch(self) -> int | None:
+        """Return the newest batch in the offset log; None if there is none, or the checkpoint is not local."""
         return max(self._batches(_OFFSETS), default=None)
 
-    def last_commit_batch(self) -> int | None:
-        """The newest batch in the commit log; None when there is none, or the checkpoint is not local."""
+    def last_committed_batch(self) -> int | None:
+        """Return the newest batch in the commit log; None if there is none, or the checkpoint is not local."""
         return max(self._batches(_COMMITS), default=None)
 
-    def committed(self, batch: int) -> bool:
-        """Whether a batch is in the commit log, which has the newest ones; False where the checkpoint is not local."""
+    def has_commit(self, batch: int) -> bool:
+        """Return True if the commit log still has this batch; False if the checkpoint is not local."""
         return (self._path / _COMMITS / str(batch)).exists()
 
     def offsets_hash(self, batch: int) -> str | None:
-        """SHA-256, as hex digits, of what the offset log says about a batch; None where that can't be read.
+        """Return the SHA-256 of a batch's entry in the offset log, in hex; None if it can't be read.
 
-        Spark writes an entry once and reads it back for a replay, so the same batch of the same checkpoint always has
-        the same hash, and the same number in a restored older checkpoint another one.
+        Spark writes an entry once and reads it back for a replay. So a batch of one checkpoint always has the same
+        hash, and the same batch number in a restored older checkpoint has another one.
         """
-        content = self._file(_OFFSETS, str(batch))
+        content = self._read_file(_OFFSETS, str(batch))
         return None if content is None else hashlib.sha256(content).hexdigest()
 
     @property
-    def query(self) -> str:
-        """Id of the query that it belongs to; "" where there is none."""
+    def query_id(self) -> str:
+        """Id of the query that owns the checkpoint; "" if unknown."""
         try:
-            return str(json.loads(self._file(_METADATA) or b"")["id"])
+            return str(json.loads(self._read_file(_METADATA) or b"")["id"])
         except (ValueError, KeyError, TypeError):
             return ""
 
     @property
-    def place(self) -> str:
-        """A name for where it is, the same for each way to write that, if it is on another file system; else ""."""
+    def location_id(self) -> str:
+        """Id of a checkpoint on another file system, equal for all spellings of its URI; "" for a local one."""
         uri = urlsplit(self._location)
         if not _SCHEME.match(self._location) or uri.scheme == "file":
             return ""
@@ -134,47 +138,49 @@ class Checkpoint:
         return hashlib.sha256(f"{uri.scheme}://{uri.netloc.lower()}{path}".encode()).hexdigest()[:32]
 
     def offsets(self, batch: int | None) -> list[Any]:
-        """What the offset log says of each source in a batch, as JSON values; empty where that can't be read."""
+        """Return the offset of each source in a batch, as JSON values; empty if the entry can't be read."""
         return [value for value in self._entry(batch)[2:] if value is not None]
 
-    def first_offsets(self) -> Any:
-        """Where a query of Spark's Kafka source began, a JSON value; None where that can't be read."""
-        content = self._file(_SOURCES, "0", "0") or b""
+    def kafka_start_offsets(self) -> Any:
+        """Return the start offsets of Spark's Kafka source, a JSON value; None if they can't be read."""
+        content = self._read_file(_SOURCES, "0", "0") or b""
         with contextlib.suppress(ValueError):
             # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
             return json.loads(content.lstrip(b"\0").partition(b"\n")[2])
         return None
 
     def _entry(self, batch: int | None) -> list[Any]:
-        return _lines(self._file(_OFFSETS, str(batch)) or b"")
+        return _parse_log_entry(self._read_file(_OFFSETS, str(batch)) or b"")
 
-    def ends_at(self, offset: object, *, done: bool) -> bool:
-        """Whether its newest batch, of the commit log if `done`, else of the offset log, ends at this source offset.
+    def ends_at(self, offset: object, *, committed: bool) -> bool:
+        """Return True if the newest batch ends at this source offset; False if that can't be read.
 
-        False where that can't be read.
+        Args:
+            offset: End offset of a source, a JSON value.
+            committed: Newest batch of the commit log, else of the offset log.
         """
-        return offset in self.offsets(self.last_commit_batch() if done else self.last_offsets_batch())
+        return offset in self.offsets(self.last_committed_batch() if committed else self.last_planned_batch())
 
     def watermark_ms(self, offset: object) -> int | None:
-        """The watermark of the newest batch, if that ends at this source offset, in ms since 1970; else None."""
-        if not self.ends_at(offset, done=False):
+        """Return the event-time watermark of the newest batch, in ms since 1970; None unless it ends at this offset."""
+        if not self.ends_at(offset, committed=False):
             return None
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-            return int(self._entry(self.last_offsets_batch())[1]["batchWatermarkMs"])
+            return int(self._entry(self.last_planned_batch())[1]["batchWatermarkMs"])
         return None
 
     def newest_offsets(self) -> list[Any]:
-        """What the newest batch that was planned says of each source, as JSON values; empty where there is none.
+        """Return the offset of each source in the newest planned batch, as JSON values; empty if there is none.
 
-        A newest entry that a power failure tore is a batch that never ran: the one before it counts.
+        An entry that a power failure tore belongs to a batch that never ran: the batch before it counts.
         """
         for batch in reversed(self._batches(_OFFSETS)):
             if not _is_torn(self._path / _OFFSETS / str(batch)) and (offsets := self.offsets(batch)):
                 return offsets
         return []
 
-    def note(self, name: str) -> str | None:
-        """What `keep_note` was given last under a name; None for nothing, and where the checkpoint is not local.
+    def read_note(self, name: str) -> str | None:
+        """Return the text last written with `write_note`; None if there is none, or the checkpoint is not local.
 
         Raises:
             OSError: The file can't be read.
@@ -183,67 +189,67 @@ class Checkpoint:
             return (self._path / name).read_text(encoding="utf-8")
         return None
 
-    def keep_note(self, name: str, text: str, *, synced: bool = True) -> None:
-        """Keep a file beside Spark's own; nothing where the checkpoint is not local.
+    def write_note(self, name: str, text: str, *, sync: bool = True) -> None:
+        """Write a file beside Spark's own; does nothing if the checkpoint is not local.
 
-        If not `synced`, a power failure may leave an empty file.
+        Without `sync` a power failure may leave an empty file.
 
         Raises:
-            JournalError: TL-J20, the disk did not take it.
+            JournalError: TL-J20, the disk failed or is full.
         """
         path = self._path
-        if path == _ELSEWHERE:
+        if path == _NOT_LOCAL:
             return
-        with self._durable():
-            if synced:
+        with self._map_disk_errors():
+            if sync:
                 files.replace_durably(path / name, text)
             else:
-                files.replace(path / name, text, synced=False)
+                files.replace(path / name, text, sync=False)
 
     def sync(self) -> None:
-        """Make all that Spark has written of both logs durable; what this process synced before costs nothing.
+        """Make both logs durable; files that this process has synced already cost nothing.
 
         Raises:
-            ConfigError: TL-J23, it belongs to another user.
-            JournalError: TL-J20, the disk did not take it: the batch must not run, the inbox must not be cut.
+            ConfigError: TL-J23, the directory belongs to another user.
+            JournalError: TL-J20, the disk failed or is full: the batch must not run, the inbox must not be truncated.
         """
         path = self._path
-        if path == _ELSEWHERE:
+        if path == _NOT_LOCAL:
             return
-        with self._durable():
-            synced = _SYNCED.pop(path, {})
-            if synced.get(_METADATA) != (metadata := _content(path / _METADATA)):
+        with self._map_disk_errors():
+            synced_files = _SYNCED_FILES.pop(path, {})
+            if synced_files.get(_METADATA) != (metadata := _read_or_empty(path / _METADATA)):
                 check_owner(path)
                 _rewrite(path / _METADATA)
                 for directory in (path, *path.parents):  # Spark may have made any of them just now
                     with contextlib.suppress(PermissionError):  # one that we can't even list is none that we made
                         files.sync_directory(directory)
-                synced = {_METADATA: metadata}
-            self._sync_log(_OFFSETS, synced)
-            if self.last_commit_batch() != synced.get(_COMMITS):
+                synced_files = {_METADATA: metadata}
+            self._sync_log(_OFFSETS, synced_files)
+            if self.last_committed_batch() != synced_files.get(_COMMITS):
                 self.sync_state()
-            self._sync_log(_COMMITS, synced)
-            if (note := files.version(path / SINK_NOTE)) != synced.get(SINK_NOTE, ()):
-                _sync_file(path / SINK_NOTE)
+            self._sync_log(_COMMITS, synced_files)
+            if (totals_version := files.file_version(path / SINK_TOTALS)) != synced_files.get(SINK_TOTALS, ()):
+                _sync_file(path / SINK_TOTALS)
                 files.sync_directory(path)
-                synced[SINK_NOTE] = note
-            _SYNCED[path] = synced
+                synced_files[SINK_TOTALS] = totals_version
+            _SYNCED_FILES[path] = synced_files
 
     @property
-    def form(self) -> str:
-        """First line of the newest entry of the offset log, its version as Spark writes it; "" where there is none."""
-        content = self._file(_OFFSETS, str(self.last_offsets_batch())) or b""
+    def offset_log_version(self) -> str:
+        """Version line of the newest offset log entry, as Spark writes it (``v1``); "" if there is none."""
+        content = self._read_file(_OFFSETS, str(self.last_planned_batch())) or b""
         return content.partition(b"\n")[0].decode(errors="replace")
 
     @property
-    def stateful(self) -> bool:
-        """Whether it holds the state of a stateful query; False where the checkpoint is not local."""
+    def has_state(self) -> bool:
+        """True if the checkpoint holds state of a stateful query; False if it is not local."""
         with contextlib.suppress(OSError):
             return any((self._path / _STATE).iterdir())
         return False
 
     def sync_state(self) -> None:
-        """Make the state of a stateful query durable; nothing to do for others.
+        """Make the state of a stateful query durable; does nothing for other queries.
 
         Call it between the tasks of a batch and its entry in the commit log: a query whose commit log is ahead of its
         state does not start. The tasks write hundreds of small files, so their file system is synced as a whole.
@@ -251,35 +257,36 @@ class Checkpoint:
         Raises:
             JournalError: TL-J20, the disk did not take it: the batch must not be committed.
         """
-        if self.stateful:
-            with self._durable():
+        if self.has_state:
+            with self._map_disk_errors():
                 _sync_file_system(self._path)
 
-    def mend(self) -> list[str]:
-        """Remove newest entries that a power failure tore; call it before the query starts, with no other one running.
+    def repair(self) -> list[str]:
+        """Remove the newest log entries that a power failure tore.
 
-        `sync` comes before the tasks of a batch, so a torn entry of the offset log is a batch that never ran, and one
-        of the commit log is a batch that runs again. Spark would refuse to start with either.
+        Call it before the query starts, with no other query running. `sync` comes before the tasks of a batch, so a
+        torn entry of the offset log is a batch that never ran, and a torn entry of the commit log is a batch that runs
+        again. Spark would refuse to start with either.
 
         Returns:
-            A line for each entry removed.
+            A log line for each removed entry.
 
         Raises:
-            JournalDamaged: TL-J21, an entry is torn that was durable; nothing was changed.
+            JournalDamaged: TL-J21, a torn entry was durable before; nothing was changed.
         """
-        torn = self._torn()
-        for path in torn:
-            for name in (path, _checksums(path)):
+        torn_entries = self._torn_entries()
+        for path in torn_entries:
+            for file in (path, _checksum_file(path)):
                 with contextlib.suppress(FileNotFoundError):
-                    name.unlink()
-        for directory in {path.parent for path in torn}:
+                    file.unlink()
+        for directory in {path.parent for path in torn_entries}:
             files.sync_directory(directory)
-        return [f"{path}: removed, a power failure had torn it" for path in torn]
+        return [f"{path}: removed, a power failure had torn it" for path in torn_entries]
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
-    def _file(self, *names: str) -> bytes | None:
-        """Of a file; None where there is none, it can't be read, or the checkpoint is not local."""
+    def _read_file(self, *names: str) -> bytes | None:
+        """Return a file's content; None if it is missing or unreadable, or the checkpoint is not local."""
         with contextlib.suppress(OSError):
             return self._path.joinpath(*names).read_bytes()
         return None
@@ -290,8 +297,8 @@ class Checkpoint:
         return []
 
     @contextlib.contextmanager
-    def _durable(self) -> Iterator[None]:
-        """Whatever the disk does not take is TL-J20."""
+    def _map_disk_errors(self) -> Iterator[None]:
+        """Raise an OSError of the disk as TL-J20."""
         try:
             yield
         except OSError as error:
@@ -302,54 +309,54 @@ class Checkpoint:
                 "The batch is not done and nothing was removed. Check this disk, then start the query again.",
             ) from error
 
-    def _sync_log(self, log: str, synced: dict[str, object]) -> None:
-        batches, before, directory = self._batches(log), synced.get(log), self._path / log
-        if not batches or batches[-1] == before:
+    def _sync_log(self, log: str, synced_files: dict[str, object]) -> None:
+        batches, synced_batch, directory = self._batches(log), synced_files.get(log), self._path / log
+        if not batches or batches[-1] == synced_batch:
             return
-        if not isinstance(before, int):
+        if not isinstance(synced_batch, int):
             for batch in batches[-_READ_AT_START:]:
                 _rewrite(directory / str(batch))
         else:
-            for batch in [batch for batch in batches if batch > before]:
+            for batch in [batch for batch in batches if batch > synced_batch]:
                 _sync_file(directory / str(batch))
-                _sync_file(_checksums(directory / str(batch)))
+                _sync_file(_checksum_file(directory / str(batch)))
         files.sync_directory(directory)
-        synced[log] = batches[-1]
+        synced_files[log] = batches[-1]
 
-    def _torn(self) -> list[Path]:
-        """The entries to remove, newest first."""
+    def _torn_entries(self) -> list[Path]:
+        """Return the torn log entries to remove, newest first."""
         metadata = self._path / _METADATA
         offsets, commits = (
             [self._path / log / str(batch) for batch in reversed(self._batches(log))] for log in (_OFFSETS, _COMMITS)
         )
         if offsets and _is_torn(metadata):
             if commits:
-                raise _damaged(metadata, commits[0].name)
+                raise _damaged_entry(metadata, commits[0].name)
             return [*offsets, metadata]
-        torn = [*takewhile(_is_torn, commits)]
-        done = commits[len(torn)].name if len(torn) < len(commits) else "-1"
+        torn_entries = [*takewhile(_is_torn, commits)]
+        committed_batch = commits[len(torn_entries)].name if len(torn_entries) < len(commits) else "-1"
         for entry in takewhile(_is_torn, offsets):
-            if int(entry.name) <= int(done):
-                raise _damaged(entry, done)
-            torn.append(entry)
-        return torn
+            if int(entry.name) <= int(committed_batch):
+                raise _damaged_entry(entry, committed_batch)
+            torn_entries.append(entry)
+        return torn_entries
 
 
-def _damaged(path: Path, done: str) -> JournalDamaged:
+def _damaged_entry(path: Path, committed_batch: str) -> JournalDamaged:
     return JournalDamaged(
         "TL-J21",
         str(path),
-        f"this part of the checkpoint no longer reads as Spark wrote it, though batch {done} is done",
+        f"this part of the checkpoint no longer reads as Spark wrote it, though batch {committed_batch} is done",
         "Restore the checkpoint together with the gateway's state directory, or start with a new checkpoint directory: "
         "what waits in the inbox is then carried again.",
     )
 
 
-def _checksums(path: Path) -> Path:
+def _checksum_file(path: Path) -> Path:
     return path.with_name(f".{path.name}.crc")
 
 
-def _content(path: Path) -> bytes:
+def _read_or_empty(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -357,20 +364,20 @@ def _content(path: Path) -> bytes:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether a file of the checkpoint is not all there: as its checksums say, or in its form."""
+    """Return True if a checkpoint file is incomplete, by its checksum file or its format."""
     try:
-        content, sums = path.read_bytes(), _content(_checksums(path))
-        if _checksums(path).exists() and sums != _summed(content, sums):
+        content, sums = path.read_bytes(), _read_or_empty(_checksum_file(path))
+        if _checksum_file(path).exists() and sums != _checksum_content(content, sums):
             return True
         if path.name == _METADATA:
             return not isinstance(json.loads(content), dict)
     except (OSError, ValueError):
         return True
-    return len(_lines(content)) < (3 if path.parent.name == _OFFSETS else 2)
+    return len(_parse_log_entry(content)) < (3 if path.parent.name == _OFFSETS else 2)
 
 
-def _lines(content: bytes) -> list[Any]:
-    """An entry of a log: version, the query's facts, in the offset log one value a source (None for ``-``); or []."""
+def _parse_log_entry(content: bytes) -> list[Any]:
+    """Parse a log entry: version, query facts, then an offset of each source (None for ``-``); [] if it is torn."""
     # Not `splitlines`: a JSON string may hold other separators of lines.
     version, *lines = content.decode(errors="replace").split("\n")
     with contextlib.suppress(ValueError):
@@ -379,35 +386,35 @@ def _lines(content: bytes) -> list[Any]:
     return []
 
 
-def _summed(content: bytes, sums: bytes) -> bytes:
-    """The checksum file that `content` would have, with the chunk size that `sums` names."""
+def _checksum_content(content: bytes, sums: bytes) -> bytes:
+    """Return the checksum file of `content`, with the chunk size that the checksum file `sums` names."""
     size = int.from_bytes(sums[4:8], "big") or 512
     chunks = [content[at : at + size] for at in range(0, len(content), size)]
     return _CRC_HEAD + size.to_bytes(4, "big") + b"".join(zlib.crc32(chunk).to_bytes(4, "big") for chunk in chunks)
 
 
 def _rewrite(path: Path) -> None:
-    """Write a file and its checksums anew, synced, under the same name.
+    """Write a file and its checksum file again under the same name, and sync them.
 
-    A process that starts can't know whether a sync failed before: the kernel reports that once, keeps the pages, and
-    answers later syncs with "ok" [I6]. So what was there already is not synced, but written again.
+    A new process can't know whether an earlier sync failed: the kernel reports that once, keeps the pages, and answers
+    later syncs with "ok" [I6]. So existing content is not synced, but written again.
     """
-    for one in (path, _checksums(path)):
+    for file in (path, _checksum_file(path)):
         try:
-            content, mode = one.read_bytes(), one.stat().st_mode & 0o7777
+            content, mode = file.read_bytes(), file.stat().st_mode & 0o7777
         except FileNotFoundError:
             continue
-        files.replace(one, content, mode=mode)
+        files.replace(file, content, mode=mode)
 
 
 def _sync_file(path: Path) -> None:
-    """Make a file's content durable; one that Spark has removed meanwhile needs it no more."""
+    """Make a file's content durable; does nothing if Spark has removed the file."""
     with contextlib.suppress(FileNotFoundError):
         files.sync_file(path)
 
 
 def _sync_file_system(path: Path) -> None:
-    """Make everything on the file system of a directory durable; reports errors since Linux 5.8 (syncfs(2))."""
+    """Sync the whole file system of a directory; reports errors since Linux 5.8 (syncfs(2))."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):

@@ -1,4 +1,4 @@
-"""Every error Towline raises on purpose, and what the reader can do about it.
+"""Exceptions that Towline raises on purpose: class tree, error codes, one-line text.
 
     TowlineError
     ├── ConfigError        TL-C..  you wrote something that can't be; change it and start again
@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 
 
 #: Characters of a part of an error: a topic alone may have 65,535.
-_LONGEST = 4000
+_MAX_PART_LENGTH = 4000
 
 
 #: The code at the end of an error's line.
@@ -50,118 +50,124 @@ _CODE = re.compile(r"\[(TL-[A-Z]\d{2,3})\]")
 
 
 def codes_in(text: str) -> list[str]:
-    """The codes of the errors that a text tells, in order."""
+    """Return the error codes in a text, in order."""
     return _CODE.findall(text)
 
 
 def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None) -> str:
-    """A hint for an unknown word: what another system's word is called here (foreign.toml), else the nearest choice.
+    """Return a hint for an unknown name: its translation from another system (foreign.toml), else the nearest choice.
 
     Args:
-        word: What was written; upper and lower case, and what stands between its words, are alike.
-        choices: What may be written. What gives up messages or a check is suggested for no other word.
-        otherwise: The hint when nothing is near; the list of all choices by default.
+        word: The name as written; case and separators are ignored.
+        choices: Valid names. Names that drop messages or disable a check are suggested for an exact match only.
+        otherwise: Hint when no choice is near; by default the list of all choices.
     """
-    names = {_letters(name): name for name in sorted(choices)}
-    words, dangerous = _foreign()
-    for ours, sentence in words.get(_letters(word), {}).items():
-        if ours == "*" or _letters(ours) in names:
-            return sentence or f'Did you mean "{names[_letters(ours)]}"?'
-    near = difflib.get_close_matches(_letters(word), names.keys() - dangerous, n=1, cutoff=0.6)
-    if near:
-        return f'Did you mean "{names[near[0]]}"?'
-    return f"Known here: {', '.join(names.values())}." if otherwise is None else otherwise
+    choice_by_letters = {_normalized(name): name for name in sorted(choices)}
+    translations, unsafe_names = _foreign_names()
+    for option_name, sentence in translations.get(_normalized(word), {}).items():
+        if option_name == "*" or _normalized(option_name) in choice_by_letters:
+            return sentence or f'Did you mean "{choice_by_letters[_normalized(option_name)]}"?'
+    close_matches = difflib.get_close_matches(
+        _normalized(word), choice_by_letters.keys() - unsafe_names, n=1, cutoff=0.6
+    )
+    if close_matches:
+        return f'Did you mean "{choice_by_letters[close_matches[0]]}"?'
+    return f"Known here: {', '.join(choice_by_letters.values())}." if otherwise is None else otherwise
 
 
-def _letters(word: str) -> str:
+def _normalized(word: str) -> str:
     return re.sub(r"[^a-z0-9]", "", word.lower())
 
 
 @functools.cache
-def _foreign() -> tuple[dict[str, dict[str, str]], frozenset[str]]:
-    """Words of other systems, and those of ours that are dangerous, by their letters."""
-    table = _read("foreign.toml")
-    words = {_letters(word): meant for word, meant in table["words"].items()}
-    return words, frozenset(map(_letters, table["dangerous"]))
+def _foreign_names() -> tuple[dict[str, dict[str, str]], frozenset[str]]:
+    """Return names of other systems with their translations, and our unsafe names; all normalized."""
+    table = _load_table("foreign.toml")
+    translations = {_normalized(word): sentences for word, sentences in table["words"].items()}
+    return translations, frozenset(map(_normalized, table["dangerous"]))
 
 
 @functools.cache
 def explanations() -> dict[str, dict[str, Any]]:
-    """The row of each code in explanations.toml, whose head says what is in one."""
-    return _read("explanations.toml")
+    """Return the rows of explanations.toml by error code; the head of that file describes a row."""
+    return _load_table("explanations.toml")
 
 
-def _read(name: str) -> dict[str, Any]:
+def _load_table(name: str) -> dict[str, Any]:
     import pkgutil  # noqa: PLC0415 - every process imports this module, and few make a mistake
     import tomllib  # noqa: PLC0415
 
     return tomllib.loads((pkgutil.get_data("towline", name) or b"").decode())
 
 
-def stays(code: str) -> bool:
-    """Whether another try finds the same, until somebody has changed something: as the code's row says."""
+def is_permanent(code: str) -> bool:
+    """Return True if a retry gives the same error until somebody changes something, as the code's row says."""
     return bool(explanations().get(code, {}).get("stays"))
 
 
 class TowlineError(Exception):
-    """One thing that went wrong, in words for the person who has to act.
+    """Error with a one-line text for the person who has to act, and a stable code.
 
     Args:
-        code: A stable name such as ``TL-M07``; docs/errors.md has a paragraph for each.
-        where: The file, line, option, broker or directory it is about.
-        what: What is wrong, and which promise is at stake, without a full stop at the end.
-        do: What to do next, as whole sentences.
+        code: Stable error code such as ``TL-M07``; docs/errors.md explains each.
+        location: File and line, option, broker or directory that the error is about.
+        problem: The fault, and the promise at stake, without a full stop at the end.
+        remedy: The next step for the user, as whole sentences.
     """
 
-    def __init__(self, code: str, where: str, what: str, do: str = "") -> None:
-        super().__init__(code, where, what, do)
+    def __init__(self, code: str, location: str, problem: str, remedy: str = "") -> None:
+        super().__init__(code, location, problem, remedy)
         self.code = code
-        self.where = where
-        self.what = what
-        self.do = do
+        self.location = location
+        self.problem = problem
+        self.remedy = remedy
 
     def __str__(self) -> str:
         # Topics, client ids and reasons of brokers are in it: no character of theirs may act on a terminal [I13].
-        where, what, do = printable(self.where, _LONGEST), printable(self.what, _LONGEST), printable(self.do)
-        return f"{where}: {what}.{f' {do}' if do else ''}   [{self.code}]"
+        location, problem, remedy = (
+            printable(self.location, _MAX_PART_LENGTH),
+            printable(self.problem, _MAX_PART_LENGTH),
+            printable(self.remedy),
+        )
+        return f"{location}: {problem}.{f' {remedy}' if remedy else ''}   [{self.code}]"
 
 
 class ConfigError(TowlineError):
-    """A setting that can't be, or two that contradict each other."""
+    """Invalid setting, or two settings that contradict each other."""
 
 
 class ConfigErrors(ConfigError):
-    """Several settings that can't be, so that a person corrects all of them at once; its text has a line for each."""
+    """Several invalid settings, reported together so that all can be corrected at once; a line of text for each."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors = tuple(errors)
         first = self.errors[0]
-        super().__init__(first.code, first.where, first.what, first.do)
+        super().__init__(first.code, first.location, first.problem, first.remedy)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))
 
     @classmethod
-    def check(cls, errors: Iterable[ConfigError]) -> None:
-        """Raise what there is: nothing, the one error, or all of them."""
-        if found := list(dict.fromkeys(errors)):
-            raise found[0] if len(found) == 1 else cls(found)
+    def raise_any(cls, errors: Iterable[ConfigError]) -> None:
+        """Raise the errors, if there are any: a single one as itself, several as one `ConfigErrors`."""
+        if unique_errors := list(dict.fromkeys(errors)):
+            raise unique_errors[0] if len(unique_errors) == 1 else cls(unique_errors)
 
 
 class SetupError(TowlineError):
-    """A program or library this machine needs is missing or too old."""
+    """Missing or outdated program or library on this machine."""
 
 
 class BrokerError(TowlineError):
-    """The MQTT broker, or the way to it."""
+    """Error of an MQTT broker or of the connection to it."""
 
 
 class Unreachable(BrokerError):
-    """No connection to the broker; another try may succeed."""
+    """No connection to the broker; a retry may succeed."""
 
 
-class Refused(BrokerError):
-    """The broker refused the connection or a subscription for good."""
+class BrokerRefused(BrokerError):
+    """Connection or subscription that the broker refuses permanently."""
 
 
 class TakenOver(BrokerError):
@@ -173,21 +179,21 @@ class SessionUnknown(BrokerError):
 
 
 class ProtocolViolation(BrokerError):
-    """The broker sent what the standard forbids.
+    """Packet of the broker that violates the MQTT standard.
 
     Attributes:
-        reason: The MQTT 5 reason code for our DISCONNECT (0x81 malformed, 0x82 protocol error, 0x95 too large ...).
+        reason: MQTT 5 reason code for our DISCONNECT (0x81 malformed, 0x82 protocol error, 0x95 too large ...).
     """
 
-    def __init__(self, where: str, what: str, *, reason: int = 0x82) -> None:
+    def __init__(self, location: str, problem: str, *, reason: int = 0x82) -> None:
         super().__init__(
-            "TL-M30", where, what, "The connection is dropped and made anew; nothing acknowledged is lost."
+            "TL-M30", location, problem, "The connection is dropped and made anew; nothing acknowledged is lost."
         )
         self.reason = reason
 
 
 class JournalError(TowlineError):
-    """The disk under the promise."""
+    """Error of the journal on disk."""
 
 
 class JournalLocked(JournalError):
@@ -203,54 +209,54 @@ class JournalFailed(JournalError):
 
 
 class JournalDamaged(JournalError):
-    """Durable frames no longer read back as they were written."""
+    """Durable frames that no longer read back as they were written."""
 
 
 class GatewayError(TowlineError):
-    """Between Spark and a gateway."""
+    """Error between Spark and a gateway."""
 
 
 class GatewayUnreachable(GatewayError):
-    """No gateway answers at this place."""
+    """No gateway answers at this endpoint."""
 
 
-class NotAllowed(GatewayUnreachable):
-    """This user may not look into a state directory: what is there, and what runs there, is unknown [I19]."""
+class StateAccessDenied(GatewayUnreachable):
+    """State directory that this user may not read: its content, and whether a gateway runs there, is unknown [I19]."""
 
 
-class Fenced(GatewayError):
-    """A newer reader has taken over, or the journal behind the gateway is another one [I8]."""
+class ReaderFenced(GatewayError):
+    """Reader replaced by a newer one, or a gateway whose journal is another one [I8]."""
 
 
 class PublisherError(TowlineError):
-    """An application's outbox: it is full or closed, or a message of it will not be delivered."""
+    """Error of a publisher's outbox: full, closed, or a message that will not be delivered."""
 
 
 class KafkaError(TowlineError):
-    """Kafka, or the way to it."""
+    """Error of Kafka or of the connection to it."""
 
 
 #: PySpark's processes show Spark an error without frames where it is set (``pyspark.util.handle_worker_exception``).
-_HIDE = "SPARK_HIDE_TRACEBACK"
+_HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 #: And the locals of each frame where this is: ours hold what clients are told, passwords among it [I12].
-_LOCALS = "SPARK_TRACEBACK_WITH_LOCALS"
+_SHOW_LOCALS = "SPARK_TRACEBACK_WITH_LOCALS"
 
 
-def one_line(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """For what Spark calls: our own errors reach it without frames and causes, since their message says it all."""
+def without_traceback(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a method that Spark calls: a `TowlineError` leaves it without traceback and cause."""
 
     @functools.wraps(method)
-    def bordered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return method(*args, **kwargs)
         except TowlineError as error:
             failure = error
         except Exception:
-            os.environ.pop(_LOCALS, None)
+            os.environ.pop(_SHOW_LOCALS, None)
             raise
-        if _HIDE not in os.environ:
-            os.environ[_HIDE] = "1"
-            weakref.finalize(failure, os.environ.pop, _HIDE, None)  # an error that is caught hides no other
+        if _HIDE_TRACEBACK not in os.environ:
+            os.environ[_HIDE_TRACEBACK] = "1"
+            weakref.finalize(failure, os.environ.pop, _HIDE_TRACEBACK, None)  # an error that is caught hides no other
         raise failure.with_traceback(None) from None
 
-    return bordered
+    return wrapper

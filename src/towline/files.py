@@ -1,10 +1,10 @@
-"""Files that are whole or not there: replaced in one step, made durable, locked by one process at a time.
+"""Atomic file replacement, fsync, file locks, and the check of who owns a state directory.
 
-The rules that make a write durable are one call each: content by fsync before the rename, the name by fsync of its
-directory after it. A rename without the first can leave an empty file, without the second the old one.
+Durability takes two calls: fsync of the content before the rename, and fsync of the directory after it. A rename
+without the first can leave an empty file, without the second the old file.
 
-A directory with state that is another user's is refused before anything is written there [I8]: one `towline run` as
-root in the directory of a service leaves files there that the service can't open any more.
+A state directory of another user is refused before anything is written there [I8]: one `towline run` as root in the
+directory of a service leaves files that the service can't open any more.
 """
 
 from __future__ import annotations
@@ -21,61 +21,63 @@ from typing import Final
 from towline.errors import ConfigError
 
 #: Mode of all that holds messages, places or secrets (design section 10).
-PRIVATE = 0o600
+PRIVATE_MODE = 0o600
 #: Root, and the uid of owners that are not known here: over NFS, or in a user namespace (proc(5), overflowuid).
-_NOBODYS: Final = (0, 65_534)
+_NEUTRAL_OWNERS: Final = (0, 65_534)
 
 
-def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE, synced: bool = True, new: bool = False) -> None:
-    """Give a file new content in one step: who reads it sees the old or the new.
+def replace(
+    path: Path, content: bytes | str, *, mode: int = PRIVATE_MODE, sync: bool = True, exclusive: bool = False
+) -> None:
+    """Replace a file's content atomically: readers see the old or the new content.
 
     Args:
-        path: Its directory is there.
-        content: Text is written as UTF-8.
-        mode: From the first byte on nobody sees more than its owner does.
-        synced: The content is durable before it has the name; the name is when `sync_directory` returns. Without it a
-            power failure may leave an empty file.
-        new: A file that is there stays as it is.
+        path: File to replace; its directory exists.
+        content: New content; text is written as UTF-8.
+        mode: File mode; no moment has wider rights than the owner's.
+        sync: Make the content durable before the rename; the name is durable after `sync_directory`. Without it a power
+            failure may leave an empty file.
+        exclusive: Fail if the file exists.
 
     Raises:
-        FileExistsError: With `new`, it is there.
-        OSError: The directory does not take it; what was there stays.
+        FileExistsError: `exclusive`, and the file exists.
+        OSError: The write failed; the old file stays.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
-    scratch = Path(name)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fchmod(file.fileno(), mode)
-            if synced:
+            if sync:
                 os.fsync(file.fileno())
-        if new:
-            os.link(scratch, path)  # unlike a rename it replaces nothing
-            scratch.unlink()
+        if exclusive:
+            os.link(temporary, path)  # unlike a rename it replaces nothing
+            temporary.unlink()
         else:
-            scratch.replace(path)
+            temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            scratch.unlink()
+            temporary.unlink()
         raise
 
 
-def replace_durably(path: Path, content: bytes | str, *, new: bool = False) -> None:
-    """Give a private file new content so that a power failure leaves the old or the new one, never neither.
+def replace_durably(path: Path, content: bytes | str, *, exclusive: bool = False) -> None:
+    """Replace a private file durably: after a power failure it has the old or the new content.
 
     Raises:
-        OSError: As `replace`, or the directory could not be synced: then either may be there.
+        OSError: As `replace`, or the directory could not be synced: then either content may be there.
     """
-    replace(path, content, new=new)
+    replace(path, content, exclusive=exclusive)
     sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of a file durable.
+    """Make a file's content durable with fsync.
 
     Raises:
-        OSError: With the file's name; it must not be synced again, the kernel has forgotten the failure [I6].
+        OSError: With the file's name. It must not be synced again: the kernel has forgotten the failure [I6].
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -88,21 +90,23 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: to Linux they are its content; OSError as `sync_file`."""
+    """Make a directory's entries durable with fsync; raises OSError as `sync_file`."""
     sync_file(path)
 
 
 def open_lock(path: Path) -> int:
-    """Open a file that processes lock, creating it if need be, and return its descriptor.
+    """Open a lock file, creating it if missing, and return its descriptor.
 
     Raises:
-        OSError: The directory does not take it.
+        OSError: The file can't be created or opened.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
 
 
-def locked(descriptor: int) -> bool:
-    """Lock an open file for as long as its description is open, flock(2); False if another has it.
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file without waiting, with flock(2); return False if another process holds the lock.
+
+    The lock lasts until the descriptor is closed.
 
     Raises:
         OSError: This file system has no locks.
@@ -115,55 +119,60 @@ def locked(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Wait for the lock on a file, created if need be, and hold it against other processes and threads.
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, against other processes and threads; waits for it, creates the file if missing.
 
     Raises:
-        OSError: The directory does not take the file.
+        OSError: The file can't be created.
     """
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file lets go of the lock
 
 
-def check_owner(place: Path) -> None:
-    """See that a directory, and all below it, is of this user; where none is yet there is nothing to see.
+def check_owner(directory: Path) -> None:
+    """Check that a directory and everything in it belongs to this user; a missing directory passes.
 
-    A directory of root that lets this user write counts as his own: a mounted volume is one; so does one whose owner
-    this machine can't tell. Of a file only one that this user can't read is another's, since people leave notes; and
-    ``lost+found`` is the file system's.
+    A directory of root, or of an owner unknown on this machine, passes if this user may write to it: a mounted volume
+    is one. A file of another user fails only if this user can't read it; ``lost+found`` always passes.
 
     Raises:
-        ConfigError: TL-J23, it belongs to another user; nothing was written.
+        ConfigError: TL-J23, another user owns a part of it; nothing was written.
     """
-    for path in (place, *place.rglob("*")):
+    for path in (directory, *directory.rglob("*")):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # not yet, or removed by whoever runs there
-            owner = path.stat(follow_symlinks=path == place).st_uid
-            if owner != os.geteuid() and not _usable(path, owner):
-                theirs, ours = user_name(owner), user_name(os.geteuid())
-                what = f"it belongs to the user {theirs}, and this is {ours}: what {ours} writes there {theirs} could"
-                do = f"Run this as {theirs} (sudo -u), or hand it over: chown -R {ours.removeprefix('#')} {path}."
-                raise ConfigError("TL-J23", str(path), f"{what} not use any more", do)
+            owner = path.stat(follow_symlinks=path == directory).st_uid
+            if owner != os.geteuid() and not _is_harmless(path, owner):
+                owner_name, current_name = user_name(owner), user_name(os.geteuid())
+                problem = (
+                    f"it belongs to the user {owner_name}, and this is {current_name}: what {current_name} writes "
+                    f"there {owner_name} could"
+                )
+                remedy = (
+                    f"Run this as {owner_name} (sudo -u), or hand it over: chown -R {current_name.removeprefix('#')} "
+                    f"{path}."
+                )
+                raise ConfigError("TL-J23", str(path), f"{problem} not use any more", remedy)
 
 
-def _usable(path: Path, owner: int) -> bool:
-    """Whether what is another user's is in nobody's way."""
+def _is_harmless(path: Path, owner: int) -> bool:
+    """Return True if a path of another user does not hinder this user."""
     if not path.is_dir():
         return os.access(path, os.R_OK, effective_ids=True)
-    lets_in = owner in _NOBODYS and os.access(path, os.W_OK | os.X_OK, effective_ids=True)
-    return lets_in or path.name == "lost+found"
+    is_open = owner in _NEUTRAL_OWNERS and os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+    return is_open or path.name == "lost+found"
 
 
 def user_name(user: int) -> str:
-    """A user's name; ``#`` and his number where he has none, as sudo takes it."""
+    """Return a user's name; ``#uid`` if he has none, the form that sudo takes."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:
         return f"#{user}"
 
 
-def version(path: Path) -> tuple[int, ...]:
-    """A value that differs once a file has another content or other rights; empty where there is no file."""
+def file_version(path: Path) -> tuple[int, ...]:
+    """Return a value that changes with a file's content or mode (mtime, size, inode, mode); empty if it is missing."""
     try:
         state = path.stat()
     except OSError:
@@ -171,6 +180,6 @@ def version(path: Path) -> tuple[int, ...]:
     return state.st_mtime_ns, state.st_size, state.st_ino, state.st_mode
 
 
-def why(error: OSError) -> str:
-    """Say what the system said, for the middle of a sentence: ``permission denied``."""
+def os_error_text(error: OSError) -> str:
+    """Return the system's text of an error in lower case: ``permission denied``."""
     return (error.strerror or str(error)).lower()

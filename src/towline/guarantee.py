@@ -1,4 +1,4 @@
-"""The switch ``guarantee``: what each word sets and what it refuses, in one table (design section 4).
+"""Delivery guarantees in one table: the settings that each guarantee requires and refuses (design section 4).
 
 The source, the sinks, the bridge, ``towline check`` and the page docs/guarantees.md all read it from here.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Guarantee(StrEnum):
-    """The promise of a line, as Kafka's delivery semantics use the words (design section 4)."""
+    """Delivery guarantee of a line, with the meaning of Kafka's delivery semantics (design section 4)."""
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -21,7 +21,7 @@ class Guarantee(StrEnum):
 
 
 class AckAfter(StrEnum):
-    """Which watermark drives PUBACK and PUBREC [I1]."""
+    """Watermark that a message must have passed before PUBACK or PUBREC is sent [I1]."""
 
     RECEIVED = "received"
     JOURNAL = "journal"
@@ -30,66 +30,67 @@ class AckAfter(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What one promise sets.
+    """Settings of one guarantee.
 
     Attributes:
-        qos: QoS to subscribe with where none is written; a subscription with less is refused.
-        least_qos_keyed: With less it is refused on a line that drops repeats by a key.
-        persistent: Whether the broker must keep the session [MQTT-3.1.2-4, -5].
-        acks: When the broker may be answered; the first is taken where none is written, others are refused.
-        serves_again: Whether the source serves the batch that a crash interrupted again; else it serves it empty, and
-            its rows are counted as given up.
-        transactions: Whether records and marker are one transaction [I9].
-        isolations: What ``isolation.level`` of the way back may be; the first is taken where none is written: what is
-            aborted was never said, whatever may be lost.
-        publish_levels: QoS that may be published with on the way back; the first is taken where none is written.
-        spark: Spark settings that must have this value.
-        kafka: librdkafka's settings that make the promise.
-        kafka_accepts: What a user may write for them without contradicting it.
-        kafka_timeout_s: Seconds within which Kafka must have confirmed a record, where none are written.
-        lost: What can be lost, in words; "no" if nothing.
-        doubled: What can be doubled, in words; "no" if nothing.
+        qos: Default QoS of subscriptions; a lower one is refused.
+        min_qos_with_dedupe: Lowest QoS accepted on a line with a dedupe key.
+        persistent_session: The broker must keep the session [MQTT-3.1.2-4, -5].
+        ack_choices: Accepted values of ``ack_after``; the first is the default.
+        replays_batches: The source serves a batch that a crash interrupted again. If False, it serves the batch empty
+            and counts its rows as dropped.
+        replay_text: Behaviour of a replayed batch, in words.
+        transactions: Records and marker are one Kafka transaction [I9].
+        isolation_levels: Accepted values of ``isolation.level`` for a downlink; the first is the default. Aborted
+            records were never sent, whatever may be lost.
+        publish_qos_choices: Accepted QoS of messages that a downlink publishes; the first is the default.
+        spark_settings: Spark settings with their required values.
+        kafka_settings: librdkafka settings that make the guarantee.
+        kafka_accepted_values: Values of these settings that a user may write.
+        kafka_timeout_s: Default delivery timeout of a record, in seconds.
+        loss_text: Possible loss in words; "no" if none.
+        duplicates_text: Possible duplicates in words; "no" if none.
     """
 
     qos: int
-    least_qos_keyed: int
-    persistent: bool
-    acks: tuple[AckAfter, ...]
-    serves_again: bool
-    replay: str
+    min_qos_with_dedupe: int
+    persistent_session: bool
+    ack_choices: tuple[AckAfter, ...]
+    replays_batches: bool
+    replay_text: str
     transactions: bool = False
-    isolations: tuple[str, ...] = ("read_committed", "read_uncommitted")
-    publish_levels: tuple[int, ...]
-    spark: Mapping[str, str]
-    kafka: Mapping[str, str]
-    kafka_accepts: Mapping[str, frozenset[str]]
+    isolation_levels: tuple[str, ...] = ("read_committed", "read_uncommitted")
+    publish_qos_choices: tuple[int, ...]
+    spark_settings: Mapping[str, str]
+    kafka_settings: Mapping[str, str]
+    kafka_accepted_values: Mapping[str, frozenset[str]]
     kafka_timeout_s: float = 60.0
-    lost: str
-    doubled: str
+    loss_text: str
+    duplicates_text: str
 
     @property
-    def publish_qos(self) -> int:
-        """QoS of what is published on the way back where none is written."""
-        return self.publish_levels[0]
+    def default_publish_qos(self) -> int:
+        """Default QoS of messages that a downlink publishes."""
+        return self.publish_qos_choices[0]
 
 
 #: Of MQTT: QoS is 0, 1 or 2 [MQTT 5 section 4.3].
-HIGHEST_QOS: Final = 2
+MAX_QOS: Final = 2
 #: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
-_REPEATABLE: Final = MappingProxyType(
+_REPEATABLE_TASKS: Final = MappingProxyType(
     {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
 )
 
 #: A stage that is run again would hand over rows a second time without saying so: its tasks count their attempts anew.
 #: Where an executor was decommissioned Spark would not even count that attempt.
-_STAGED_ONCE: Final = MappingProxyType(
+_SINGLE_STAGE_ATTEMPT: Final = MappingProxyType(
     {"spark.stage.maxConsecutiveAttempts": "1", "spark.stage.ignoreDecommissionFetchFailure": "false"}
 )
 
 #: Idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
-_ACKNOWLEDGED: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
+_ACKS_ALL: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
 #: max.in.flight at most 5 is what idempotence allows (KIP-98, librdkafka).
-_IDEMPOTENT: Final = MappingProxyType(
+_IDEMPOTENT_VALUES: Final = MappingProxyType(
     {
         "acks": frozenset({"all", "-1"}),
         "enable.idempotence": frozenset({"true"}),
@@ -97,120 +98,128 @@ _IDEMPOTENT: Final = MappingProxyType(
     }
 )
 #: Nobody answers and nothing is sent twice, so nothing can double.
-_UNANSWERED: Final = MappingProxyType({"acks": "0", "enable.idempotence": "false", "retries": "0"})
+_ACKS_NONE: Final = MappingProxyType({"acks": "0", "enable.idempotence": "false", "retries": "0"})
 
 POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
     {
         Guarantee.AT_MOST_ONCE: Policy(
             qos=0,
-            least_qos_keyed=0,
-            persistent=False,
-            acks=(AckAfter.RECEIVED,),
-            serves_again=False,
-            replay="served empty",
-            publish_levels=(0,),
-            spark=_STAGED_ONCE,
-            kafka=_UNANSWERED,
-            kafka_accepts=MappingProxyType({name: frozenset({value}) for name, value in _UNANSWERED.items()}),
+            min_qos_with_dedupe=0,
+            persistent_session=False,
+            ack_choices=(AckAfter.RECEIVED,),
+            replays_batches=False,
+            replay_text="served empty",
+            publish_qos_choices=(0,),
+            spark_settings=_SINGLE_STAGE_ATTEMPT,
+            kafka_settings=_ACKS_NONE,
+            kafka_accepted_values=MappingProxyType({name: frozenset({value}) for name, value in _ACKS_NONE.items()}),
             kafka_timeout_s=5.0,
-            lost="yes: what is on the way when a process or a broker fails",
-            doubled="no",
+            loss_text="yes: what is on the way when a process or a broker fails",
+            duplicates_text="no",
         ),
         Guarantee.AT_LEAST_ONCE: Policy(
             qos=1,
-            least_qos_keyed=1,
-            persistent=True,
-            acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
-            serves_again=True,
-            replay="served again, the same rows in the same order",
-            publish_levels=(1, 2),
-            spark=MappingProxyType({}),
-            kafka=_ACKNOWLEDGED,
-            kafka_accepts=_IDEMPOTENT,
-            lost="no, from the broker's hand-over on, as long as the state directory is kept",
-            doubled="yes: after a crash or a retry, and what a publisher sends again",
+            min_qos_with_dedupe=1,
+            persistent_session=True,
+            ack_choices=(AckAfter.JOURNAL, AckAfter.KAFKA),
+            replays_batches=True,
+            replay_text="served again, the same rows in the same order",
+            publish_qos_choices=(1, 2),
+            spark_settings=MappingProxyType({}),
+            kafka_settings=_ACKS_ALL,
+            kafka_accepted_values=_IDEMPOTENT_VALUES,
+            loss_text="no, from the broker's hand-over on, as long as the state directory is kept",
+            duplicates_text="yes: after a crash or a retry, and what a publisher sends again",
         ),
         Guarantee.EXACTLY_ONCE: Policy(
             qos=2,
-            least_qos_keyed=1,
-            persistent=True,
-            acks=(AckAfter.JOURNAL,),
-            serves_again=True,
-            replay="served again, and skipped if the marker says that Kafka has it",
+            min_qos_with_dedupe=1,
+            persistent_session=True,
+            ack_choices=(AckAfter.JOURNAL,),
+            replays_batches=True,
+            replay_text="served again, and skipped if the marker says that Kafka has it",
             transactions=True,
-            isolations=("read_committed",),
-            publish_levels=(2,),
-            spark=_REPEATABLE,
+            isolation_levels=("read_committed",),
+            publish_qos_choices=(2,),
+            spark_settings=_REPEATABLE_TASKS,
             # ``reconnect.backoff.ms`` and `list_topics` first save 500 ms when the transaction's coordinator is looked
             # up (measured, librdkafka 2.16).
-            kafka=MappingProxyType({**_ACKNOWLEDGED, "reconnect.backoff.ms": "0"}),
-            kafka_accepts=_IDEMPOTENT,
-            lost="no, from the broker's hand-over on, as long as the state directory is kept",
-            doubled="no, for a consumer with isolation.level=read_committed",
+            kafka_settings=MappingProxyType({**_ACKS_ALL, "reconnect.backoff.ms": "0"}),
+            kafka_accepted_values=_IDEMPOTENT_VALUES,
+            loss_text="no, from the broker's hand-over on, as long as the state directory is kept",
+            duplicates_text="no, for a consumer with isolation.level=read_committed",
         ),
     }
 )
 
 
 def policy(guarantee: Guarantee | str) -> Policy:
-    """What a guarantee sets."""
+    """Return the policy of a guarantee."""
     return POLICIES[Guarantee(guarantee)]
 
 
-def qos_problem(guarantee: Guarantee, qos: int, *, keyed: bool = False) -> tuple[str, str] | None:
-    """Why a subscription with this QoS does not fit the promise, and what to do; None where it does.
+def qos_problem(guarantee: Guarantee, qos: int, *, dedupe: bool = False) -> tuple[str, str] | None:
+    """Return problem and remedy if a subscription's QoS is too low for the guarantee; else None.
 
-    It may be weaker where the line drops repeats by a key (`keyed`).
+    A line with a dedupe key may subscribe with a lower QoS (`dedupe`).
     """
-    table = POLICIES[guarantee]
-    least = table.least_qos_keyed if keyed else table.qos
-    if qos >= least:
+    policy_ = POLICIES[guarantee]
+    min_qos = policy_.min_qos_with_dedupe if dedupe else policy_.qos
+    if qos >= min_qos:
         return None
-    what = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(least, HIGHEST_QOS + 1)))}"
-    if table.least_qos_keyed <= qos:
-        return what, f'Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS {qos}.'
-    line = "" if guarantee is Guarantee.EXACTLY_ONCE else "take guarantee exactly_once and "
-    return what, f'Raise it, or {line}give the route promise = "at_most_once", which takes QoS 0.'
+    problem = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(min_qos, MAX_QOS + 1)))}"
+    if policy_.min_qos_with_dedupe <= qos:
+        return problem, f'Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS {qos}.'
+    change_guarantee = "" if guarantee is Guarantee.EXACTLY_ONCE else "take guarantee exactly_once and "
+    return problem, f'Raise it, or {change_guarantee}give the route promise = "at_most_once", which takes QoS 0.'
 
 
 def promise_problem(guarantee: Guarantee, promise: Guarantee, qos: int | None = None) -> tuple[str, str] | None:
-    """Why a route of a line can't promise this by itself, and what to do; None where it can.
+    """Return problem and remedy if a route can't have this ``promise`` of its own; else None.
 
-    Its sink writes transactions as those of the whole line, so a route can be weaker only in how it is subscribed.
+    The line's sink writes all its routes in one transaction, so a route can be weaker only in its subscription.
     """
-    said = f'promise = "{promise}"'
+    setting = f'promise = "{promise}"'
     if guarantee is not Guarantee.EXACTLY_ONCE:
-        return f"{said} is for a route of a line with guarantee exactly_once, not {guarantee}", "Change one of the two."
+        return (
+            f"{setting} is for a route of a line with guarantee exactly_once, not {guarantee}",
+            "Change one of the two.",
+        )
     if promise is guarantee:
-        return f"{said} is what the line promises", "Remove it, or write at_least_once or at_most_once."
-    if qos not in (None, takes := POLICIES[promise].qos):
-        return f"{said} subscribes with QoS {takes}, not {qos}", "Remove qos, or promise."
+        return f"{setting} is what the line promises", "Remove it, or write at_least_once or at_most_once."
+    if qos not in (None, promise_qos := POLICIES[promise].qos):
+        return f"{setting} subscribes with QoS {promise_qos}, not {qos}", "Remove qos, or promise."
     return None
 
 
 def sharing_problem(guarantee: Guarantee, brokers: int, publish_qos: int | None = None) -> tuple[str, str]:
-    """Why QoS 2 can't keep its promise with brokers that share no sessions, and what to do.
+    """Return problem and remedy of QoS 2 with brokers that share no sessions.
 
-    Exactly once is a matter between two sides that both remember the packet id [MQTT-4.3.3]: a broker that takes over
-    from another without its sessions knows of none, so what was under way comes, or goes, a second time.
+    Exactly once needs two sides that both remember the packet id [MQTT-4.3.3]. A broker that takes over without the
+    sessions knows no packet id, so a message in flight is received, or published, a second time.
 
     Args:
-        guarantee: Of a line that promises exactly once, or publishes with QoS 2.
-        brokers: How many are named; one may name others (`follow_redirects`).
-        publish_qos: What it publishes with; None for a line that receives.
+        guarantee: Guarantee of a line that is exactly_once, or publishes with QoS 2.
+        brokers: Number of configured brokers; a single one may redirect to others (`follow_redirects`).
+        publish_qos: QoS of a downlink; None for an uplink.
     """
-    promise, weaker = f"guarantee {guarantee}", "take guarantee at_least_once"
+    promise, alternative = f"guarantee {guarantee}", "take guarantee at_least_once"
     if publish_qos == 2 and guarantee is not Guarantee.EXACTLY_ONCE:
-        promise, weaker = "QoS 2", "publish with QoS 1"
-    several = f"{brokers} brokers" if brokers > 1 else "follow_redirects"
-    what = f"{promise} with {several} needs them to share sessions: one that takes over would double what is under way"
-    do = f"Set brokers_share_sessions = true if they are one cluster that does, or give one address; or {weaker}."
-    return what, do
+        promise, alternative = "QoS 2", "publish with QoS 1"
+    brokers_text = f"{brokers} brokers" if brokers > 1 else "follow_redirects"
+    problem = (
+        f"{promise} with {brokers_text} needs them to share sessions: one that takes over would double what is under "
+        "way"
+    )
+    remedy = (
+        f"Set brokers_share_sessions = true if they are one cluster that does, or give one address; or {alternative}."
+    )
+    return problem, remedy
 
 
-def conf_problem(guarantee: Guarantee, conf: Mapping[str, object]) -> tuple[str, str] | None:
-    """The first Spark setting that contradicts the promise, and the value it must have."""
-    for name, value in POLICIES[guarantee].spark.items():
+def spark_conflict(guarantee: Guarantee, conf: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return the first Spark setting that contradicts the guarantee, with its required value; None if there is none."""
+    for name, value in POLICIES[guarantee].spark_settings.items():
         if name in conf and str(conf[name]).strip().lower() != value:
             return name, value
     return None

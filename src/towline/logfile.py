@@ -1,7 +1,7 @@
-"""The logs of Towline's processes: files that a process and those it starts append to, and that stay small.
+"""Log files of Towline's processes: settings, rotation, and standard error as a log.
 
-Spark's JVM and its Python workers inherit the file, so it can't be renamed under them: its content is copied to another
-file, and then it is cut to nothing. A line written in between is lost, as with any rotation of this kind.
+Spark's JVM and its Python workers inherit the open file, so rotation can't rename it: the content is copied to another
+file and the log is truncated. A line written in between is lost, as with logrotate's ``copytruncate``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final, TextIO
 from towline.errors import ConfigError
 
 #: A larger log is copied to ``NAME.1`` and cut. With two older ones it takes 30 MB at most.
-MOST_BYTES: Final = 10 << 20
+MAX_LOG_BYTES: Final = 10 << 20
 #: Older logs beside it: ``NAME.1`` is the newest.
-KEPT: Final = 2
+OLD_LOGS: Final = 2
 
 
 _LEVELS: Final = {name: logging.getLevelNamesMapping()[name.upper()] for name in ("debug", "info", "warning", "error")}
@@ -29,46 +29,49 @@ _FORMATS: Final = ("auto", "json", "text")
 
 
 def log_settings(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """Read ``TOWLINE_LOG_LEVEL`` and ``TOWLINE_LOG_FORMAT``, which a process hands on to those that it starts.
+    """Read the environment variables ``TOWLINE_LOG_LEVEL`` and ``TOWLINE_LOG_FORMAT``; child processes inherit them.
 
     Returns:
-        The least that is logged, as `logging` counts; and ``json`` or ``text``, or ``auto`` for text on a terminal, and
-        elsewhere what the process is used to.
+        The log level as a number of `logging`; and ``json``, ``text``, or ``auto`` for text on a terminal and the
+        process's default format elsewhere.
 
     Raises:
-        ConfigError: TL-C147, one has no value of its own.
+        ConfigError: TL-C147, a variable has an unknown value.
     """
-    level, form = environ.get("TOWLINE_LOG_LEVEL", "info").lower(), environ.get("TOWLINE_LOG_FORMAT", "auto").lower()
-    for name, value, known in (("LEVEL", level, [*_LEVELS]), ("FORMAT", form, [*_FORMATS])):
-        if value not in known:
-            what = f'"{value}" is none of {", ".join(known)}'
-            raise ConfigError("TL-C147", f"TOWLINE_LOG_{name}", what, "Set one of them, or leave the variable out.")
-    return _LEVELS[level], form
+    level, log_format = (
+        environ.get("TOWLINE_LOG_LEVEL", "info").lower(),
+        environ.get("TOWLINE_LOG_FORMAT", "auto").lower(),
+    )
+    for name, value, choices in (("LEVEL", level, [*_LEVELS]), ("FORMAT", log_format, [*_FORMATS])):
+        if value not in choices:
+            problem = f'"{value}" is none of {", ".join(choices)}'
+            raise ConfigError("TL-C147", f"TOWLINE_LOG_{name}", problem, "Set one of them, or leave the variable out.")
+    return _LEVELS[level], log_format
 
 
-def trim(log: Path, most: int = MOST_BYTES, kept: int = KEPT) -> None:
-    """Copy a log that has grown beyond `most` bytes and cut it; so many older ones are kept.
+def rotate_log(log: Path, max_bytes: int = MAX_LOG_BYTES, old_logs: int = OLD_LOGS) -> None:
+    """Rotate a log larger than `max_bytes`: copy it to ``NAME.1``, truncate it, keep `old_logs` older files.
 
-    Whoever writes it appends to it. One that can't be copied, for want of room, stays as it is.
+    Writers must append. A log that can't be copied, for lack of space, stays as it is.
     """
     with contextlib.suppress(OSError):
-        if log.stat().st_size <= most:
+        if log.stat().st_size <= max_bytes:
             return
-        kept_logs = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
-        for newer, older in zip(kept_logs[-2::-1], kept_logs[:0:-1], strict=True):
+        old_files = [log.with_name(f"{log.name}.{number}") for number in range(1, old_logs + 1)]
+        for newer, older in zip(old_files[-2::-1], old_files[:0:-1], strict=True):
             if newer.exists():
                 newer.replace(older)
         try:
-            shutil.copyfile(log, kept_logs[0])
-            kept_logs[0].chmod(0o600)
+            shutil.copyfile(log, old_files[0])
+            old_files[0].chmod(0o600)
         except OSError:
-            kept_logs[0].unlink(missing_ok=True)
+            old_files[0].unlink(missing_ok=True)
             raise
         os.truncate(log, 0)
 
 
-def own_log() -> Path | None:
-    """The file that this process's standard error goes to; None for a terminal or a pipe."""
+def stderr_log() -> Path | None:
+    """Return the file that standard error writes to; None for a terminal or a pipe."""
     try:
         return Path("/proc/self/fd/2").readlink() if stat.S_ISREG(os.fstat(2).st_mode) else None
     except OSError:
@@ -76,28 +79,29 @@ def own_log() -> Path | None:
 
 
 class LogStream:
-    """Standard error as a log that never ends the process: a full disk costs lines, not messages.
+    """Standard error as a log: a full disk loses log lines, but never ends the process.
 
     Args:
-        most: Bytes the file may have, if it is one that is appended to; None leaves that to others.
+        stream: Stream to write to.
+        max_bytes: Rotate the file beyond this size, if it is open for appending; None for no rotation here.
     """
 
-    def __init__(self, stream: TextIO, most: int | None = None) -> None:
+    def __init__(self, stream: TextIO, max_bytes: int | None = None) -> None:
         self._stream = stream
-        self._most = most
+        self._max_bytes = max_bytes
 
     def write(self, text: str) -> int:
-        """Write and flush."""
+        """Write a text and flush; errors of the stream are ignored."""
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
             # Only one that is opened for appending has no gap when it was cut.
-            if self._most and (log := own_log()) and fcntl.fcntl(2, fcntl.F_GETFL) & os.O_APPEND:
-                trim(log, self._most)
+            if self._max_bytes and (log := stderr_log()) and fcntl.fcntl(2, fcntl.F_GETFL) & os.O_APPEND:
+                rotate_log(log, self._max_bytes)
         return len(text)
 
     def flush(self) -> None:
-        """Every write does it."""
+        """Do nothing: every write flushes."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)

@@ -1,8 +1,7 @@
-"""Options of a data source or sink: the settings of its models, read from a map of texts.
+"""Options of Spark data sources and sinks, derived from the fields of settings models.
 
-Spark gives names in lower case and values as text, so names are compared without case. An option is a field of a model:
-its name is the setting's in camel case, its bounds are the field's. Every mistake is one line that names the option as
-the user writes it.
+Spark gives option names in lower case and values as text, so names are compared without case. An option's name is its
+setting's in camel case, its bounds are the field's. Every error is one line with the option as the user writes it.
 """
 
 from __future__ import annotations
@@ -23,201 +22,212 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
-    "SPARKS",
-    "Format",
-    "Given",
+    "SPARK_OPTIONS",
+    "FormatOptions",
     "Option",
-    "OptionText",
-    "directory",
-    "host_port",
-    "label",
+    "OptionSpelling",
+    "OptionValues",
     "options_of",
-    "parts",
-    "path",
-    "size",
+    "parse_directory",
+    "parse_host_port",
+    "parse_label",
+    "parse_list",
+    "parse_path",
+    "parse_size",
 ]
 
 #: What Spark itself adds to the options of a sink.
-SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
+SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 #: What begins an option among the properties of a table (`TableCatalog.OPTION_PREFIX`).
-_OF_TABLE: Final = "option."
+_TABLE_PREFIX: Final = "option."
 
 
 @dataclass(frozen=True, slots=True)
-class OptionText:
-    """How the option of a setting is written, where its name and type do not tell: metadata of a model's field.
+class OptionSpelling:
+    """Spelling of a setting as an option, where name and type don't give it; metadata of a model's field.
 
     Attributes:
-        name: Of the option; "" for the setting's in camel case, without a unit of seconds.
-        read: Makes of the text what the setting takes; its ValueError says what the option takes, and after "; " what
-            to do. None by the type.
-        hidden: It may hold a password, where a user put one; its text is never shown [I12].
+        name: Option name; "" for the setting's name in camel case, without a suffix for seconds.
+        parse: Converts the text to the setting's value; its ValueError says what the option accepts, and after "; " the
+            remedy. None to convert by type.
+        secret: The value may hold a password; it is never shown [I12].
     """
 
     name: str = ""
-    read: Callable[[str], object] | None = None
-    hidden: bool = False
+    parse: Callable[[str], object] | None = None
+    secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option.
+    """One option of a format, derived from a setting.
 
     Attributes:
-        name: As the documentation spells it.
-        path: Where its value goes: the name of the setting, behind those of the tables it is in.
-        kind: Type of the setting, with its bounds.
-        read: Makes of a text what the setting takes.
+        name: Option name as documented.
+        path: Keys of the setting's value: its tables, then its name.
+        value_type: Type of the setting, with its bounds.
+        parse: Converts the option's text to the setting's value.
+        secret: The value is never shown [I12].
     """
 
     name: str
     path: tuple[str, ...]
-    kind: Any = str
-    read: Callable[[str], object] = str
-    hidden: bool = False
+    value_type: Any = str
+    parse: Callable[[str], object] = str
+    secret: bool = False
 
-    def value(self, text: str) -> Any:
-        """The value that a text stands for.
+    def parse_value(self, text: str) -> Any:
+        """Convert the option's text to a value.
 
         Raises:
-            ValueError: It stands for none; the message says what the option takes.
+            ValueError: The text is invalid; the message says what the option accepts.
         """
         from pydantic import ValidationError  # noqa: PLC0415 - the workers of Spark import this module, and read nothing
 
         from towline.validation import requirement  # noqa: PLC0415 - as above
 
         try:
-            return _adapter(self.kind).validate_python(self.read(text))
+            return _adapter(self.value_type).validate_python(self.parse(text))
         except ValidationError as error:
             raise ValueError(requirement(error.errors(include_url=False)[0])) from None
 
 
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(value_type: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - as in `Option.value`
 
-    return TypeAdapter(kind)
+    return TypeAdapter(value_type)
 
 
-def options_of(model: type, *tables: str, leave_out: Container[str] = ()) -> Iterator[Option]:
-    """An option for each setting of a pydantic model or a dataclass, in these tables, and of the models in it.
+def options_of(model: type, *tables: str, exclude: Container[str] = ()) -> Iterator[Option]:
+    """Yield an option for each setting of a pydantic model or dataclass, nested models included.
 
-    Settings that are no options are left out by their names with those of their tables, as ``journal.max_bytes``.
+    Args:
+        model: The model or dataclass.
+        tables: Names of the tables that the model is nested in.
+        exclude: Settings that are no options, with their tables: ``journal.max_bytes``.
     """
-    for name, kind in get_type_hints(model, include_extras=True).items():
+    for name, value_type in get_type_hints(model, include_extras=True).items():
         setting = ".".join((*tables, name))
-        if setting in leave_out or name.startswith(("_", "model_")):
+        if setting in exclude or name.startswith(("_", "model_")):
             continue
-        text = next(_texts_in(kind), None)
-        table = next((one for one in (kind, *get_args(kind)) if _is_model(one)), None)
-        if table is not None and text is None:
-            yield from options_of(table, *tables, name, leave_out=leave_out)
+        spelling = next(_spellings_in(value_type), None)
+        table = next((part for part in (value_type, *get_args(value_type)) if _is_model(part)), None)
+        if table is not None and spelling is None:
+            yield from options_of(table, *tables, name, exclude=exclude)
             continue
-        text = text or OptionText()
-        read = text.read or _reader_of(setting, kind)
-        yield Option(text.name or _name_of(setting), (*tables, name), kind, read, text.hidden)
+        spelling = spelling or OptionSpelling()
+        parse = spelling.parse or _parser_of(setting, value_type)
+        yield Option(spelling.name or _option_name(setting), (*tables, name), value_type, parse, spelling.secret)
 
 
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_fields"))
+def _is_model(value_type: Any) -> bool:
+    return isinstance(value_type, type) and (is_dataclass(value_type) or hasattr(value_type, "model_fields"))
 
 
-def _texts_in(kind: Any) -> Iterator[OptionText]:
-    yield from (one for one in getattr(kind, "__metadata__", ()) if isinstance(one, OptionText))
-    for inner in get_args(kind):
-        yield from _texts_in(inner)
+def _spellings_in(value_type: Any) -> Iterator[OptionSpelling]:
+    yield from (item for item in getattr(value_type, "__metadata__", ()) if isinstance(item, OptionSpelling))
+    for inner_type in get_args(value_type):
+        yield from _spellings_in(inner_type)
 
 
-def _name_of(setting: str) -> str:
-    """``tls.ca_file`` is ``tlsCaFile``; seconds are left out."""
+def _option_name(setting: str) -> str:
+    """Return the option name of a setting: ``tlsCaFile`` for ``tls.ca_file``, without a suffix for seconds."""
     words = setting.removesuffix("_s").replace("websocket", "web_socket").replace(".", "_").split("_")
     return words[0] + "".join(word.capitalize() for word in words[1:])
 
 
-def _reader_of(setting: str, kind: Any) -> Callable[[str], object]:
-    """Reads a size, a path, or a word in any case; other texts pydantic reads."""
-    kinds = {kind, *get_args(kind)}
+def _parser_of(setting: str, value_type: Any) -> Callable[[str], object]:
+    """Return the parser for a size, a path or an enumeration; pydantic parses other types."""
+    value_types = {value_type, *get_args(value_type)}
     if setting.endswith("_bytes"):
-        return size
-    if Path in kinds:
-        return path
-    words = any(get_origin(one) is Literal or (isinstance(one, type) and hasattr(one, "__members__")) for one in kinds)
-    return str.lower if words else str
+        return parse_size
+    if Path in value_types:
+        return parse_path
+    is_enumeration = any(
+        get_origin(part) is Literal or (isinstance(part, type) and hasattr(part, "__members__")) for part in value_types
+    )
+    return str.lower if is_enumeration else str
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """What one ``format(...)`` takes, and how it says that it was given something else.
+class FormatOptions:
+    """Options of one ``format(...)``, and the texts of errors about unknown ones.
 
     Attributes:
-        where: Begins every error.
-        hint: What to do about an unknown name that is like no other; ``{}`` stands for all names.
-        refused: Names in lower case that get an error of their own: its code, where, what and do.
-        ignored: Names in lower case that are somebody else's.
-        also: Names that a misspelt one may have meant, besides those of the options.
+        location: Start of every error text.
+        options: Valid options.
+        unknown_hint: Remedy for an unknown name that resembles no other; ``{}`` stands for all names.
+        rejected: Names in lower case with an error of their own: code, location, problem, remedy.
+        ignored_names: Names in lower case that belong to Spark.
+        similar_names: Further names to suggest for a misspelt one.
     """
 
-    where: str
+    location: str
     options: tuple[Option, ...]
-    hint: str = "The options are {}."
-    refused: Mapping[str, tuple[str, str, str, str]] = field(default_factory=lambda: MappingProxyType({}))
-    ignored: frozenset[str] = frozenset()
-    also: tuple[str, ...] = ()
+    unknown_hint: str = "The options are {}."
+    rejected: Mapping[str, tuple[str, str, str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    ignored_names: frozenset[str] = frozenset()
+    similar_names: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every option, as users write it."""
+        """Names of all options, as documented."""
         return tuple(option.name for option in self.options)
 
-    def read(self, texts: Mapping[str, str]) -> Given:
-        """Find the option of each name; values are read when they are asked for.
+    def parse(self, texts: Mapping[str, str]) -> OptionValues:
+        """Match the names of a user's options; values are parsed on access.
 
         Raises:
-            ConfigError: TL-C01 for an unknown name, or as ``refused`` says.
+            ConfigError: TL-C01 for an unknown name, or the error in ``rejected``.
         """
-        texts = without_properties(texts)
+        texts = without_table_properties(texts)
         spelling = {name.lower(): name for name in self.names}
-        known = {spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling}
-        ConfigErrors.check(self._unknown(key) for key in texts if key.lower() not in {*spelling, *self.ignored})
-        return Given(self, known)
+        known_texts = {
+            spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling
+        }
+        ConfigErrors.raise_any(
+            self._unknown_option(key) for key in texts if key.lower() not in {*spelling, *self.ignored_names}
+        )
+        return OptionValues(self, known_texts)
 
-    def _unknown(self, key: str) -> ConfigError:
-        if refused := self.refused.get(key.lower()):
-            return ConfigError(*refused)
-        hint = did_you_mean(key, (*self.names, *self.also), self.hint.format(", ".join(self.names)))
-        return ConfigError("TL-C01", self.where, f'unknown option "{" ".join(key.split())[:200]}"', hint)
+    def _unknown_option(self, key: str) -> ConfigError:
+        if error_parts := self.rejected.get(key.lower()):
+            return ConfigError(*error_parts)
+        hint = did_you_mean(key, (*self.names, *self.similar_names), self.unknown_hint.format(", ".join(self.names)))
+        return ConfigError("TL-C01", self.location, f'unknown option "{" ".join(key.split())[:200]}"', hint)
 
 
-class Given:
-    """The options that a user gave to a format."""
+class OptionValues:
+    """Options of one query, as the user set them."""
 
-    def __init__(self, form: Format, texts: Mapping[str, str]) -> None:
-        self._options = {option.name: option for option in form.options}
-        self._where = form.where
+    def __init__(self, format_options: FormatOptions, texts: Mapping[str, str]) -> None:
+        self._options = {option.name: option for option in format_options.options}
+        self._location = format_options.location
         self._texts = texts
 
     def __contains__(self, name: str) -> bool:
         return name in self._texts
 
     def text(self, name: str) -> str:
-        """The text of an option; "" where it is not given."""
+        """Return an option's text; "" if it is not set."""
         return self._texts.get(name, "")
 
     def value(self, name: str, default: object = None) -> Any:
-        """What an option says; the default where it is not given.
+        """Return an option's value; the default if it is not set.
 
         Raises:
-            ConfigError: TL-C21, the text stands for no value.
+            ConfigError: TL-C21, the text is invalid.
         """
         if name not in self._texts:
             return default
         try:
-            return self._options[name].value(self._texts[name])
+            return self._options[name].parse_value(self._texts[name])
         except ValueError as error:
-            raise self.wrong(name, str(error)) from None
+            raise self.error(name, str(error)) from None
 
     def values(self, options: Iterable[Option]) -> dict[str, Any]:
-        """The values of those options that are given, each where its path puts it.
+        """Return the values of the options that are set, nested by their paths.
 
         Raises:
             ConfigError: As `value`.
@@ -226,69 +236,72 @@ class Given:
         errors: list[ConfigError] = []
         for option in options:
             if option.name in self:
-                *tables, last = option.path
+                *tables, name_of_setting = option.path
                 table = values
                 for name in tables:
                     table = table.setdefault(name, {})
                 try:
-                    table[last] = self.value(option.name)
+                    table[name_of_setting] = self.value(option.name)
                 except ConfigError as error:
                     errors.append(error)
-        ConfigErrors.check(errors)
+        ConfigErrors.raise_any(errors)
         return values
 
-    def wrong(self, name: str, problem: str) -> ConfigError:
-        """The error TL-C21 for an option whose text can't be; it shows the text, but for one that may be a secret."""
-        text, (what, _, do) = self.text(name), problem.partition("; ")
-        shown = f' = "{printable(text, 60)}"' if text and not self._options[name].hidden else ""
+    def error(self, name: str, problem: str) -> ConfigError:
+        """Return the error TL-C21 of an option; its text is shown unless it may be a secret."""
+        text, (requirement, _, remedy) = self.text(name), problem.partition("; ")
+        shown_text = f' = "{printable(text, 60)}"' if text and not self._options[name].secret else ""
         return ConfigError(
-            "TL-C21", f'{self._where} option "{name}"{shown}', what, f"{do[:1].upper()}{do[1:]}." if do else ""
+            "TL-C21",
+            f'{self._location} option "{name}"{shown_text}',
+            requirement,
+            f"{remedy[:1].upper()}{remedy[1:]}." if remedy else "",
         )
 
 
-def without_properties(texts: Mapping[str, str]) -> dict[str, str]:
-    """The options alone: at ``CREATE TABLE`` Spark gives the table's properties too, such as its owner and provider."""
-    named = {key.lower(): str(text) for key, text in texts.items()}
-    if "provider" not in named:
+def without_table_properties(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without the table's properties, which Spark adds at ``CREATE TABLE`` (owner, provider ...)."""
+    properties = {key.lower(): str(text) for key, text in texts.items()}
+    if "provider" not in properties:
         return dict(texts)
-    return {key.removeprefix(_OF_TABLE): text for key, text in named.items() if key.startswith(_OF_TABLE)}
+    return {key.removeprefix(_TABLE_PREFIX): text for key, text in properties.items() if key.startswith(_TABLE_PREFIX)}
 
 
-def parts(text: str, of: str, example: str, kinds: Any = str) -> list[Any]:
-    """Read what stands between commas, or a JSON list, for parts with a comma in them.
+def parse_list(text: str, items_text: str, example: str, item_types: Any = str) -> list[Any]:
+    """Parse a comma-separated list, or a JSON list for items that contain a comma.
 
     Raises:
-        ValueError: It begins as a list and is none, or one of other kinds.
+        ValueError: The JSON list is invalid, or has items of another type.
     """
     if not text.lstrip().startswith("["):
-        return [part.strip() for part in text.split(",") if part.strip()]
+        return [item.strip() for item in text.split(",") if item.strip()]
     try:
         value = json.loads(text)
     except ValueError:
         value = None
-    if not isinstance(value, list) or not all(isinstance(part, kinds) for part in value):
-        raise ValueError(f"must be {of} with a comma between them, or a JSON list such as {example}")
+    if not isinstance(value, list) or not all(isinstance(item, item_types) for item in value):
+        raise ValueError(f"must be {items_text} with a comma between them, or a JSON list such as {example}")
     return value
 
 
-def size(text: str) -> int:
-    """Read bytes: ``1048576``, ``20 GB`` (powers of 1000), ``20 GiB``, or ``20g`` as Spark's own sizes (of 1024)."""
+def parse_size(text: str) -> int:
+    """Parse a size in bytes: ``1048576``, ``20 GB`` (powers of 1000), ``20 GiB`` or Spark's ``20g`` (of 1024)."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?) ?([kmgt]?)(i?b?)", text.strip().lower())
     if not match:
         raise ValueError('must be a size; write bytes as a number, or as "20 GB", "512 MiB" or 512m')
     return int(float(match[1]) * (1000 if match[3] == "b" else 1024) ** " kmgt".index(match[2] or " "))
 
 
-def host_port(text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT`` to listen on, an address of IP version 6 in brackets, or a port of 127.0.0.1 alone."""
+def parse_host_port(text: str) -> tuple[str, int]:
+    """Parse a listen address ``HOST:PORT``, with IPv6 in brackets; a port alone means 127.0.0.1."""
     match = re.fullmatch(r"(?:(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):)?([0-9]{1,5})", text.strip())
     if not match or int(match[2]) > 0xFFFF:
         raise ValueError('it is no address to listen on; write it as "127.0.0.1:9464"')
     return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
 
 
-def path(text: str) -> str:
-    """Read the path of a file or directory, from here or from the user's home."""
+def parse_path(text: str) -> str:
+    """Parse a path on this machine; ``~`` is the home directory, a relative path becomes absolute."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise ValueError("must be a path on a disk of this machine, not a URI")
     try:
@@ -297,16 +310,16 @@ def path(text: str) -> str:
         raise ValueError("it names the home of a user who is not known here") from None
 
 
-def directory(text: str) -> str:
-    """Read the absolute path of a directory: another working directory would make it another one."""
-    place = path(text)
+def parse_directory(text: str) -> str:
+    """Parse an absolute directory path; a relative one would change with the working directory."""
+    absolute_path = parse_path(text)
     if not Path(text).expanduser().is_absolute():
-        raise ValueError(f"must be an absolute path; here it would be {place}")
-    return place
+        raise ValueError(f"must be an absolute path; here it would be {absolute_path}")
+    return absolute_path
 
 
-def label(text: str) -> str:
-    """Read a name that may stand in file names and metric labels."""
+def parse_label(text: str) -> str:
+    """Parse a name that is valid in file names and metric labels."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
         raise ValueError("must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter or digit")
     return text

@@ -1,4 +1,4 @@
-"""Processes identified by pid and start time: a pid alone is used again for another process."""
+"""Identity and state of processes by pid and start time, since the kernel reuses pids; sd_notify."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Final, Self
 
 #: Places in `fields` of proc(5) ``stat``, whose third field is the first here.
-_STATE, _PARENT, _THREADS, _START_TIME = 0, 1, 17, 19
+_STATE_FIELD, _PARENT_FIELD, _THREADS_FIELD, _START_TIME_FIELD = 0, 1, 17, 19
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessMark:
-    """A process for ever.
+class ProcessIdentity:
+    """Unique identity of a process: pid, start time and host.
 
     Attributes:
         pid: Process id on ``host``.
-        started: Start time in clock ticks since boot; 0 for a process that was not there.
-        host: Where ``pid`` is a name: the machine, and in a container the number of its pid namespace too, since
-            containers may share a host name.
+        started: Start time in clock ticks since boot; 0 if the process did not exist.
+        host: Host name; in a container with the number of its pid namespace, since containers may share a host name.
     """
 
     pid: int
@@ -31,16 +30,16 @@ class ProcessMark:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Mark a process of this machine; ``started`` is 0 when it is not there."""
-        return cls(pid, started(pid) or 0, _host())
+        """Return the identity of a process of this machine; ``started`` is 0 if it does not exist."""
+        return cls(pid, start_time(pid) or 0, _host())
 
-    def runs_here(self) -> bool:
-        """Whether the process runs on this machine; another one with its pid, or one on another host, is not it."""
-        return self == ProcessMark.of(self.pid)
+    def is_running(self) -> bool:
+        """Return True if this very process runs on this machine."""
+        return self == ProcessIdentity.of(self.pid)
 
-    def gone(self) -> bool:
-        """Whether the process has certainly ended; of a process on another host nothing is certain."""
-        return self.host == _host() and started(self.pid) != self.started
+    def has_ended(self) -> bool:
+        """Return True if the process has certainly ended; False for a process on another host."""
+        return self.host == _host() and start_time(self.pid) != self.started
 
 
 #: Inode number of the pid namespace that a machine boots with (PROC_PID_INIT_INO, include/linux/proc_ns.h).
@@ -50,7 +49,7 @@ _NONCE: Final = secrets.token_hex(4)
 
 
 def _host() -> str:
-    """`ProcessMark.host` of this process; only its own where ``/proc`` can't be read or is another namespace's."""
+    """Return this process's `ProcessIdentity.host`; unique if ``/proc`` is unreadable or of another namespace."""
     name = socket.gethostname()
     try:
         namespace = int(Path("/proc/self/ns/pid").readlink().name.strip("pid:[]"))
@@ -62,46 +61,51 @@ def _host() -> str:
 
 
 def notify(**variables: str) -> None:
-    """Tell the service manager how this service is, where one asks for it (``Type=notify``, ``$NOTIFY_SOCKET``).
+    """Send a status to the service manager, if it asks for one (``Type=notify``, ``$NOTIFY_SOCKET``).
 
     Args:
-        variables: Of sd_notify(3): ``READY="1"``, ``STATUS="..."``, ``STOPPING="1"``; values are one line each.
+        variables: Variables of sd_notify(3): ``READY="1"``, ``STATUS="..."``, ``STOPPING="1"``; values are one line
+            each.
     """
-    place = os.environ.get("NOTIFY_SOCKET", "")
-    address = f"\0{place[1:]}" if place.startswith("@") else place  # of Linux's abstract names (unix(7))
+    socket_name = os.environ.get("NOTIFY_SOCKET", "")
+    socket_address = (
+        f"\0{socket_name[1:]}" if socket_name.startswith("@") else socket_name
+    )  # of Linux's abstract names (unix(7))
     text = "\n".join(f"{name}={value}" for name, value in variables.items())
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        if address:
-            sender.sendto(text.encode(), socket.MSG_DONTWAIT, address)  # a manager that does not listen holds up nobody
+        if socket_address:
+            sender.sendto(
+                text.encode(), socket.MSG_DONTWAIT, socket_address
+            )  # a manager that does not listen holds up nobody
 
 
-def fields(pid: int) -> list[str] | None:
-    """Fields of ``/proc/<pid>/stat`` from the third on, the state; None for a process that is gone."""
+def stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of ``/proc/<pid>/stat`` from the third (state) on; None if the process has ended."""
     stat = _stat(pid)
     return None if stat is None else stat.rpartition(")")[2].split()  # the second, the name, may hold brackets
 
 
-def started(pid: int) -> int | None:
-    """Start time of a running process in clock ticks since boot; None for a missing one and for a zombie.
+def start_time(pid: int) -> int | None:
+    """Return the start time of a running process in clock ticks since boot; None for a missing process and a zombie.
 
-    A killed JVM shows its first thread as a zombie while others still hold files and ports: that one runs yet.
+    A killed JVM shows its first thread as a zombie while others still hold files and ports: that process still runs.
     """
-    stat = fields(pid)
-    if stat is None or (stat[_STATE] in {"Z", "X"} and int(stat[_THREADS]) <= 1):
+    stat = stat_fields(pid)
+    if stat is None or (stat[_STATE_FIELD] in {"Z", "X"} and int(stat[_THREADS_FIELD]) <= 1):
         return None
-    return int(stat[_START_TIME])
+    return int(stat[_START_TIME_FIELD])
 
 
-def name(pid: int) -> str:
-    """Name of a process's program; empty when it is gone."""
+def program_name(pid: int) -> str:
+    """Return the program name of a process; "" if it has ended."""
     stat = _stat(pid)
     return "" if stat is None else stat.rpartition(")")[0].partition("(")[2]
 
 
-def parent(pid: int) -> int:
-    """Pid of a process's parent; 0 when it is gone."""
-    stat = fields(pid)
-    return 0 if stat is None else int(stat[_PARENT])
+def parent_pid(pid: int) -> int:
+    """Return the pid of a process's parent; 0 if the process has ended."""
+    stat = stat_fields(pid)
+    return 0 if stat is None else int(stat[_PARENT_FIELD])
 
 
 def _stat(pid: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The rows that a message becomes: one Arrow schema for each place where it lies or passes.
+"""Arrow schemas of messages, for each store and transfer.
 
     ROW_SCHEMA       a received message, from the inbox to Spark
     TIMED_SCHEMA     the same with an event time, for a query with a watermark
@@ -15,7 +15,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 #: Columns with their types as Spark names them, and what they hold.
-_COLUMNS = (
+_ROW_COLUMNS = (
     ("topic", "string", "MQTT topic"),
     ("payload", "binary", "as it was sent; null where the message was not taken in whole"),
     ("qos", "byte", "QoS of the delivery to the gateway: 0, 1 or 2"),
@@ -32,13 +32,15 @@ _COLUMNS = (
     ("gateway", "string", "name of the gateway"),
     ("offset", "long", "number in the journal of the gateway; with gateway it names the message for ever"),
 )
-SPARK_SCHEMA = ", ".join(f"{name} {kind}" for name, kind, _ in _COLUMNS)
+SPARK_SCHEMA = ", ".join(f"{name} {column_type}" for name, column_type, _ in _ROW_COLUMNS)
 #: With comments, which ``DESCRIBE`` of a table shows.
-DESCRIBED_SCHEMA = ", ".join(f"{name} {kind} COMMENT '{what}'" for name, kind, what in _COLUMNS)
+DESCRIBED_SCHEMA = ", ".join(
+    f"{name} {column_type} COMMENT '{description}'" for name, column_type, description in _ROW_COLUMNS
+)
 
 _PROPERTY = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
 #: As Spark converts its types.
-_ARROW = {
+_ARROW_TYPES = {
     "string": pa.string(),
     "binary": pa.binary(),
     "byte": pa.int8(),
@@ -48,10 +50,10 @@ _ARROW = {
     "array<int>": pa.list_(pa.field("element", pa.int32())),
     "array<struct<key: string, value: string>>": pa.list_(pa.field("element", _PROPERTY)),
 }
-ROW_SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind, _ in _COLUMNS])
+ROW_SCHEMA = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind, _ in _ROW_COLUMNS])
 
 #: What a publisher or the broker may say beside topic, payload, QoS and RETAIN, in the order of the columns.
-OPTIONAL = (
+OPTIONAL_COLUMNS = (
     "content_type",
     "payload_is_utf8",
     "response_topic",
@@ -70,12 +72,18 @@ TIMED_SCHEMA = ROW_SCHEMA.append(pa.field(EVENT_TIME, pa.timestamp("us", "UTC"))
 NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 
 #: What a received message has and a message to be sent has too: what came up can be sent down as it is.
-_SENDABLE = ("topic", "payload", "qos", "retain", *(name for name in OPTIONAL if name != "subscription_ids"))
-MESSAGE_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in _SENDABLE])
-ARRIVAL = pa.schema(
+_SENDABLE_COLUMNS = (
+    "topic",
+    "payload",
+    "qos",
+    "retain",
+    *(name for name in OPTIONAL_COLUMNS if name != "subscription_ids"),
+)
+MESSAGE_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in _SENDABLE_COLUMNS])
+ARRIVAL_SCHEMA = pa.schema(
     [("arrived_at", pa.timestamp("us", "UTC")), ("arrived_boottime_us", pa.int64()), ("arrived_boot", pa.int64())]
 )
-OUTBOX_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *ARRIVAL])
+OUTBOX_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *ARRIVAL_SCHEMA])
 #: The message, its number in the outbox, and the reason code.
 REFUSED_SCHEMA = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
 

@@ -1,7 +1,7 @@
-"""What the sinks share: the task that writes, and its columns; for one that does not fit, the SQL that makes it fit.
+"""Common code of the sinks: the writing task, column types, and SQL that converts a column of another type.
 
-Names of columns are compared without case, as Spark compares them. The SQL goes by what Spark 4 casts with ANSI on, its
-default: only text has a CAST to binary.
+Column names are compared without case, as in Spark. The SQL follows Spark 4's casts with ANSI on, its default: only
+text has a CAST to binary.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 #: What has a CAST to numbers, booleans and timestamps.
-_SCALARS: Final = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string", "void")
-_NESTED: Final = ("struct", "map", "array", "variant")
+_SCALAR_TYPES: Final = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string", "void")
+_NESTED_TYPES: Final = ("struct", "map", "array", "variant")
 
 
 @dataclass(frozen=True)
 class Task:
-    """Who writes.
+    """Spark task that writes to a sink.
 
     Attributes:
-        attempt: 0 for the first attempt of a task.
+        partition: Partition id of the task.
+        attempt: Attempt number; 0 for the first.
         batch: Batch id of the stream; None in a batch query.
         query: Streaming query id; None in a batch query.
-        run: Id of this run of the query; None in a batch query, or if unknown.
+        run: Run id of the query; None in a batch query, or if unknown.
     """
 
     partition: int
@@ -39,85 +40,92 @@ class Task:
     run: str | None = None
 
 
-def check_append(where: str, *, overwrite: bool) -> None:
+def check_append(location: str, *, overwrite: bool) -> None:
     """Refuse ``mode("overwrite")``.
 
     Raises:
-        ConfigError: TL-C49, in the sink `where`.
+        ConfigError: TL-C49 for the sink at `location`.
     """
     if overwrite:
-        what = 'mode("overwrite") is not possible, a topic can only be appended to'
-        raise ConfigError("TL-C49", where, what, 'Use mode("append").')
+        problem = 'mode("overwrite") is not possible, a topic can only be appended to'
+        raise ConfigError("TL-C49", location, problem, 'Use mode("append").')
 
 
-def column_types(fields: Sequence[Any], where: str) -> dict[str, str]:
-    """Types of a ``StructType``'s fields in Spark's words, by name in lower case.
+def column_types(fields: Sequence[Any], location: str) -> dict[str, str]:
+    """Return the Spark SQL type of each field of a ``StructType``, by lower-case name.
 
     Raises:
-        ConfigError: TL-C48, two columns of one name in the sink `where`.
+        ConfigError: TL-C48 for the sink at `location`, two columns have the same name.
     """
     types = {field.name.lower(): field.dataType.simpleString() for field in fields}
     if len(types) < len(fields):
         raise ConfigError(
-            "TL-C48", where, f"two of the columns {', '.join(types)} have one name", "Select one of them."
+            "TL-C48", location, f"two of the columns {', '.join(types)} have one name", "Select one of them."
         )
     return types
 
 
-def lower_case(batch: RecordBatch) -> RecordBatch:
-    """A batch with the names of `column_types`."""
+def with_lower_case_names(batch: RecordBatch) -> RecordBatch:
+    """Return a record batch with its column names in lower case."""
     names = [name.lower() for name in batch.schema.names]
     return batch if names == batch.schema.names else batch.rename_columns(names)
 
 
 def check_columns(
-    where: str, system: str, types: Mapping[str, str], accepted: Mapping[str, tuple[str, ...]], topic: str | None
+    location: str,
+    system: str,
+    types: Mapping[str, str],
+    accepted_types: Mapping[str, tuple[str, ...]],
+    topic: str | None,
 ) -> None:
-    """Hold columns against those that a sink takes.
+    """Check the columns of a DataFrame against those that a sink accepts.
 
     Args:
-        where: The sink, as an error names it.
-        system: Where its rows go.
-        types: As `column_types` has them.
-        accepted: Column -> its types, the first is the one a message offers. The first column has to be there.
-        topic: The option ``topic``; without it ``topic`` has to be there too.
+        location: Name of the sink in error texts.
+        system: Name of the system that the sink writes to.
+        types: Column types from `column_types`.
+        accepted_types: Accepted types by column, preferred type first. The first column is required.
+        topic: Option ``topic``; without it a column ``topic`` is required.
 
     Raises:
-        ConfigError: TL-C48 for a column that is missing, unknown or of another type.
+        ConfigError: TL-C48 for a missing or unknown column, or one of another type.
     """
-    for name, kind in types.items():
-        if name not in accepted:
-            do = f"{system} takes {', '.join(accepted)}; leave others out with select()."
-            raise ConfigError("TL-C48", where, f'unknown column "{name}"', do)
-        if kind not in accepted[name]:
-            what = f'column "{name}" is {kind}, {system} takes {" or ".join(accepted[name])}'
-            raise ConfigError("TL-C48", where, what, _advice(name, kind, accepted[name]))
-    if (body := next(iter(accepted))) not in types:
-        do = f"Select it, binary or string; there are: {', '.join(types) or 'none'}."
-        raise ConfigError("TL-C48", where, f'column "{body}" is missing', do)
+    for name, column_type in types.items():
+        if name not in accepted_types:
+            remedy = f"{system} takes {', '.join(accepted_types)}; leave others out with select()."
+            raise ConfigError("TL-C48", location, f'unknown column "{name}"', remedy)
+        if column_type not in accepted_types[name]:
+            problem = f'column "{name}" is {column_type}, {system} takes {" or ".join(accepted_types[name])}'
+            raise ConfigError("TL-C48", location, problem, _conversion_hint(name, column_type, accepted_types[name]))
+    if (body_column := next(iter(accepted_types))) not in types:
+        remedy = f"Select it, binary or string; there are: {', '.join(types) or 'none'}."
+        raise ConfigError("TL-C48", location, f'column "{body_column}" is missing', remedy)
     if topic is None and "topic" not in types:
-        raise ConfigError("TL-C48", where, "no topic", 'Set option("topic", ...) or select a string column "topic".')
+        raise ConfigError("TL-C48", location, "no topic", 'Set option("topic", ...) or select a string column "topic".')
 
 
-def _advice(name: str, kind: str, wanted: tuple[str, ...]) -> str:
-    target, made = wanted[0], ""
-    if "string" in wanted:
-        made = f"to_json({name})" if kind.startswith(_NESTED) else f"CAST({name} AS string)"
+def _conversion_hint(name: str, column_type: str, accepted_types: tuple[str, ...]) -> str:
+    target, expression = accepted_types[0], ""
+    if "string" in accepted_types:
+        expression = f"to_json({name})" if column_type.startswith(_NESTED_TYPES) else f"CAST({name} AS string)"
     elif target.startswith("array"):
-        made = _pairs(name, kind, target)
-    elif kind.partition("(")[0] in (*_SCALARS, *(("date", "timestamp_ntz") if target == "timestamp" else ("boolean",))):
-        made = f"CAST({name} AS {target})"
-    return f"Write it as: {made} AS {name}." if made else f"Select it as {target}, or leave it out."
+        expression = _property_expression(name, column_type, target)
+    elif column_type.partition("(")[0] in (
+        *_SCALAR_TYPES,
+        *(("date", "timestamp_ntz") if target == "timestamp" else ("boolean",)),
+    ):
+        expression = f"CAST({name} AS {target})"
+    return f"Write it as: {expression} AS {name}." if expression else f"Select it as {target}, or leave it out."
 
 
-def _pairs(name: str, kind: str, wanted: str) -> str:
-    """Names and values from a map, or from structs of two fields; what is no text becomes text first."""
-    if not re.match(r"map<|void|array<struct<[^:]*:[^:]*:[^:]*$", kind):
+def _property_expression(name: str, column_type: str, target_type: str) -> str:
+    """Return SQL that converts a map, or structs of two fields, to the property type; "" if it can't."""
+    if not re.match(r"map<|void|array<struct<[^:]*:[^:]*:[^:]*$", column_type):
         return ""
-    of_map, value = kind.startswith("map<"), "binary" if "binary" in wanted else "string"
-    shape = "map<string,{}>" if of_map else "array<struct<key:string,value:{}>>"
-    direct = kind.endswith((",string>", ",binary>") if of_map else (":string>>", ":binary>>"))
-    made = name
-    for step in (value,) if direct else dict.fromkeys(("string", value)):
-        made = f"CAST({made} AS {shape.format(step)})"
-    return f"map_entries({made})" if of_map else made
+    is_map, value_type = column_type.startswith("map<"), "binary" if "binary" in target_type else "string"
+    type_template = "map<string,{}>" if is_map else "array<struct<key:string,value:{}>>"
+    casts_directly = column_type.endswith((",string>", ",binary>") if is_map else (":string>>", ":binary>>"))
+    expression = name
+    for step_type in (value_type,) if casts_directly else dict.fromkeys(("string", value_type)):
+        expression = f"CAST({expression} AS {type_template.format(step_type)})"
+    return f"map_entries({expression})" if is_map else expression

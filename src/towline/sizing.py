@@ -1,8 +1,8 @@
-"""What a load needs: gateways, disks, Spark cores and partitions, from figures measured by ``benchmarks``. Pure.
+"""Resources for a load: gateways, disks, Spark cores, partitions, calculated from figures of ``benchmarks``. Pure.
 
 Each constant names the benchmark that measured it; the machine had 2 shared cores (docs/benchmarks.md). A faster one
-needs less. The plan leaves half of a gateway, and of a core, for the time after an outage: what waits has to be carried
-while as much comes in.
+needs less. The plan leaves half of a gateway and of a core free for the time after an outage, when the backlog is
+delivered beside the new messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from towline.guarantee import Guarantee, policy
 
 #: Messages a second that one gateway drains, by QoS (``intake``); it is one process with one busy thread.
-_DRAINED_PER_S: Final = {0: 308_000, 1: 308_000, 2: 103_000}
+_GATEWAY_RATE: Final = {0: 308_000, 1: 308_000, 2: 103_000}
 #: Microseconds of CPU that a message costs a gateway, by QoS, intake and serving to Spark (``profile``) ...
 _GATEWAY_US: Final = {0: 2.0, 1: 2.0, 2: 4.0}
 #: ... and those that a chunk costs it, which has one message at low rates and hundreds at high ones (``intake``, live:
@@ -28,29 +28,29 @@ _SPARK_US: Final = {False: 3.2, True: 6.2}
 _WRITER_US: Final = 2.2
 #: Microseconds of a message in Mosquitto's one thread: to take it in from a device with a connection of its own, and to
 #: deliver it to a gateway, by QoS (``intake``).
-_TAKEN_IN_US: Final = {0: 10.4, 1: 10.4, 2: 14.0}
-_DELIVERED_US: Final = {0: 3.1, 1: 3.1, 2: 9.5}
+_BROKER_RECEIVE_US: Final = {0: 10.4, 1: 10.4, 2: 14.0}
+_BROKER_SEND_US: Final = {0: 3.1, 1: 3.1, 2: 9.5}
 #: Bytes of topic, payload and properties above which more has to be expected: the figures are of payloads of 150 B.
-_SMALL_BYTES: Final = 1000
+_MEASURED_PAYLOAD_LIMIT: Final = 1000
 #: Bytes on disk beside topic, payload and properties: of a row, and of a frame, which holds a chunk (``space``).
 _ROW_BYTES: Final = 75
 _FRAME_BYTES: Final = 1300
 #: Bytes of disk that a journal needs besides: the segment that is written and one that is not removed yet, and the room
 #: that is left free (`towline.journal.Limits`).
-_BESIDE_BYTES: Final = (2 * 64 + 512) << 20
+_RESERVE_BYTES: Final = (2 * 64 + 512) << 20
 #: Part of a gateway, of a core and of a writer that the plan uses; the rest carries what waits after an outage.
-_USED: Final = 0.5
+_TARGET_UTILIZATION: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is to be carried.
+    """Message load of a line.
 
     Attributes:
-        rate: Messages a second, in the busiest minutes.
-        property_bytes: Of its user properties, names and values.
-        outage_min: Minutes that Kafka or Spark may be away while nothing stops.
-        sql: Messages need SQL: a ``where``, fields or a dedupe key. A load with several writers does in any case.
+        rate: Messages per second in the busiest minutes.
+        property_bytes: Bytes of user properties, names and values.
+        outage_min: Minutes of an outage of Kafka or Spark that the gateways must bridge.
+        sql: Messages need SQL: a ``where``, fields or a dedupe key. Several writers need it anyway.
     """
 
     rate: float
@@ -63,76 +63,87 @@ class Load:
 
     @property
     def message_bytes(self) -> int:
-        """Topic, payload and properties."""
+        """Bytes of topic, payload and properties."""
         return self.payload_bytes + self.topic_bytes + self.property_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """One line of the answer.
+class Requirement:
+    """Required amount of one resource.
 
     Attributes:
-        unit: Of the amount; "" for a count.
+        unit: Unit of the amount; "" for a count.
+        basis: Figures that it was calculated from, in words.
     """
 
-    what: str
+    resource: str
     amount: float
     unit: str
-    because: str
+    basis: str
 
 
-def needs(load: Load) -> list[Need]:
-    """What a load needs, in the order in which one would set it up."""
+def requirements(load: Load) -> list[Requirement]:
+    """Return the resources that a load requires, in the order of setting them up."""
     rate, qos, size = load.rate, policy(load.guarantee).qos, load.message_bytes
-    taken, delivered = _TAKEN_IN_US[qos], _DELIVERED_US[qos]
-    mosquittos = max(1, math.ceil(rate * (taken + delivered) / 1e6 / _USED))
-    drained, written = _DRAINED_PER_S[qos] * _USED, 1e6 / _WRITER_US * _USED
-    gateways, writers = max(mosquittos, math.ceil(rate / drained)), max(1, math.ceil(rate / written))
+    receive_us, send_us = _BROKER_RECEIVE_US[qos], _BROKER_SEND_US[qos]
+    brokers = max(1, math.ceil(rate * (receive_us + send_us) / 1e6 / _TARGET_UTILIZATION))
+    gateway_rate, writer_rate = _GATEWAY_RATE[qos] * _TARGET_UTILIZATION, 1e6 / _WRITER_US * _TARGET_UTILIZATION
+    gateways, writers = max(brokers, math.ceil(rate / gateway_rate)), max(1, math.ceil(rate / writer_rate))
     sql = load.sql or writers > 1
-    cores = max(1, math.ceil(rate * _SPARK_US[sql] / 1e6 / _USED))
-    how = f"{rate:,.0f} msg/s at {_SPARK_US[sql]:g} us{' with SQL' if sql else ''}, half of each core free"
-    served = f"{rate:,.0f} msg/s at {taken:g} + {delivered:g} us in and out of its one thread, half of that free"
-    shared = f"one for each Mosquitto; {drained:,.0f} msg/s are half of what one drains with QoS {qos}"
+    cores = max(1, math.ceil(rate * _SPARK_US[sql] / 1e6 / _TARGET_UTILIZATION))
+    spark_basis = f"{rate:,.0f} msg/s at {_SPARK_US[sql]:g} us{' with SQL' if sql else ''}, half of each core free"
+    broker_basis = (
+        f"{rate:,.0f} msg/s at {receive_us:g} + {send_us:g} us in and out of its one thread, half of that free"
+    )
+    gateway_basis = f"one for each Mosquitto; {gateway_rate:,.0f} msg/s are half of what one drains with QoS {qos}"
     return [
-        Need("Mosquittos", mosquittos, "", served),
-        Need("gateways", gateways, "", shared),
-        *_of_one_gateway(load, gateways),
-        Need("Spark cores", cores, "", how),
-        Need("parallelism", writers, "", f"writers of a batch; {written:,.0f} msg/s each, half of their time free"),
-        Need("Kafka partitions", 6 * math.ceil(writers / 6), "", "a multiple of 6, at least one for each writer"),
-        Need("writes into Kafka", rate * size / 1e6, "MB/s", f"{rate:,.0f} msg/s with {size:,} B, uncompressed"),
+        Requirement("Mosquittos", brokers, "", broker_basis),
+        Requirement("gateways", gateways, "", gateway_basis),
+        *_gateway_requirements(load, gateways),
+        Requirement("Spark cores", cores, "", spark_basis),
+        Requirement(
+            "parallelism", writers, "", f"writers of a batch; {writer_rate:,.0f} msg/s each, half of their time free"
+        ),
+        Requirement(
+            "Kafka partitions", 6 * math.ceil(writers / 6), "", "a multiple of 6, at least one for each writer"
+        ),
+        Requirement("writes into Kafka", rate * size / 1e6, "MB/s", f"{rate:,.0f} msg/s with {size:,} B, uncompressed"),
     ]
 
 
-def caution(load: Load) -> str:
-    """What `needs` does not know about a load; "" for nothing."""
+def large_payload_warning(load: Load) -> str:
+    """Return a warning if messages are larger than those measured; "" if not."""
     size = load.message_bytes
-    more = f"The figures are of payloads of 150 B; with {size:,} B a message more than that has to be expected."
-    return more if size > _SMALL_BYTES else ""
+    warning = f"The figures are of payloads of 150 B; with {size:,} B a message more than that has to be expected."
+    return warning if size > _MEASURED_PAYLOAD_LIMIT else ""
 
 
-def journal_bytes_s(rate: float, content_bytes_s: float) -> float:
-    """Bytes a second that a gateway's journal grows by while nothing is committed.
+def journal_bytes_per_s(rate: float, content_bytes_per_s: float) -> float:
+    """Return the growth of a gateway's journal in bytes per second while nothing is committed.
 
-    Of so many messages a second, with so many bytes of topics, payloads and properties.
+    Args:
+        rate: Messages per second.
+        content_bytes_per_s: Bytes of topics, payloads and properties per second.
     """
-    return content_bytes_s + rate * _ROW_BYTES + min(rate, _CHUNKS_PER_S) * _FRAME_BYTES
+    return content_bytes_per_s + rate * _ROW_BYTES + min(rate, _CHUNKS_PER_S) * _FRAME_BYTES
 
 
-def _of_one_gateway(load: Load, gateways: int) -> list[Need]:
+def _gateway_requirements(load: Load, gateways: int) -> list[Requirement]:
     rate, qos = load.rate / gateways, policy(load.guarantee).qos
     chunks = min(rate, _CHUNKS_PER_S)
     cpu = (rate * _GATEWAY_US[qos] + chunks * _CHUNK_US[qos]) / 1e6
-    row = load.message_bytes + _ROW_BYTES
-    written = journal_bytes_s(rate, rate * load.message_bytes)
-    waiting = written * load.outage_min * 60
+    row_bytes = load.message_bytes + _ROW_BYTES
+    write_bytes_per_s = journal_bytes_per_s(rate, rate * load.message_bytes)
+    backlog_bytes = write_bytes_per_s * load.outage_min * 60
     return [
-        Need("CPU of a gateway", cpu, "cores", f"{rate:,.0f} msg/s at {_GATEWAY_US[qos]:g} us, {chunks:,.0f} chunks/s"),
-        Need(
-            "disk of a gateway",
-            (waiting + _BESIDE_BYTES) / 1e9,
-            "GB",
-            f"{load.outage_min:g} min of {rate:,.0f} msg/s with {row:,} B; 0.7 GB for segments and reserve",
+        Requirement(
+            "CPU of a gateway", cpu, "cores", f"{rate:,.0f} msg/s at {_GATEWAY_US[qos]:g} us, {chunks:,.0f} chunks/s"
         ),
-        Need("writes of a gateway", written / 1e6, "MB/s", f"and {chunks:,.0f} fdatasync a second"),
+        Requirement(
+            "disk of a gateway",
+            (backlog_bytes + _RESERVE_BYTES) / 1e9,
+            "GB",
+            f"{load.outage_min:g} min of {rate:,.0f} msg/s with {row_bytes:,} B; 0.7 GB for segments and reserve",
+        ),
+        Requirement("writes of a gateway", write_bytes_per_s / 1e6, "MB/s", f"and {chunks:,.0f} fdatasync a second"),
     ]

@@ -1,7 +1,7 @@
-"""Threads under a guard: a fault that ends one is reported, and what then becomes of its work is said where it is made.
+"""Guarded daemon threads, whose faults are reported, and interruptible condition variables.
 
-Every thread of Towline's is made here, but for the supervisors of a bridge, which are watched
-(`towline.bridge.runtime.supervisors`); and every condition variable is one of these.
+All threads of Towline start here, except the supervisors of a bridge (`towline.bridge.runtime.child_supervisors`),
+which are monitored there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG = logging.getLogger("towline.threads")
 
 
 class Condition(threading.Condition):
-    """A condition variable whose lock is never left acquired by a KeyboardInterrupt.
+    """Condition variable whose lock is never left acquired by a KeyboardInterrupt.
 
     `threading.Condition` acquires its lock in a method written in Python; one that is interrupted right behind that
     leaves it acquired for ever, and every other thread waits. ``with`` enters the lock's own method, which is C, in one
@@ -33,7 +33,7 @@ class Condition(threading.Condition):
     __exit__ = property(operator.attrgetter("_lock.__exit__"))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As `threading.Condition.wait`; the lock is acquired again when the wait is interrupted, too."""
+        """Wait as `threading.Condition.wait`; an interrupted wait acquires the lock again, too."""
         try:
             return super().wait(timeout)
         except BaseException:
@@ -46,44 +46,44 @@ def guarded_thread(
     target: Callable[..., object],
     name: str,
     *arguments: object,
-    again_s: float | None = None,
-    ended: Callable[[BaseException], object] | None = None,
+    retry_s: float | None = None,
+    on_fault: Callable[[BaseException], object] | None = None,
 ) -> threading.Thread:
-    """A daemon thread, not started; a fault of its target is handed on, or told in a line without its text [I12].
+    """Create a daemon thread, not started, whose faults are passed to `on_fault` or logged without their text [I12].
 
     Args:
-        target: What it runs; the thread ends where that returns.
-        name: Of the thread.
-        arguments: Of the target.
-        again_s: Seconds after a fault, which is told (TL-B55), until the target is called again; None ends the thread.
-        ended: Takes the error that ends the thread, and tells it: whoever needs the thread ends too, or hears of it.
+        target: Function to run; the thread ends when it returns.
+        name: Thread name.
+        arguments: Arguments of the target.
+        retry_s: Seconds until the target is called again after a logged fault (TL-B55); None ends the thread.
+        on_fault: Receives the exception that ends the thread, and must report it.
     """
 
     def run() -> object:
-        told = ""
+        reported = ""
         while True:
             try:
                 target(*arguments)
             except BaseException as error:  # noqa: BLE001 - whatever it is, somebody has to know
-                if ended is not None:
-                    return ended(error)
-                at = traceback.extract_tb(error.__traceback__)[-1]
-                what = f"{type(error).__name__}, {Path(at.filename).name} line {at.lineno}"
-                then = "it ends" if again_s is None else "it is started again"
-                if what != told:
-                    _LOG.error('thread "%s": a fault in Towline (%s); %s   [TL-B55]', name, what, then)
-                told = what
-                if again_s is None:
+                if on_fault is not None:
+                    return on_fault(error)
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                fault = f"{type(error).__name__}, {Path(frame.filename).name} line {frame.lineno}"
+                outcome = "it ends" if retry_s is None else "it is started again"
+                if fault != reported:
+                    _LOG.error('thread "%s": a fault in Towline (%s); %s   [TL-B55]', name, fault, outcome)
+                reported = fault
+                if retry_s is None:
                     return None
-                time.sleep(again_s)
+                time.sleep(retry_s)
             else:
                 return None
 
     return threading.Thread(target=run, name=name, daemon=True)
 
 
-def later(call: Callable[[], T], name: str) -> Future[T]:
-    """Run a call on a daemon thread; the future has its result, or whatever it raises."""
+def call_in_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """Run a function in a daemon thread; return a future of its result or exception."""
     future: Future[T] = Future()
-    guarded_thread(lambda: future.set_result(call()), name, ended=future.set_exception).start()
+    guarded_thread(lambda: future.set_result(call()), name, on_fault=future.set_exception).start()
     return future

@@ -1,7 +1,7 @@
-"""Models of settings, and what pydantic finds in them, in a user's words.
+"""Base class of settings models, and pydantic's errors in the user's words.
 
-A setting is written down once: a field of a model, with its unit, bounds and default. Each face (bridge file, options
-of Spark, arguments of Python) reads it by the model, and says an error with its own names around `requirement`.
+A setting is one field of a model, with its unit, bounds and default. Bridge file, Spark options and Python arguments
+are read by the same models; each adds its own names to the text of `requirement`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = ["SettingsModel", "requirement"]
 
-_TYPES: Final = {
+_TYPE_WORDS: Final = {
     "string": "a string",
     "bytes": "bytes or text",
     "int": "a whole number",
@@ -27,7 +27,7 @@ _TYPES: Final = {
     "dataclass": "a table",
     "path": "a path",
 }
-_BOUNDS: Final = {
+_BOUND_WORDS: Final = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"),
@@ -37,25 +37,25 @@ _TYPE_ERROR: Final = re.compile(r"([a-z]+)(?:_attributes)?_(?:type|parsing|parsi
 
 
 class SettingsModel(BaseModel):
-    """A table of settings: unknown names are errors, nothing changes afterwards, and no error quotes a value [I12]."""
+    """Frozen table of settings: unknown names are errors, and no error quotes a value [I12]."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def requirement(error: Mapping[str, Any]) -> str:
-    """What a value has to be, from one of pydantic's `errors`: ``must be at least 5``; never the value itself [I12]."""
-    kind, context = str(error["type"]), error.get("ctx", {})
-    if kind in _BOUNDS:
-        bound, words = _BOUNDS[kind]
+    """Return the requirement in a pydantic error, ``must be at least 5``; never the value itself [I12]."""
+    error_type, context = str(error["type"]), error.get("ctx", {})
+    if error_type in _BOUND_WORDS:
+        bound, words = _BOUND_WORDS[error_type]
         limit = context[bound]
         return f"must be {words} {int(limit) if limit == int(limit) else limit:,}"
-    if kind in ("enum", "literal_error"):
+    if error_type in ("enum", "literal_error"):
         return f"must be {context['expected']}".replace("'", '"')
-    if kind == "missing":
+    if error_type == "missing":
         return "is missing"
-    if kind in ("too_short", "string_too_short"):
+    if error_type in ("too_short", "string_too_short"):
         return "must be something, it is empty"
-    if match := _TYPE_ERROR.fullmatch(kind):
-        return f"must be {_TYPES.get(match[1], error['msg'])}"
+    if match := _TYPE_ERROR.fullmatch(error_type):
+        return f"must be {_TYPE_WORDS.get(match[1], error['msg'])}"
     message = " ".join(str(error["msg"]).split())
     return re.sub(r"^(Input|String) should ", "must ", message.removeprefix("Value error, "))

@@ -1,4 +1,4 @@
-"""Which Towline this is: its version, and the revision of the source that it was built from."""
+"""Version of Towline, and the git revision that it was built from."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 #: Of a checkout.
-ROOT: Final = Path(__file__).resolve().parents[2]
+SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @cache
 def version() -> str:
-    """As `PEP 440 <https://peps.python.org/pep-0440/>`_ writes it; empty where Towline is not installed."""
+    """Return the version in `PEP 440 <https://peps.python.org/pep-0440/>`_ form; "" if Towline is not installed."""
     try:
         return metadata.version("towline")
     except metadata.PackageNotFoundError:
@@ -23,16 +23,16 @@ def version() -> str:
 
 @cache
 def revision() -> str:
-    """The commit of the source, 10 hex digits: git's answer in a checkout, else the build's note; or ``unknown``."""
+    """Return the source's commit, 10 hex digits: from git in a checkout, else of the build; ``unknown`` if neither."""
     try:
-        if not (ROOT / ".git").exists():
+        if not (SOURCE_ROOT / ".git").exists():
             return Path(__file__).with_name("revision.txt").read_text(encoding="ascii").strip()
-        command = ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"]
+        command = ["git", "-C", str(SOURCE_ROOT), "rev-parse", "--short=10", "HEAD"]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
     except (OSError, ValueError, subprocess.SubprocessError):
         return "unknown"
 
 
 def release() -> str:
-    """Both, for a person: ``0.2.0rc1 (revision 0123456789)``."""
+    """Return version and revision for people: ``0.2.0rc1 (revision 0123456789)``."""
     return f"{version() or 'of an unknown version'} (revision {revision()})"

@@ -1,4 +1,4 @@
-"""The command line of prove: one thin function a command."""
+"""Command line of the proof harness: one thin function a command."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import typer
 
 from towline.errors import TowlineError
 from towline_prove.account import RunAccount
-from towline_prove.evidence import revision, write_evidence
+from towline_prove.evidence import append_record, revision
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
-from towline_prove.referee import judge
+from towline_prove.referee import judge_arrivals
 from towline_prove.rig import BREAKS
-from towline_prove.scenario import RECEIPTS, ROLES, Scenario, prove
-from towline_prove.senders import publish
-from towline_prove.stage import Stage
+from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Scenario, prove
+from towline_prove.senders import publish_with_receipts
+from towline_prove.stage import RunDisplay
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -32,28 +32,32 @@ app = typer.Typer(
 )
 
 
-def _options(kind: type, *left_out: str) -> Callable[[F], F]:
-    """Give a command with ``**fields`` an option for each field of a dataclass, explained by the class's docstring."""
-    said = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(kind) or "", re.MULTILINE))
-    hints = get_type_hints(kind)
-    added = [
+def _options(options_class: type, *excluded_fields: str) -> Callable[[F], F]:
+    """Give a command with ``**fields`` an option for each field of a dataclass; its docstring is the help."""
+    field_help = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(options_class) or "", re.MULTILINE))
+    hints = get_type_hints(options_class)
+    parameters = [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=Annotated[hints[field.name], typer.Option(help=" ".join(said[field.name].split()))],
+            annotation=Annotated[hints[field.name], typer.Option(help=" ".join(field_help[field.name].split()))],
         )
-        for field in fields(kind)
-        if field.name not in left_out
+        for field in fields(options_class)
+        if field.name not in excluded_fields
     ]
 
-    def give(command: F) -> F:
+    def add_options(command: F) -> F:
         signature = inspect.signature(command, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined] # typer reads it
+        command_parameters = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        command.__signature__ = signature.replace(parameters=[*command_parameters, *parameters])  # type: ignore[attr-defined] # typer reads it
         return command
 
-    return give
+    return add_options
 
 
 @app.command()
@@ -68,15 +72,15 @@ def load(
 ) -> None:
     """Publish numbered messages. Example: python -m towline_prove load claims.bin --port 1883 --messages 20000."""
     if outbox is not None and key_file is not None:
-        raise typer.Exit(publish(LoadPlan(**plan), history, outbox, key_file))
+        raise typer.Exit(publish_with_receipts(LoadPlan(**plan), history, outbox, key_file))
     result = run_load(LoadPlan(**plan), history)
     typer.echo(
         f"attempted {result.attempted:,}   acknowledged {result.acked:,}   refused {result.refused:,}   "
         f"sent again {result.resent:,}   {result.attempted / max(result.seconds, 1e-9):,.0f} msg/s"
     )
-    finished = result.attempted == plan["messages"]
-    answered = plan["qos"] == 0 or result.acked + result.refused == plan["messages"]
-    raise typer.Exit(0 if finished and answered else 1)
+    all_sent = result.attempted == plan["messages"]
+    all_answered = plan["qos"] == 0 or result.acked + result.refused == plan["messages"]
+    raise typer.Exit(0 if all_sent and all_answered else 1)
 
 
 @app.command(name="judge")
@@ -87,7 +91,7 @@ def judge_command(
     guarantee: Annotated[str, typer.Option(help="at_most_once, at_least_once or exactly_once.")] = "at_least_once",
 ) -> None:
     """Compare claims with what a Kafka topic holds. Exit code 1 when the promise was broken."""
-    verdict = judge(read_history(history), read_topic(bootstrap, topic))
+    verdict = judge_arrivals(read_history(history), read_topic(bootstrap, topic))
     account = RunAccount(verdict, guarantee)
     typer.echo("\n  ".join([account.line(), *map(str, verdict.stories), *account.problems()]))
     raise typer.Exit(0 if account.ok else 1)
@@ -97,39 +101,39 @@ def judge_command(
 @_options(Scenario, "hurt", "strikes")
 def soak(
     directory: Annotated[Path | None, typer.Option(help="Kept afterwards; one that is removed when not given.")] = None,
-    roles: Annotated[str, typer.Option(help=f"Who is killed, with commas: {', '.join(ROLES)}; or none.")] = (
+    roles: Annotated[str, typer.Option(help=f"Who is killed, with commas: {', '.join(KILLABLE_ROLES)}; or none.")] = (
         "gateway,jvm,driver,bridge"
     ),
     breaks: Annotated[str, typer.Option(help=f"What is away for a while: {', '.join(BREAKS)}.")] = "",
     record: Annotated[Path | None, typer.Option(help="File of JSON lines that each run is added to.")] = None,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Hurt a line under load and count what arrives. Exit code 1 when a promise was broken or something has grown."""
-    words = [word.strip() for text in (roles.replace("none", ""), breaks) for word in text.split(",")]
-    if asked["receipts"]:
-        scenario = Scenario(**{**asked, "own_limits": True, "runs": 1}, strikes=RECEIPTS)
+    names = [word.strip() for text in (roles.replace("none", ""), breaks) for word in text.split(",")]
+    if options["receipts"]:
+        scenario = Scenario(**{**options, "own_limits": True, "runs": 1}, strikes=RECEIPT_FAULTS)
     else:
-        scenario = Scenario(**asked, hurt=tuple(filter(None, words)))
+        scenario = Scenario(**options, hurt=tuple(filter(None, names)))
     revision()
-    done = []
-    for run in prove(scenario, directory, Stage()):
-        done.append(run)
-        typer.echo(run.line())
+    finished_runs = []
+    for run in prove(scenario, directory, RunDisplay()):
+        finished_runs.append(run)
+        typer.echo(run.summary_text())
         if record is not None:
-            write_evidence(run.record(), record)
-    verdicts = [run.account.verdict for run in done if run.account]
-    lost, doubled = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("lost", "doubled"))
-    bad = sum(not run.ok for run in done)
+            append_record(run.record(), record)
+    verdicts = [run.account.verdict for run in finished_runs if run.account]
+    lost_count, doubled_count = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("lost", "doubled"))
+    failed_runs = sum(not run.ok for run in finished_runs)
     typer.echo(
-        f"{len(done)} runs, {sum(len(run.strikes) for run in done)} kills and breaks, "
-        f"{sum(verdict.attempted for verdict in verdicts):,} messages: lost {lost:,}, doubled {doubled:,}, "
-        f"{bad} runs broke the promise"
+        f"{len(finished_runs)} runs, {sum(len(run.strikes) for run in finished_runs)} kills and breaks, "
+        f"{sum(verdict.attempted for verdict in verdicts):,} messages: lost {lost_count:,}, doubled {doubled_count:,}, "
+        f"{failed_runs} runs broke the promise"
     )
-    raise typer.Exit(1 if bad else 0)
+    raise typer.Exit(1 if failed_runs else 0)
 
 
 def main() -> None:
-    """Run the commands; a mistake is one line on stderr and exit code 2."""
+    """Run the commands; an error is one line on stderr and exit code 2."""
     # Ended by a signal, everything that was started still ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -1,6 +1,6 @@
-"""The record of a long run: one line of JSON beside the code (``docs/proof``), for a run that has happened.
+"""Record of a long run: one line of JSON in ``docs/proof``, written after the run.
 
-A line says what ran, on which version, for how long and with what result. It holds no name of a machine or a directory.
+A line has the program, version, duration and result. It has no name of a machine or a directory.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TREE = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def evidence(program: str, *, ok: bool, seconds: float, details: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a run that has just ended.
+def run_record(program: str, *, ok: bool, seconds: float, details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a run that has just ended.
 
     Args:
-        program: What ran: a command of `towline_prove`, or ``test``.
-        ok: Whether every promise was kept.
-        seconds: How long it took.
-        details: What was asked for (with the seed, where chance decided something), and what was counted.
+        program: A command of `towline_prove`, or ``test``.
+        ok: True if every promise was kept.
+        seconds: Duration of the run.
+        details: Parameters (with the seed of random choices) and counts.
     """
     return {
         "program": program,
@@ -39,8 +39,8 @@ def evidence(program: str, *, ok: bool, seconds: float, details: Mapping[str, An
     }
 
 
-def write_evidence(record: Mapping[str, Any], file: Path) -> None:
-    """Add a record to a file of JSON lines."""
+def append_record(record: Mapping[str, Any], file: Path) -> None:
+    """Append a record to a file of JSON lines."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(record) + "\n")
@@ -48,20 +48,20 @@ def write_evidence(record: Mapping[str, Any], file: Path) -> None:
 
 @cache
 def revision() -> str:
-    """The commit of the code when this was first asked: ask before a run begins.
+    """Return the commit of the code at the first call: call it before a run begins.
 
-    Behind it stands ``+`` where other files than the records differ; outside a checkout it is empty.
+    A ``+`` follows if files other than the records are modified; outside a checkout it is empty.
     """
     commit = _git("rev-parse", "--short=10", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/proof")
     return f"{commit}+" if changes else commit
 
 
-def _git(*words: str) -> str:
+def _git(*arguments: str) -> str:
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(_TREE), *words], capture_output=True, text=True, timeout=30, check=False
+        result = subprocess.run(
+            ["git", "-C", str(_REPOSITORY), *arguments], capture_output=True, text=True, timeout=30, check=False
         )
     except OSError:
         return ""
-    return answer.stdout.strip()
+    return result.stdout.strip()

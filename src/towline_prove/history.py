@@ -1,8 +1,8 @@
-"""What the senders claim, on disk before the wire: attempts before the send, outcomes after the answer.
+"""Claims of the senders: attempts on disk before the send, outcomes after the answer.
 
 The file survives a kill -9 of the load generator (the page cache is the kernel's), so a killed sender can still be
-judged: what has an attempt and no outcome may or may not have arrived (Jepsen's *recovered*, reference checker
-`total-queue`). One fixed record covers a whole run of numbers, so recording costs a fraction of a microsecond a
+checked: an attempt without an outcome may or may not have arrived (Jepsen's *recovered*, reference checker
+`total-queue`). One fixed record covers a whole range of numbers, so recording costs a fraction of a microsecond a
 message.
 
     first line   JSON, the plan of the load
@@ -20,11 +20,11 @@ from typing import Any, Self
 
 from towline.errors import ConfigError
 
-_RECORD = struct.Struct("<BxHII")
+_CLAIM_STRUCT = struct.Struct("<BxHII")
 
 
-class SenderRecord(IntFlag):
-    """What became of one message, as its sender saw it; the values are the record kinds in the file."""
+class SenderClaim(IntFlag):
+    """Outcome of one message as its sender saw it; the values are the record kinds in the file."""
 
     ATTEMPTED = 1
     ACKED = 2
@@ -32,15 +32,15 @@ class SenderRecord(IntFlag):
     REFUSED = 8
 
 
-_ADD = {claim: bytes(value | claim for value in range(256)) for claim in SenderRecord}
+_ADD_FLAG = {claim: bytes(value | claim for value in range(256)) for claim in SenderClaim}
 
 
 class Claims:
-    """The claims of all publishers of one load: for each number a byte of `SenderRecord` flags.
+    """Claims of all publishers of one load: a byte of `SenderClaim` flags for each number.
 
     Args:
-        path: The history file, which may still be written; none for claims that are only added.
-        run: Name of the run; that of the plan in the file's head where there is one.
+        path: The history file, which may still be written; None for claims that are only added.
+        run: Name of the run; replaced by that of the plan in the file's first line.
 
     Attributes:
         flags: Publisher number → flags, indexed by message number.
@@ -50,84 +50,84 @@ class Claims:
         self.path = path
         self.run = run
         self.flags: dict[int, bytearray] = {}
-        self._end = 0
+        self._end_position = 0
 
-    def add(self, claim: SenderRecord, publisher: int, first: int, count: int = 1) -> None:
-        """Take a claim about `count` numbers from `first` on."""
+    def add(self, claim: SenderClaim, publisher: int, first_number: int, count: int = 1) -> None:
+        """Add a claim about `count` numbers from `first_number` on."""
         flags = self.flags.setdefault(publisher, bytearray())
-        end = first + count
-        if len(flags) < end:
-            flags.extend(bytes(end - len(flags)))
-        flags[first:end] = flags[first:end].translate(_ADD[claim])
+        end_number = first_number + count
+        if len(flags) < end_number:
+            flags.extend(bytes(end_number - len(flags)))
+        flags[first_number:end_number] = flags[first_number:end_number].translate(_ADD_FLAG[claim])
 
-    def of(self, publisher: int, number: int) -> SenderRecord:
-        """Flags of one message; none when it was never attempted."""
+    def flags_of(self, publisher: int, number: int) -> SenderClaim:
+        """Return the flags of one message; none if it was never attempted."""
         flags = self.flags.get(publisher, b"")
-        return SenderRecord(flags[number]) if number < len(flags) else SenderRecord(0)
+        return SenderClaim(flags[number]) if number < len(flags) else SenderClaim(0)
 
-    def count(self, claim: SenderRecord) -> int:
-        """How many messages carry this claim."""
-        carrying = bytes(value for value in range(256) if value & claim)
-        return sum(len(flags) - len(flags.translate(None, carrying)) for flags in self.flags.values())
+    def count(self, claim: SenderClaim) -> int:
+        """Return the number of messages with this claim."""
+        matching_bytes = bytes(value for value in range(256) if value & claim)
+        return sum(len(flags) - len(flags.translate(None, matching_bytes)) for flags in self.flags.values())
 
-    def read(self) -> Self:
-        """Read on; what is torn at the end (the writer is inside a write, or was killed there) is left out.
+    def read_file(self) -> Self:
+        """Read new records of the file; an incomplete last one (being written, or killed there) is skipped.
 
         Raises:
-            ConfigError: When the file is missing or has something else in its first line (TL-C82).
+            ConfigError: The file is missing or has an invalid first line (TL-C82).
         """
         assert self.path is not None
         try:
             with self.path.open("rb") as file:
-                file.seek(self._end)
-                if not self._end:
-                    head = file.readline()
-                    if not head.endswith(b"\n"):
+                file.seek(self._end_position)
+                if not self._end_position:
+                    header = file.readline()
+                    if not header.endswith(b"\n"):
                         return self
-                    self.run = str(json.loads(head).get("run", ""))
-                    self._end = len(head)
+                    self.run = str(json.loads(header).get("run", ""))
+                    self._end_position = len(header)
                 data = file.read()
         except (OSError, ValueError) as error:
-            what = f"not a readable history ({error})"
-            raise ConfigError("TL-C82", str(self.path), what, "Name the directory of a load.") from error
-        whole = len(data) - len(data) % _RECORD.size
-        for kind, publisher, first, count in _RECORD.iter_unpack(data[:whole]):
-            self.add(SenderRecord(kind), publisher, first, count)
-        self._end += whole
+            problem = f"not a readable history ({error})"
+            raise ConfigError("TL-C82", str(self.path), problem, "Name the directory of a load.") from error
+        whole_size = len(data) - len(data) % _CLAIM_STRUCT.size
+        for claim, publisher, first_number, count in _CLAIM_STRUCT.iter_unpack(data[:whole_size]):
+            self.add(SenderClaim(claim), publisher, first_number, count)
+        self._end_position += whole_size
         return self
 
 
 class HistoryWriter:
-    """Appends claims to a history file.
+    """Writer that appends claims to a history file.
 
     Args:
         path: The file; it must not exist yet, a history is never overwritten.
-        plan: Put into the first line.
+        plan: Plan of the load, for the first line.
 
     Raises:
-        ConfigError: When the file exists already (TL-C81).
+        ConfigError: The file exists already (TL-C81).
     """
 
     def __init__(self, path: Path, plan: dict[str, Any]) -> None:
         try:
             self._file = path.open("xb")
         except FileExistsError:
-            what = "a history is there already and is never overwritten"
-            raise ConfigError("TL-C81", str(path), what, "Name another directory.") from None
+            problem = "a history is there already and is never overwritten"
+            raise ConfigError("TL-C81", str(path), problem, "Name another directory.") from None
         self._file.write(json.dumps(plan).encode() + b"\n")
         self.flush()
 
-    def note(self, claim: SenderRecord, publisher: int, first: int, count: int = 1) -> None:
-        """Remember a claim; it is on its way to disk only after `flush`."""
-        self._file.write(_RECORD.pack(claim, publisher, first, count))
+    def add_claim(self, claim: SenderClaim, publisher: int, first_number: int, count: int = 1) -> None:
+        """Add a claim; it reaches the kernel only with `flush`."""
+        self._file.write(_CLAIM_STRUCT.pack(claim, publisher, first_number, count))
 
-    def note_all(self, claim: SenderRecord, publisher: int, numbers: Iterable[int]) -> None:
-        """Remember a claim about many numbers, in the order given."""
-        for first, count in ranges(numbers):
-            self.note(claim, publisher, first, count)
+    def add_claims(self, claim: SenderClaim, publisher: int, numbers: Iterable[int]) -> None:
+        """Add a claim about many numbers, in the order given."""
+        for first_number, count in number_ranges(numbers):
+            self.add_claim(claim, publisher, first_number, count)
 
     def flush(self) -> None:
-        """Hand everything remembered to the kernel; call it before the bytes it speaks of are sent."""
+        """Pass all claims to the kernel; call it before the bytes they describe are sent."""
         self._file.flush()
 
     def __enter__(self) -> Self:
@@ -137,20 +137,20 @@ class HistoryWriter:
         self._file.close()
 
 
-def ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Fold numbers into (first, count) runs, keeping their order."""
-    first, count = 0, 0
+def number_ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Fold numbers into (first, count) ranges, keeping their order."""
+    first_number, count = 0, 0
     for number in numbers:
-        if count and number == first + count:
+        if count and number == first_number + count:
             count += 1
             continue
         if count:
-            yield first, count
-        first, count = number, 1
+            yield first_number, count
+        first_number, count = number, 1
     if count:
-        yield first, count
+        yield first_number, count
 
 
 def read_history(path: Path) -> Claims:
-    """The claims in a file now; as `Claims.read`."""
-    return Claims(path).read()
+    """Return the claims in a file, as `Claims.read_file`."""
+    return Claims(path).read_file()

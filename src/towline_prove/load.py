@@ -1,7 +1,7 @@
-"""Numbered messages from many devices to a broker, with a claim on disk for each before and after.
+"""Load generator: numbered messages from many devices to a broker, with a claim on disk before and after each.
 
-One thread drives all publishers: the load must leave the two cores to what is measured. A lost
-connection is made anew until the plan's time is up, and the session resumes (Clean Start 0, expiry > 0).
+One thread drives all publishers: the load must leave the two cores to the processes under test. A lost connection is
+opened again until the plan's time is up, and the session resumes (Clean Start 0, expiry > 0).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from mqtt5 import (
     QoS,
 )
 
-from towline.errors import ConfigError, Refused, Unreachable
-from towline_prove.history import HistoryWriter, SenderRecord
+from towline.errors import BrokerRefused, ConfigError, Unreachable
+from towline_prove.history import HistoryWriter, SenderClaim
 from towline_prove.numbered import MIN_SIZE, encoder
 
-_LAST_ID = 65535
-_REFUSAL = 0x80
-_BURST = 256
+_MAX_PACKET_ID = 65535
+_FIRST_ERROR_CODE = 0x80
+_BURST_MESSAGES = 256
 #: Bytes encoded at a time, unless it is one message.
 _BURST_BYTES = 1 << 22
 #: Payload bytes: the longest MQTT packet has 268,435,455 behind its fixed header [MQTT-1.5.5], less room for a topic.
-_LARGEST = 268_000_000
-_RECV = 1 << 18
+_MAX_PAYLOAD_BYTES = 268_000_000
+_RECEIVE_BYTES = 1 << 18
 _RETRY_S = 0.2
 _TICK_S = 0.005
 #: A broker that never answered within this time was never there; later losses are part of the run.
@@ -51,7 +51,7 @@ _FIRST_CONNECT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """A bounded load.
+    """Plan of a bounded load.
 
     Attributes:
         port: The broker's port, plain TCP.
@@ -82,31 +82,34 @@ class LoadPlan:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        wrong = [
+        rules = [
             (not 1 <= self.publishers <= 1000, "publishers is from 1 to 1000"),
             (self.devices < self.publishers, "devices is at least publishers, so that each device has one author"),
             (not 1 <= self.messages <= 100_000_000, "messages is from 1 to 100,000,000"),
             (self.qos not in {0, 1, 2}, "qos is 0, 1 or 2"),
-            (not MIN_SIZE <= self.size <= _LARGEST, f"size is from {MIN_SIZE} to {_LARGEST:,} bytes"),
+            (
+                not MIN_SIZE <= self.size <= _MAX_PAYLOAD_BYTES,
+                f"size is from {MIN_SIZE} to {_MAX_PAYLOAD_BYTES:,} bytes",
+            ),
             (self.rate < 0 or self.seconds <= 0, "rate is at least 0 and seconds above 0"),
             ("{device}" not in self.topic, "topic holds {device}"),
             (not 1 <= self.window <= 65_535, "window is from 1 to 65,535"),
         ]
-        for bad, rule in wrong:
-            if bad:
+        for broken, rule in rules:
+            if broken:
                 raise ConfigError("TL-C80", "load", f"not a load that can be run: {rule}", "Change that option.")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """How a load ended.
+    """Result of a load.
 
     Attributes:
         attempted: Messages sent at least once.
         acked: Messages whose flow was completed by the broker.
         refused: Messages the broker answered with an error.
         resent: Messages published again after a reconnect.
-        reconnects: Connections made after the first one of each publisher.
+        reconnects: Connections after the first one of each publisher.
         seconds: Wall time.
     """
 
@@ -118,158 +121,164 @@ class LoadResult:
     seconds: float
 
 
-def own_devices(publisher: int, publishers: int, devices: int) -> list[str]:
-    """Devices that this publisher alone speaks for, so that order per device has one author."""
+def devices_of_publisher(publisher: int, publishers: int, devices: int) -> list[str]:
+    """Return the devices that this publisher alone sends for, so that order per device has one author."""
     width = len(str(devices - 1))
     return [f"d{index:0{width}}" for index in range(publisher, devices, publishers)]
 
 
-def share(publisher: int, publishers: int, messages: int) -> int:
-    """How many of all messages this publisher sends; the first ones take the remainder."""
+def message_share(publisher: int, publishers: int, messages: int) -> int:
+    """Return this publisher's number of messages; the first publishers take the remainder."""
     return messages // publishers + (publisher < messages % publishers)
 
 
 @dataclass(slots=True)
-class Answers:
-    """What one chunk of bytes from the broker says.
+class BrokerAnswers:
+    """Answers in one chunk of bytes from the broker.
 
     Attributes:
-        acked: Numbers whose flow is complete.
-        refused: Numbers the broker answered with a reason >= 0x80; it will never deliver them.
-        reply: Bytes that must go back (PUBREL).
-        closed: Reason code of a DISCONNECT from the server, if one came.
+        acked_numbers: Numbers whose flow is complete.
+        refused_numbers: Numbers that the broker answered with a reason >= 0x80; it will never deliver them.
+        reply_bytes: Bytes to send in reply (PUBREL).
+        disconnect_reason: Reason code of a DISCONNECT from the server, if one came.
     """
 
-    acked: list[int] = field(default_factory=list)
-    refused: list[int] = field(default_factory=list)
-    reply: bytearray = field(default_factory=bytearray)
-    closed: int | None = None
+    acked_numbers: list[int] = field(default_factory=list)
+    refused_numbers: list[int] = field(default_factory=list)
+    reply_bytes: bytearray = field(default_factory=bytearray)
+    disconnect_reason: int | None = None
 
 
 @dataclass(slots=True)
-class _Open:
+class _UnackedMessage:
     number: int
-    released: bool = False
+    pubrec_received: bool = False
 
 
 class NumberedSender:
-    """One publisher's numbers, from 0 on, as MQTT 5 bytes, without a socket: messages out, answers in, resends.
+    """One publisher's numbers, from 0 on, as MQTT 5 bytes without a socket: messages, answers and resends.
 
-    Deliberately not the product's Session: the judge of a client must not be that client. The rules it keeps: never
+    Deliberately not the product's Session: the referee of a client must not be that client. Its rules: never
     more unacknowledged messages than the server's Receive Maximum [MQTT-3.3.4-9]; after a resume everything unfinished
     again with its packet id and DUP, in the original order [MQTT-4.4.0-1, MQTT-4.6.0-1]; never PUBLISH again after
-    PUBREC [MQTT-4.3.3-6]; state is dropped when the server has none [MQTT-3.2.2-5], and what was unfinished is then
-    published anew, as an application would.
+    PUBREC [MQTT-4.3.3-6]; state is dropped when the server has none [MQTT-3.2.2-5], and unfinished messages are then
+    published as new ones, as an application would.
 
     Args:
-        plan: Of the whole load.
-        publisher: Its number in it, from 0.
+        plan: Plan of the whole load.
+        publisher: Number of the publisher, from 0.
     """
 
     def __init__(self, plan: LoadPlan, publisher: int) -> None:
         self.publisher = publisher
-        self.total = share(publisher, plan.publishers, plan.messages)
-        self.next = self.acked = self.refused = 0
+        self.total = message_share(publisher, plan.publishers, plan.messages)
+        self.next_number = self.acked_count = self.refused_count = 0
         self._qos = QoS(plan.qos)
-        self._devices = own_devices(publisher, plan.publishers, plan.devices)
+        self._devices = devices_of_publisher(publisher, plan.publishers, plan.devices)
         self._topics = [plan.topic.format(device=device) for device in self._devices]
         self._encode = encoder(plan.run, publisher, plan.size)
-        self._wanted_window = self._window = plan.window
-        self._open: dict[int, _Open] = {}
-        self._ids = itertools.cycle(range(1, _LAST_ID + 1))
-        self._rest = b""
+        self._max_window = self._window = plan.window
+        self._unacked_messages: dict[int, _UnackedMessage] = {}
+        self._packet_ids = itertools.cycle(range(1, _MAX_PACKET_ID + 1))
+        self._partial_packet = b""
 
     @property
-    def done(self) -> bool:
-        """Everything is sent and, above QoS 0, answered."""
-        return self.next == self.total and not self._open
+    def is_done(self) -> bool:
+        """True if all messages are sent and, above QoS 0, answered."""
+        return self.next_number == self.total and not self._unacked_messages
 
-    def connected(self, connack: ConnAckPacket) -> tuple[bytes, list[int]]:
-        """Begin on a new connection.
+    def resume(self, connack: ConnAckPacket) -> tuple[bytes, list[int]]:
+        """Resume on a new connection.
 
         Returns:
             Bytes to send first, and the numbers among them that are published a second time.
         """
-        self._rest = b""
-        self._window = min(self._wanted_window, connack.receive_max)
-        waiting = list(self._open.items())
+        self._partial_packet = b""
+        self._window = min(self._max_window, connack.receive_max)
+        unacked = list(self._unacked_messages.items())
         if not connack.session_present:  # [MQTT-3.2.2-5]: nothing of the old flows may go on
-            for _, entry in waiting:
-                entry.released = False
-        out = [self._again(packet_id, entry, dup=connack.session_present) for packet_id, entry in waiting]
-        return b"".join(out), [entry.number for _, entry in waiting if not entry.released]
+            for _, message in unacked:
+                message.pubrec_received = False
+        packets = [self._resend(packet_id, message, dup=connack.session_present) for packet_id, message in unacked]
+        return b"".join(packets), [message.number for _, message in unacked if not message.pubrec_received]
 
-    def _again(self, packet_id: int, entry: _Open, *, dup: bool) -> bytes:
-        if entry.released:
+    def _resend(self, packet_id: int, message: _UnackedMessage, *, dup: bool) -> bytes:
+        if message.pubrec_received:
             return PubRelPacket(packet_id).write()
-        return self._publish(packet_id, entry.number, dup=dup)
+        return self._encode_publish(packet_id, message.number, dup=dup)
 
-    def _publish(self, packet_id: int | None, number: int, *, dup: bool = False) -> bytes:
-        turn = number % len(self._devices)
-        payload = self._encode(number, self._devices[turn], time.time_ns())
-        return PublishPacket(self._topics[turn], payload, qos=self._qos, packet_id=packet_id, duplicate=dup).write()
+    def _encode_publish(self, packet_id: int | None, number: int, *, dup: bool = False) -> bytes:
+        device_index = number % len(self._devices)
+        payload = self._encode(number, self._devices[device_index], time.time_ns())
+        return PublishPacket(
+            self._topics[device_index], payload, qos=self._qos, packet_id=packet_id, duplicate=dup
+        ).write()
 
-    def room(self) -> int:
-        """How many messages may be sent now."""
-        left = self.total - self.next
-        return left if self._qos == 0 else min(left, self._window - len(self._open))
+    def sendable_count(self) -> int:
+        """Return the number of messages that may be sent now."""
+        unsent_count = self.total - self.next_number
+        return unsent_count if self._qos == 0 else min(unsent_count, self._window - len(self._unacked_messages))
 
-    def burst(self, limit: int) -> tuple[bytes, int, int]:
+    def encode_burst(self, limit: int) -> tuple[bytes, int, int]:
         """Encode the next messages.
 
         Returns:
             The bytes, the first number in them, and how many.
         """
-        first = self.next
-        count = max(0, min(limit, self.room()))
-        self.next += count
+        first_number = self.next_number
+        count = max(0, min(limit, self.sendable_count()))
+        self.next_number += count
         if self._qos == 0:
-            return b"".join(self._publish(None, number) for number in range(first, self.next)), first, count
-        return b"".join(map(self._new, range(first, self.next))), first, count
+            return (
+                b"".join(self._encode_publish(None, number) for number in range(first_number, self.next_number)),
+                first_number,
+                count,
+            )
+        return b"".join(map(self._encode_next, range(first_number, self.next_number))), first_number, count
 
-    def _new(self, number: int) -> bytes:
-        packet_id = next(candidate for candidate in self._ids if candidate not in self._open)
-        self._open[packet_id] = _Open(number)
-        return self._publish(packet_id, number)
+    def _encode_next(self, number: int) -> bytes:
+        packet_id = next(candidate for candidate in self._packet_ids if candidate not in self._unacked_messages)
+        self._unacked_messages[packet_id] = _UnackedMessage(number)
+        return self._encode_publish(packet_id, number)
 
-    def feed(self, data: bytes) -> Answers:
-        """Take bytes from the broker in."""
-        answers = Answers()
-        for packet in self._packets(data):
+    def feed(self, data: bytes) -> BrokerAnswers:
+        """Decode bytes from the broker and return its answers."""
+        answers = BrokerAnswers()
+        for packet in self._read_packets(data):
             match packet:
                 case PubAckPacket():
-                    self._finish(packet.packet_id, int(packet.reason_code), answers)
-                case PubRecPacket() if int(packet.reason_code) >= _REFUSAL:
-                    self._finish(packet.packet_id, int(packet.reason_code), answers)
+                    self._finish_message(packet.packet_id, int(packet.reason_code), answers)
+                case PubRecPacket() if int(packet.reason_code) >= _FIRST_ERROR_CODE:
+                    self._finish_message(packet.packet_id, int(packet.reason_code), answers)
                 case PubRecPacket():
-                    if (entry := self._open.get(packet.packet_id)) is not None:
-                        entry.released = True
-                    answers.reply += PubRelPacket(packet.packet_id).write()
+                    if (message := self._unacked_messages.get(packet.packet_id)) is not None:
+                        message.pubrec_received = True
+                    answers.reply_bytes += PubRelPacket(packet.packet_id).write()
                 case PubCompPacket():
                     # "Packet id not found" ends the flow as well: the server has nothing more to do [MQTT-4.3.3-11].
-                    self._finish(packet.packet_id, 0, answers)
+                    self._finish_message(packet.packet_id, 0, answers)
                 case DisconnectPacket():
-                    answers.closed = int(packet.reason_code)
-        self.acked += len(answers.acked)
-        self.refused += len(answers.refused)
+                    answers.disconnect_reason = int(packet.reason_code)
+        self.acked_count += len(answers.acked_numbers)
+        self.refused_count += len(answers.refused_numbers)
         return answers
 
-    def _packets(self, data: bytes) -> Iterator[object]:
-        view = memoryview(self._rest + data)
-        at = 0
-        while at < len(view):
+    def _read_packets(self, data: bytes) -> Iterator[object]:
+        view = memoryview(self._partial_packet + data)
+        position = 0
+        while position < len(view):
             try:
-                packet, used = mqtt5.read(view[at:])
+                packet, packet_size = mqtt5.read(view[position:])
             except IndexError:  # the codec's word for "not whole yet"
                 break
-            at += used
+            position += packet_size
             yield packet
-        self._rest = bytes(view[at:])
+        self._partial_packet = bytes(view[position:])
 
-    def _finish(self, packet_id: int, reason: int, answers: Answers) -> None:
-        entry = self._open.pop(packet_id, None)
-        if entry is not None:
-            (answers.refused if reason >= _REFUSAL else answers.acked).append(entry.number)
+    def _finish_message(self, packet_id: int, reason: int, answers: BrokerAnswers) -> None:
+        message = self._unacked_messages.pop(packet_id, None)
+        if message is not None:
+            (answers.refused_numbers if reason >= _FIRST_ERROR_CODE else answers.acked_numbers).append(message.number)
 
 
 def connect(
@@ -278,24 +287,24 @@ def connect(
     """Open a connection and wait for CONNACK.
 
     Args:
-        packet: What is sent first.
+        packet: CONNECT to send.
         host: The broker's host.
         port: The broker's port.
         timeout: Longest wait for a connection and for the answer, in seconds.
-        tls: How to speak TLS; None for plain TCP.
+        tls: TLS context; None for plain TCP.
 
     Returns:
-        The socket (blocking), the CONNACK, and bytes that came behind it.
+        The socket (blocking), the CONNACK, and the bytes behind it.
 
     Raises:
         Unreachable: No TCP connection or no CONNACK within `timeout` seconds (TL-M60).
         Refused: The broker answered with an error (TL-M61).
     """
-    where = f"mqtt://{host}:{port}"
+    location = f"mqtt://{host}:{port}"
     try:
         sock = socket.create_connection((host, port), timeout=timeout)
     except OSError as error:
-        raise Unreachable("TL-M60", where, f"no connection ({error})", "Is the broker running?") from error
+        raise Unreachable("TL-M60", location, f"no connection ({error})", "Is the broker running?") from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock = sock if tls is None else tls.wrap_socket(sock)
@@ -303,10 +312,12 @@ def connect(
         connack, rest = _await_connack(sock)
     except (OSError, ValueError) as error:
         sock.close()
-        raise Unreachable("TL-M60", where, f"no CONNACK ({error})", "Does the broker speak MQTT 5?") from error
+        raise Unreachable("TL-M60", location, f"no CONNACK ({error})", "Does the broker speak MQTT 5?") from error
     if connack.reason_code != mqtt5.ConnAckReasonCode.SUCCESS:
         sock.close()
-        raise Refused("TL-M61", where, f"refused with {connack.reason_code.name}", "Check user name and rights.")
+        raise BrokerRefused(
+            "TL-M61", location, f"refused with {connack.reason_code.name}", "Check user name and rights."
+        )
     sock.settimeout(None)
     return sock, connack, rest
 
@@ -314,135 +325,143 @@ def connect(
 def _await_connack(sock: socket.socket) -> tuple[ConnAckPacket, bytes]:
     data = b""
     while True:
-        more = sock.recv(65536)
-        if not more:
+        chunk = sock.recv(65536)
+        if not chunk:
             raise ConnectionResetError("closed before CONNACK")
-        data += more
+        data += chunk
         with suppress(IndexError):
-            packet, used = mqtt5.read(memoryview(data))
+            packet, packet_size = mqtt5.read(memoryview(data))
             if not isinstance(packet, ConnAckPacket):
                 raise ConnectionError(f"{type(packet).__name__} before CONNACK")
-            return packet, data[used:]
+            return packet, data[packet_size:]
 
 
-class _Load:
+class _LoadRun:
     def __init__(self, plan: LoadPlan, history: HistoryWriter) -> None:
         self._plan = plan
         self._history = history
         self._senders = [NumberedSender(plan, publisher) for publisher in range(plan.publishers)]
-        self._burst = max(1, min(_BURST, _BURST_BYTES // plan.size))
-        self._began = time.monotonic()
-        self._resent = 0
+        self._burst_messages = max(1, min(_BURST_MESSAGES, _BURST_BYTES // plan.size))
+        self._began_at = time.monotonic()
+        self._resent_count = 0
         #: Connections made, by publisher.
-        self._connections: Counter[int] = Counter()
+        self._connection_counts: Counter[int] = Counter()
 
     async def run(self, stop: threading.Event | None) -> LoadResult:
         """Publish until everything is answered, time is up or `stop` is set."""
-        publishing = asyncio.gather(*map(self._publish, self._senders))
-        while not publishing.done() and self._elapsed < self._plan.seconds and not (stop is not None and stop.is_set()):
-            await asyncio.wait([publishing], timeout=_RETRY_S)
-        publishing.cancel()  # nothing, where it is done
+        publish_tasks = asyncio.gather(*map(self._publish_all, self._senders))
+        while (
+            not publish_tasks.done()
+            and self._elapsed_s < self._plan.seconds
+            and not (stop is not None and stop.is_set())
+        ):
+            await asyncio.wait([publish_tasks], timeout=_RETRY_S)
+        publish_tasks.cancel()  # nothing, where it is done
         with suppress(asyncio.CancelledError):
-            await publishing
+            await publish_tasks
         return LoadResult(
-            attempted=sum(sender.next for sender in self._senders),
-            acked=sum(sender.acked for sender in self._senders),
-            refused=sum(sender.refused for sender in self._senders),
-            resent=self._resent,
-            reconnects=self._connections.total() - len(self._connections),
-            seconds=self._elapsed,
+            attempted=sum(sender.next_number for sender in self._senders),
+            acked=sum(sender.acked_count for sender in self._senders),
+            refused=sum(sender.refused_count for sender in self._senders),
+            resent=self._resent_count,
+            reconnects=self._connection_counts.total() - len(self._connection_counts),
+            seconds=self._elapsed_s,
         )
 
     @property
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._began
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_at
 
-    async def _publish(self, sender: NumberedSender) -> None:
-        """Connect, and again where that is lost, until all of the sender's messages are answered."""
+    async def _publish_all(self, sender: NumberedSender) -> None:
+        """Connect, and reconnect after a loss, until all messages of the sender are answered."""
         client_id = f"prove-{self._plan.run}-{sender.publisher}"
-        hello = ConnectPacket(client_id, clean_start=False, session_expiry_interval=3600)
-        while not sender.done:
+        connect_packet = ConnectPacket(client_id, clean_start=False, session_expiry_interval=3600)
+        while not sender.is_done:
             try:
                 sock, connack, rest = await asyncio.to_thread(
-                    connect, hello, self._plan.host, self._plan.port, timeout=5.0
+                    connect, connect_packet, self._plan.host, self._plan.port, timeout=5.0
                 )
             except Unreachable:
-                if self._elapsed > min(_FIRST_CONNECT_S, self._plan.seconds / 2) and not self._connections:
+                if self._elapsed_s > min(_FIRST_CONNECT_S, self._plan.seconds / 2) and not self._connection_counts:
                     raise
             else:
-                self._connections[sender.publisher] += 1
-                await self._converse(sender, sock, connack, rest)
-            if not sender.done:
+                self._connection_counts[sender.publisher] += 1
+                await self._use_connection(sender, sock, connack, rest)
+            if not sender.is_done:
                 await asyncio.sleep(_RETRY_S)
 
-    async def _converse(self, sender: NumberedSender, sock: socket.socket, connack: ConnAckPacket, rest: bytes) -> None:
-        """Send and listen on one connection until it ends."""
-        reader, writer = await asyncio.open_connection(sock=sock, limit=_RECV)
-        answered = asyncio.Event()
-        data, again = sender.connected(connack)
-        self._history.note_all(SenderRecord.RESENT, sender.publisher, again)
-        self._resent += len(again)
+    async def _use_connection(
+        self, sender: NumberedSender, sock: socket.socket, connack: ConnAckPacket, rest: bytes
+    ) -> None:
+        """Send messages and read answers on one connection until it ends."""
+        reader, writer = await asyncio.open_connection(sock=sock, limit=_RECEIVE_BYTES)
+        answer_event = asyncio.Event()
+        data, resent_numbers = sender.resume(connack)
+        self._history.add_claims(SenderClaim.RESENT, sender.publisher, resent_numbers)
+        self._resent_count += len(resent_numbers)
         self._history.flush()
-        writer.write(data + sender.feed(rest).reply)
-        both = [
-            asyncio.create_task(self._send(sender, writer, answered)),
-            asyncio.create_task(self._listen(sender, reader, writer, answered)),
+        writer.write(data + sender.feed(rest).reply_bytes)
+        tasks = [
+            asyncio.create_task(self._send_bursts(sender, writer, answer_event)),
+            asyncio.create_task(self._read_answers(sender, reader, writer, answer_event)),
         ]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in both:
+            for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*both, return_exceptions=True)
-            if sender.done:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            if sender.is_done:
                 writer.close()
             else:
                 writer.transport.abort()
-        for end in ends:
-            if isinstance(end, Exception) and not isinstance(end, OSError):
-                raise end
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, OSError):
+                raise result
 
-    async def _send(self, sender: NumberedSender, writer: asyncio.StreamWriter, answered: asyncio.Event) -> None:
-        """Send what the plan allows now, in bursts, until all is answered."""
-        while not sender.done:
-            data, first, count = sender.burst(min(self._burst, self._allowed(sender)))
+    async def _send_bursts(
+        self, sender: NumberedSender, writer: asyncio.StreamWriter, answer_event: asyncio.Event
+    ) -> None:
+        """Send messages in bursts as the plan allows, until all are answered."""
+        while not sender.is_done:
+            data, first_number, count = sender.encode_burst(min(self._burst_messages, self._due_count(sender)))
             if count:
-                self._history.note(SenderRecord.ATTEMPTED, sender.publisher, first, count)
+                self._history.add_claim(SenderClaim.ATTEMPTED, sender.publisher, first_number, count)
                 self._history.flush()  # the claim is on disk before its bytes are on the wire
                 writer.write(data)
                 await writer.drain()
                 await asyncio.sleep(0)  # the answers come meanwhile
             elif self._plan.rate:  # paced loads act in ticks, or each answer would cost a round of its own
-                await asyncio.sleep(_TICK_S - self._elapsed % _TICK_S)
+                await asyncio.sleep(_TICK_S - self._elapsed_s % _TICK_S)
             else:
-                answered.clear()
-                await answered.wait()
+                answer_event.clear()
+                await answer_event.wait()
         writer.write(DisconnectPacket().write())
         await writer.drain()
 
-    def _allowed(self, sender: NumberedSender) -> int:
-        """How many more messages of the sender are due; the senders take turns within the time of one message."""
+    def _due_count(self, sender: NumberedSender) -> int:
+        """Return the number of due messages of the sender; the senders take turns within the time of one message."""
         if not self._plan.rate:
             return sender.total
-        share = self._elapsed * self._plan.rate * sender.total / self._plan.messages
-        return max(0, int(share + sender.publisher / self._plan.publishers) - sender.next)
+        due_share = self._elapsed_s * self._plan.rate * sender.total / self._plan.messages
+        return max(0, int(due_share + sender.publisher / self._plan.publishers) - sender.next_number)
 
-    async def _listen(
+    async def _read_answers(
         self,
         sender: NumberedSender,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        answered: asyncio.Event,
+        answer_event: asyncio.Event,
     ) -> None:
-        """Take answers in until the broker ends the connection."""
-        while data := await reader.read(_RECV):
+        """Read answers until the broker ends the connection."""
+        while data := await reader.read(_RECEIVE_BYTES):
             answers = sender.feed(data)
-            self._history.note_all(SenderRecord.ACKED, sender.publisher, answers.acked)
-            self._history.note_all(SenderRecord.REFUSED, sender.publisher, answers.refused)
+            self._history.add_claims(SenderClaim.ACKED, sender.publisher, answers.acked_numbers)
+            self._history.add_claims(SenderClaim.REFUSED, sender.publisher, answers.refused_numbers)
             self._history.flush()
-            writer.write(answers.reply)
-            answered.set()
-            if answers.closed is not None:
+            writer.write(answers.reply_bytes)
+            answer_event.set()
+            if answers.disconnect_reason is not None:
                 return
 
 
@@ -450,7 +469,7 @@ def run_load(plan: LoadPlan, history: Path, *, stop: threading.Event | None = No
     """Run a load until everything is answered, its time is up, or `stop` is set.
 
     Args:
-        plan: What to send and where.
+        plan: Load and broker.
         history: File for the claims; must not exist.
         stop: Set it to end early.
 
@@ -460,4 +479,4 @@ def run_load(plan: LoadPlan, history: Path, *, stop: threading.Event | None = No
         Unreachable: No connection was ever made within the first ten seconds (TL-M60).
     """
     with HistoryWriter(history, asdict(plan)) as writer:
-        return asyncio.run(_Load(plan, writer).run(stop))
+        return asyncio.run(_LoadRun(plan, writer).run(stop))

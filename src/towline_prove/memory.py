@@ -1,4 +1,4 @@
-"""How much memory processes take, and disk their spools and files: peaks over a run, and single looks."""
+"""Memory of processes, and disk usage of spools and files: peaks over a run, and samples."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from towline_prove.rig import Rig
     from towline_prove.subject import BridgeRun
 
-_EVERY_S: Final = 0.05
+_SAMPLE_INTERVAL_S: Final = 0.05
 #: Spools are looked for among the files of every process, so less often.
-_SPOOLS_EVERY: Final = 10
+_SAMPLES_PER_SPOOL: Final = 10
 #: A file that never had a name, open(2) ``O_TMPFILE``.
-_NAMELESS: Final = re.compile(r"/#\d+ \(deleted\)$")
+_UNNAMED_FILE: Final = re.compile(r"/#\d+ \(deleted\)$")
 #: What is in the heap, in `jcmd PID GC.heap_info`: a line for each generation.
-_USED: Final = re.compile(r"(?:generation|heap)\s+total \d+K, used (\d+)K")
+_HEAP_USED: Final = re.compile(r"(?:generation|heap)\s+total \d+K, used (\d+)K")
 #: Growth that a process without a JVM may show between a tenth of the run and its end; buffers settle late.
 _PYTHON_GROWTH_MB: Final = 20.0
 #: The same for what lives in the JVM's heap. What is resident tells nothing: garbage stays until the heap is full.
 _HEAP_GROWTH_MB: Final = 20.0
 #: Files that a run may keep: Spark keeps 100 entries of each log with their checksums (``minBatchesToRetain``).
-_MOST_FILES: Final = 1_000
+_MAX_FILES: Final = 1_000
 
 
 @dataclass(slots=True)
 class Peaks:
-    """The largest values seen, in bytes.
+    """Largest values measured, in bytes.
 
     Attributes:
-        rss: Resident memory, pages of mapped files included; the kernel's own peak where it is larger.
-        anonymous: Of that, what belongs to no file.
-        mapped: Of that, pages of mapped files, which the kernel may take back at any time.
+        rss: Resident memory, pages of mapped files included; the kernel's own peak if it is larger.
+        anonymous: The part of it without a file.
+        mapped: The part of it in mapped files, which the kernel may reclaim at any time.
         spool: Files without a name below the temporary directory, of all processes together.
     """
 
@@ -51,17 +51,17 @@ class Peaks:
 
 
 @dataclass
-class Watch:
-    """Samples the memory of a gateway and the spools of all processes in a thread of its own; a context manager.
+class MemoryWatch:
+    """Thread that samples the memory of a gateway and the spools of all processes; a context manager.
 
     Attributes:
-        bridge: Whose they are.
-        peaks: So far.
+        bridge: Bridge to measure.
+        peaks: Peaks so far.
     """
 
     bridge: BridgeRun
     peaks: Peaks = field(default_factory=Peaks)
-    _done: threading.Event = field(default_factory=threading.Event, init=False)
+    _stop_event: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -69,47 +69,47 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._done.set()
+        self._stop_event.set()
         self._thread.join()
 
     def _run(self) -> None:
-        turn = 0
-        while not self._done.wait(_EVERY_S):
-            self.look(spools=turn % _SPOOLS_EVERY == 0)
-            turn += 1
+        sample_number = 0
+        while not self._stop_event.wait(_SAMPLE_INTERVAL_S):
+            self.take_sample(with_spools=sample_number % _SAMPLES_PER_SPOOL == 0)
+            sample_number += 1
 
-    def look(self, *, spools: bool) -> None:
+    def take_sample(self, *, with_spools: bool) -> None:
         """Take a sample, with the spools or without."""
-        gateway, peaks = self.bridge.gateway(), self.peaks
+        gateway, peaks = self.bridge.gateway_process(), self.peaks
         if gateway is not None:
             sizes = processes.memory_fields(gateway.pid)
             peaks.rss = max(peaks.rss, sizes.get("VmRSS", 0), sizes.get("VmHWM", 0))
             peaks.anonymous = max(peaks.anonymous, sizes.get("RssAnon", 0))
             peaks.mapped = max(peaks.mapped, sizes.get("RssFile", 0))
-        if spools:
-            peaks.spool = max(peaks.spool, sum(map(_spooled, self.bridge.everyone())))
+        if with_spools:
+            peaks.spool = max(peaks.spool, sum(map(_spool_bytes, self.bridge.all_pids())))
 
 
-def _spooled(pid: int) -> int:
+def _spool_bytes(pid: int) -> int:
     total = 0
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                if _NAMELESS.search(str(descriptor.readlink())):
+                if _UNNAMED_FILE.search(str(descriptor.readlink())):
                     total += descriptor.stat().st_size
     return total
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What there was after so many batches.
+class MemorySample:
+    """Memory and file sample after some batches.
 
     Attributes:
-        batches: In the commit log so far.
+        batches: Batches in the commit log so far.
         memory_mb: Resident megabytes of the largest process of each role.
-        heap_mb: What lives in the heap of Spark's JVM, after a collection.
-        files: In the bridge's state directory, the checkpoint's among them.
-        kilobytes: Of these files.
+        heap_mb: Live heap of Spark's JVM after a collection, in megabytes.
+        files: Files in the bridge's state directory, including the checkpoint.
+        kilobytes: Size of these files.
     """
 
     batches: int
@@ -119,13 +119,13 @@ class Look:
     kilobytes: int
 
     @classmethod
-    def at(cls, rig: Rig) -> Look | None:
-        """What there is now; None while no JVM answers ``jcmd``, as after a kill."""
+    def take(cls, rig: Rig) -> MemorySample | None:
+        """Take a sample now; None while no JVM answers ``jcmd``, as after a kill."""
         heap_mb = _heap_mb(rig)
         if heap_mb is None:
             return None
         memory: dict[str, int] = {}
-        for pid in rig.bridge.everyone():
+        for pid in rig.bridge.all_pids():
             role = processes.role_of(pid).value
             memory[role] = max(memory.get(role, 0), processes.memory_of(pid))
         files = [path for path in (rig.directory / "state").rglob("*") if path.is_file()]
@@ -135,27 +135,27 @@ class Look:
 
 
 def _heap_mb(rig: Rig) -> float | None:
-    """What lives in the heap; collects all garbage first."""
-    jvm = rig.bridge.find(processes.Role.JVM)
+    """Return the live heap in megabytes; runs a full garbage collection first."""
+    jvm = rig.bridge.find_process(processes.Role.JVM)
     if jvm is None:
         return None
     for command in ("GC.run", "GC.heap_info"):
         answer = subprocess.run(["jcmd", str(jvm.pid), command], check=False, capture_output=True, text=True)
         if answer.returncode:
             return None
-    return round(sum(int(used) for used in _USED.findall(answer.stdout)) / 1000, 1)
+    return round(sum(int(used) for used in _HEAP_USED.findall(answer.stdout)) / 1000, 1)
 
 
-def growth(looks: Sequence[Look]) -> list[str]:
-    """What has grown between a tenth of the looks and the last one, and may not."""
-    settled, last = looks[len(looks) // 10], looks[-1]
+def growth_problems(samples: Sequence[MemorySample]) -> list[str]:
+    """Return forbidden growth between a sample at a tenth of the run and the last one."""
+    early_sample, last_sample = samples[len(samples) // 10], samples[-1]
     problems = [
-        f"{role} grew from {settled.memory_mb[role]:.0f} to {now:.0f} MB"
-        for role, now in last.memory_mb.items()
-        if role != processes.Role.JVM and now - settled.memory_mb.get(role, now) > _PYTHON_GROWTH_MB
+        f"{role} grew from {early_sample.memory_mb[role]:.0f} to {megabytes:.0f} MB"
+        for role, megabytes in last_sample.memory_mb.items()
+        if role != processes.Role.JVM and megabytes - early_sample.memory_mb.get(role, megabytes) > _PYTHON_GROWTH_MB
     ]
-    if last.heap_mb - settled.heap_mb > _HEAP_GROWTH_MB:
-        problems.append(f"the JVM's heap grew from {settled.heap_mb:.0f} to {last.heap_mb:.0f} MB")
-    if last.files > _MOST_FILES:
-        problems.append(f"{last.files:,} files in the state directory")
+    if last_sample.heap_mb - early_sample.heap_mb > _HEAP_GROWTH_MB:
+        problems.append(f"the JVM's heap grew from {early_sample.heap_mb:.0f} to {last_sample.heap_mb:.0f} MB")
+    if last_sample.files > _MAX_FILES:
+        problems.append(f"{last_sample.files:,} files in the state directory")
     return problems

@@ -1,23 +1,25 @@
-"""A numbered message: who sent it, its number, when; one JSON object, padded to a size, checkable to the byte."""
+"""Numbered test message: publisher, number and time as one JSON object, padded to a size, checkable to the byte."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-_SHAPE = re.compile(rb'\{"r":"([\w.-]*)","p":(\d+),"n":(\d+),"d":"([\w.-]*)","t":(\d+),"s":(\d+),"x":"(x*)"\}')
+_PAYLOAD_PATTERN = re.compile(
+    rb'\{"r":"([\w.-]*)","p":(\d+),"n":(\d+),"d":"([\w.-]*)","t":(\d+),"s":(\d+),"x":"(x*)"\}'
+)
 #: Bytes that the longest fields need; a smaller size would pad nothing.
 MIN_SIZE = 110
 
 
-class Numbered(NamedTuple):
-    """What a payload says about itself.
+class NumberedMessage(NamedTuple):
+    """Content of a numbered payload.
 
     Attributes:
-        run: Names the run, so that several runs can share a topic.
+        run: Name of the run, so that several runs can share a topic.
         publisher: Number of the MQTT connection that sent it, from 0.
         number: Position in that publisher's sequence, from 0 without gaps.
-        device: The key under which order must hold.
+        device: Key whose messages must stay in order.
         sent_ns: Wall clock when the payload was built, nanoseconds since 1970 UTC.
         size: Bytes of the whole payload.
     """
@@ -31,7 +33,7 @@ class Numbered(NamedTuple):
 
 
 class encoder:  # noqa: N801 - used as a function that remembers the constant part
-    """Make payloads of one publisher: ``encode(number, device, sent_ns) -> bytes``.
+    """Encoder for payloads of one publisher: ``encode(number, device, sent_ns) -> bytes``.
 
     Args:
         run: Name of the run; letters, digits, ``_ . -``.
@@ -40,22 +42,22 @@ class encoder:  # noqa: N801 - used as a function that remembers the constant pa
     """
 
     def __init__(self, run: str, publisher: int, size: int) -> None:
-        self._head = f'{{"r":"{run}","p":{publisher},"n":'
+        self._json_head = f'{{"r":"{run}","p":{publisher},"n":'
         self._size = size
-        self._pad = "x" * size
+        self._padding = "x" * size
 
     def __call__(self, number: int, device: str, sent_ns: int) -> bytes:
-        """Build one payload."""
-        text = f'{self._head}{number},"d":"{device}","t":{sent_ns},"s":{self._size},"x":"'
-        return f'{text}{self._pad[: max(0, self._size - len(text) - 2)]}"}}'.encode()
+        """Encode one payload."""
+        text = f'{self._json_head}{number},"d":"{device}","t":{sent_ns},"s":{self._size},"x":"'
+        return f'{text}{self._padding[: max(0, self._size - len(text) - 2)]}"}}'.encode()
 
 
-def decode(payload: bytes | None) -> Numbered | None:
-    """Read a payload back; None when a single byte differs from what an encoder makes."""
-    match = _SHAPE.fullmatch(payload or b"")
+def decode_message(payload: bytes | None) -> NumberedMessage | None:
+    """Decode a payload; None if a single byte differs from the encoder's output."""
+    match = _PAYLOAD_PATTERN.fullmatch(payload or b"")
     if match is None:
         return None
     run, publisher, number, device, sent_ns, size, padding = match.groups()
     if match.end() != int(size) and (padding or match.end() < int(size)):
         return None
-    return Numbered(run.decode(), int(publisher), int(number), device.decode(), int(sent_ns), match.end())
+    return NumberedMessage(run.decode(), int(publisher), int(number), device.decode(), int(sent_ns), match.end())

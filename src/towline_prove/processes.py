@@ -1,6 +1,6 @@
-"""What runs below a process, which role each one plays, and the CPU time each has used; all from /proc.
+"""Process tree, roles, CPU time and memory of processes; all from /proc.
 
-A process is named by pid *and* start time (`towline_prove.devstack.process`), so a recycled pid is never hurt.
+A process is identified by pid *and* start time (`towline_prove.devstack.process`), so a recycled pid is never killed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from towline import processes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TICKS = os.sysconf("SC_CLK_TCK")
-_SIZE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_SIZE_LINE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
 class Role(StrEnum):
-    """The processes of one running bridge, the brokers it stands between, and who publishes to it."""
+    """Roles of the processes of one running bridge, its brokers and its publisher."""
 
     BRIDGE = "bridge"
     GATEWAY = "gateway"
@@ -36,7 +36,7 @@ class Role(StrEnum):
 
 
 #: First match wins; what the command line of each role holds.
-_SIGNS = (
+_ROLE_PATTERNS = (
     (Role.JVM, re.compile(r"(^|/)java\0.*org\.apache\.spark\.deploy\.SparkSubmit", re.DOTALL)),
     (Role.WORKER, re.compile(r"-m\0pyspark\.")),
     (Role.GATEWAY, re.compile(r"-m\0towline\.gateway$|towline\0gateway\0")),
@@ -46,28 +46,28 @@ _SIGNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cpu:
+class CpuTime:
     """CPU seconds, user and system together.
 
     Attributes:
-        own: Of the process and its threads.
-        reaped: Of its children that have ended and were waited for.
+        process_s: Of the process and its threads.
+        children_s: Of its children that have ended and were waited for.
     """
 
-    own: float
-    reaped: float
+    own_s: float
+    reaped_s: float
 
     @property
-    def total(self) -> float:
-        """Both."""
-        return self.own + self.reaped
+    def total_s(self) -> float:
+        """CPU seconds of the process and its children."""
+        return self.own_s + self.reaped_s
 
 
-def tree(root: int) -> list[int]:
-    """The process and all that descend from it now, parents before children."""
+def process_tree(root: int) -> list[int]:
+    """Return the pids of the process and its descendants, parents before children."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - names only, a hundred times a second
-        if entry.isdigit() and (fields := processes.fields(int(entry))):
+        if entry.isdigit() and (fields := processes.stat_fields(int(entry))):
             children.setdefault(int(fields[1]), []).append(int(entry))
     pids = [root]
     for pid in pids:
@@ -76,7 +76,7 @@ def tree(root: int) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    r"""The command line, its arguments separated by ``\0``; empty for a gone process or a zombie."""
+    r"""Return the command line, its arguments separated by ``\0``; empty for a process that is gone or a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0")
     except (FileNotFoundError, ProcessLookupError):
@@ -84,35 +84,35 @@ def command_line(pid: int) -> str:
 
 
 def role_of(pid: int) -> Role:
-    """The role that the command line shows."""
-    line = command_line(pid)
-    return next((role for role, sign in _SIGNS if sign.search(line)), Role.OTHER)
+    """Return the role that matches the command line."""
+    arguments = command_line(pid)
+    return next((role for role, pattern in _ROLE_PATTERNS if pattern.search(arguments)), Role.OTHER)
 
 
-def named(root: int, role: Role) -> list[int]:
-    """Pids below `root` (itself included) that play this role, outermost first."""
-    return [pid for pid in tree(root) if role_of(pid) is role]
+def pids_with_role(root: int, role: Role) -> list[int]:
+    """Return the pids below `root` (itself included) with this role, outermost first."""
+    return [pid for pid in process_tree(root) if role_of(pid) is role]
 
 
-def cpu_of(pids: Iterable[int]) -> Cpu:
-    """CPU time of these processes; gone ones count nothing (their parent may have reaped it)."""
-    own = reaped = 0
-    for fields in map(processes.fields, pids):
+def cpu_time_of(pids: Iterable[int]) -> CpuTime:
+    """Return the CPU time of these processes; 0 for those that are gone (their parent may have reaped them)."""
+    own_ticks = reaped_ticks = 0
+    for fields in map(processes.stat_fields, pids):
         if fields:
-            own += int(fields[11]) + int(fields[12])
-            reaped += int(fields[13]) + int(fields[14])
-    return Cpu(own / TICKS, reaped / TICKS)
+            own_ticks += int(fields[11]) + int(fields[12])
+            reaped_ticks += int(fields[13]) + int(fields[14])
+    return CpuTime(own_ticks / TICKS_PER_SECOND, reaped_ticks / TICKS_PER_SECOND)
 
 
 def memory_fields(pid: int) -> dict[str, int]:
-    """The sizes in ``/proc/<pid>/status``, such as ``VmRSS``, in bytes; none for a process that is gone."""
+    """Return the sizes in ``/proc/<pid>/status``, such as ``VmRSS``, in bytes; empty for a process that is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return {}
-    return {name: int(size) * 1024 for name, size in _SIZE.findall(status)}
+    return {name: int(size) * 1024 for name, size in _SIZE_LINE.findall(status)}
 
 
 def memory_of(pid: int) -> int:
-    """Resident bytes of a process; 0 when it is gone."""
+    """Return the resident bytes of a process; 0 if it is gone."""
     return memory_fields(pid).get("VmRSS", 0)

@@ -1,4 +1,4 @@
-"""Who got what: the total-queue checker, order per key, and the story of each offender. Pure.
+"""Comparison of sent and delivered messages: total-queue checker, order per key, and a story for each fault. Pure.
 
     lost         acknowledged to the sender, never delivered
     unexpected   delivered, never attempted (or not readable as what was sent)
@@ -6,7 +6,7 @@
     recovered    delivered, though the sender never learnt the outcome; legal
     late         the first copy of a number came after a higher number of the same device
 
-The rules are those of Jepsen's `checker/total-queue`; order is judged on first copies only, because 1,2,3,2,3,4 is a
+The rules are those of Jepsen's `checker/total-queue`; order is checked on first copies only, because 1,2,3,2,3,4 is a
 legal QoS 1 sequence after a resume [MQTT-4.6.0-1, non-normative comment of section 4.6].
 """
 
@@ -16,19 +16,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from towline_prove.history import Claims, SenderRecord
-from towline_prove.numbered import Numbered, decode
+from towline_prove.history import Claims, SenderClaim
+from towline_prove.numbered import NumberedMessage, decode_message
 
 #: Offenders of one kind that get a story; all of them are counted.
-STORIES = 20
+MAX_STORIES = 20
 
 
 class Arrival(NamedTuple):
-    """One record as an independent reader read it.
+    """Kafka record as read by an independent reader.
 
     Attributes:
-        partition: Kafka partition; 0 where the place has none.
-        offset: Offset in it.
+        partition: Kafka partition; 0 where there are none.
+        offset: Offset in the partition.
         key: Record key.
         value: Record value, the payload that was sent.
     """
@@ -39,15 +39,15 @@ class Arrival(NamedTuple):
     value: bytes | None
 
 
-class Story(NamedTuple):
-    """One offender: what happened to it and what stood beside it.
+class FaultStory(NamedTuple):
+    """Story of one faulty message: its position and its neighbours.
 
     Attributes:
         fault: ``lost``, ``unexpected``, ``doubled`` or ``late``.
         publisher: Its publisher; -1 when unreadable.
         number: Its number; -1 when unreadable.
         device: Its device.
-        text: Where it is or should be, and its neighbours.
+        text: Actual or expected position, and its neighbours.
     """
 
     fault: str
@@ -62,27 +62,27 @@ class Story(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What the referee found; counts of messages, except `copies` (records).
+    """Verdict of the referee; counts of messages, except `copies` (records).
 
     Attributes:
         attempted: Sent at least once.
         acked: Acknowledged to the sender.
-        refused: Answered with an error by the broker; not claimed by anybody.
+        refused: Answered with an error by the broker; allowed to be missing.
         delivered: Distinct messages found.
         copies: Records found that belong to this run.
         lost: Acknowledged and not found.
         missing: Attempted, outcome unknown, not found; legal.
-        unexpected: Records nobody sent, or not as they were sent.
+        unexpected: Records that were not sent, or not with this content.
         doubled: Copies beyond the first.
-        resent_doubled: Copies beyond the first of messages the *sender* published again; at QoS 1 these are new
-            messages to the broker [MQTT-4.3.2-5] and no fault of what comes behind it.
+        resent_doubled: Copies beyond the first of messages that the *sender* published again; at QoS 1 these are new
+            messages to the broker [MQTT-4.3.2-5] and no fault of the bridge.
         recovered: Found, though the sender never learnt the outcome.
         late: First copies after a higher number of the same device.
-        split: Devices found in more than one partition.
-        foreign: Records of other runs, left out of every other count.
-        devices: Of each device the Kafka partitions it was found in; more than one breaks order by itself.
+        split_devices: Devices found in more than one partition.
+        foreign_records: Records of other runs, in no other count.
+        device_partitions: Device → Kafka partitions with its messages; more than one breaks order by itself.
         late_devices: Devices with a late message.
-        stories: The first offenders.
+        stories: Stories of the first faulty messages.
     """
 
     attempted: int = 0
@@ -97,175 +97,179 @@ class Verdict:
     resent_doubled: int = 0
     recovered: int = 0
     late: int = 0
-    split: int = 0
-    foreign: int = 0
-    devices: dict[str, set[int]] = field(default_factory=dict)
+    split_devices: int = 0
+    foreign_records: int = 0
+    device_partitions: dict[str, set[int]] = field(default_factory=dict)
     late_devices: set[str] = field(default_factory=set)
-    stories: list[Story] = field(default_factory=list)
+    stories: list[FaultStory] = field(default_factory=list)
 
     def ok(self, guarantee: str = "at_least_once", *, ordered: bool = True) -> bool:
-        """Whether the promise was kept.
+        """Return whether the guarantee was kept.
 
         Args:
             guarantee: ``at_most_once`` forbids copies (losses are allowed), ``at_least_once`` forbids losses,
-                ``exactly_once`` forbids both. All three forbid records nobody sent and, per device, disorder.
-            ordered: Whether first copies have to come in order.
+                ``exactly_once`` forbids both. All three forbid records that were not sent and, per device, disorder.
+            ordered: True if first copies must be in order.
         """
         copies_allowed = guarantee == "at_least_once"
         losses_allowed = guarantee == "at_most_once"
         return (
             not self.unexpected
             and not (ordered and self.late)
-            and not self.split
+            and not self.split_devices
             and (losses_allowed or not self.lost)
             and (copies_allowed or self.doubled == self.resent_doubled)
         )
 
     def adds_up(self) -> bool:
-        """Whether every attempt is accounted for once: delivered, lost, or missing."""
+        """Return whether every attempt is counted once: delivered, lost, or missing."""
         return (
             self.attempted == self.delivered + self.lost + self.missing and self.copies == self.delivered + self.doubled
         )
 
     def counts(self) -> dict[str, int]:
-        """What is said of a run in its record (`towline_prove.evidence`)."""
+        """Return the counts for the record of a run (`towline_prove.evidence`)."""
         return {name: getattr(self, name) for name in ("attempted", "acked", "delivered", "lost", "doubled", "late")}
 
     @property
-    def disordered(self) -> int:
-        """Devices with a late message, or in more than one partition."""
-        return len(self.late_devices | {device for device, places in self.devices.items() if len(places) > 1})
+    def disordered_devices(self) -> int:
+        """Number of devices with a late message, or in more than one partition."""
+        return len(
+            self.late_devices | {device for device, partitions in self.device_partitions.items() if len(partitions) > 1}
+        )
 
-    def line(self) -> str:
-        """One line: sent = in Kafka + lost + never confirmed, and what else was seen."""
-        extras = [
+    def summary_line(self) -> str:
+        """Return one line: sent = in Kafka + lost + never confirmed, and further counts."""
+        other_counts = [
             (self.missing, "never confirmed and not found"),
             (self.unexpected, "unexpected"),
             (self.recovered, "recovered"),
             (self.refused, "refused by the broker"),
         ]
-        rest = "".join(f"   {label} {count:,}" for count, label in extras if count)
+        other_text = "".join(f"   {label} {count:,}" for count, label in other_counts if count)
         return (
             f"sent {self.attempted:,}   acknowledged {self.acked:,}   delivered {self.delivered:,}   "
             f"lost {self.lost:,}   doubled {self.doubled:,}   "
-            f"out of order {self.disordered} of {len(self.devices)} devices{rest}"
+            f"out of order {self.disordered_devices} of {len(self.device_partitions)} devices{other_text}"
         )
 
 
-class _Judge:
+class _Referee:
     def __init__(self, claims: Sequence[Claims]) -> None:
-        self.claims = {load.run: load for load in claims}
+        self.claims = {load_claims.run: load_claims for load_claims in claims}
         self.verdict = Verdict()
         #: Of each publisher of each run a byte for each number, 1 where it was found.
-        self.seen = {
+        self.arrived_flags = {
             (load.run, publisher): bytearray(len(flags)) for load in claims for publisher, flags in load.flags.items()
         }
-        self.first_place: dict[tuple[str, int, int], tuple[int, int]] = {}
-        self.highest: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self.first_positions: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.highest_numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
 
-    def report(self, fault: str, message: Numbered | None, text: str) -> None:
-        if sum(story.fault == fault for story in self.verdict.stories) < STORIES:
+    def add_story(self, fault_kind: str, message: NumberedMessage | None, text: str) -> None:
+        if sum(story.fault == fault_kind for story in self.verdict.stories) < MAX_STORIES:
             publisher, number, device = (
                 (message.publisher, message.number, message.device) if message else (-1, -1, "?")
             )
-            self.verdict.stories.append(Story(fault, publisher, number, device, text))
+            self.verdict.stories.append(FaultStory(fault_kind, publisher, number, device, text))
 
-    def take(self, arrival: Arrival) -> None:
-        message = decode(arrival.value)
+    def take_arrival(self, arrival: Arrival) -> None:
+        message = decode_message(arrival.value)
         if message is not None and message.run not in self.claims:
-            self.verdict.foreign += 1
-        elif message is None or not self.claims[message.run].of(message.publisher, message.number):
+            self.verdict.foreign_records += 1
+        elif message is None or not self.claims[message.run].flags_of(message.publisher, message.number):
             self.verdict.unexpected += 1
             sample = (arrival.value or b"")[:60]
-            self.report(
+            self.add_story(
                 "unexpected", message, f"partition {arrival.partition} offset {arrival.offset}, value {sample!r}"
             )
         else:
-            self._count(message, arrival)
+            self._count_arrival(message, arrival)
 
-    def _count(self, message: Numbered, arrival: Arrival) -> None:
+    def _count_arrival(self, message: NumberedMessage, arrival: Arrival) -> None:
         verdict = self.verdict
         verdict.copies += 1
-        verdict.devices.setdefault(message.device, set()).add(arrival.partition)
-        seen = self.seen[message.run, message.publisher]
-        place = (arrival.partition, arrival.offset)
-        if seen[message.number]:
-            self._doubled(message, place)
+        verdict.device_partitions.setdefault(message.device, set()).add(arrival.partition)
+        flags = self.arrived_flags[message.run, message.publisher]
+        position = (arrival.partition, arrival.offset)
+        if flags[message.number]:
+            self._count_copy(message, position)
         else:
             verdict.delivered += 1
-            self.first_place[message.run, message.publisher, message.number] = place
-            self._order(message, place)
-        seen[message.number] = 1
+            self.first_positions[message.run, message.publisher, message.number] = position
+            self._check_order(message, position)
+        flags[message.number] = 1
 
-    def _doubled(self, message: Numbered, place: tuple[int, int]) -> None:
+    def _count_copy(self, message: NumberedMessage, position: tuple[int, int]) -> None:
         self.verdict.doubled += 1
-        claim = self.claims[message.run].of(message.publisher, message.number)
-        self.verdict.resent_doubled += bool(claim & SenderRecord.RESENT)
-        first = self.first_place[message.run, message.publisher, message.number]
-        self.report(
+        claim = self.claims[message.run].flags_of(message.publisher, message.number)
+        self.verdict.resent_doubled += bool(claim & SenderClaim.RESENT)
+        first_copy = self.first_positions[message.run, message.publisher, message.number]
+        self.add_story(
             "doubled",
             message,
-            f"first at partition {first[0]} offset {first[1]}, again at {place[0]} offset {place[1]}",
+            f"first at partition {first_copy[0]} offset {first_copy[1]}, again at {position[0]} offset {position[1]}",
         )
 
-    def _order(self, message: Numbered, place: tuple[int, int]) -> None:
-        highest = self.highest.get((message.run, message.device))
+    def _check_order(self, message: NumberedMessage, position: tuple[int, int]) -> None:
+        highest = self.highest_numbers.get((message.run, message.device))
         if highest is None or message.number > highest[0]:
-            self.highest[message.run, message.device] = (message.number, *place)
+            self.highest_numbers[message.run, message.device] = (message.number, *position)
             return
         self.verdict.late += 1
         self.verdict.late_devices.add(message.device)
-        self.report(
+        self.add_story(
             "late",
             message,
-            f"partition {place[0]} offset {place[1]}, "
+            f"partition {position[0]} offset {position[1]}, "
             f"after number {highest[0]} at partition {highest[1]} offset {highest[2]}",
         )
 
-    def close(self) -> Verdict:
+    def finish(self) -> Verdict:
         verdict = self.verdict
-        for load in self.claims.values():
-            for publisher, flags in load.flags.items():
-                self._close(load.run, publisher, flags)
-            verdict.attempted += load.count(SenderRecord.ATTEMPTED)
-            verdict.acked += load.count(SenderRecord.ACKED)
-            verdict.refused += load.count(SenderRecord.REFUSED)
-        verdict.split = sum(len(places) > 1 for places in verdict.devices.values())
+        for load_claims in self.claims.values():
+            for publisher, flags in load_claims.flags.items():
+                self._count_outcomes(load_claims.run, publisher, flags)
+            verdict.attempted += load_claims.count(SenderClaim.ATTEMPTED)
+            verdict.acked += load_claims.count(SenderClaim.ACKED)
+            verdict.refused += load_claims.count(SenderClaim.REFUSED)
+        verdict.split_devices = sum(len(partitions) > 1 for partitions in verdict.device_partitions.values())
         return verdict
 
-    def _close(self, run: str, publisher: int, flags: bytearray) -> None:
-        """Count what was not found, and what was found though nobody had answered."""
-        for number, (flag, found) in enumerate(zip(flags, self.seen[run, publisher], strict=True)):
-            if found:
-                self.verdict.recovered += not SenderRecord(flag) & (SenderRecord.ACKED | SenderRecord.REFUSED)
-            elif flag & SenderRecord.ACKED:
+    def _count_outcomes(self, run: str, publisher: int, flags: bytearray) -> None:
+        """Count lost, missing and recovered messages."""
+        for number, (flag, arrived) in enumerate(zip(flags, self.arrived_flags[run, publisher], strict=True)):
+            if arrived:
+                self.verdict.recovered += not SenderClaim(flag) & (SenderClaim.ACKED | SenderClaim.REFUSED)
+            elif flag & SenderClaim.ACKED:
                 self.verdict.lost += 1
                 self._report_lost(run, publisher, number)
             elif flag:
                 self.verdict.missing += 1
 
     def _report_lost(self, run: str, publisher: int, number: int) -> None:
-        seen = self.seen[run, publisher]
-        neighbours = seen.rfind(1, 0, number), seen.find(1, number + 1)
-        before, after = (self._place(run, publisher, neighbour) for neighbour in neighbours)
-        text = f"acknowledged, not found; the publisher's nearest found: {before} before, {after} after"
-        self.report("lost", Numbered(run, publisher, number, "", 0, 0), text)
+        arrived = self.arrived_flags[run, publisher]
+        neighbour_numbers = arrived.rfind(1, 0, number), arrived.find(1, number + 1)
+        nearest_before, nearest_after = (
+            self._describe_number(run, publisher, neighbour) for neighbour in neighbour_numbers
+        )
+        text = f"acknowledged, not found; the publisher's nearest found: {nearest_before} before, {nearest_after} after"
+        self.add_story("lost", NumberedMessage(run, publisher, number, "", 0, 0), text)
 
-    def _place(self, run: str, publisher: int, number: int) -> str:
+    def _describe_number(self, run: str, publisher: int, number: int) -> str:
         if number < 0:
             return "none"
-        partition, offset = self.first_place[run, publisher, number]
+        partition, offset = self.first_positions[run, publisher, number]
         return f"{number} (partition {partition} offset {offset})"
 
 
-def judge(claims: Claims | Sequence[Claims], arrivals: Iterable[Arrival]) -> Verdict:
-    """Compare what senders claim with what an independent reader read.
+def judge_arrivals(claims: Claims | Sequence[Claims], arrivals: Iterable[Arrival]) -> Verdict:
+    """Compare the claims of senders with the records of an independent reader.
 
     Args:
-        claims: The senders' history; or those of several runs.
-        arrivals: Everything found, per partition in offset order.
+        claims: The senders' history, of one run or several.
+        arrivals: All records found, per partition in offset order.
     """
-    referee = _Judge([claims] if isinstance(claims, Claims) else claims)
+    referee = _Referee([claims] if isinstance(claims, Claims) else claims)
     for arrival in arrivals:
-        referee.take(arrival)
-    return referee.close()
+        referee.take_arrival(arrival)
+    return referee.finish()

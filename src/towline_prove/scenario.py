@@ -1,8 +1,8 @@
-"""One kind of run with parameters: numbered messages, what is hurt while they flow, and what is counted at the end.
+"""Scenario runner: numbered messages, faults while they flow, and the counts at the end.
 
-A run ends when everything acknowledged is in Kafka, or nothing moves any more; then a referee compares what the senders
-claim with what a plain consumer finds. The bridge stays up from run to run, as it would in life; where a process is
-killed that a service manager watches, the harness starts it again.
+A run ends when everything acknowledged is in Kafka, or nothing makes progress any more; then a referee compares the
+senders' claims with the records of a plain consumer. The bridge stays up from run to run, as it would in life; where a
+process is killed that a service manager watches, the harness restarts it.
 """
 
 from __future__ import annotations
@@ -20,90 +20,90 @@ from typing import TYPE_CHECKING, Any
 
 from towline import files
 from towline.errors import ConfigError
-from towline_prove.evidence import evidence
-from towline_prove.history import SenderRecord
-from towline_prove.memory import Look, Peaks, Watch, growth
+from towline_prove.evidence import run_record
+from towline_prove.history import SenderClaim
+from towline_prove.memory import MemorySample, MemoryWatch, Peaks, growth_problems
 from towline_prove.processes import Role
-from towline_prove.rig import BREAKS, KEEP_ALL, PATIENCE_S, Rig, Trial
-from towline_prove.senders import Senders
-from towline_prove.stage import Moment
+from towline_prove.rig import BREAKS, DELIVERY_TIMEOUT_S, UNLIMITED_QUEUE, Rig, Trial
+from towline_prove.senders import SenderProcess
+from towline_prove.stage import RunProgress
 from towline_prove.subject import LINE, TOPIC, NotReady
 
 if TYPE_CHECKING:
     from towline_prove.account import RunAccount
-    from towline_prove.stage import Stage
+    from towline_prove.stage import RunDisplay
 
 #: A gateway may have this much resident memory, whatever waits in its journal.
-MOST_RSS = 400 * 10**6
+MAX_GATEWAY_RSS = 400 * 10**6
 #: What Kafka and its clients have to be told for large records: the record, its key and headers, some room.
-_ROOM = 1 << 20
-_KAFKA_DEFAULT = 1_000_000
+_RECORD_OVERHEAD_BYTES = 1 << 20
+_KAFKA_DEFAULT_MAX_BYTES = 1_000_000
 #: Kafka holds a few requests in its heap at once: for payloads from this size on it gets more.
-_LARGE, _LARGE_HEAP = 100_000, ("-Xmx2g",)
+_LARGE_PAYLOAD_BYTES, _LARGE_HEAP_OPTIONS = 100_000, ("-Xmx2g",)
 #: Who can be killed by `Scenario.hurt`.
-ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE, Role.WORKER, Role.KAFKA)
+KILLABLE_ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE, Role.WORKER, Role.KAFKA)
 
 
 @dataclass(slots=True)
-class Strike:
-    """Something that is done to a run, and what came of it.
+class Fault:
+    """Fault injected into a run, and its effect.
 
     Attributes:
         what: A `Role`, which gets SIGKILL, or a name in `BREAKS`.
-        due: The share of the messages that is sent when it strikes.
-        until: A break ends when this share is sent ...
-        seconds: ... or after so many seconds.
-        at: Messages sent when it struck; -1 before.
-        mended_at: The same when a break was mended.
-        back_s: Seconds until the role was played again, or the break was mended; -1 before.
-        backlog: Messages that waited in the journal when a break was mended.
-        began: On the monotonic clock, when it had struck.
+        start_share: Share of the messages sent when the fault begins.
+        end_share: A break ends when this share is sent ...
+        duration_s: ... or after so many seconds.
+        at: Messages sent when it began; -1 before.
+        mended_at: Messages sent when a break was fixed; -1 before.
+        back_s: Seconds until the role was played again, or the break was fixed; -1 before.
+        backlog: Messages that waited in the journal when a break was fixed.
+        began_at: Start on the monotonic clock.
     """
 
     what: str
-    due: float = 0.0
-    until: float = 1.0
-    seconds: float | None = None
+    start_share: float = 0.0
+    end_share: float = 1.0
+    duration_s: float | None = None
     at: int = -1
     mended_at: int = -1
     back_s: float = -1.0
     backlog: int = 0
-    began: float = 0.0
+    began_at: float = 0.0
 
     def __str__(self) -> str:
         text = self.what if self.what in BREAKS else f"killed {self.what} (kill -9)"
         text += f" at {self.at:,}" if self.at >= 0 else ": never"
-        end = "over" if self.what in BREAKS else "running again"
-        return f"{text}, {end} after {self.back_s:.1f} s" if self.back_s >= 0 else f"{text}, NEVER BACK"
+        end_text = "over" if self.what in BREAKS else "running again"
+        return f"{text}, {end_text} after {self.back_s:.1f} s" if self.back_s >= 0 else f"{text}, NEVER BACK"
 
 
 #: The bridge is away, its messages queue in a Mosquitto that keeps nothing on disk, and that is killed with them; then
 #: the publisher is; then the bridge comes back.
-RECEIPTS = (Strike("bridge away", 0.15, 0.8), Strike(Role.MOSQUITTO, 0.4), Strike(Role.PUBLISHER, 0.6))
+RECEIPT_FAULTS = (Fault("bridge away", 0.15, 0.8), Fault(Role.MOSQUITTO, 0.4), Fault(Role.PUBLISHER, 0.6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What runs, what is hurt and what may not grow.
+    """Parameters of a scenario: load, faults and limits.
 
     Attributes:
-        guarantee: Of the line, held against each run; QoS 2 with exactly_once, 0 with at_most_once, else 1.
-        hurt: Roles, and names in `BREAKS`: each has runs of its own; with none nothing is hurt.
-        runs: For each of them.
-        kills: Of a role in a run, at moments that chance decides.
-        at: The share of the messages that is sent when something breaks.
-        away: Seconds that it is broken.
-        strikes: Of each run, in place of `hurt`.
+        guarantee: Guarantee of the line, checked in each run; QoS 2 with exactly_once, 0 with at_most_once, else 1.
+        hurt: Roles, and names in `BREAKS`: each has runs of its own; empty for runs without faults.
+        runs: Runs for each role or break.
+        kills: Kills of a role in a run, at random moments.
+        at: Share of the messages that is sent when a break begins.
+        away: Seconds that a break lasts.
+        strikes: Faults of each run, in place of `hurt`.
         messages: Messages per run.
         rate: Messages a second; 0 for as fast as the broker takes them.
         size: Payload bytes.
         devices: Keys.
         own_limits: Mosquitto has its own limits, 1,000 messages queued among them; else it drops nothing.
         receipts: One `Publisher` with end-to-end receipts publishes, in place of bare MQTT connections.
-        looks: How often memory, heap and files are looked at in a run; they may not grow.
+        looks: Samples of memory, heap and files in a run; they may not grow.
         batches: Micro-batches of the bridge at the end of each run, at least.
         seconds: Longest time of a load.
-        seed: Decides the moments.
+        seed: Seed of the random moments.
     """
 
     guarantee: str = "at_least_once"
@@ -112,7 +112,7 @@ class Scenario:
     kills: int = 1
     at: float = 0.0
     away: float = 10.0
-    strikes: tuple[Strike, ...] = ()
+    strikes: tuple[Fault, ...] = ()
     messages: int = 100_000
     rate: float = 10_000.0
     size: int = 150
@@ -125,51 +125,55 @@ class Scenario:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        possible = [*ROLES, *BREAKS]
+        possible = [*KILLABLE_ROLES, *BREAKS]
         if unknown := set(self.hurt) - set(possible):
-            what = f"can't be hurt: {', '.join(sorted(unknown))}"
-            raise ConfigError("TL-C83", "a run", what, f"Choose from {', '.join(possible)}.")
+            problem = f"can't be hurt: {', '.join(sorted(unknown))}"
+            raise ConfigError("TL-C83", "a run", problem, f"Choose from {', '.join(possible)}.")
         if self.looks == 1:
             raise ConfigError("TL-C83", "a run", "one look shows no growth", "Take two at least, or 0 for none.")
 
-    def plans(self) -> Iterator[tuple[int, list[Strike]]]:
-        """Each run: its number, from 1 for each that is hurt, and what is done to it."""
-        chance = random.Random(self.seed)  # noqa: S311 - moments, not secrets
-        for what in self.hurt or ("",):
+    def plans(self) -> Iterator[tuple[int, list[Fault]]]:
+        """Yield each run: its number, from 1 for each role or break, and its faults."""
+        random_source = random.Random(self.seed)  # noqa: S311 - moments, not secrets
+        for fault_name in self.hurt or ("",):
             for number in range(1, self.runs + 1):
-                if not what:
-                    yield number, [replace(strike) for strike in self.strikes]
-                elif what in BREAKS:
-                    yield number, [Strike(what, self.at, seconds=self.away)]
+                if not fault_name:
+                    yield number, [replace(fault) for fault in self.strikes]
+                elif fault_name in BREAKS:
+                    yield number, [Fault(fault_name, self.at, duration_s=self.away)]
                 else:
-                    yield number, [Strike(what, chance.uniform(0.05, 0.9)) for _ in range(self.kills)]
+                    yield number, [Fault(fault_name, random_source.uniform(0.05, 0.9)) for _ in range(self.kills)]
 
-    def rig(self, directory: Path) -> Rig:
-        """The brokers and the bridge, not started."""
-        most = self.size + _ROOM
-        large = {"message.max.bytes": str(most), "replica.fetch.max.bytes": str(most)} if most > _KAFKA_DEFAULT else {}
-        line = ""
+    def create_rig(self, directory: Path) -> Rig:
+        """Create the brokers and the bridge, without starting them."""
+        max_record_bytes = self.size + _RECORD_OVERHEAD_BYTES
+        large_record_settings = (
+            {"message.max.bytes": str(max_record_bytes), "replica.fetch.max.bytes": str(max_record_bytes)}
+            if max_record_bytes > _KAFKA_DEFAULT_MAX_BYTES
+            else {}
+        )
+        uplink_line = ""
         if self.receipts:
             directory.mkdir(parents=True, exist_ok=True)
             files.replace(directory / "receipts.key", secrets.token_hex(32) + "\n")
-            line = 'receipts = { key_file = "receipts.key" }'
+            uplink_line = 'receipts = { key_file = "receipts.key" }'
         rig = Rig(
             directory,
-            mosquitto={} if self.own_limits else KEEP_ALL,
+            mosquitto={} if self.own_limits else UNLIMITED_QUEUE,
             guarantee=self.guarantee,
-            kafka=large,
-            client={"message.max.bytes": most} if large else {},
-            line=line,
-            direct=not any(BREAKS[what].proxied for what in self.hurt if what in BREAKS),
+            kafka=large_record_settings,
+            client={"message.max.bytes": max_record_bytes} if large_record_settings else {},
+            uplink_line=uplink_line,
+            direct=not any(BREAKS[fault_name].needs_proxies for fault_name in self.hurt if fault_name in BREAKS),
         )
-        rig.kafka.more_jvm = _LARGE_HEAP if self.size >= _LARGE else ()
+        rig.kafka.extra_jvm_options = _LARGE_HEAP_OPTIONS if self.size >= _LARGE_PAYLOAD_BYTES else ()
         return rig
 
-    def senders(self, rig: Rig, trial: Trial) -> Senders:
-        """Who publishes, started."""
+    def start_senders(self, rig: Rig, trial: Trial) -> SenderProcess:
+        """Start the publishers."""
 
-        def command() -> list[str]:
-            plan, claims = trial.plan(
+        def next_command() -> list[str]:
+            plan, claims = trial.plan_load(
                 self.messages, rate=self.rate, seconds=self.seconds, size=self.size, devices=self.devices
             )
             options = asdict(plan)
@@ -177,254 +181,263 @@ class Scenario:
                 options |= {"outbox": rig.directory / "publisher", "key-file": rig.directory / "receipts.key"}
             return ["load", str(claims), *(f"--{name}={value}" for name, value in options.items())]
 
-        return Senders(rig.directory / "senders.log", command)
+        return SenderProcess(rig.directory / "senders.log", next_command)
 
 
 @dataclass(slots=True)
 class Run:
-    """One run, and how it ended.
+    """Result of one run.
 
     Attributes:
-        scenario: What it is a run of.
-        number: From 1, of the runs in which the same is hurt.
-        strikes: What was done to it.
-        account: What was sent and what was found; None before the end.
-        peaks: Memory of the gateway, and the spools.
-        looks: In order.
+        scenario: Scenario of the run.
+        number: Number from 1, among the runs with the same fault.
+        strikes: Faults of the run.
+        account: Account of the messages; None before the end.
+        peaks: Peak memory of the gateway, and peak size of the spools.
+        looks: Samples of memory and files, in order.
         batches: Micro-batches of the bridge at the end.
-        dropped: Messages that the broker itself dropped.
-        repeats: With receipts: messages that the publisher sent again, and repeats that the gateway recognised.
+        broker_dropped: Messages that the broker itself dropped.
+        repeats: With receipts: messages that the publisher sent again, and messages that the gateway deduplicated.
         intake_s: Seconds until the senders had ended.
-        seconds: The whole run.
+        seconds: Seconds of the whole run.
     """
 
     scenario: Scenario
     number: int
-    strikes: list[Strike]
+    strikes: list[Fault]
     account: RunAccount | None = None
     peaks: Peaks = field(default_factory=Peaks)
-    looks: list[Look] = field(default_factory=list)
+    looks: list[MemorySample] = field(default_factory=list)
     batches: int = 0
-    dropped: int = 0
+    broker_dropped: int = 0
     repeats: tuple[int, int] = (0, 0)
     intake_s: float = 0.0
     seconds: float = 0.0
 
     def problems(self) -> list[str]:
-        """Everything that broke the promise, was not done, or has grown; empty for a good run."""
+        """Return all broken promises, missing faults and growth; empty for a good run."""
         if self.account is None:
             return ["it has not ended"]
-        problems = [*self.account.problems(), *(str(strike) for strike in self.strikes if strike.back_s < 0)]
+        problems = [*self.account.problems(), *(str(fault) for fault in self.strikes if fault.back_s < 0)]
         verdict, messages = self.account.verdict, self.scenario.messages
         # A publisher that is killed may not have told of its last messages that they were acknowledged.
-        taken, how = verdict.delivered if self.scenario.receipts else verdict.acked, "acknowledged"
+        confirmed_count, verb = verdict.delivered if self.scenario.receipts else verdict.acked, "acknowledged"
         if self.scenario.guarantee == "at_most_once":
-            taken, how = verdict.attempted, "sent"
-        if taken < messages:
-            problems.append(f"{taken:,} of {messages:,} messages were {how}")
+            confirmed_count, verb = verdict.attempted, "sent"
+        if confirmed_count < messages:
+            problems.append(f"{confirmed_count:,} of {messages:,} messages were {verb}")
         if not verdict.delivered:
             problems.append("nothing arrived")
         if len(self.looks) < self.scenario.looks:
             problems.append(f"{len(self.looks)} looks at memory, not {self.scenario.looks}")
         if not self.peaks.rss:
             problems.append("the gateway's memory was never seen")
-        if self.peaks.rss > MOST_RSS:
+        if self.peaks.rss > MAX_GATEWAY_RSS:
             problems.append(f"the gateway took {self.peaks.rss / 1e6:,.0f} MB")
-        if self.dropped > 0 and not self.scenario.receipts:
-            problems.append(f"the broker itself dropped {self.dropped:,} messages")
+        if self.broker_dropped > 0 and not self.scenario.receipts:
+            problems.append(f"the broker itself dropped {self.broker_dropped:,} messages")
         if self.batches < self.scenario.batches:
             problems.append(f"{self.batches:,} batches, not {self.scenario.batches:,}")
-        return problems + (growth(self.looks) if self.looks else [])
+        return problems + (growth_problems(self.looks) if self.looks else [])
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True for a run without problems."""
         return not self.problems()
 
-    def line(self) -> str:
-        """One line of a table, and one for each thing that is wrong."""
-        struck = "; ".join(map(str, self.strikes))
-        text = f"{'ok ' if self.ok else 'BAD'} {self.number:>3}   {struck}   {self.account and self.account.line()}"
+    def summary_text(self) -> str:
+        """Return one line of a table, and one for each problem."""
+        fault_text = "; ".join(map(str, self.strikes))
+        text = f"{'ok ' if self.ok else 'BAD'} {self.number:>3}   {fault_text}   {self.account and self.account.line()}"
         stories = self.account.verdict.stories if self.account and not self.ok else []
         return "\n      ".join([text, *self.problems(), *map(str, stories)])
 
     def record(self) -> dict[str, Any]:
-        """The record of a run that has ended (`towline_prove.evidence`)."""
+        """Return the record of a run that has ended (`towline_prove.evidence`)."""
         assert self.account is not None
-        asked = asdict(replace(self.scenario, strikes=()))
-        kept = {name: value for name, value in asked.items() if name not in {"hurt", "strikes", "runs", "seconds"}}
-        struck = [
-            {name: getattr(strike, name) for name in ("what", "at", "mended_at", "back_s", "backlog")}
-            for strike in self.strikes
+        scenario_fields = asdict(replace(self.scenario, strikes=()))
+        kept_fields = {
+            name: value for name, value in scenario_fields.items() if name not in {"hurt", "strikes", "runs", "seconds"}
+        }
+        fault_records = [
+            {name: getattr(fault, name) for name in ("what", "at", "mended_at", "back_s", "backlog")}
+            for fault in self.strikes
         ]
         sizes = {f"gateway_peak_{name}": size for name, size in asdict(self.peaks).items() if name != "spool"}
         sizes["spool_peak"] = self.peaks.spool
-        sizes["backlog"] = max((strike.backlog for strike in self.strikes), default=0) * self.scenario.size
+        sizes["backlog"] = max((fault.backlog for fault in self.strikes), default=0) * self.scenario.size
         details = {
             "run": self.number,
-            **kept,
+            **kept_fields,
             "longest_s": self.scenario.seconds,
-            "struck": struck,
+            "struck": fault_records,
             **self.account.verdict.counts(),
-            "out_of_order_devices": self.account.verdict.disordered,
+            "out_of_order_devices": self.account.verdict.disordered_devices,
             **{f"{name}_mb": round(size / 1e6, 1) for name, size in sizes.items()},
             "made_batches": self.batches,
-            "dropped": self.dropped,
+            "dropped": self.broker_dropped,
             "repeats": self.repeats,
             "intake_s": round(self.intake_s, 1),
-            "looked": [asdict(look) for look in self.looks],
+            "looked": [asdict(sample) for sample in self.looks],
             "problems": self.problems(),
             "notes": self.account.notes,
         }
-        return evidence("soak", ok=self.ok, seconds=self.seconds, details=details)
+        return run_record("soak", ok=self.ok, seconds=self.seconds, details=details)
 
 
-def prove(scenario: Scenario, directory: Path | None, stage: Stage) -> Iterator[Run]:
-    """Do the runs of a scenario with brokers of its own; each when it has ended, well or not.
+def prove(scenario: Scenario, directory: Path | None, stage: RunDisplay) -> Iterator[Run]:
+    """Start the brokers of a scenario and yield its runs, each one when it has ended, good or bad.
 
     Args:
-        scenario: What is done.
-        directory: Keeps everything; None for one that is removed when all runs were good: the logs in it explain a
-            failure.
-        stage: Where it is shown.
+        scenario: Parameters of the runs.
+        directory: Directory for all files; None for a temporary one that is removed when all runs were good: the logs
+            in it explain a failure.
+        stage: Display of the runs.
 
     Raises:
         NotReady: The bridge did not start, or there is no jcmd for `Scenario.looks` (TL-P01).
     """
     if scenario.looks and shutil.which("jcmd") is None:
-        what = "it is missing, and shows what lives in a JVM"
-        raise NotReady("TL-P01", "jcmd", what, "Install a JDK, not a JRE alone.")
-    began = time.monotonic()
-    place = directory or Path(tempfile.mkdtemp(prefix="towline-prove-"))
-    with scenario.rig(place) as rig:
+        problem = "it is missing, and shows what lives in a JVM"
+        raise NotReady("TL-P01", "jcmd", problem, "Install a JDK, not a JRE alone.")
+    began_at = time.monotonic()
+    run_directory = directory or Path(tempfile.mkdtemp(prefix="towline-prove-"))
+    with scenario.create_rig(run_directory) as rig:
         stage.step("brokers", rig.versions)
-        rig.warm()
-        seconds = time.monotonic() - began
-        way = f"telemetry/{{device}}/data → kafka:{TOPIC}   {scenario.guarantee}"
-        stage.step(f'line "{LINE}"', f"{way}   acks after fdatasync   {seconds:.1f} s")
-        good = True
-        for number, strikes in scenario.plans():
-            run = Run(scenario, number, strikes)
-            _Running(run, rig, stage).run()
-            good = good and run.ok
+        rig.warm_up()
+        seconds = time.monotonic() - began_at
+        route_text = f"telemetry/{{device}}/data → kafka:{TOPIC}   {scenario.guarantee}"
+        stage.step(f'line "{LINE}"', f"{route_text}   acks after fdatasync   {seconds:.1f} s")
+        all_ok = True
+        for number, faults in scenario.plans():
+            run = Run(scenario, number, faults)
+            _RunInProgress(run, rig, stage).run()
+            all_ok = all_ok and run.ok
             yield run
-    if directory is None and good:
-        shutil.rmtree(place, ignore_errors=True)
+    if directory is None and all_ok:
+        shutil.rmtree(run_directory, ignore_errors=True)
     elif directory is None:
-        stage.step("logs", f"kept in {place}")
+        stage.step("logs", f"kept in {run_directory}")
 
 
-class _Running:
-    """A run while it runs."""
+class _RunInProgress:
+    """Runner of one run in progress."""
 
-    def __init__(self, run: Run, rig: Rig, stage: Stage) -> None:
+    def __init__(self, run: Run, rig: Rig, stage: RunDisplay) -> None:
         self._run, self._scenario = run, run.scenario
         self._rig = rig
         self._stage = stage
-        self._moment = Moment()
-        self._mends: dict[str, Callable[[Rig], object]] = {}
+        self._progress = RunProgress()
+        self._fixes: dict[str, Callable[[Rig], object]] = {}
 
     def run(self) -> None:
-        run, rig, began = self._run, self._rig, time.monotonic()
-        dropped = rig.dropped()
-        with rig.trial() as self._trial, Watch(rig.bridge) as watch:
-            with self._scenario.senders(rig, self._trial) as self._senders, self._mended():
-                self._attend()
+        run, rig, began_at = self._run, self._rig, time.monotonic()
+        dropped_before = rig.broker_dropped()
+        with rig.start_trial() as self._trial, MemoryWatch(rig.bridge) as watch:
+            with self._scenario.start_senders(rig, self._trial) as self._senders, self._fix_breaks():
+                self._watch_until_end()
             time.sleep(1.5)  # what comes twice may come yet, and the broker's own counters are a second old
             run.account = replace(self._trial.account(), ordered=not self._scenario.receipts)
-        run.peaks, run.batches, run.dropped = watch.peaks, rig.batches, rig.dropped() - dropped
-        run.seconds = time.monotonic() - began
+        run.peaks, run.batches, run.broker_dropped = watch.peaks, rig.batches, rig.broker_dropped() - dropped_before
+        run.seconds = time.monotonic() - began_at
         if self._scenario.receipts:
             status = rig.bridge.status() or {}
-            run.repeats = int(self._senders.report().get("sent_again", 0)), int(status.get("deduplicated", 0))
+            run.repeats = int(self._senders.receipt_report().get("sent_again", 0)), int(status.get("deduplicated", 0))
 
     @contextlib.contextmanager
-    def _mended(self) -> Iterator[None]:
+    def _fix_breaks(self) -> Iterator[None]:
         try:
             yield
         finally:
-            for mend in self._mends.values():
-                mend(self._rig)
+            for fix in self._fixes.values():
+                fix(self._rig)
 
-    def _attend(self) -> None:
-        """Watch and strike, until all is in Kafka, or nothing moves any more."""
-        strikes, began = self._run.strikes, time.monotonic()
-        moved, before = began, None
-        while time.monotonic() - moved < PATIENCE_S:
-            self._observe()
-            for strike in strikes:
-                self._attend_to(strike)
-            self._look()
-            self._stage.show(self._moment, self._scenario.messages)
+    def _watch_until_end(self) -> None:
+        """Watch the run and inject its faults, until all is in Kafka, or nothing makes progress any more."""
+        faults, began_at = self._run.strikes, time.monotonic()
+        last_progress_at, last_state = began_at, None
+        while time.monotonic() - last_progress_at < DELIVERY_TIMEOUT_S:
+            self._update_progress()
+            for fault in faults:
+                self._advance_fault(fault)
+            self._sample_memory()
+            self._stage.show_progress(self._progress, self._scenario.messages)
             if self._senders.running:
-                self._run.intake_s = time.monotonic() - began
-            elif all(strike.back_s >= 0 for strike in strikes) and self._looked() and self._settled():
+                self._run.intake_s = time.monotonic() - began_at
+            elif all(fault.back_s >= 0 for fault in faults) and self._has_all_samples() and self._is_all_delivered():
                 return
-            now = astuple(self._moment), sum(strike.back_s >= 0 for strike in strikes)
-            if now != before:
-                moved, before = time.monotonic(), now
+            state = astuple(self._progress), sum(fault.back_s >= 0 for fault in faults)
+            if state != last_state:
+                last_progress_at, last_state = time.monotonic(), state
             time.sleep(0.05)  # a look at the gateway is a call
-        self._trial.notes.append(f"nothing moved for {PATIENCE_S:g} s")
+        self._trial.notes.append(f"nothing moved for {DELIVERY_TIMEOUT_S:g} s")
 
-    def _looked(self) -> bool:
+    def _has_all_samples(self) -> bool:
         return len(self._run.looks) >= self._scenario.looks
 
-    def _settled(self) -> bool:
+    def _is_all_delivered(self) -> bool:
         if self._scenario.guarantee == "at_most_once":  # what is lost would be waited for in vain
-            return self._moment.waiting == 0
-        return self._trial.settled()
+            return self._progress.uncommitted_count == 0
+        return self._trial.all_delivered()
 
-    def _observe(self) -> None:
-        moment, trial = self._moment, self._trial
-        moment.in_kafka = trial.arrived(0.1)
-        moment.acknowledged = trial.claimed(SenderRecord.ACKED)
-        moment.offered = trial.claimed(SenderRecord.ATTEMPTED)
+    def _update_progress(self) -> None:
+        progress, trial = self._progress, self._trial
+        progress.kafka_count = trial.count_arrived(0.1)
+        progress.acked_count = trial.count_claims(SenderClaim.ACKED)
+        progress.offered_count = trial.count_claims(SenderClaim.ATTEMPTED)
         watermarks = trial.watermarks(0)
         if watermarks is not None:
-            moment.journaled, moment.waiting = watermarks.journaled, watermarks.waiting
+            progress.journal_count, progress.uncommitted_count = watermarks.journaled, watermarks.uncommitted
 
-    def _attend_to(self, strike: Strike) -> None:
-        """Strike when it is time, one process at a time; and see whether what was struck is back."""
-        sent, breaks = self._moment.offered, strike.what in BREAKS
-        if strike.at < 0:
-            down = any(other.at >= 0 > other.back_s and other.what not in BREAKS for other in self._run.strikes)
-            if sent >= max(1, strike.due * self._scenario.messages) and (breaks or not down):
-                strike.at = sent if self._struck(strike.what) else -1
-                strike.began = time.monotonic()
-        elif strike.back_s < 0:
-            lasted = time.monotonic() - strike.began
-            by_share = strike.seconds is None
-            due = sent >= strike.until * self._scenario.messages if by_share else lasted >= (strike.seconds or 0.0)
-            if breaks and due:
-                strike.backlog = self._moment.waiting
-                self._mends.pop(strike.what)(self._rig)
-                self._observe()
-                strike.mended_at = self._moment.offered
-            if due if breaks else self._back(strike.what):
-                strike.back_s = round(time.monotonic() - strike.began, 1)
-                self._trial.notes.append(str(strike))
-                self._stage.fault(str(strike))
+    def _advance_fault(self, fault: Fault) -> None:
+        """Inject the fault at its time, one killed process at a time; then note when it is over."""
+        sent_count, is_break = self._progress.offered_count, fault.what in BREAKS
+        if fault.at < 0:
+            process_down = any(
+                other_fault.at >= 0 > other_fault.back_s and other_fault.what not in BREAKS
+                for other_fault in self._run.strikes
+            )
+            if sent_count >= max(1, fault.start_share * self._scenario.messages) and (is_break or not process_down):
+                fault.at = sent_count if self._inject_fault(fault.what) else -1
+                fault.began_at = time.monotonic()
+        elif fault.back_s < 0:
+            elapsed_s = time.monotonic() - fault.began_at
+            by_share = fault.duration_s is None
+            is_over = (
+                sent_count >= fault.end_share * self._scenario.messages
+                if by_share
+                else elapsed_s >= (fault.duration_s or 0.0)
+            )
+            if is_break and is_over:
+                fault.backlog = self._progress.uncommitted_count
+                self._fixes.pop(fault.what)(self._rig)
+                self._update_progress()
+                fault.mended_at = self._progress.offered_count
+            if is_over if is_break else self._revive_role(fault.what):
+                fault.back_s = round(time.monotonic() - fault.began_at, 1)
+                self._trial.notes.append(str(fault))
+                self._stage.fault(str(fault))
 
-    def _struck(self, what: str) -> bool:
-        """Hurt it; False when nobody plays that role now."""
-        if what in BREAKS:
-            self._mends[what] = BREAKS[what].mend
-            BREAKS[what].hurt(self._rig)
-        elif what == Role.PUBLISHER:
+    def _inject_fault(self, fault_name: str) -> bool:
+        """Inject a fault; False if no process has that role now."""
+        if fault_name in BREAKS:
+            self._fixes[fault_name] = BREAKS[fault_name].fix
+            BREAKS[fault_name].inject(self._rig)
+        elif fault_name == Role.PUBLISHER:
             self._senders.kill()
         else:
-            return self._rig.kill(Role(what))
+            return self._rig.kill(Role(fault_name))
         return True
 
-    def _back(self, role: str) -> bool:
+    def _revive_role(self, role: str) -> bool:
         if role != Role.PUBLISHER:
             return self._rig.revive(Role(role))
         self._senders.start()
         return True
 
-    def _look(self) -> None:
-        looks, scenario = self._run.looks, self._scenario
-        due = len(looks) * scenario.messages < self._moment.offered * scenario.looks
-        if due and (look := Look.at(self._rig)) is not None:
-            looks.append(look)
-            self._stage.step("look", str(look))
+    def _sample_memory(self) -> None:
+        samples, scenario = self._run.looks, self._scenario
+        sample_due = len(samples) * scenario.messages < self._progress.offered_count * scenario.looks
+        if sample_due and (sample := MemorySample.take(self._rig)) is not None:
+            samples.append(sample)
+            self._stage.step("look", str(sample))

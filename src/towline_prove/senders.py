@@ -1,4 +1,4 @@
-"""Who publishes in a run, in a process of its own: the senders must not share our interpreter's lock."""
+"""Publishers of a run in a process of their own: they must not share our interpreter's lock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from towline.publisher import Publisher
 from towline_prove.devstack.process import spawn
-from towline_prove.history import HistoryWriter, SenderRecord
-from towline_prove.load import own_devices
+from towline_prove.history import HistoryWriter, SenderClaim
+from towline_prove.load import devices_of_publisher
 from towline_prove.numbered import encoder
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from towline_prove.load import LoadPlan
 
 #: What a pause left undone is not made up for, beyond so many seconds.
-_AT_ONCE_S = 0.05
+_MAX_CATCH_UP_S = 0.05
 
 
-class Senders:
-    """``python -m towline_prove load``, over all its lives; a context manager that ends it.
+class SenderProcess:
+    """Process of ``python -m towline_prove load``, restarted after kills; a context manager that ends it.
 
     Args:
-        log: For its output.
-        command: Gives the words of its next life, with a claim file of its own.
+        log: File for its output.
+        command: Returns the arguments of the next start, with a new claim file.
     """
 
     def __init__(self, log: Path, command: Callable[[], list[str]]) -> None:
@@ -38,21 +38,21 @@ class Senders:
         self.start()
 
     def start(self) -> None:
-        """Begin its next life."""
+        """Start the process again."""
         self._process, _ = spawn([sys.executable, "-m", "towline_prove", *self._command()], self.log)
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, where it has not ended."""
+        """Kill the process with SIGKILL, if it runs."""
         self._process.kill()
         self._process.wait(30)
 
-    def report(self) -> dict[str, Any]:
-        """What `publish` has said of its receipts at its end; nothing where it did not come there."""
+    def receipt_report(self) -> dict[str, Any]:
+        """Return the receipt counts that `publish_with_receipts` printed at its end; empty if it did not end."""
         lines = self.log.read_text(errors="replace").splitlines()
         return dict(json.loads(next((line for line in reversed(lines) if line.startswith("{")), "{}")))
 
@@ -63,39 +63,39 @@ class Senders:
         self.kill()
 
 
-def publish(plan: LoadPlan, history: Path, outbox: Path, key_file: Path) -> int:
-    """Publish numbered messages with receipts; a later life goes on where an earlier one was killed.
+def publish_with_receipts(plan: LoadPlan, history: Path, outbox: Path, key_file: Path) -> int:
+    """Publish numbered messages with receipts; a restart continues where the process was killed.
 
-    A message counts as acknowledged when `Publisher.publish` has returned. At the end a JSON object says how the
-    receipts came.
+    A message counts as acknowledged when `Publisher.publish` has returned. At the end the receipt counts are printed as
+    a JSON object.
 
     Args:
-        plan: What to send and where; `messages` are those of all lives.
-        history: New file for the claims of this life.
+        plan: Load to publish; `messages` is the total of all starts.
+        history: New file for the claims of this start.
         outbox: The publisher's state directory.
-        key_file: Of the line.
+        key_file: Receipt key of the line.
 
     Returns:
         The exit code, 0 when all messages have their receipt.
     """
-    devices = own_devices(0, 1, plan.devices)
+    devices = devices_of_publisher(0, 1, plan.devices)
     encode = encoder(plan.run, 0, plan.size)
     broker = f"mqtt://{plan.host}:{plan.port}"
     with HistoryWriter(history, asdict(plan)) as claims:
         publisher = Publisher(broker, state_dir=outbox, receipts=True, receipt_key_file=key_file, receipt_patience_s=2)
         number = publisher.status()["accepted"]
-        looked_at, due = time.monotonic(), 0.0
+        last_check_at, due_messages = time.monotonic(), 0.0
         while publisher.awaiting or number < plan.messages:
             now = time.monotonic()
-            due, looked_at = due + min(now - looked_at, _AT_ONCE_S) * plan.rate, now
-            while number < plan.messages and due >= 1:
+            due_messages, last_check_at = due_messages + min(now - last_check_at, _MAX_CATCH_UP_S) * plan.rate, now
+            while number < plan.messages and due_messages >= 1:
                 device = devices[number % len(devices)]
-                claims.note(SenderRecord.ATTEMPTED, 0, number)
+                claims.add_claim(SenderClaim.ATTEMPTED, 0, number)
                 claims.flush()  # before it may be on its way
                 payload = encode(number, device, time.time_ns())
                 publisher.publish(plan.topic.format(device=device), payload, qos=plan.qos)
-                claims.note(SenderRecord.ACKED, 0, number)
-                number, due = number + 1, due - 1
+                claims.add_claim(SenderClaim.ACKED, 0, number)
+                number, due_messages = number + 1, due_messages - 1
             claims.flush()
             time.sleep(0.01)
         sys.stdout.write(json.dumps(publisher.status()["receipts"]) + "\n")

@@ -1,4 +1,4 @@
-"""Where runs are shown while they run."""
+"""Display of runs in progress."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import typer
 
 
 @dataclass(slots=True)
-class Moment:
-    """How far a run is; counts of messages since it began.
+class RunProgress:
+    """Progress of a run; counts of messages since it began.
 
     Attributes:
-        offered: Sent, or about to be.
-        acknowledged: To their publisher.
-        journaled: Durable at the gateway.
-        waiting: Of these, not in a batch that is committed.
-        in_kafka: Found there, each once.
+        offered_count: Sent, or about to be sent.
+        acked_count: Acknowledged to their publisher.
+        journal_count: Durable at the gateway.
+        uncommitted_count: Durable at the gateway and not in a committed batch.
+        kafka_count: Distinct messages found in Kafka.
     """
 
-    offered: int = 0
-    acknowledged: int = 0
-    journaled: int = 0
-    waiting: int = 0
-    in_kafka: int = 0
+    offered_count: int = 0
+    acked_count: int = 0
+    journal_count: int = 0
+    uncommitted_count: int = 0
+    kafka_count: int = 0
 
 
-class Stage:
-    """Where runs are shown; this one has a line for each event."""
+class RunDisplay:
+    """Display of a run; prints a line for each event."""
 
     def step(self, title: str, text: str) -> None:
-        """Something was done."""
+        """Show a finished step."""
         typer.echo(f"{title}: {text}")
 
     def fault(self, text: str) -> None:
-        """Something was hurt, and came back."""
+        """Show a fault that is over."""
         typer.echo(f"  {text}")
 
-    def show(self, moment: Moment, total: int) -> None:
-        """How far a run is, several times a second."""
+    def show_progress(self, progress: RunProgress, total: int) -> None:
+        """Show the progress of a run; called several times a second."""

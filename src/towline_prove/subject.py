@@ -1,4 +1,4 @@
-"""What is put to the proof: a gateway or a whole bridge, started as a user starts it and hurt from outside."""
+"""Processes under test: a gateway or a whole bridge, started as a user starts it and killed from outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import collect_status
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 #: Name of the only line, and the Kafka topic that it fills.
 LINE: Final = "telemetry"
 TOPIC: Final = "telemetry"
-READY_S = 60.0
+READY_TIMEOUT_S = 60.0
 #: Between two questions to a gateway, in seconds: each is a call.
-_PAUSE_S = 0.05
+_POLL_INTERVAL_S = 0.05
 #: Longest end of a killed process, in seconds: the kernel frees its memory first.
-_GONE_S = 10.0
+_KILL_TIMEOUT_S = 10.0
 
 
 _CONFIG: Final = """\
@@ -59,66 +59,66 @@ key = "{{device}}"
 
 
 def bridge_file(
-    state_dir: Path, mqtt: str, kafka: str, guarantee: str, *, writer: str, more: str, line: str = ""
+    state_dir: Path, mqtt: str, kafka: str, guarantee: str, *, writer: str, kafka_line: str, uplink_line: str = ""
 ) -> str:
-    """A bridge file with one uplink.
+    """Return the text of a bridge file with one uplink.
 
     Args:
-        state_dir: Of the bridge.
+        state_dir: State directory of the bridge.
         mqtt: URI of the broker.
         kafka: Bootstrap servers.
-        guarantee: Of the line.
-        writer: Who writes it, and the name of the bridge.
-        more: A further line about Kafka.
-        line: A further line of the uplink.
+        guarantee: Guarantee of the line.
+        writer: Command that writes it, and the name of the bridge.
+        kafka_line: A further line of the Kafka table.
+        uplink_line: A further line of the uplink's table.
     """
     parts = {"state_dir": state_dir, "mqtt": mqtt, "kafka": kafka, "guarantee": guarantee}
-    return _CONFIG.format(**parts, writer=writer, more=more, name=LINE, line=line, topic=TOPIC)
+    return _CONFIG.format(**parts, writer=writer, more=kafka_line, name=LINE, line=uplink_line, topic=TOPIC)
 
 
 class NotReady(TowlineError):
-    """What was started did not get as far as it should in time (TL-P01)."""
+    """A process was not ready in time (TL-P01)."""
 
 
-class Started(Protocol):
-    """What a run asks of the process that it has started; `subprocess.Popen` is one."""
+class ProcessHandle(Protocol):
+    """Handle of a started process, such as `subprocess.Popen`."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, once it has ended.
+        """Wait for the end and return the exit code.
 
         Raises:
             subprocess.TimeoutExpired: It has not ended in time.
         """
 
 
-class _Subject(ABC):
-    """A process that is started, killed and started again; a context manager that kills what is left."""
+class _ProcessUnderTest(ABC):
+    """Process that can be started, killed and restarted; a context manager that kills it at the end."""
 
-    child: Started | None
+    child: ProcessHandle | None
     state_dir: Path
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True while the process runs."""
         return self.child is not None and self.child.poll() is None
 
     def endpoint(self) -> GatewayEndpoint | None:
-        """Where its gateway listens now; one of a gateway that is gone does not count."""
+        """Return the endpoint of its running gateway; None if there is none."""
         endpoint = GatewayEndpoint.read(self.state_dir)
-        return None if endpoint is None or endpoint.process.gone() else endpoint
+        return None if endpoint is None or endpoint.process.has_ended() else endpoint
 
     def client(self) -> GatewayClient | None:
-        """A connection to its gateway; None while it does not listen."""
+        """Return a client of its gateway; None while it does not listen."""
         endpoint = self.endpoint()
         return None if endpoint is None else GatewayClient(endpoint.location)
 
     def status(self) -> dict[str, Any] | None:
-        """The account of its gateway; None while it does not answer."""
+        """Return the status of its gateway; None while it does not answer."""
         client = self.client()
         if client is not None:
             with client, contextlib.suppress(GatewayError):
@@ -127,17 +127,17 @@ class _Subject(ABC):
 
     @property
     def state(self) -> str:
-        """The state of its gateway, such as ``online``; empty while it does not answer."""
+        """State of its gateway, such as ``online``; empty while it does not answer."""
         return str((self.status() or {}).get("state", ""))
 
     @abstractmethod
-    def everyone(self) -> list[int]:
-        """The pids of all its processes, parents before children."""
+    def all_pids(self) -> list[int]:
+        """Return the pids of all its processes, parents before children."""
 
     def kill(self) -> None:
-        """SIGKILL to everyone, children before parents."""
+        """Kill all its processes with SIGKILL, children before parents."""
         if self.child is not None:
-            _kill(list(map(Process.of, self.everyone())))
+            _kill(list(map(Process.of, self.all_pids())))
             self.child.wait(30)
 
     def __enter__(self) -> Self:
@@ -148,32 +148,32 @@ class _Subject(ABC):
 
 
 @dataclass
-class GatewayRun(_Subject):
-    """One gateway process, without Spark.
+class GatewayRun(_ProcessUnderTest):
+    """Gateway process without Spark.
 
     Attributes:
-        settings: What it reads from its standard input.
-        log: File for its output; default ``prove.log`` in the state directory, which is made for it.
+        settings: Settings that it reads from its standard input.
+        log: File for its output; default ``prove.log`` in the state directory, which is created for it.
     """
 
     settings: GatewaySettings
     log: Path | None = None
-    child: Started | None = field(default=None, init=False)
+    child: ProcessHandle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.state_dir = self.settings.state_dir
 
-    def start(self, wrap: Callable[[Sequence[str]], list[str]] = list) -> Self:
-        """Start the process; do not wait for it.
+    def start(self, wrap_command: Callable[[Sequence[str]], list[str]] = list) -> Self:
+        """Start the process without waiting for it.
 
         Args:
-            wrap: Changes the command line, such as `tests.engines.strace.wrapped`.
+            wrap_command: Changes the command line, such as `tests.engines.strace.wrapped`.
         """
         if self.log is None:
             self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.log or self.state_dir / "prove.log").open("ab") as log:
             child = subprocess.Popen(
-                wrap([sys.executable, "-m", "towline.gateway"]),
+                wrap_command([sys.executable, "-m", "towline.gateway"]),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -187,52 +187,54 @@ class GatewayRun(_Subject):
 
     @property
     def pid(self) -> int:
-        """The gateway itself, also when it runs under strace."""
+        """Pid of the gateway itself, also when it runs under strace."""
         assert self.child is not None
-        return next(iter(processes.named(self.child.pid, Role.GATEWAY)[::-1]), self.child.pid)
+        return next(iter(processes.pids_with_role(self.child.pid, Role.GATEWAY)[::-1]), self.child.pid)
 
-    def online(self, timeout: float = READY_S) -> Self:
+    def wait_online(self, timeout: float = READY_TIMEOUT_S) -> Self:
         """Wait until it is subscribed; only then does the broker keep messages for it.
 
         Raises:
             NotReady: It ended, or was not subscribed in time.
         """
-        if not (wait_for(lambda: not self.running or self.state == "online", timeout, _PAUSE_S) and self.running):
+        if not (
+            wait_for(lambda: not self.running or self.state == "online", timeout, _POLL_INTERVAL_S) and self.running
+        ):
             raise NotReady("TL-P01", self.settings.name, "the gateway is not subscribed", "See its log.")
         return self
 
-    def until(self, journaled: int, timeout: float = READY_S) -> bool:
-        """Wait for that many durable messages; False when it ended or time is up."""
+    def wait_journaled(self, message_count: int, timeout: float = READY_TIMEOUT_S) -> bool:
+        """Wait for that many durable messages; False if it ended or time is up."""
 
-        def there() -> bool:
-            return not self.running or (self.status() or {"journaled": -1})["journaled"] >= journaled
+        def is_reached() -> bool:
+            return not self.running or (self.status() or {"journaled": -1})["journaled"] >= message_count
 
-        return wait_for(there, timeout, _PAUSE_S) and self.running
+        return wait_for(is_reached, timeout, _POLL_INTERVAL_S) and self.running
 
-    def wait(self, timeout: float = READY_S) -> int | None:
-        """Wait for its end; the exit code, or None when it still runs."""
+    def wait(self, timeout: float = READY_TIMEOUT_S) -> int | None:
+        """Wait for its end and return the exit code; None if it still runs."""
         assert self.child is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.child.wait(timeout)
         return None
 
-    def everyone(self) -> list[int]:
-        """The gateway and whatever wraps it."""
-        return processes.tree(self.child.pid) if self.child is not None else []
+    def all_pids(self) -> list[int]:
+        """Return the pids of the gateway and of its wrapper."""
+        return processes.process_tree(self.child.pid) if self.child is not None else []
 
     def stop(self, timeout: float = 30.0) -> int | None:
-        """SIGTERM and wait; the exit code."""
+        """Stop it with SIGTERM, wait, and return the exit code."""
         Process.of(self.pid).send(signal.SIGTERM)
         return self.wait(timeout)
 
 
 @dataclass
-class BridgeRun(_Subject):
-    """``towline run <config>`` and everything below it.
+class BridgeRun(_ProcessUnderTest):
+    """Process of ``towline run <config>`` and everything below it.
 
     Attributes:
         config: The bridge's TOML file.
-        state_dir: The ``state_dir`` of one line, where its ``endpoint.json`` is.
+        state_dir: The ``state_dir`` of one line, with its ``endpoint.json``.
         log: File for its output.
     """
 
@@ -242,69 +244,69 @@ class BridgeRun(_Subject):
     child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> Self:
-        """Start the bridge; do not wait for it."""
+        """Start the bridge without waiting for it."""
         command = [sys.executable, "-c", "from towline.cli import main; main()", "run", str(self.config)]
         self.child, _ = spawn(command, self.log)
         return self
 
-    def gateway(self) -> Process | None:
-        """The gateway that serves the line now, wherever in the tree it is."""
+    def gateway_process(self) -> Process | None:
+        """Return the process of the line's gateway, whatever its parent is; None if there is none."""
         endpoint = self.endpoint()
         return Process.of(endpoint.pid) if endpoint is not None else None
 
     def account(self) -> Mapping[str, Any] | None:
-        """The account of the line, as ``towline status --json`` has it; None where it is not known."""
+        """Return the account of the line, as in ``towline status --json``; None if it is unknown."""
         name = self.state_dir.name
-        account: Mapping[str, Any] | None = collect(self.state_dir.parent, [name])["lines"][name]["account"]
+        account: Mapping[str, Any] | None = collect_status(self.state_dir.parent, [name])["lines"][name]["account"]
         return account
 
-    def find(self, role: Role) -> Process | None:
-        """The process that plays a role now; None while there is none."""
+    def find_process(self, role: Role) -> Process | None:
+        """Return the process with a role; None if there is none."""
         assert self.child is not None
         if role is Role.GATEWAY:
-            return self.gateway()
+            return self.gateway_process()
         if role is Role.BRIDGE:
             return Process.of(self.child.pid) if self.running else None
-        return next((Process.of(pid) for pid in processes.named(self.child.pid, role)), None)
+        return next((Process.of(pid) for pid in processes.pids_with_role(self.child.pid, role)), None)
 
-    def hit(self, role: Role) -> bool:
-        """SIGKILL to a role, and wait for its end; False when no process plays it now."""
-        process = self.find(role)
-        return process is not None and process.send(signal.SIGKILL) and process.wait_gone(_GONE_S)
+    def kill_role(self, role: Role) -> bool:
+        """Kill the process with a role by SIGKILL and wait for its end; False if there is none."""
+        process = self.find_process(role)
+        return process is not None and process.send(signal.SIGKILL) and process.wait_gone(_KILL_TIMEOUT_S)
 
-    def revive(self, role: Role) -> bool:
-        """Start it again where it has ended, as a service manager would; whether a process plays the role now.
+    def revive_role(self, role: Role) -> bool:
+        """Restart an ended bridge as a service manager would; return whether a process has the role now.
 
-        A gateway plays its role when it is subscribed.
+        A gateway counts when it is subscribed.
         """
         if not self.running:
             self.start()
-        process = self.find(role)
+        process = self.find_process(role)
         return process is not None and process.alive and (role is not Role.GATEWAY or self.state == "online")
 
-    def everyone(self) -> list[int]:
-        """All pids: the bridge, what it started, and the gateway even when it has another parent."""
-        pids = processes.tree(self.child.pid) if self.child is not None and self.running else []
-        gateway = self.gateway()
+    def all_pids(self) -> list[int]:
+        """Return all pids: the bridge, its descendants, and the gateway even when it has another parent."""
+        pids = processes.process_tree(self.child.pid) if self.child is not None and self.running else []
+        gateway = self.gateway_process()
         if gateway is not None and gateway.pid not in pids:
-            pids += processes.tree(gateway.pid)
+            pids += processes.process_tree(gateway.pid)
         return pids
 
     def stop(self, timeout: float = 60.0) -> int | None:
-        """SIGTERM to the bridge and wait; the exit code, None when it had to be killed."""
+        """Stop the bridge with SIGTERM, wait, and return the exit code; None if it had to be killed."""
         if self.child is None:
             return None
-        everyone = [Process.of(pid) for pid in self.everyone()]
+        all_processes = [Process.of(pid) for pid in self.all_pids()]
         self.child.terminate()
-        code: int | None = None
+        exit_code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self.child.wait(timeout)
-        _kill(everyone)
-        return code
+            exit_code = self.child.wait(timeout)
+        _kill(all_processes)
+        return exit_code
 
 
-def _kill(everyone: list[Process]) -> None:
-    for process in everyone[::-1]:
+def _kill(all_processes: list[Process]) -> None:
+    for process in all_processes[::-1]:
         process.send(signal.SIGKILL)
-    for process in everyone:
-        process.wait_gone(_GONE_S)
+    for process in all_processes:
+        process.wait_gone(_KILL_TIMEOUT_S)

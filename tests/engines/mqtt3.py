@@ -23,15 +23,16 @@ from mqtt5 import (
     Will,
 )
 
+from towline.mqtt.checks import FieldReader
 from towline.mqtt.codec3 import (
     CONNACK,
     CONNACK_CODES,
     CONNECT,
     DISCONNECT,
     LEVEL_31,
-    NAMES,
     PINGREQ,
     PINGRESP,
+    PROTOCOL_NAMES,
     READERS,
     SUBACK,
     SUBSCRIBE,
@@ -40,7 +41,6 @@ from towline.mqtt.codec3 import (
     WRITERS,
     packet_id_bytes,
 )
-from towline.mqtt.fence import Body
 
 _MAX_QOS: Final = 2
 #: Return codes of a refusal begin here.
@@ -49,17 +49,17 @@ _NEGATIVE: Final = 0x80
 _NEVER: Final = 0xFFFFFFFF
 
 
-def _read_connect(body: Body, version: int) -> ConnectPacket:
-    name = NAMES[version]
-    if body.take(len(name)) != name:
+def _read_connect(body: FieldReader, version: int) -> ConnectPacket:
+    name = PROTOCOL_NAMES[version]
+    if body.take_bytes(len(name)) != name:
         raise ValueError("another protocol name or level [MQTT-3.1.2-1, -2]")
-    flags, keep_alive = body.byte(), body.word()
+    flags, keep_alive = body.byte(), body.uint16()
     _check_connect_flags(flags)
     client_id = body.string()
     will = _read_will(body, flags) if flags & 4 else None
     username = body.string() if flags & 0x80 else None
     password = body.binary() if flags & 0x40 else None
-    body.end()
+    body.check_end()
     clean = bool(flags & 2)
     if not client_id and (not clean or version == LEVEL_31):
         raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
@@ -84,14 +84,14 @@ def _check_connect_flags(flags: int) -> None:
         raise ValueError("a password without a user name [MQTT-3.1.2-22]")
 
 
-def _read_will(body: Body, flags: int) -> Will:
+def _read_will(body: FieldReader, flags: int) -> Will:
     topic, payload = body.string(), body.binary()
     return Will(topic, payload=payload, qos=QoS(flags >> 3 & 3), retain=bool(flags & 0x20))
 
 
-def _read_subscribe(body: Body, _version: int) -> SubscribePacket:
+def _read_subscribe(body: FieldReader, _version: int) -> SubscribePacket:
     packet_id, filters = body.packet_id(), []
-    while body.left:
+    while body.remaining_bytes:
         pattern, qos = _filter(body), body.byte()
         if qos > _MAX_QOS:
             raise ValueError("requested QoS is above 2 or reserved bits are set [MQTT-3.8.3-4]")
@@ -101,29 +101,29 @@ def _read_subscribe(body: Body, _version: int) -> SubscribePacket:
     return SubscribePacket(packet_id, filters)
 
 
-def _read_unsubscribe(body: Body, _version: int) -> UnsubscribePacket:
+def _read_unsubscribe(body: FieldReader, _version: int) -> UnsubscribePacket:
     packet_id, patterns = body.packet_id(), []
-    while body.left:
+    while body.remaining_bytes:
         patterns.append(_filter(body))
     if not patterns:
         raise ValueError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
     return UnsubscribePacket(packet_id, patterns)
 
 
-def _filter(body: Body) -> str:
+def _filter(body: FieldReader) -> str:
     pattern = body.string()
     if not pattern:
         raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
     return pattern
 
 
-def _read_pingreq(body: Body, _version: int) -> PingReqPacket:
-    body.end()
+def _read_pingreq(body: FieldReader, _version: int) -> PingReqPacket:
+    body.check_end()
     return PingReqPacket()
 
 
-def _read_disconnect(body: Body, _version: int) -> DisconnectPacket:
-    body.end()
+def _read_disconnect(body: FieldReader, _version: int) -> DisconnectPacket:
+    body.check_end()
     return DisconnectPacket()
 
 

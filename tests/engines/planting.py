@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from towline.bridge.config.file import load
-from towline.doctor.case import Case
-from towline.doctor.table import Answer, Standing
+from towline.doctor.inputs import DoctorInputs
+from towline.doctor.table import Finding, Verdict
 
 __all__ = ["SOUND", "bridge_case", "complaints"]
 
@@ -39,24 +39,24 @@ from = "NAME.commands"
 topic = "devices/{key}/commands"
 """
 
-_WELL = (Standing.HOLDS, Standing.LIMITED)
+_WELL = (Verdict.HOLDS, Verdict.LIMITED)
 
 
 def bridge_case(
     directory: Path, name: str, servers: str, change: Callable[[str], str] = str, state: Path | None = None
-) -> Case:
+) -> DoctorInputs:
     """An examination of a sound bridge, or of what `change` makes of its text."""
     text = change(SOUND).replace("NAME", name).replace("SERVERS", servers)
     file = directory / "bridge.toml"
     file.write_text(text.replace("STATE", str(state or directory / "state")))
-    return Case(load(file))
+    return DoctorInputs(load(file))
 
 
-def complaints(found: Iterable[Answer]) -> dict[str, Standing]:
+def complaints(found: Iterable[Finding]) -> dict[str, Verdict]:
     """Codes of rows that are not well, with the worst verdict of each."""
-    told: dict[str, Standing] = {}
+    told: dict[str, Verdict] = {}
     for one in found:
         if one.verdict not in _WELL:
-            assert one.mend
-            told[one.code] = max(told.get(one.code, one.verdict), one.verdict, key=list(Standing).index)
+            assert one.remedy
+            told[one.code] = max(told.get(one.code, one.verdict), one.verdict, key=list(Verdict).index)
     return told

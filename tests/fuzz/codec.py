@@ -28,14 +28,14 @@ def check(data: bytes, version: int) -> None:
     """Raise unless the decoder keeps its promises for these bytes."""
     import tests.engines.mqtt3  # noqa: F401, PLC0415  # imported once atheris watches imports
     from towline.mqtt.codec import Decoder  # noqa: PLC0415
-    from towline.mqtt.stubs import Stub  # noqa: PLC0415
+    from towline.mqtt.truncated import TruncatedMessage  # noqa: PLC0415
 
     for limit in (_SMALL_LIMIT, _MAX_PACKET):
         whole = _check_cuts(data, version, limit)
     for packet in whole or ():
-        if not isinstance(packet, Stub):
+        if not isinstance(packet, TruncatedMessage):
             _check_writing(packet, version)
-    assert not Decoder._distrust, "the codec panicked"
+    assert not Decoder._codec_panicked, "the codec panicked"
 
 
 def _check_cuts(data: bytes, version: int, limit: int) -> list[Any] | None:
@@ -52,18 +52,18 @@ def _check_cuts(data: bytes, version: int, limit: int) -> list[Any] | None:
 
 def _read(pieces: list[bytes], version: int, limit: int = _MAX_PACKET) -> tuple[list[Any] | None, int]:
     """Packets and the bytes kept for the next; None for malformed."""
-    from towline.mqtt.codec import AnswerRun, Decoder, PublishRun  # noqa: PLC0415
-    from towline.mqtt.fence import MalformedPacket  # noqa: PLC0415
+    from towline.mqtt.checks import MalformedPacket  # noqa: PLC0415
+    from towline.mqtt.codec import AckRun, Decoder, PublishRun  # noqa: PLC0415
 
     decoder = Decoder(limit, version)
     packets: list[Any] = []
     try:
         for piece in pieces:
             for item in decoder.feed(piece):
-                packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
+                packets += item.packets if isinstance(item, PublishRun | AckRun) else [item]
     except MalformedPacket:
         return None, 0
-    return packets, decoder._held
+    return packets, decoder._buffered_bytes
 
 
 def _check_writing(packet: Any, version: int) -> None:

@@ -90,24 +90,24 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path], bool]) -> N
 def test_a_path_of_this_machine_is_local(spark: Spark, form: str) -> None:
     spark.run(0, 1)
     found = Checkpoint(form.format(spark.path))
-    assert found.last_commit_batch() == 1
+    assert found.last_committed_batch() == 1
 
 
 @pytest.mark.parametrize("location", ["hdfs://n/ck", "s3a://b/ck", "dbfs:/ck", "/not/there", ""])
 def test_elsewhere_everything_is_a_no_op(location: str) -> None:
     found = Checkpoint(location)
     found.sync()
-    assert (found.last_offsets_batch(), found.last_commit_batch(), found.stateful) == (None, None, False)
-    found.keep_note("x", "y")
+    assert (found.last_planned_batch(), found.last_committed_batch(), found.has_state) == (None, None, False)
+    found.write_note("x", "y")
     found.sync_state()
-    assert (found.note("x"), found.committed(0), found.newest_offsets()) == (None, False, [])
-    assert (found.offsets_hash(0), found.mend()) == (None, [])
+    assert (found.read_note("x"), found.has_commit(0), found.newest_offsets()) == (None, False, [])
+    assert (found.offsets_hash(0), found.repair()) == (None, [])
 
 
 def test_a_path_is_not_decoded(tmp_path: Path) -> None:
     """Hadoop's Path takes percent signs as they are."""
     Spark(tmp_path / "a%20b c").run(3)
-    assert Checkpoint(f"file:{tmp_path}/a%20b c").last_offsets_batch() == 3
+    assert Checkpoint(f"file:{tmp_path}/a%20b c").last_planned_batch() == 3
 
 
 # -- what it says ----------------------------------------------------------------------------------------------------
@@ -118,12 +118,12 @@ def test_batches_are_numbers_not_text(spark: Spark) -> None:
     spark.plan(11)
     (spark.path / "offsets" / ".12.0815.tmp").touch()
     found = Checkpoint(str(spark.path))
-    assert (found.last_offsets_batch(), found.last_commit_batch()) == (11, 10)
+    assert (found.last_planned_batch(), found.last_committed_batch()) == (11, 10)
 
 
 def test_a_new_checkpoint_has_no_batch(spark: Spark) -> None:
     found = Checkpoint(str(spark.path))
-    assert (found.last_offsets_batch(), found.last_commit_batch(), found.offsets_hash(0)) == (None, None, None)
+    assert (found.last_planned_batch(), found.last_committed_batch(), found.offsets_hash(0)) == (None, None, None)
     found.sync()
 
 
@@ -274,7 +274,7 @@ def test_torn_newest_entries_go(spark: Spark, how: str) -> None:
     spark.run(2)
     tear(spark.path / "offsets" / "2", how)
     tear(spark.path / "commits" / "2", how)
-    told = Checkpoint(str(spark.path)).mend()
+    told = Checkpoint(str(spark.path)).repair()
     assert [line.split(":")[0] for line in told] == [str(spark.path / log / "2") for log in ("commits", "offsets")]
     assert spark.names("offsets") == spark.names("commits") == [".0.crc", ".1.crc", "0", "1"]
 
@@ -283,7 +283,7 @@ def test_what_is_whole_is_left_alone(spark: Spark) -> None:
     spark.run(0, 1)
     spark.plan(2)
     (spark.path / "offsets" / ".2.crc").unlink()  # between Hadoop's two renames, or a file system without checksums
-    assert Checkpoint(str(spark.path)).mend() == []
+    assert Checkpoint(str(spark.path)).repair() == []
 
 
 @pytest.mark.parametrize("offset", ["5", '"a"', "[1]"])
@@ -291,7 +291,7 @@ def test_an_offset_of_another_source_is_any_json(spark: Spark, offset: str) -> N
     """A query may read more than MQTT; Spark's rate source has plain numbers, for example."""
     spark.run(0)
     put(spark.path / "offsets" / "1", OFFSETS.format(1) + f"\n{offset}")
-    assert Checkpoint(str(spark.path)).mend() == []
+    assert Checkpoint(str(spark.path)).repair() == []
 
 
 def test_an_entry_without_checksums_is_judged_by_its_form(spark: Spark) -> None:
@@ -299,21 +299,21 @@ def test_an_entry_without_checksums_is_judged_by_its_form(spark: Spark) -> None:
     for path in spark.path.rglob("*.crc"):
         path.unlink()
     (spark.path / "offsets" / "2").write_text('v1\n{"batchWatermarkMs":0}')
-    assert len(Checkpoint(str(spark.path)).mend()) == 1
+    assert len(Checkpoint(str(spark.path)).repair()) == 1
 
 
 def test_a_durable_entry_that_is_torn_is_damage(spark: Spark) -> None:
     spark.run(0, 1)
     tear(spark.path / "offsets" / "1", "half")
     with pytest.raises(JournalDamaged, match=r"though batch 1 is done.*\[TL-J21\]"):
-        Checkpoint(str(spark.path)).mend()
+        Checkpoint(str(spark.path)).repair()
     assert spark.names("offsets") == [".0.crc", ".1.crc", "0", "1"]
 
 
 def test_torn_metadata_of_a_query_that_never_ran(spark: Spark) -> None:
     spark.plan(0)
     tear(spark.path / "metadata", "empty")
-    assert len(Checkpoint(str(spark.path)).mend()) == 2
+    assert len(Checkpoint(str(spark.path)).repair()) == 2
     assert sorted(path.name for path in spark.path.iterdir()) == ["commits", "offsets"]
     assert spark.names("offsets") == []
 
@@ -322,16 +322,16 @@ def test_torn_metadata_of_a_query_that_ran_is_damage(spark: Spark) -> None:
     spark.run(0)
     (spark.path / "metadata").unlink()
     with pytest.raises(JournalDamaged, match="batch 0 is done"):
-        Checkpoint(str(spark.path)).mend()
+        Checkpoint(str(spark.path)).repair()
 
 
 def test_it_knows_the_place_where_its_query_is(spark: Spark) -> None:
     found = Checkpoint(str(spark.path))
-    assert not found.ends_at({"offset": 0}, done=True)
+    assert not found.ends_at({"offset": 0}, committed=True)
     spark.run(0, 1)
     spark.plan(2)
-    assert [n for n in range(4) if found.ends_at({"offset": n}, done=True)] == [1]
-    assert [n for n in range(4) if found.ends_at({"offset": n}, done=False)] == [2]
+    assert [n for n in range(4) if found.ends_at({"offset": n}, committed=True)] == [1]
+    assert [n for n in range(4) if found.ends_at({"offset": n}, committed=False)] == [2]
 
 
 def test_a_line_of_the_offset_log_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
@@ -342,4 +342,4 @@ def test_a_line_of_the_offset_log_ends_at_a_line_feed_alone(tmp_path: Path) -> N
     (tmp_path / "offsets" / "0").write_text(entry, encoding="utf-8")
     checkpoint = Checkpoint(str(tmp_path))
     assert checkpoint.offsets(0) == checkpoint.newest_offsets() == [offset]
-    assert checkpoint.ends_at(offset, done=False)
+    assert checkpoint.ends_at(offset, committed=False)

@@ -21,7 +21,7 @@ import yaml
 
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.supervisor import END_S, FINISH_S
+from towline.bridge.runtime.supervisor import DRIVER_STOP_S, GATEWAY_STOP_S
 from towline.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def bridge_of(text: str, place: Path) -> Bridge:
 
 
 def test_a_stop_fits_into_what_service_managers_give() -> None:
-    assert FINISH_S + END_S + 2 < STOP_S < GRACE_S
+    assert DRIVER_STOP_S + GATEWAY_STOP_S + 2 < STOP_S < GRACE_S
 
 
 @pytest.mark.parametrize("name", ["kubernetes.yaml", "kubernetes-gateways.yaml"])

@@ -9,8 +9,16 @@ from collections.abc import Iterable
 import pytest
 
 from towline.bridge.config import tables
-from towline.bridge.config.document import keys_of
-from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreign, _letters, did_you_mean, one_line
+from towline.bridge.config.document import key_types
+from towline.errors import (
+    ConfigError,
+    ProtocolViolation,
+    TowlineError,
+    _foreign_names,
+    _normalized,
+    did_you_mean,
+    without_traceback,
+)
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA
 from towline.net.settings import WillSettings
@@ -20,8 +28,8 @@ from towline.spark.options import SOURCE_OPTIONS as SOURCE
 from towline.validation import SettingsModel
 
 SECTIONS = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, SettingsModel)]
-KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in keys_of(kind)]
-MQTT = list(keys_of(GatewaySettings))
+KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in key_types(kind)]
+MQTT = list(key_types(GatewaySettings))
 
 
 @pytest.mark.parametrize(
@@ -30,12 +38,12 @@ MQTT = list(keys_of(GatewaySettings))
         ("cleanSession", SOURCE, "Leave it out: a session is kept"),
         ("clean_session", MQTT, "Leave it out: a session is kept"),
         ("topic", SOURCE, "Give it in subscribe, with its QoS: telemetry/#:1."),
-        ("topic", [*keys_of(tables.UplinkTable), "route"], "Give it in [[uplink.route]]"),
+        ("topic", [*key_types(tables.UplinkTable), "route"], "Give it in [[uplink.route]]"),
         ("qos", SOURCE, "Give it behind each filter in subscribe"),
         ("maxOffsetsPerTrigger", SOURCE, 'Did you mean "maxMessagesPerTrigger"?'),
-        ("max_offsets_per_trigger", keys_of(tables.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
+        ("max_offsets_per_trigger", key_types(tables.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
         ("maxTriggerDelay", SOURCE, "In milliseconds: maxTriggerDelayMs."),
-        ("trigger_interval_s", keys_of(tables.UplinkTable), "An uplink rests by the rate of its messages"),
+        ("trigger_interval_s", key_types(tables.UplinkTable), "An uplink rests by the rate of its messages"),
         ("startingTimestamp", SOURCE, "There is no start by time"),
         ("startingOffsets", SOURCE, 'Did you mean "startingOffset"?'),
         ("keepAliveInterval", MQTT, 'Did you mean "keep_alive_s"?'),
@@ -53,25 +61,27 @@ def test_words_of_other_systems_are_asked_before_letters(word: str, choices: Ite
 
 
 def test_the_table_of_foreign_words_speaks_of_options_that_exist() -> None:
-    words, dangerous = _foreign()
-    names = set(map(_letters, (*SOURCE, *SINK, *KAFKA, *KEYS, "kafka.bootstrap.servers", "subscribe", "route")))
+    words, dangerous = _foreign_names()
+    names = set(map(_normalized, (*SOURCE, *SINK, *KAFKA, *KEYS, "kafka.bootstrap.servers", "subscribe", "route")))
     assert dangerous <= names
     for word, meant in words.items():
         assert meant, word
         for ours, sentence in meant.items():
-            assert ours == "*" or _letters(ours) in names, (word, ours)
-            assert _letters(ours) not in dangerous, (word, ours)
+            assert ours == "*" or _normalized(ours) in names, (word, ours)
+            assert _normalized(ours) not in dangerous, (word, ours)
             assert sentence.endswith(".") or (not sentence and ours != "*"), (word, ours)
 
 
-@pytest.mark.parametrize("name", sorted(_foreign()[1]))
+@pytest.mark.parametrize("name", sorted(_foreign_names()[1]))
 def test_what_gives_up_messages_or_a_check_is_never_suggested(name: str) -> None:
     choices = [*SOURCE, *SINK, *KAFKA, *KEYS]
     for place in range(len(name)):
-        assert not {name} & set(map(_letters, did_you_mean(name[:place] + name[place + 1 :], choices, "").split('"')))
+        assert not {name} & set(
+            map(_normalized, did_you_mean(name[:place] + name[place + 1 :], choices, "").split('"'))
+        )
 
 
-@one_line
+@without_traceback
 def fails(error: Exception) -> None:
     raise error from OSError("the cause")
 

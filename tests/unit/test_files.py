@@ -66,7 +66,7 @@ def test_only_the_owner_reads_it_whatever_was_there_and_whatever_the_umask(tmp_p
     path.chmod(0o666)
     umask = os.umask(0)
     try:
-        files.replace(path, b"new", synced=False)
+        files.replace(path, b"new", sync=False)
     finally:
         os.umask(umask)
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
@@ -83,9 +83,9 @@ def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == b"True\n"
         mine = files.open_lock(tmp_path / "lock")
-        assert not files.locked(mine)
+        assert not files.try_lock(mine)
         other.communicate(b"\n", timeout=30)
-        assert files.locked(mine)
+        assert files.try_lock(mine)
         os.close(mine)
     finally:
         other.kill()
@@ -94,13 +94,13 @@ def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
 
 def test_a_file_is_made_once_private_and_without_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "one"
-    files.replace_durably(path, "first", new=True)
+    files.replace_durably(path, "first", exclusive=True)
     with pytest.raises(FileExistsError):
-        files.replace_durably(path, "second", new=True)
-    assert path.stat().st_mode & 0o777 == files.PRIVATE
+        files.replace_durably(path, "second", exclusive=True)
+    assert path.stat().st_mode & 0o777 == files.PRIVATE_MODE
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(FileExistsError):
-        files.replace_durably(tmp_path / "link", "third", new=True)
+        files.replace_durably(tmp_path / "link", "third", exclusive=True)
     assert not (tmp_path / "nowhere").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import ConfigError
-from towline.logfile import LogStream, log_settings, own_log, trim
+from towline.logfile import LogStream, log_settings, rotate_log, stderr_log
 
 PROGRAM = """
 import sys
@@ -53,9 +53,9 @@ def test_a_log_that_can_not_be_put_aside_stays(tmp_path: Path) -> None:
     (tmp_path / "driver.log.1").mkdir()
     (tmp_path / "driver.log.2").mkdir()
     (tmp_path / "driver.log.2" / "y").touch()
-    trim(log, most=10)
+    rotate_log(log, max_bytes=10)
     assert log.read_text() == "x" * 100
-    trim(tmp_path / "gone", most=10)
+    rotate_log(tmp_path / "gone", max_bytes=10)
 
 
 def test_a_full_disk_ends_nobody() -> None:
@@ -73,7 +73,7 @@ def test_standard_error_may_be_no_file() -> None:
         [sys.executable, "-c", program], stderr=subprocess.PIPE, capture_output=False, stdout=-1, check=True
     )
     assert done.stdout == b"None\n"
-    assert own_log() is None or own_log() != Path()
+    assert stderr_log() is None or stderr_log() != Path()
 
 
 def test_level_and_format_come_from_the_environment() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
-from towline.mosquitto_conf import DEFAULTS, MosquittoConf, read
+from towline.mosquitto_conf import DEFAULTS, MosquittoConf, read_conf
 
 BRIDGE = """\
 # the plant's broker
@@ -43,7 +43,7 @@ def write(path: Path, text: str, name: str = "mosquitto.conf") -> Path:
 
 def parsed(path: Path, text: str) -> MosquittoConf:
     """The configuration of this text."""
-    return read(write(path, text))
+    return read_conf(write(path, text))
 
 
 def test_settings_go_to_the_broker_the_listener_and_the_connection_that_they_belong_to(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_included_files_come_in_mosquitto_s_order(tmp_path: Path) -> None:
     for name in ("b.conf", "A.conf", "01.conf", "a.conf", "B.conf", "00.conf", "no.txt"):
         write(tmp_path, f"include_dir nowhere\nmax_queued_messages {len(name)}\n", f"conf.d/{name}")
     conf = parsed(tmp_path, "include_dir conf.d\n")
-    names = [one.file.name for one in conf.all("max_queued_messages")]
+    names = [one.file.name for one in conf.get_all("max_queued_messages")]
     assert names == ["00.conf", "01.conf", "A.conf", "a.conf", "B.conf", "b.conf"]
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, text: str, line: int, what: str
     with pytest.raises(ConfigError, match=what) as caught:
         everything(parsed(tmp_path, text))
     assert caught.value.code == "TL-C156"
-    assert caught.value.where == f"{tmp_path / 'mosquitto.conf'}:{line}"
+    assert caught.value.location == f"{tmp_path / 'mosquitto.conf'}:{line}"
 
 
 CAMEL = """\
@@ -162,8 +162,8 @@ def test_a_file_that_is_no_mosquitto_conf_is_refused(tmp_path: Path, text: str, 
     with pytest.raises(ConfigError) as caught:
         parsed(tmp_path, text)
     file = tmp_path / "mosquitto.conf"
-    assert (caught.value.code, caught.value.where) == ("TL-C156", str(file) if line is None else f"{file}:{line}")
-    assert name in caught.value.what
+    assert (caught.value.code, caught.value.location) == ("TL-C156", str(file) if line is None else f"{file}:{line}")
+    assert name in caught.value.problem
     assert "Mosquitto" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -171,13 +171,13 @@ def test_a_file_that_is_no_mosquitto_conf_is_refused(tmp_path: Path, text: str, 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     """Neither the file itself nor a directory that it includes."""
     with pytest.raises(ConfigError, match="no such file") as caught:
-        read(tmp_path / "nowhere.conf")
+        read_conf(tmp_path / "nowhere.conf")
     assert caught.value.code == "TL-C155"
     with pytest.raises(ConfigError, match=r"include_dir conf.d can't be read"):
         parsed(tmp_path, "include_dir conf.d")
     (tmp_path / "mosquitto.conf").write_bytes(b"# gr\xfc\xdfe\nuser gr\xfc\xdfe\n")
     with pytest.raises(ConfigError, match=r"mosquitto.conf:2: it is not UTF-8"):
-        read(tmp_path / "mosquitto.conf")
+        read_conf(tmp_path / "mosquitto.conf")
 
 
 @given(st.binary(max_size=300))
@@ -187,7 +187,7 @@ def test_no_bytes_do_more_than_fail_in_one_line(tmp_path_factory: pytest.TempPat
     file = tmp_path_factory.mktemp("conf") / "mosquitto.conf"
     file.write_bytes(data)
     try:
-        everything(read(file))
+        everything(read_conf(file))
     except ConfigError as error:
         assert error.code in ("TL-C155", "TL-C156")  # noqa: PT017 - either is right
 
@@ -198,5 +198,5 @@ def everything(conf: MosquittoConf) -> None:
         conf.number(name)
     conf.flag("persistence")
     for one in conf.connections:
-        assert len(one.topics) == len(one.all("topic"))
+        assert len(one.topics) == len(one.get_all("topic"))
         assert one.addresses is not None

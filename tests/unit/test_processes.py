@@ -12,41 +12,41 @@ import pytest
 
 from tests.helpers import wait_until
 from towline import processes
-from towline.processes import ProcessMark
+from towline.processes import ProcessIdentity
 
 
 def test_a_process_is_known_by_its_start_too() -> None:
-    mark = ProcessMark.of(os.getpid())
-    assert not mark.gone()
-    assert ProcessMark(mark.pid, mark.started + 1, mark.host).gone()
-    assert not ProcessMark(mark.pid, mark.started + 1, "elsewhere").gone()
+    mark = ProcessIdentity.of(os.getpid())
+    assert not mark.has_ended()
+    assert ProcessIdentity(mark.pid, mark.started + 1, mark.host).has_ended()
+    assert not ProcessIdentity(mark.pid, mark.started + 1, "elsewhere").has_ended()
 
 
 def test_a_process_is_known_by_its_pid_namespace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is not known, each process is known by itself only: nothing is said of the others."""
-    mark = ProcessMark.of(os.getpid())
-    other = ProcessMark(mark.pid, mark.started + 1, f"{mark.host} (pid namespace 4026532281)")
-    assert (other.gone(), other.runs_here()) == (False, False)
+    mark = ProcessIdentity.of(os.getpid())
+    other = ProcessIdentity(mark.pid, mark.started + 1, f"{mark.host} (pid namespace 4026532281)")
+    assert (other.has_ended(), other.is_running()) == (False, False)
     monkeypatch.setattr(processes, "_FIRST_NAMESPACE", 1)
-    assert ProcessMark.of(mark.pid).host.startswith(f"{mark.host} (pid namespace ")
+    assert ProcessIdentity.of(mark.pid).host.startswith(f"{mark.host} (pid namespace ")
     monkeypatch.setattr(os, "getpid", lambda: mark.pid + 1)  # /proc is that of another namespace
-    unknown = ProcessMark.of(mark.pid)
+    unknown = ProcessIdentity.of(mark.pid)
     assert unknown.host.startswith(f"{mark.host} (pid namespace unknown, process {mark.pid + 1}-")
-    assert unknown == ProcessMark.of(mark.pid)
+    assert unknown == ProcessIdentity.of(mark.pid)
     monkeypatch.setattr(processes, "_NONCE", "another process")
-    assert not unknown.gone()
+    assert not unknown.has_ended()
 
 
 def test_a_zombie_has_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     try:
-        wait_until(lambda: (processes.fields(child.pid) or ["gone"])[0] == "Z", what="a zombie")
-        assert processes.started(child.pid) is None
-        assert ProcessMark.of(child.pid).started == 0
+        wait_until(lambda: (processes.stat_fields(child.pid) or ["gone"])[0] == "Z", what="a zombie")
+        assert processes.start_time(child.pid) is None
+        assert ProcessIdentity.of(child.pid).started == 0
     finally:
         child.wait()
-    assert processes.fields(child.pid) is None
-    assert (processes.name(child.pid), processes.parent(child.pid)) == ("", 0)
+    assert processes.stat_fields(child.pid) is None
+    assert (processes.program_name(child.pid), processes.parent_pid(child.pid)) == ("", 0)
 
 
 def test_a_process_whose_first_thread_has_ended_runs_on() -> None:
@@ -58,16 +58,18 @@ def test_a_process_whose_first_thread_has_ended_runs_on() -> None:
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        wait_until(lambda: (processes.fields(child.pid) or ["gone"])[0] == "Z", what="a first thread that has ended")
-        assert processes.started(child.pid) is not None
+        wait_until(
+            lambda: (processes.stat_fields(child.pid) or ["gone"])[0] == "Z", what="a first thread that has ended"
+        )
+        assert processes.start_time(child.pid) is not None
     finally:
         child.kill()
         child.communicate()
 
 
 def test_name_and_parent() -> None:
-    assert processes.parent(os.getpid()) == os.getppid()
-    assert "python" in processes.name(os.getpid()) or "pytest" in processes.name(os.getpid())
+    assert processes.parent_pid(os.getpid()) == os.getppid()
+    assert "python" in processes.program_name(os.getpid()) or "pytest" in processes.program_name(os.getpid())
 
 
 @pytest.mark.parametrize("abstract", [False, True])

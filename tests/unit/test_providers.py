@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import ConfigError
-from towline.providers import check_provider, credential, secret_of
+from towline.providers import call_provider, check_provider, read_secret
 
 SECRET = "s3cr3t"  # noqa: S105 - planted
 MODULE = f"""
@@ -40,7 +40,7 @@ def text(given: object) -> str:
 
 
 def test_a_provider_is_called_for_each_credential() -> None:
-    asked = [credential("provider_of_tests:token", "[kafka]", text, "text", "t") for _ in range(2)]
+    asked = [call_provider("provider_of_tests:token", "[kafka]", text, "text", "t") for _ in range(2)]
     assert asked == ["t-1", "t-2"]
 
 
@@ -57,9 +57,9 @@ def test_a_provider_is_called_for_each_credential() -> None:
 )
 def test_what_a_provider_can_do_wrong_is_said_without_its_secret(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        credential(name, "[kafka] token_provider", text, "text", *(["x"] if name.endswith("token") else []))
+        call_provider(name, "[kafka] token_provider", text, "text", *(["x"] if name.endswith("token") else []))
     assert caught.value.code == "TL-C179"
-    assert said in caught.value.what
+    assert said in caught.value.problem
     assert SECRET not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
@@ -72,4 +72,4 @@ def test_a_providers_name_is_checked_without_importing_anything(name: str) -> No
 
 def test_a_secret_is_the_file_without_the_end_of_its_line(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b" p w \r\n")
-    assert secret_of("key_file", tmp_path / "key", bytes) == b" p w "
+    assert read_secret("key_file", tmp_path / "key", bytes) == b" p w "

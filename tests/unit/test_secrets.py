@@ -23,9 +23,9 @@ import towline
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.test_process import SETTINGS
 from towline import ClientSettings, Publisher
-from towline.bridge.runtime.session import session
-from towline.bridge.runtime.supervisors import unforeseen
-from towline.errors import one_line
+from towline.bridge.runtime.child_supervisors import unexpected_error
+from towline.bridge.runtime.session import create_session
+from towline.errors import without_traceback
 from towline.monitor.server import serve
 
 SECRET = "s3cret-of-the-plant"  # noqa: S105
@@ -119,7 +119,7 @@ def test_a_part_of_the_bridge(
     monkeypatch.setenv("TOWLINE_DEBUG", "1")
     with pytest.raises(RuntimeError) as caught:
         fault()
-    told = str(unforeseen("kafka", caught.value))
+    told = str(unexpected_error("kafka", caught.value))
     assert is_plain(capsys.readouterr().err + told)
 
 
@@ -141,7 +141,7 @@ def test_a_task_of_spark(fault: Callable[..., NoReturn], monkeypatch: pytest.Mon
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)  # an error of another test may live yet
     told = io.BytesIO()
     try:
-        one_line(fault)()
+        without_traceback(fault)()
     except RuntimeError as error:
         util.handle_worker_exception(error, told)
     assert is_plain(told.getvalue().decode(errors="replace"))
@@ -189,7 +189,7 @@ def test_what_the_jvm_is_started_with_names_no_secret_of_spark(tmp_path: Path, m
     before = os.umask(0)
     try:
         with pytest.raises(InterruptedError):
-            session(read(GOOD.replace("[[uplink]]", conf + "[[uplink]]"), tmp_path))
+            create_session(read(GOOD.replace("[[uplink]]", conf + "[[uplink]]"), tmp_path))
     finally:
         os.umask(before)
     assert "spark.a.b=c" in commands[0]

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from towline.cli import main
 from towline.guarantee import Guarantee
-from towline.sizing import Load, needs
+from towline.sizing import Load, requirements
 
 PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 
 
 def amounts(load: Load) -> dict[str, float]:
-    return {need.what: need.amount for need in needs(load)}
+    return {need.resource: need.amount for need in requirements(load)}
 
 
 loads = st.builds(
@@ -71,7 +71,7 @@ def test_twice_the_outage_is_twice_the_disk() -> None:
 
 
 def test_several_writers_mean_sql() -> None:
-    assert "with SQL" in next(need.because for need in needs(Load(rate=1e6)) if need.what == "Spark cores")
+    assert "with SQL" in next(need.basis for need in requirements(Load(rate=1e6)) if need.resource == "Spark cores")
 
 
 def shown() -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline.bridge import deadletters
-from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError, TowlineError
@@ -29,8 +29,8 @@ from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
-from towline.publisher.receipt import Log
-from towline.text import counted, fitted, printable, printable_lines, wrapped
+from towline.publisher.receipt import PublisherLog
+from towline.text import count_text, fit_terminal, printable, printable_lines, wrap_line
 
 #: Move the cursor, set title and clipboard, a link, markup, a forged line, C1, bidi, separators, a lone surrogate.
 HOSTILE = (
@@ -83,7 +83,7 @@ def test_an_error_is_one_line_whatever_is_in_it() -> None:
 
 def test_a_code_in_a_devices_text_is_not_the_code_of_the_failure() -> None:
     error = KafkaError("TL-K05", "kafka", "topic x   [TL-C44] is refused")
-    told = reason(f"traceback\ntowline.errors.KafkaError: {error}\n  at line", "line")
+    told = failure_reason(f"traceback\ntowline.errors.KafkaError: {error}\n  at line", "line")
     assert (told.code, told.permanent) == ("TL-K05", False)
     assert told.text == str(error)
 
@@ -122,7 +122,7 @@ def test_dlq_show(
         absent=True,
         nobodys=Counter([HOSTILE]),
         strange=0,
-        entries=lambda _: [deadletters.Entry(0, 7, 0, letter)],
+        entries=lambda _: [deadletters.StoredLetter(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
     monkeypatch.setattr("towline.bridge.deadletters.shelves", lambda _: [shelf])
@@ -141,9 +141,9 @@ def test_dlq_replay(
 ) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
-    done = deadletters.Replay()
-    done.mended[HOSTILE] = 1
-    done.dead[HOSTILE] = 1
+    done = deadletters.ReplayCounts()
+    done.replayed_by_topic[HOSTILE] = 1
+    done.dead_by_reason[HOSTILE] = 1
     shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]), strange=0)
     monkeypatch.setattr("towline.bridge.deadletters.shelves", lambda _: [shelf])
     monkeypatch.setattr("towline.bridge.deadletters.replay", lambda *_, **__: done)
@@ -193,7 +193,7 @@ def hostile_board(state_dir: Path) -> BridgeState:
         "broker": HOSTILE,
         "last_error": {"text": HOSTILE},
     }
-    view.sample(time.monotonic())
+    view.sample_rates(time.monotonic())
     return state
 
 
@@ -201,7 +201,7 @@ def test_the_screens_of_run(tmp_path: Path) -> None:
     state = hostile_board(tmp_path)
     stream = io.StringIO()
     lines = PlainScreen(stream)
-    lines.say(HOSTILE.replace("\n", ""))
+    lines.print_event(HOSTILE.replace("\n", ""))
     lines.show(state)
     assert_harmless(stream.getvalue())
 
@@ -209,7 +209,7 @@ def test_the_screens_of_run(tmp_path: Path) -> None:
     screen = LiveScreen()
     screen._console = screen.live.console = Console(file=stream, width=2000, color_system=None)
     screen.live.auto_refresh = False
-    screen.say(HOSTILE.replace("\n", ""))
+    screen.print_event(HOSTILE.replace("\n", ""))
     screen.show(state)
     screen._console.print(screen.live.renderable)
     assert "[red]b[/red]" in stream.getvalue()
@@ -232,13 +232,13 @@ def test_the_gateways_log(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> No
 
 def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        Log().warning("refused", topic=HOSTILE)
+        PublisherLog().warning("refused", topic=HOSTILE)
     assert_harmless(caplog.messages[0])
 
 
 @pytest.mark.parametrize(("number", "said"), [(0, "0 messages"), (1, "1 message"), (2000, "2,000 messages")])
 def test_one_is_not_several(number: int, said: str) -> None:
-    assert counted(number) == said
+    assert count_text(number) == said
 
 
 @pytest.mark.parametrize(
@@ -266,16 +266,16 @@ def test_one_is_not_several(number: int, said: str) -> None:
     ],
 )
 def test_a_line_goes_on_below_its_text(line: str, rows: list[str]) -> None:
-    assert wrapped(line, 44) == rows
+    assert wrap_line(line, 44) == rows
 
 
 def test_only_a_terminal_gets_its_lines_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = f"towline: {'what is wrong ' * 10}  [TL-C01]\n"
-    assert fitted(text, io.StringIO()) == text
+    assert fit_terminal(text, io.StringIO()) == text
     main, side = pty.openpty()
     with os.fdopen(side, "w") as terminal:
-        shown = fitted(text, terminal)
+        shown = fit_terminal(text, terminal)
     os.close(main)
-    assert shown.split("\n") == [*wrapped(text[:-1], 80), ""]
+    assert shown.split("\n") == [*wrap_line(text[:-1], 80), ""]
     assert [len(row) <= 80 for row in shown.split("\n")] == [True] * 4

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.helpers import wait_until
-from towline.threads import Condition, guarded_thread, later
+from towline.threads import Condition, call_in_thread, guarded_thread
 
 
 def raising(secret: str) -> None:
@@ -21,7 +21,10 @@ def raising(secret: str) -> None:
 
 def test_a_fault_is_told_without_its_text_or_handed_on(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[BaseException] = []
-    for thread in (guarded_thread(raising, "t", "hunter2"), guarded_thread(raising, "u", "hunter2", ended=seen.append)):
+    for thread in (
+        guarded_thread(raising, "t", "hunter2"),
+        guarded_thread(raising, "u", "hunter2", on_fault=seen.append),
+    ):
         thread.start()
         thread.join(10)
     assert [str(one) for one in seen] == ["hunter2"]
@@ -40,15 +43,15 @@ def test_what_is_started_again_goes_on_and_tells_a_fault_that_stays_once(caplog:
             raise OSError("no room")
         goes.set()
 
-    guarded_thread(target, "t", again_s=0.001).start()
+    guarded_thread(target, "t", retry_s=0.001).start()
     assert goes.wait(10)
     assert [record.getMessage().count("started again") for record in caplog.records] == [1]
 
 
 def test_what_is_done_later_hands_on_its_result_or_error(caplog: pytest.LogCaptureFixture) -> None:
-    assert later(lambda: 5, "t").result(10) == 5
+    assert call_in_thread(lambda: 5, "t").result(10) == 5
     with pytest.raises(SystemExit):
-        later(lambda: sys.exit(3), "t").result(10)
+        call_in_thread(lambda: sys.exit(3), "t").result(10)
     assert caplog.records == [], "it is the caller's"
     assert wait_until(lambda: not any(one.name == "t" for one in threading.enumerate()), 10)
 
@@ -89,7 +92,7 @@ def test_a_condition_lock_is_free_after_a_ctrl_c_at_any_moment(
 
     for number in range(300):
         ctrl_c_at_any_moment(step)
-        assert later(free, "t").result(10), f"held after Ctrl-C number {number}"
+        assert call_in_thread(free, "t").result(10), f"held after Ctrl-C number {number}"
 
 
 HERE = __file__.rpartition("/")[2]

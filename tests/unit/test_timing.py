@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.timing import BATCHES, SYNCS, Histogram, until
+from towline.timing import BATCH_BUCKETS, SYNC_BUCKETS, Histogram, poll_until
 
 DURATIONS = st.lists(st.floats(0, 1e4))
 
 
 @given(DURATIONS)
 def test_each_duration_is_in_one_bucket(durations: list[float]) -> None:
-    histogram = Histogram(BATCHES)
+    histogram = Histogram(BATCH_BUCKETS)
     for seconds in durations:
         histogram.observe(seconds)
     assert histogram.count == len(durations)
     assert histogram.seconds == pytest.approx(sum(durations))
-    for at, bound in enumerate(BATCHES):  # as Prometheus counts: all that take no longer than the bound
+    for at, bound in enumerate(BATCH_BUCKETS):  # as Prometheus counts: all that take no longer than the bound
         assert sum(histogram.counts[: at + 1]) == sum(seconds <= bound for seconds in durations)
 
 
@@ -28,17 +28,17 @@ def test_it_travels_as_json(durations: list[float]) -> None:
     for seconds in durations:
         histogram.observe(seconds)
     again = Histogram.from_json(histogram.as_json())
-    assert (again.bounds, again.counts, again.seconds) == (SYNCS, histogram.counts, histogram.seconds)
+    assert (again.bounds, again.counts, again.seconds) == (SYNC_BUCKETS, histogram.counts, histogram.seconds)
 
 
-@pytest.mark.parametrize("bounds", [SYNCS, BATCHES])
+@pytest.mark.parametrize("bounds", [SYNC_BUCKETS, BATCH_BUCKETS])
 def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
 
 
 def test_a_look_up_is_waited_for_until_it_is_true_or_over() -> None:
     answers, pauses = [0, 0, 7], list[float]()
-    assert until(lambda: answers.pop(0), 60, pauses.append) == 7
+    assert poll_until(lambda: answers.pop(0), 60, pauses.append) == 7
     assert len(pauses) == 2
-    assert until(lambda: 0, 60, lambda _: True) == 0, "whoever waits may say that it is over"
-    assert until(lambda: 0, 0.0, lambda _: pytest.fail("the time is over")) == 0
+    assert poll_until(lambda: 0, 60, lambda _: True) == 0, "whoever waits may say that it is over"
+    assert poll_until(lambda: 0, 0.0, lambda _: pytest.fail("the time is over")) == 0

@@ -1,1 +1,1 @@
-"""The bridge: one TOML file becomes running lines from MQTT to Kafka."""
+"""Bridge of one TOML file: lines between MQTT and Kafka, run as Spark queries."""

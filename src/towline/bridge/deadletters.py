@@ -1,15 +1,15 @@
-"""Dead-letter topics of a bridge: which dead letters wait in them, and their way on, each at most once.
+"""Dead-letter topics of a bridge: the dead letters that wait in them, and their replay, each at most once.
 
-A dead-letter topic is its own ledger: one transaction writes the mended records to their topics and, into the
-dead-letter topic, a mark that names the dead letters they came from; who replays later leaves those out. So the
-position needs no file, and can't be forgotten before the dead letters themselves are: both have one retention.
+A dead-letter topic is its own ledger: one transaction writes the remapped records to their topics and, into the
+dead-letter topic, a replay mark with the offsets of their dead letters; a later replay skips those. So the position
+needs no file, and can't be lost before the dead letters themselves are: both have one retention.
 
 The marks are read up to the end of each partition, not to its last stable offset: one may lie above a transaction that
 another writer of the topic has open, where no reader sees it yet. Each transaction has a producer of its own, whose
 `init_transactions` comes before the marks are read [I9]: a replay that died is committed or aborted by then, one that
 still runs is fenced, and a commit request that arrives late is refused (KIP-890; `towline.kafka.producers`).
 
-Spark is started only for lines whose routes say something in SQL.
+Spark is started only for lines whose routes have SQL.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from towline.bridge.config.model import Line
-from towline.bridge.lines.identity import Identity, former_topics
-from towline.bridge.lines.statements import Statements
+from towline.bridge.config.model import Uplink
+from towline.bridge.lines.identity import Identity, former_dead_letter_topics
+from towline.bridge.lines.sql import RouteSql
 from towline.bridge.properties import TRACE_CONTEXT, user_property
-from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, RouteTable, RowOutcome, of_schema
+from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, RouteTable, RowOutcome, to_row_schema
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
-from towline.kafka.admin import KafkaAdmin, remade, watermarks
-from towline.kafka.clientconfig import connect, largest_message
+from towline.kafka.admin import KafkaAdmin, recreated_topics, watermarks
+from towline.kafka.clientconfig import connect, max_message_bytes
 from towline.kafka.columns import Record, Rows
-from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, Reason, reserved
-from towline.kafka.markerstore import READER
+from towline.kafka.deadletters import PREFIX, ChunkAssembler, DeadLetter, Header, Reason, reserved_topics_pattern
+from towline.kafka.markerstore import READER_CONFIG
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import Transactional
-from towline.kafka.screening import RecordLimits, fault_of
+from towline.kafka.producers import TransactionalProducer
+from towline.kafka.recordcheck import RecordLimits, record_fault
 from towline.schema import ROW_SCHEMA
 
 if TYPE_CHECKING:
@@ -54,20 +54,20 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
 
 #: Header of a mark; its value is the JSON of one.
-MARK: Final = PREFIX + "replayed"
+REPLAY_MARK: Final = PREFIX + "replayed"
 #: Seconds without a word from Kafka before reading is given up.
-_SILENCE_S: Final = 30.0
+_ANSWER_TIMEOUT_S: Final = 30.0
 #: Seconds that transactions of others are waited for: their usual time-out, and the broker's next look at it.
-_OTHERS_S: Final = 75.0
+_OPEN_TRANSACTION_S: Final = 75.0
 #: First and last offset.
-Range: TypeAlias = tuple[int, int]
+OffsetRange: TypeAlias = tuple[int, int]
 
 #: Not `message.headers()`: the interpreter calls a method that it has met often without a look at what comes back.
 _HEADERS: Final[Callable[[Any], Any]] = methodcaller("headers")
 
 
-class _Record(NamedTuple):
-    """What is read of a record."""
+class _TopicRecord(NamedTuple):
+    """Fields of a record of the dead-letter topic."""
 
     partition: int
     offset: int
@@ -77,22 +77,22 @@ class _Record(NamedTuple):
     headers: Sequence[Header]
 
     @classmethod
-    def of(cls, message: Any) -> _Record:
-        """Take a message of the client's apart; headers with a name that is no UTF-8 are left out, ours never are.
+    def of(cls, message: Any) -> _TopicRecord:
+        """Read the fields of a client's message; drops headers whose name is not UTF-8, which Towline never writes.
 
-        confluent-kafka gives such headers back together with an exception, and whoever looks at them ends the process.
-        They are asked for once, in the one way where Python notices the exception.
+        confluent-kafka returns such headers together with an exception, and reading them ends the process. So they are
+        read once, by the only call after which Python sees the exception.
         """
         try:
             headers = _HEADERS(message) or ()
         except SystemError:
             headers = ()
-        place = message.partition(), message.offset(), message.timestamp()[1]
-        return cls(*place, message.key(), message.value(), headers)
+        position = message.partition(), message.offset(), message.timestamp()[1]
+        return cls(*position, message.key(), message.value(), headers)
 
 
-class Entry(NamedTuple):
-    """A dead letter and its last record in the topic, which names it for ever; written at so many ms since 1970."""
+class StoredLetter(NamedTuple):
+    """Dead letter with the offset of its last record, which identifies it; `timestamp` in ms since 1970."""
 
     partition: int
     offset: int
@@ -100,8 +100,8 @@ class Entry(NamedTuple):
     dead_letter: DeadLetter
 
 
-class Wanted(NamedTuple):
-    """Which dead letters are meant: those of a line, and those with a reason; None for all."""
+class LetterFilter(NamedTuple):
+    """Filter of dead letters by line and by reason; None for all."""
 
     line: str | None = None
     reason: str | None = None
@@ -109,267 +109,314 @@ class Wanted(NamedTuple):
 
 @dataclass
 class DeadLetterTopic:
-    """A dead-letter topic.
+    """Dead-letter topic of a bridge, with its letters and replay marks.
 
     Attributes:
         client: Kafka's client configuration, unresolved.
-        lines: The lines that write to it, by the names they sign with.
-        former: Whether no line of the file has it any more.
-        absent: Whether the topic was not there when it was read; a former one may have been deleted since.
-        nobodys: Letters that wait and no line here has signed, as far as `entries` has come: by who did.
-        strange: Records that are no letter and no mark, or pieces that fit no letter, as far as `entries` has come.
+        lines: The lines that write to it, by the source that their dead letters name.
+        is_former: Whether no line of the file writes to it any more.
+        is_missing: Whether the topic did not exist when it was read; False for a former one, which may be deleted.
+        unknown_sources: Number of waiting letters by source, of sources that are no line of this bridge; read so far.
+        unreadable_records: Number of records that are no letter and no mark, or chunks without the others; read so far.
     """
 
     client: Mapping[str, str]
     topic: str
     lines: Mapping[str, AnyLine]
-    former: bool = False
-    absent: bool = field(default=False, init=False)
-    nobodys: Counter[str] = field(default_factory=Counter, init=False)
-    strange: int = field(default=0, init=False)
+    is_former: bool = False
+    is_missing: bool = field(default=False, init=False)
+    unknown_sources: Counter[str] = field(default_factory=Counter, init=False)
+    unreadable_records: int = field(default=0, init=False)
     _ids: dict[str, str] = field(default_factory=dict, init=False)
     #: Partition -> offsets of the dead letters that were replayed: whoever writes to the topic may name any number.
-    _replayed: dict[int, list[Range]] = field(default_factory=dict, init=False)
+    _replayed_ranges: dict[int, list[OffsetRange]] = field(default_factory=dict, init=False)
     #: Partition -> end up to which its marks were read.
-    _known: dict[int, int] = field(default_factory=dict, init=False)
+    _mark_ends: dict[int, int] = field(default_factory=dict, init=False)
 
-    def entries(self, wanted: Wanted) -> Iterator[Entry]:
-        """The dead letters that wait, in the order of each partition; those replayed before are left out.
+    def waiting_letters(self, letter_filter: LetterFilter) -> Iterator[StoredLetter]:
+        """Yield the dead letters that wait, in offset order of each partition; skips replayed letters.
 
-        What comes later than the first one is asked for is left out too: a line that runs may give up again what a
-        replay gives back. A topic that is not there, as before the first start, has none. Raises TL-K01.
+        Reads up to the end offsets at the time of the call: a running line may write a replayed letter again. A topic
+        that does not exist, as before the first start, has none. Raises TL-K01.
         """
-        self._replayed, self._known, self.nobodys, self.strange = {}, {}, Counter(), 0
-        self._ids = KafkaAdmin(self.client).ids([self.topic])
-        self._read_marks(self._ends())
-        return (entry for entry in self._letters() if not self._settled(entry) and self._chosen(entry, wanted))
+        self._replayed_ranges, self._mark_ends, self.unknown_sources, self.unreadable_records = {}, {}, Counter(), 0
+        self._ids = KafkaAdmin(self.client).topic_ids([self.topic])
+        self._read_marks(self._end_offsets())
+        return (
+            letter
+            for letter in self._read_letters()
+            if not self._is_replayed(letter) and self._matches(letter, letter_filter)
+        )
 
-    def waiting(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those that still wait; asked when a new producer has fenced all others, so that no mark can follow.
+    def still_waiting(self, letters: Iterable[StoredLetter]) -> list[StoredLetter]:
+        """Return the letters that are still not replayed; call it when a new producer has fenced all others.
 
         Raises:
-            KafkaError: TL-K01; TL-B30 when it is another topic now, in which a mark would name other dead letters;
-                TL-B31 when somebody's transaction stays open in the topic.
+            KafkaError: TL-K01; TL-B30 when the topic was recreated, and a mark would name other dead letters;
+                TL-B31 when another writer's transaction stays open in the topic.
         """
-        if remade(self._ids, KafkaAdmin(self.client).ids([self.topic])):
-            what = f'the topic "{self.topic}" was deleted and made again while it was replayed'
-            raise KafkaError("TL-B30", self._servers, what, "Run it again: it begins with the new one.")
-        what = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
-        do = "Run it again when that has ended; Kafka ends it by itself after its time-out."
-        stuck = KafkaError("TL-B31", self._servers, what, do)
-        self._read_marks(self._ends("read_uncommitted"), stuck)
-        return [entry for entry in entries if not self._settled(entry)]
+        if recreated_topics(self._ids, KafkaAdmin(self.client).topic_ids([self.topic])):
+            problem = f'the topic "{self.topic}" was deleted and made again while it was replayed'
+            raise KafkaError("TL-B30", self._servers, problem, "Run it again: it begins with the new one.")
+        problem = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
+        remedy = "Run it again when that has ended; Kafka ends it by itself after its time-out."
+        open_transaction = KafkaError("TL-B31", self._servers, problem, remedy)
+        self._read_marks(self._end_offsets("read_uncommitted"), open_transaction)
+        return [letter for letter in letters if not self._is_replayed(letter)]
 
-    def _read_marks(self, ends: dict[int, int], stuck: KafkaError | None = None) -> None:
-        left = {number: end for number, end in ends.items() if self._known.get(number, -1) < end}
-        for record in self._records(left, self._known, stuck):
-            self._replayed.setdefault(record.partition, []).extend(_marked(record))
-        self._replayed, self._known = {number: joined(each) for number, each in self._replayed.items()}, ends
+    def _read_marks(self, ends: dict[int, int], open_transaction: KafkaError | None = None) -> None:
+        unread_ends = {partition: end for partition, end in ends.items() if self._mark_ends.get(partition, -1) < end}
+        for record in self._read_records(unread_ends, self._mark_ends, open_transaction):
+            self._replayed_ranges.setdefault(record.partition, []).extend(_replayed_by_mark(record))
+        self._replayed_ranges, self._mark_ends = (
+            {partition: merge_ranges(ranges) for partition, ranges in self._replayed_ranges.items()},
+            ends,
+        )
 
-    def _settled(self, entry: Entry) -> bool:
-        ranges = self._replayed.get(entry.partition, [])
-        at = bisect(ranges, entry.offset, key=itemgetter(0))
-        return at > 0 and entry.offset <= ranges[at - 1][1]
+    def _is_replayed(self, letter: StoredLetter) -> bool:
+        ranges = self._replayed_ranges.get(letter.partition, [])
+        index = bisect(ranges, letter.offset, key=itemgetter(0))
+        return index > 0 and letter.offset <= ranges[index - 1][1]
 
     def line_of(self, dead_letter: DeadLetter) -> AnyLine | None:
-        """The line that signed a dead letter; None for one of another bridge."""
+        """Return the line that wrote a dead letter; None for one of another bridge."""
         return self.lines.get(dead_letter.source)
 
-    def _chosen(self, entry: Entry, wanted: Wanted) -> bool:
-        line = self.line_of(entry.dead_letter)
+    def _matches(self, letter: StoredLetter, letter_filter: LetterFilter) -> bool:
+        line = self.line_of(letter.dead_letter)
         if line is None:
-            self.nobodys[entry.dead_letter.source] += 1
+            self.unknown_sources[letter.dead_letter.source] += 1
             return False
-        return wanted.line in (None, line.name) and wanted.reason in (None, entry.dead_letter.reason.value)
+        return letter_filter.line in (None, line.name) and letter_filter.reason in (
+            None,
+            letter.dead_letter.reason.value,
+        )
 
-    def _letters(self) -> Iterator[Entry]:
-        collectors: dict[int, Collector] = {}
-        for record in self._records(self._ends()):
-            if _mark_of(record) is not None:
+    def _read_letters(self) -> Iterator[StoredLetter]:
+        collectors: dict[int, ChunkAssembler] = {}
+        for record in self._read_records(self._end_offsets()):
+            if _mark_value(record) is not None:
                 continue
-            collector = collectors.setdefault(record.partition, Collector())
+            collector = collectors.setdefault(record.partition, ChunkAssembler())
             try:
                 dead_letter = collector.add(record.key, record.value, record.headers)
             except ValueError:
-                self.strange += 1  # somebody else's record, or a piece of a letter whose others are not there
+                self.unreadable_records += (
+                    1  # somebody else's record, or a piece of a letter whose others are not there
+                )
                 continue
             if dead_letter is not None:
-                yield Entry(record.partition, record.offset, record.timestamp, dead_letter)
-        for one in collectors.values():
-            self.strange += one.left_out + sum(map(len, one.waiting.values()))
+                yield StoredLetter(record.partition, record.offset, record.timestamp, dead_letter)
+        for partition_collector in collectors.values():
+            self.unreadable_records += partition_collector.dropped_chunks + sum(
+                map(len, partition_collector.incomplete.values())
+            )
 
-    def _ends(self, isolation: str = "read_committed") -> dict[int, int]:
-        """The end of each partition by its leader: at or above it, and not before, everything has been read."""
+    def _end_offsets(self, isolation: str = "read_committed") -> dict[int, int]:
+        """Return the end offset of each partition, from its leader."""
         consumer = self._consumer(isolation)
         try:
-            found = consumer.list_topics(timeout=_SILENCE_S).topics.get(self.topic)
-            places = [TopicPartition(self.topic, number) for number in sorted(found.partitions if found else ())]
-            ends = {place.partition: watermarks(consumer, place, _SILENCE_S)[1] for place in places}
-        except faults.FOREIGN as error:
-            raise self._silent(faults.reason(error)) from None
+            metadata = consumer.list_topics(timeout=_ANSWER_TIMEOUT_S).topics.get(self.topic)
+            partitions = [
+                TopicPartition(self.topic, partition) for partition in sorted(metadata.partitions if metadata else ())
+            ]
+            ends = {
+                partition.partition: watermarks(consumer, partition, _ANSWER_TIMEOUT_S)[1] for partition in partitions
+            }
+        except faults.CLIENT_ERRORS as error:
+            raise self._no_answer_error(faults.error_text(error)) from None
         finally:
             consumer.close()
-        self.absent = found is None and not self.former
+        self.is_missing = metadata is None and not self.is_former
         return ends
 
-    def _records(
-        self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
-    ) -> Iterator[_Record]:
-        """Every committed record below the ends, and no more: a topic that is written to all the time has no other.
+    def _read_records(
+        self,
+        ends: Mapping[int, int],
+        start_offsets: Mapping[int, int] | None = None,
+        open_transaction: KafkaError | None = None,
+    ) -> Iterator[_TopicRecord]:
+        """Yield every committed record below the end offsets, and no later one: the topic may grow all the time.
 
-        Raises `stuck`, or TL-K01, when it goes no further.
+        Raises `open_transaction`, or TL-K01, when there is no progress.
         """
         if not ends:
             return
-        left, first, consumer = dict(ends), start or {}, self._consumer()
-        patience = _SILENCE_S if stuck is None else _OTHERS_S
+        unread_ends, first_offsets, consumer = dict(ends), start_offsets or {}, self._consumer()
+        timeout_s = _ANSWER_TIMEOUT_S if open_transaction is None else _OPEN_TRANSACTION_S
         try:
-            consumer.assign([TopicPartition(self.topic, n, first.get(n, OFFSET_BEGINNING)) for n in ends])
-            deadline = time.monotonic() + patience
-            while left:
+            consumer.assign(
+                [
+                    TopicPartition(self.topic, partition, first_offsets.get(partition, OFFSET_BEGINNING))
+                    for partition in ends
+                ]
+            )
+            deadline = time.monotonic() + timeout_s
+            while unread_ends:
                 record = consumer.poll(1.0)
-                if record is None or (end := left.get(record.partition())) is None:
+                if record is None or (end := unread_ends.get(record.partition())) is None:
                     if time.monotonic() > deadline:
-                        raise stuck or self._silent("the topic can't be read to its end")
+                        raise open_transaction or self._no_answer_error("the topic can't be read to its end")
                     continue
                 if record.error() is None and record.offset() < end:
-                    yield _Record.of(record)
-                deadline = time.monotonic() + patience  # after it: whoever took it may have taken his time
-                last = end - 1 if record.error() is None else end
-                if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
-                    del left[record.partition()]
+                    yield _TopicRecord.of(record)
+                deadline = time.monotonic() + timeout_s  # after it: whoever took it may have taken his time
+                last_offset = end - 1 if record.error() is None else end
+                if (
+                    record.error() is None or record.error().name() == "_PARTITION_EOF"
+                ) and record.offset() >= last_offset:
+                    del unread_ends[record.partition()]
         finally:
             consumer.close()
 
-    def _silent(self, why: str) -> KafkaError:
-        return faults.unreachable(self._servers, _SILENCE_S, why)
+    def _no_answer_error(self, reason: str) -> KafkaError:
+        return faults.unreachable_error(self._servers, _ANSWER_TIMEOUT_S, reason)
 
     @property
     def _servers(self) -> str:
         return self.client["bootstrap.servers"]
 
     def _consumer(self, isolation: str = "read_committed") -> Any:
-        """Reads from the leader: a mark that is not read yet would have its dead letters replayed again."""
-        own: dict[str, Any] = {
-            **READER,
+        """Create a consumer that reads from the leader: an unread mark would have its dead letters replayed again."""
+        config: dict[str, Any] = {
+            **READER_CONFIG,
             "fetch.wait.max.ms": 500,  # a transaction of another may be waited for, for a minute
             "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
             "isolation.level": isolation,  # ListOffsets has it too: the end is the last stable offset, or the very end
         }
-        return connect(Consumer, self.client, own)
+        return connect(Consumer, self.client, config)
 
 
-def _mark_of(record: _Record) -> bytes | None:
-    """The value of a mark, None for other records: a mark has nothing but its header.
+def _mark_value(record: _TopicRecord) -> bytes | None:
+    """Return the value of a replay mark, None for other records: a mark has nothing but its header.
 
-    A dead letter has headers of ours before its own, so a device's property of that name marks nothing [I13].
+    A dead letter has Towline's headers before its original ones, so a device's property of that name is no mark [I13].
     """
     match list(record.headers):
-        case [(name, value)] if name == MARK and not record.key and not record.value:
+        case [(name, value)] if name == REPLAY_MARK and not record.key and not record.value:
             return value or b""
     return None
 
 
-def _marked(record: _Record) -> list[Range]:
-    """The dead letters a mark names, all before it; none if the record is no mark of ours."""
-    value = _mark_of(record)
+def _replayed_by_mark(record: _TopicRecord) -> list[OffsetRange]:
+    """Return the offset ranges that a replay mark names, all below it; empty if the record is no mark."""
+    value = _mark_value(record)
     try:
-        named = [] if value is None else json.loads(value)["offsets"]
-        ranges = [(max(0, first), min(last, record.offset - 1)) for first, last in named]
+        named_ranges = [] if value is None else json.loads(value)["offsets"]
+        ranges = [
+            (max(0, first_offset), min(last_offset, record.offset - 1)) for first_offset, last_offset in named_ranges
+        ]
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
-    return [(first, last) for first, last in ranges if type(first) is type(last) is int and first <= last]
+    return [
+        (first_offset, last_offset)
+        for first_offset, last_offset in ranges
+        if type(first_offset) is type(last_offset) is int and first_offset <= last_offset
+    ]
 
 
-def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in their order, those that touch as one."""
-    made: list[Range] = []
-    for first, last in sorted(ranges):
-        if made and first <= made[-1][1] + 1:
-            made[-1] = made[-1][0], max(last, made[-1][1])
+def merge_ranges(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """Sort ranges, and merge ranges that overlap or touch."""
+    merged_ranges: list[OffsetRange] = []
+    for first_offset, last_offset in sorted(ranges):
+        if merged_ranges and first_offset <= merged_ranges[-1][1] + 1:
+            merged_ranges[-1] = merged_ranges[-1][0], max(last_offset, merged_ranges[-1][1])
         else:
-            made.append((first, last))
-    return made
+            merged_ranges.append((first_offset, last_offset))
+    return merged_ranges
 
 
-def shelves(bridge: Bridge) -> list[DeadLetterTopic]:
-    """The dead-letter topics of a bridge, those of former files included [I18].
+def dead_letter_topics(bridge: Bridge) -> list[DeadLetterTopic]:
+    """Return the dead-letter topics of a bridge, also the topics of former files [I18].
 
-    A line may have written to each of them before the file was changed: every line's signs are looked for in each.
+    A line may have written to each of them before the file was changed: the sources of every line are looked for in
+    each.
 
     Raises:
         ConfigError: TL-C75 when no line has one.
     """
-    signs: dict[str, AnyLine] = {}
-    before: dict[str, AnyLine] = {}
+    sources: dict[str, AnyLine] = {}
+    former_sources: dict[str, AnyLine] = {}
     for line in bridge.lines:
-        identity = Identity.of(bridge, line)
-        signs |= dict.fromkeys((line.name, identity.sink), line)
-        before |= dict.fromkeys(_former(identity, bridge.name), line)
-    lines = before | signs  # a line that has the name now is meant first
-    named = dict.fromkeys(line.dead_letter_topic for line in bridge.lines if line.dead_letter_topic)
-    former = former_topics(bridge)
-    if not named and not former:
-        do = 'Give the line dead_letter_topic = "NAME", or let topics be created with create_topics in [kafka].'
-        raise ConfigError("TL-C75", str(bridge.file), "no line has a dead-letter topic", do)
-    return [DeadLetterTopic(bridge.kafka.client(), topic, lines, topic in former) for topic in (*named, *former)]
+        identity = Identity.of_line(bridge, line)
+        sources |= dict.fromkeys((line.name, identity.sink), line)
+        former_sources |= dict.fromkeys(_former_sources(identity, bridge.name), line)
+    lines = former_sources | sources  # a line that has the name now is meant first
+    topics = dict.fromkeys(line.dead_letter_topic for line in bridge.lines if line.dead_letter_topic)
+    old_topics = former_dead_letter_topics(bridge)
+    if not topics and not old_topics:
+        remedy = 'Give the line dead_letter_topic = "NAME", or let topics be created with create_topics in [kafka].'
+        raise ConfigError("TL-C75", str(bridge.file), "no line has a dead-letter topic", remedy)
+    return [
+        DeadLetterTopic(bridge.kafka.client_settings(), topic, lines, topic in old_topics)
+        for topic in (*topics, *old_topics)
+    ]
 
 
-def _former(identity: Identity, bridge: str) -> Iterator[str]:
-    """What a line signed with before it was told to begin again, or had another name."""
-    base = identity.first_sink
-    yield base
-    yield base.removeprefix(f"{bridge}.")
-    yield from (f"{base}.{number}" for number in range(2, identity.generation))
+def _former_sources(identity: Identity, bridge_name: str) -> Iterator[str]:
+    """Yield the sources that a line's dead letters named before its last reset, or under a former name."""
+    first_source = identity.first_sink
+    yield first_source
+    yield first_source.removeprefix(f"{bridge_name}.")
+    yield from (f"{first_source}.{generation}" for generation in range(2, identity.generation))
 
 
 # -- what they become ------------------------------------------------------------------------------------------------
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Columns of numbers: their headers, and the largest of each; what is larger was not written by a gateway.
-_NUMBERS: Final = {
+_NUMBER_HEADERS: Final = {
     "qos": ("mqtt.qos", 2),
     "message_expiry_seconds": ("mqtt.message-expiry", 0xFFFFFFFF),
     "offset": ("mqtt.offset", (1 << 63) - 1),
 }
-_SUBSCRIPTION, _MOMENT = 268_435_455, 1 << 57
+_MAX_SUBSCRIPTION_ID, _MAX_TIMESTAMP_US = 268_435_455, 1 << 57
 _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
 #: Letters that are not the message: no route can make of them what it was.
-_NOT_WHOLE: Final = {
+_INCOMPLETE_REASONS: Final = {
     Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
     Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; its value is the MQTT packet, for a program of yours",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Remapped:
-    """The fate of one dead letter: a record, or why it is still dead; with neither a ``where`` leaves it out now."""
+class RemapResult:
+    """Result of remapping one dead letter: a record, or the reason it stays; neither if a ``where`` filters it now."""
 
     record: Record | None = None
-    why: str = ""
+    reason: str = ""
 
 
-def row_of(dead_letter: DeadLetter) -> dict[str, Any] | None:
-    """The source's row that a dead letter was; None if it is not from MQTT, or its properties were not kept."""
-    headers = [one for one in dead_letter.headers if one[0].startswith("mqtt.") or one[0] in TRACE_CONTEXT]
-    known: Mapping[str, bytes | None] = dict(reversed(headers))
-    if known.get("mqtt.topic") is None:
+def source_row(dead_letter: DeadLetter) -> dict[str, Any] | None:
+    """Rebuild the source row of a dead letter; None if it is not from MQTT, or has lost its properties."""
+    headers = [
+        name_and_value
+        for name_and_value in dead_letter.headers
+        if name_and_value[0].startswith("mqtt.") or name_and_value[0] in TRACE_CONTEXT
+    ]
+    first_values: Mapping[str, bytes | None] = dict(reversed(headers))
+    if first_values.get("mqtt.topic") is None:
         return None
-    users = [{"key": key, "value": _text(value)} for name, value in headers if (key := user_property(name)) is not None]
-    ids = [_number(value, _SUBSCRIPTION) for name, value in headers if name == "mqtt.subscription-id"]
-    texts = ("topic", "content_type", "response_topic", "gateway")
-    form = known.get("mqtt.payload-format")
+    user_properties = [
+        {"key": key, "value": _text(value)} for name, value in headers if (key := user_property(name)) is not None
+    ]
+    subscription_ids = [
+        _number(value, _MAX_SUBSCRIPTION_ID) for name, value in headers if name == "mqtt.subscription-id"
+    ]
+    text_columns = ("topic", "content_type", "response_topic", "gateway")
+    payload_format = first_values.get("mqtt.payload-format")
     return {
-        **{name: _text(known.get(f"mqtt.{name.replace('_', '-')}")) for name in texts},
-        **{name: _number(known.get(header), most) for name, (header, most) in _NUMBERS.items()},
+        **{name: _text(first_values.get(f"mqtt.{name.replace('_', '-')}")) for name in text_columns},
+        **{name: _number(first_values.get(header), max_value) for name, (header, max_value) in _NUMBER_HEADERS.items()},
         "payload": dead_letter.value,
-        "retain": known.get("mqtt.retain") == b"true",
-        "duplicate": known.get("mqtt.duplicate") == b"true",
-        "payload_is_utf8": None if form is None else form == b"1",
-        "correlation_data": known.get("mqtt.correlation-data"),
-        "user_properties": users or None,
-        "subscription_ids": [number for number in ids if number is not None] or None,
-        "received_at": _EPOCH + timedelta(microseconds=_number(known.get("mqtt.received-at"), _MOMENT) or 0),
+        "retain": first_values.get("mqtt.retain") == b"true",
+        "duplicate": first_values.get("mqtt.duplicate") == b"true",
+        "payload_is_utf8": None if payload_format is None else payload_format == b"1",
+        "correlation_data": first_values.get("mqtt.correlation-data"),
+        "user_properties": user_properties or None,
+        "subscription_ids": [number for number in subscription_ids if number is not None] or None,
+        "received_at": _EPOCH
+        + timedelta(microseconds=_number(first_values.get("mqtt.received-at"), _MAX_TIMESTAMP_US) or 0),
     }
 
 
@@ -377,216 +424,229 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
 
 
-def _number(value: bytes | None, most: int) -> int | None:
+def _number(value: bytes | None, max_value: int) -> int | None:
     number = int(value) if value is not None and _DECIMAL.fullmatch(value) else None
-    return number if number is None or number <= most else None
+    return number if number is None or number <= max_value else None
 
 
-class Mapper:
-    """Maps the dead letters of one line; those of a downlink go back to Kafka, where the line takes them once more.
+class LetterMapper:
+    """Mapper of one line's dead letters; a downlink's letters go back to Kafka, where the line reads them again.
 
-    The session that evaluates the SQL of its routes is made at most once, and only where there is some.
+    The Spark session for the SQL of its routes is created at most once, and only where there is SQL.
     """
 
     def __init__(self, line: AnyLine, spark: Callable[[], SparkSession]) -> None:
-        routes = line.routes if isinstance(line, Line) else ()
-        self._statements, self._table, self._spark = Statements(routes), RouteTable(routes), spark
+        routes = line.routes if isinstance(line, Uplink) else ()
+        self._statements, self._table, self._spark = RouteSql(routes), RouteTable(routes), spark
 
-    def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
-        """The fate of each, in order."""
+    def remap(self, dead_letters: Sequence[DeadLetter]) -> list[RemapResult]:
+        """Remap dead letters; return one result for each, in order."""
         rows = {
             index: row
             for index, dead_letter in enumerate(dead_letters)
-            if self._table.routes and dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
+            if self._table.routes
+            and dead_letter.reason not in _INCOMPLETE_REASONS
+            and (row := source_row(dead_letter)) is not None
         }
-        mapped = dict(zip(rows, self._mapped([*rows.values()]), strict=True))
-        return [mapped.get(index) or _as_it_was(dead_letter) for index, dead_letter in enumerate(dead_letters)]
+        results = dict(zip(rows, self._map_rows([*rows.values()]), strict=True))
+        return [results.get(index) or _unchanged_record(dead_letter) for index, dead_letter in enumerate(dead_letters)]
 
-    def _mapped(self, rows: list[dict[str, Any]]) -> Iterator[Remapped]:
+    def _map_rows(self, rows: list[dict[str, Any]]) -> Iterator[RemapResult]:
         if not rows:
             return
         batch = pa.RecordBatch.from_pylist(rows, schema=ROW_SCHEMA)
-        if self._statements.needed:
-            batch = self._evaluated(self._table.routed(batch, self._statements.values))
-        made = self._table.render(batch)
-        records = RecordColumns().rows(made, any_topic=True).records
-        for code, fault, record in zip(*(made.column(n).to_pylist() for n in (OUTCOME, FAULT)), records, strict=True):
+        if self._statements.needs_spark:
+            batch = self._evaluate_sql(self._table.add_routes(batch, self._statements.value_columns))
+        record_batch = self._table.render(batch)
+        records = RecordColumns().rows(record_batch, any_topic=True).records
+        for code, fault, record in zip(
+            *(record_batch.column(n).to_pylist() for n in (OUTCOME, FAULT)), records, strict=True
+        ):
             outcome = RowOutcome(code)
             if outcome.reason:
-                yield Remapped(why=f"it is refused: {fault}" if outcome is RowOutcome.REJECTED else fault)
+                yield RemapResult(reason=f"it is refused: {fault}" if outcome is RowOutcome.REJECTED else fault)
             else:
-                yield Remapped(None if outcome < RowOutcome.RENDERED else record)
+                yield RemapResult(None if outcome < RowOutcome.RENDERED else record)
 
-    def _evaluated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows with what Spark says of them."""
-        frame = self._spark().createDataFrame(pa.Table.from_batches([rows]))
-        (batch,) = self._statements.applied(frame, tolerant=True).toArrow().combine_chunks().to_batches()
-        return of_schema(batch)
+    def _evaluate_sql(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Add the columns that Spark evaluates from the SQL of the routes."""
+        data_frame = self._spark().createDataFrame(pa.Table.from_batches([rows]))
+        (batch,) = self._statements.writer_frame(data_frame, tolerant=True).toArrow().combine_chunks().to_batches()
+        return to_row_schema(batch)
 
 
-def _as_it_was(dead_letter: DeadLetter) -> Remapped:
-    """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
-    if (why := _NOT_WHOLE.get(dead_letter.reason)) or dead_letter.topic is None:
-        return Remapped(why=why or "it names no topic")
+def _unchanged_record(dead_letter: DeadLetter) -> RemapResult:
+    """Return the original record of a dead letter that was mapped and could not be written; Kafka may take it now."""
+    if (reason := _INCOMPLETE_REASONS.get(dead_letter.reason)) or dead_letter.topic is None:
+        return RemapResult(reason=reason or "it names no topic")
     partition = -1 if dead_letter.partition is None or dead_letter.reason is Reason.PARTITION else dead_letter.partition
-    moment = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
+    timestamp = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
     headers = list(dead_letter.headers) or None
-    return Remapped((dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, moment, headers))
+    return RemapResult(
+        (dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, timestamp, headers)
+    )
 
 
 # -- each at most once ------------------------------------------------------------------------------------------------
 
 #: Dead letters of one transaction.
-CHUNK: Final = 500
+LETTERS_PER_TRANSACTION: Final = 500
 #: Bytes of them at which it ends earlier: they and their records are kept in memory.
-_CHUNK_BYTES: Final = 16 * 1024 * 1024
+_BYTES_PER_TRANSACTION: Final = 16 * 1024 * 1024
 #: Seconds for one transaction; the broker aborts it then by itself.
-_TRANSACTION_S: Final = 60
+_TRANSACTION_TIMEOUT_S: Final = 60
 #: The lines' own says how long *their* transactions may take.
-_CLOCK: Final = "transaction.timeout.ms"
+_TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 
 @dataclass(slots=True)
-class Replay:
-    """What a replay did, or would do: letters by the topic of their record, left out now, and by why they stay."""
+class ReplayCounts:
+    """Counts of a replay or dry run: replayed letters by topic, filtered letters, remaining letters by reason."""
 
-    mended: Counter[str] = field(default_factory=Counter)
-    filtered: int = 0
-    dead: Counter[str] = field(default_factory=Counter)
+    replayed_by_topic: Counter[str] = field(default_factory=Counter)
+    filtered_count: int = 0
+    dead_by_reason: Counter[str] = field(default_factory=Counter)
 
     @property
-    def letters(self) -> int:
-        """How many were looked at."""
-        return self.mended.total() + self.filtered + self.dead.total()
+    def total(self) -> int:
+        """Number of letters processed."""
+        return self.replayed_by_topic.total() + self.filtered_count + self.dead_by_reason.total()
 
-    def add(self, outcome: Remapped) -> None:
-        """Count one dead letter."""
-        if outcome.why:
-            self.dead[outcome.why] += 1
+    def add(self, outcome: RemapResult) -> None:
+        """Count the result of one dead letter."""
+        if outcome.reason:
+            self.dead_by_reason[outcome.reason] += 1
         elif outcome.record is None:
-            self.filtered += 1
+            self.filtered_count += 1
         else:
-            self.mended[outcome.record[0]] += 1
+            self.replayed_by_topic[outcome.record[0]] += 1
 
-    def include(self, other: Replay) -> None:
-        """Count what was done on another topic too."""
-        self.mended += other.mended
-        self.filtered += other.filtered
-        self.dead += other.dead
+    def add_counts(self, counts: ReplayCounts) -> None:
+        """Add the counts of another topic."""
+        self.replayed_by_topic += counts.replayed_by_topic
+        self.filtered_count += counts.filtered_count
+        self.dead_by_reason += counts.dead_by_reason
 
 
 def replay(
-    ledger: DeadLetterTopic,
-    wanted: Wanted,
+    letter_topic: DeadLetterTopic,
+    letter_filter: LetterFilter,
     spark: Callable[[], SparkSession],
     *,
     limit: int | None = None,
     dry_run: bool = False,
-) -> Replay:
-    """Put the mended dead letters of a topic back on their way; each dead letter at most once, also over crashes.
+) -> ReplayCounts:
+    """Replay the dead letters of a topic, each at most once, also over crashes.
 
-    `spark` makes a session for routes with SQL. At most `limit` letters are taken; a `dry_run` writes nothing.
+    `spark` creates a session for routes with SQL. At most `limit` letters are replayed; a `dry_run` writes nothing.
 
     Raises:
-        KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
-            not committed waits as before.
+        KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: letters without a
+            commit wait as before.
     """
-    mappers = {line.name: Mapper(line, spark) for line in ledger.lines.values()}
-    done = Replay()
-    entries = ledger.entries(wanted)
+    mappers = {line.name: LetterMapper(line, spark) for line in letter_topic.lines.values()}
+    counts = ReplayCounts()
+    letters = letter_topic.waiting_letters(letter_filter)
     # Counts under the fence: what the search takes for waiting may have been replayed (see `waiting`).
-    left = sys.maxsize if limit is None else limit
-    while chunk := _chunk(entries, min(left, CHUNK)):
+    remaining_limit = sys.maxsize if limit is None else limit
+    while batch := _next_letters(letters, min(remaining_limit, LETTERS_PER_TRANSACTION)):
         if dry_run:
-            outcomes = _outcomes(ledger, mappers, chunk)
+            outcomes = _remap_letters(letter_topic, mappers, batch)
         else:
-            with contextlib.closing(_Writer(ledger)) as writer:
-                chunk = ledger.waiting(chunk)
-                outcomes = _outcomes(ledger, mappers, chunk)
-                writer.write(ledger.topic, chunk, outcomes)
-        left -= len(chunk)
+            with contextlib.closing(_ReplayWriter(letter_topic)) as writer:
+                batch = letter_topic.still_waiting(batch)
+                outcomes = _remap_letters(letter_topic, mappers, batch)
+                writer.write(letter_topic.topic, batch, outcomes)
+        remaining_limit -= len(batch)
         for outcome in outcomes:
-            done.add(outcome)
-    return done
+            counts.add(outcome)
+    return counts
 
 
-def _chunk(entries: Iterator[Entry], limit: int) -> list[Entry]:
-    """The next dead letters, as many as one transaction carries and no more than the limit."""
-    made: list[Entry] = []
+def _next_letters(letters: Iterator[StoredLetter], limit: int) -> list[StoredLetter]:
+    """Return the next dead letters, as many as fit one transaction and the limit."""
+    batch: list[StoredLetter] = []
     size = 0
-    for entry in islice(entries, limit):
-        made.append(entry)
-        size += len(entry.dead_letter.value or b"")
-        if size > _CHUNK_BYTES:
+    for letter in islice(letters, limit):
+        batch.append(letter)
+        size += len(letter.dead_letter.value or b"")
+        if size > _BYTES_PER_TRANSACTION:
             break
-    return made
+    return batch
 
 
-def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper], chunk: list[Entry]) -> list[Remapped]:
-    """The fate of each dead letter, and whether Kafka takes what it becomes."""
-    fates: dict[int, Remapped] = {}
-    owners = [line and line.name for line in (ledger.line_of(entry.dead_letter) for entry in chunk)]
+def _remap_letters(
+    letter_topic: DeadLetterTopic, mappers: Mapping[str, LetterMapper], letters: list[StoredLetter]
+) -> list[RemapResult]:
+    """Remap dead letters, and check that Kafka takes the records; return one result for each."""
+    results: dict[int, RemapResult] = {}
+    line_names = [line and line.name for line in (letter_topic.line_of(letter.dead_letter) for letter in letters)]
     for name, mapper in mappers.items():
-        mine = [at for at, owner in enumerate(owners) if owner == name]
-        fates |= dict(zip(mine, mapper.outcomes([chunk[at].dead_letter for at in mine]), strict=True))
-    topics = {fate.record[0] for fate in fates.values() if fate.record}
-    taken, now = re.compile(reserved([ledger.topic])), int(time.time() * 1000)
-    facts = KafkaAdmin(ledger.client).facts({topic for topic in topics if not taken.fullmatch(topic)})
-    most = largest_message(ledger.client)
-    limits = RecordLimits(facts, most, None, now, lambda topic: bool(taken.fullmatch(topic)))
-    return [_checked(fates[at], limits) for at in range(len(chunk))]
+        indexes = [index for index, line_name in enumerate(line_names) if line_name == name]
+        results |= dict(zip(indexes, mapper.remap([letters[index].dead_letter for index in indexes]), strict=True))
+    topics = {result.record[0] for result in results.values() if result.record}
+    reserved_pattern, now = re.compile(reserved_topics_pattern([letter_topic.topic])), int(time.time() * 1000)
+    topic_limits = KafkaAdmin(letter_topic.client).topic_limits(
+        {topic for topic in topics if not reserved_pattern.fullmatch(topic)}
+    )
+    max_bytes = max_message_bytes(letter_topic.client)
+    limits = RecordLimits(topic_limits, max_bytes, None, now, lambda topic: bool(reserved_pattern.fullmatch(topic)))
+    return [_check_record(results[index], limits) for index in range(len(letters))]
 
 
-def _checked(fate: Remapped, limits: RecordLimits) -> Remapped:
-    if fate.record and (fault := fault_of(fate.record, limits)):
-        return Remapped(why=f"topic {fate.record[0]}: {fault.detail}")
-    return fate
+def _check_record(result: RemapResult, limits: RecordLimits) -> RemapResult:
+    if result.record and (fault := record_fault(result.record, limits)):
+        return RemapResult(reason=f"topic {result.record[0]}: {fault.detail}")
+    return result
 
 
-class _Writer:
-    """A transactional producer for one transaction, the sink's own; whoever starts later fences it."""
+class _ReplayWriter:
+    """Transactional producer of one replay transaction; a later one fences it."""
 
-    def __init__(self, ledger: DeadLetterTopic) -> None:
-        client = {f"kafka.{name}": value for name, value in ledger.client.items() if name != _CLOCK}
-        settings = SinkSettings.parse({"deliveryTimeout": str(_TRANSACTION_S), **client})
+    def __init__(self, letter_topic: DeadLetterTopic) -> None:
+        client = {f"kafka.{name}": value for name, value in letter_topic.client.items() if name != _TRANSACTION_TIMEOUT}
+        settings = SinkSettings.parse({"deliveryTimeout": str(_TRANSACTION_TIMEOUT_S), **client})
         # Of the topic alone: bridges that share one may both take a dead letter for theirs.
         self._servers = settings.servers
-        with self._one_error():
-            self._producer = Transactional(settings, f"towline.dlq.{ledger.topic}")
+        with self._convert_errors():
+            self._producer = TransactionalProducer(settings, f"towline.dlq.{letter_topic.topic}")
 
-    def write(self, topic: str, chunk: list[Entry], outcomes: list[Remapped]) -> None:
-        """One transaction: the records, and the marks of the dead letters they came from.
+    def write(self, topic: str, letters: list[StoredLetter], results: list[RemapResult]) -> None:
+        """Write the records, and the replay marks of their dead letters, in one transaction.
 
-        After TL-B30 nothing of it counts, or nobody knows whether it does: the next replay finds out.
+        After TL-B30 it is not committed, or that is not known: the next replay reads it from the marks.
         """
-        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if not outcome.why]
-        if not settled:
+        replayed_letters = [letter for letter, result in zip(letters, results, strict=True) if not result.reason]
+        if not replayed_letters:
             return
-        records = [outcome.record for outcome in outcomes if outcome.record is not None]
-        records += [(topic, b"", None, partition, None, None, 0, [(MARK, mark)]) for partition, mark in _marks(settled)]
-        with self._one_error():
+        records = [result.record for result in results if result.record is not None]
+        records += [
+            (topic, b"", None, partition, None, None, 0, [(REPLAY_MARK, mark)])
+            for partition, mark in _marks(replayed_letters)
+        ]
+        with self._convert_errors():
             self._producer.begin()
             self._producer.write(Rows(len(records), 0, frozenset(), iter(records)))
             self._producer.commit()
 
     def close(self) -> None:
-        """Let go of the producer; what was not committed is aborted."""
+        """Close the producer; aborts an open transaction."""
         self._producer.close()
 
     @contextlib.contextmanager
-    def _one_error(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except KafkaError as error:
-            what = f"Kafka did not take what was replayed: {error.what}"
-            do = "Run it again: what was replayed is left out then, the rest waits as before."
-            raise KafkaError("TL-B30", self._servers, what, do) from None
+            problem = f"Kafka did not take what was replayed: {error.problem}"
+            remedy = "Run it again: what was replayed is left out then, the rest waits as before."
+            raise KafkaError("TL-B30", self._servers, problem, remedy) from None
 
 
-def _marks(entries: Iterable[Entry]) -> Iterator[tuple[int, bytes]]:
-    """Partition and mark, for each partition with dead letters that are settled."""
-    settled: dict[int, list[Range]] = {}
-    for entry in entries:
-        settled.setdefault(entry.partition, []).append((entry.offset, entry.offset))
-    for partition, each in sorted(settled.items()):
-        yield partition, json.dumps({"v": 1, "offsets": joined(each)}, separators=(",", ":")).encode()
+def _marks(letters: Iterable[StoredLetter]) -> Iterator[tuple[int, bytes]]:
+    """Yield partition and replay mark, for each partition with replayed letters."""
+    ranges_by_partition: dict[int, list[OffsetRange]] = {}
+    for letter in letters:
+        ranges_by_partition.setdefault(letter.partition, []).append((letter.offset, letter.offset))
+    for partition, ranges in sorted(ranges_by_partition.items()):
+        yield partition, json.dumps({"v": 1, "offsets": merge_ranges(ranges)}, separators=(",", ":")).encode()

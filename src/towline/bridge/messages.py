@@ -1,10 +1,10 @@
-"""Messages of a downlink over Arrow columns: what a Kafka record becomes, as `towline.bridge.routes` for the other way.
+"""Downlink messages as Arrow columns: Kafka records to MQTT messages, as `towline.bridge.routes` for uplinks.
 
-Topic, payload and properties of a message are each a template, a column that Spark has made of the user's SQL, or what
-the record's headers say.
+Topic, payload and properties of a message each come from a template, from a column that Spark computed by the user's
+SQL, or from the record's headers.
 
-Every text is UTF-8 or nothing: a key or header with other bytes is null where a template names it, and what would be
-lost by it makes the record a dead letter. So does whatever MQTT can't carry. Nothing here raises on a record.
+Every text is valid UTF-8 or null. A key or header with other bytes is null where a template names it; if the message
+would lose it, the record becomes a dead letter, as does whatever MQTT can't carry. No record raises an exception here.
 """
 
 from __future__ import annotations
@@ -27,75 +27,79 @@ from towline.bridge.routes import (
     RECORD_SCHEMA,
     REJECT,
     WHERE,
+    FieldTexts,
     JsonFields,
     RenderedColumns,
     RowOutcome,
-    Values,
-    faults,
-    first_case,
-    first_named,
+    fault_texts,
+    first_matching_case,
+    first_value_of,
+    lossy_text,
     running_sums,
+    sql_verdicts,
     utf8_text,
-    verdicts,
-    whole_text,
 )
 from towline.schema import MESSAGE_SCHEMA
 
 #: Columns of Spark's Kafka source, and those that say where a record stands.
-COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
-PLACE: Final = ("topic", "partition", "offset")
+KAFKA_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+POSITION_COLUMNS: Final = ("topic", "partition", "offset")
 #: Fields of a record that a template may name beside key, value and headers, and the column behind each.
-FIELDS: Final = {f"kafka.{name}": name for name in (*PLACE, "timestamp")}
+FIELDS: Final = {f"kafka.{name}": name for name in (*POSITION_COLUMNS, "timestamp")}
 #: What begins the path of a field of a JSON value.
-DOCUMENT: Final = "value"
+VALUE_ROOT: Final = "value"
 #: What a line may say of its messages.
-VALUES: Final = ("topic", "payload", "retain", "expiry", "content_type", "response_topic", "correlation_data")
+MESSAGE_FIELDS: Final = ("topic", "payload", "retain", "expiry", "content_type", "response_topic", "correlation_data")
 #: Types of Spark's of those that are no text.
-KINDS: Final = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
+SQL_TYPES: Final = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
 #: Begins the columns of what a notice says in SQL, and of the line's fields as texts.
-NOTICE, TEXT = "notice_", "text_"
+NOTICE_PREFIX, TEXT_PREFIX = "notice_", "text_"
 #: Headers the way up writes that are no user properties; the last three stand in dead letters only.
-_OURS: Final = frozenset({*HEADERS, "mqtt.gateway", "mqtt.offset", "mqtt.duplicate"})
+_TOWLINE_HEADERS: Final = frozenset({*HEADERS, "mqtt.gateway", "mqtt.offset", "mqtt.duplicate"})
 #: What goes on of a record only where it is refused.
-_OF_LETTERS: Final = ("key", "value", "timestamp", "headers")
+_DEAD_LETTER_COLUMNS: Final = ("key", "value", "timestamp", "headers")
 #: Longest text or binary property, and longest topic [MQTT 5 section 1.5.4].
-_LONGEST: Final = 65535
+_MAX_LENGTH: Final = 65535
 #: Longest Message Expiry Interval, in seconds [MQTT 5 section 3.3.2.3.3].
-_LONGEST_EXPIRY: Final = 0xFFFFFFFF
-_SECONDS: Final = re.compile(r"\s*([+-]?[0-9]{1,99})\s*", re.ASCII)
+_MAX_EXPIRY_S: Final = 0xFFFFFFFF
+_INTEGER: Final = re.compile(r"\s*([+-]?[0-9]{1,99})\s*", re.ASCII)
 #: What no topic of a message has [MQTT-3.3.2-2, MQTT-4.7.3-1], and no text [MQTT-1.5.4-2].
-_WILD, _NUL = r"^$|[+#\x{0}]", r"\x{0}"
+_INVALID_TOPIC, _NULL_CHARACTER = r"^$|[+#\x{0}]", r"\x{0}"
 #: Characters that a string should not have, and at which a receiver may end the connection [MQTT 5 section 1.5.4].
-_PLANES: Final = "".join(rf"\x{{{plane:X}FFFE}}\x{{{plane:X}FFFF}}" for plane in range(17))
-_CONTROLS: Final = rf"[\x{{1}}-\x{{1F}}\x{{7F}}-\x{{9F}}\x{{FDD0}}-\x{{FDEF}}{_PLANES}]"
+_PLANE_NONCHARACTERS: Final = "".join(rf"\x{{{plane:X}FFFE}}\x{{{plane:X}FFFF}}" for plane in range(17))
+_CONTROL_CHARACTERS: Final = rf"[\x{{1}}-\x{{1F}}\x{{7F}}-\x{{9F}}\x{{FDD0}}-\x{{FDEF}}{_PLANE_NONCHARACTERS}]"
 
 
 def record_column(name: str, fields: Collection[str]) -> str | None:
-    """The column behind a field that a template may name; None for another name."""
+    """Return the column of a template's field; None for an unknown name."""
     if name in ("key", "value") or name in fields:
         return name
     if name.startswith("header.") and name != "header.":
         return "headers"
-    return DOCUMENT if payload_path(name, DOCUMENT) else FIELDS.get(name)
+    return VALUE_ROOT if payload_path(name, VALUE_ROOT) else FIELDS.get(name)
 
 
-def own(name: str) -> str:
-    """A column of ours: what a record has may have the same name."""
+def internal_column(name: str) -> str:
+    """Return the name of an internal column; the record may have a column of the plain name."""
     return f"__{name}"
 
 
-def lasting(names: Iterable[str]) -> list[str]:
-    """The columns of records that are there after `MessageTable.rendered` as before."""
-    return [name for name in names if name not in (REJECT, WHERE, *map(own, VALUES))]
+def kept_columns(columns: Iterable[str]) -> list[str]:
+    """Return the columns of records that `MessageTable.render` keeps."""
+    return [name for name in columns if name not in (REJECT, WHERE, *map(internal_column, MESSAGE_FIELDS))]
 
 
-_SENT: Final = tuple(field for field in MESSAGE_SCHEMA if field.name != "qos")
+_SENT_FIELDS: Final = tuple(field for field in MESSAGE_SCHEMA if field.name != "qos")
 #: What `MessageTable.rendered` adds to the columns of a record.
 RENDERED_SCHEMA: Final = pa.schema(
-    [*(field.with_name(own(field.name)) for field in _SENT), (OUTCOME, pa.int8()), (FAULT, pa.string())]
+    [
+        *(field.with_name(internal_column(field.name)) for field in _SENT_FIELDS),
+        (OUTCOME, pa.int8()),
+        (FAULT, pa.string()),
+    ]
 )
 #: A refused record, or what Kafka is told of it.
-LETTER_SCHEMA: Final = pa.schema(
+DEAD_LETTER_SCHEMA: Final = pa.schema(
     [
         *(RECORD_SCHEMA.field(name) for name in ("topic", "key", "value", "headers", "timestamp", OUTCOME, FAULT)),
         ("partition", pa.int32()),
@@ -104,271 +108,310 @@ LETTER_SCHEMA: Final = pa.schema(
 
 
 @dataclass(frozen=True)
-class LetterColumns(RenderedColumns):
-    """Batches of `LETTER_SCHEMA`."""
+class DeadLetterColumns(RenderedColumns):
+    """Dead letters of a downlink: batches of `DEAD_LETTER_SCHEMA`."""
 
     topic: str | None = None
-    present: frozenset[str] = frozenset(("topic", "key", "value", "headers", "timestamp", "partition"))
+    written_columns: frozenset[str] = frozenset(("topic", "key", "value", "headers", "timestamp", "partition"))
 
 
 class MessageTable:
-    """What the records of a line become.
+    """Mapping of a line's records to messages.
 
     Args:
-        written: Plain values; of what is said (`VALUES`, ``notice``) a template, a constant, null for nothing, or an
-            empty table for a column that Spark has made of SQL. ``limit`` is the largest packet that the broker takes
+        config: JSON values. An expression (of `MESSAGE_FIELDS`, ``notice``) is a template, a constant, null for none,
+            or an empty table for a column that Spark has computed by SQL. ``limit`` is the broker's maximum packet size
             in bytes, 0 for no limit.
     """
 
-    def __init__(self, written: Mapping[str, Any]) -> None:
-        self.said = _read(written["values"])
-        self.properties, self.send_controls = written["properties"], written["send_controls"]
-        self.line, self.qos, self.limit = written["line"], written["qos"], written["limit"]
-        self._notice = _read(written["notice"])
-        copied: list[str] = written["copied"]
-        self._exact = {name for name in copied if not name.endswith("*")}
-        self._begins = tuple(name[:-1] for name in copied if name.endswith("*"))
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.expressions = _parse_templates(config["values"])
+        self.properties, self.send_controls = config["properties"], config["send_controls"]
+        self.line, self.qos, self.packet_limit = config["line"], config["qos"], config["limit"]
+        self._notice = _parse_templates(config["notice"])
+        copied: list[str] = config["copied"]
+        self._copied_names = {name for name in copied if not name.endswith("*")}
+        self._copied_prefixes = tuple(name[:-1] for name in copied if name.endswith("*"))
 
-    def rendered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Records with what becomes of them, in `RENDERED_SCHEMA`; a batch goes a long way, so what has no use is null.
+    def render(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records with their messages or faults, in `RENDERED_SCHEMA`; unused cells are null, for small batches.
 
         Args:
-            rows: `COLUMNS`, and what Spark has made of the line's SQL: `REJECT`, `WHERE`, and `own` columns.
+            rows: `KAFKA_COLUMNS`, and the columns of the line's SQL: `REJECT`, `WHERE`, and `internal_column` ones.
         """
-        made = _Messages(self, rows)
-        columns, outcomes, refusals = made.columns(), *made.outcomes()
-        columns[own("payload")] = _only(columns[own("payload")], pc.equal(outcomes, int(RowOutcome.RENDERED)))
-        columns |= {OUTCOME: outcomes, FAULT: whole_text(faults(outcomes, refusals, self.limit))}
-        keep, bad = lasting(rows.schema.names), pc.greater(outcomes, int(RowOutcome.FALLBACK))
-        record = [_only(rows.column(n), bad) if n in _OF_LETTERS else rows.column(n) for n in keep]
-        return pa.RecordBatch.from_arrays([*record, *columns.values()], names=[*keep, *columns])
+        messages = _MessageColumns(self, rows)
+        columns, outcomes, refusals = messages.columns(), *messages.outcomes()
+        columns[internal_column("payload")] = _null_elsewhere(
+            columns[internal_column("payload")], pc.equal(outcomes, int(RowOutcome.RENDERED))
+        )
+        columns |= {OUTCOME: outcomes, FAULT: lossy_text(fault_texts(outcomes, refusals, self.packet_limit))}
+        column_names, is_refused = kept_columns(rows.schema.names), pc.greater(outcomes, int(RowOutcome.FALLBACK))
+        record = [
+            _null_elsewhere(rows.column(name), is_refused) if name in _DEAD_LETTER_COLUMNS else rows.column(name)
+            for name in column_names
+        ]
+        return pa.RecordBatch.from_arrays([*record, *columns.values()], names=[*column_names, *columns])
 
     def dead_letters(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Refused records, and what Kafka is told of them, in `LETTER_SCHEMA`.
+        """Yield refused records, and the failure notices on them, in `DEAD_LETTER_SCHEMA`.
 
         Args:
-            rows: Of `rendered`, each refused; with what Spark has made of the SQL of the notice.
+            rows: Refused rows of `render`, with the columns of the notice's SQL.
         """
-        yield rows.select(LETTER_SCHEMA.names).cast(LETTER_SCHEMA)
+        yield rows.select(DEAD_LETTER_SCHEMA.names).cast(DEAD_LETTER_SCHEMA)
         if self._notice and (notices := self._notices(rows)):
-            yield pa.RecordBatch.from_pylist(notices, schema=LETTER_SCHEMA)
+            yield pa.RecordBatch.from_pylist(notices, schema=DEAD_LETTER_SCHEMA)
 
     def _notices(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        view = _Records(rows, self._notice, NOTICE)
-        said = {name: view.said(name) for name in self._notice}
-        topics, wanted = whole_text(said.pop("topic")).to_pylist(), said.pop("where").to_pylist()
-        texts = {name: column.cast(pa.binary()).to_pylist() for name, column in said.items()}
+        record_fields = _RecordFields(rows, self._notice, NOTICE_PREFIX)
+        evaluated = {name: record_fields.evaluate(name) for name in self._notice}
+        topics, where_column = lossy_text(evaluated.pop("topic")).to_pylist(), evaluated.pop("where").to_pylist()
+        texts = {name: column.cast(pa.binary()).to_pylist() for name, column in evaluated.items()}
         keys, values, headers = texts.pop("key"), texts.pop("payload"), rows.column("headers").to_pylist()
         notices = []
-        for at in range(view.size):
-            if topics[at] is None or (self._notice["where"] is not None and not wanted[at]):
+        for row in range(record_fields.size):
+            if topics[row] is None or (self._notice["where"] is not None and not where_column[row]):
                 continue
-            made = [{"key": bytes.fromhex(name[7:]).decode(), "value": one[at]} for name, one in texts.items()]
-            made = [one for one in made if one["value"] is not None]
-            made += [
-                one for one in headers[at] or () if one["key"] in self._exact or one["key"].startswith(self._begins)
+            notice_headers = [
+                {"key": bytes.fromhex(name[7:]).decode(), "value": cells[row]} for name, cells in texts.items()
             ]
-            value = b"" if self._notice["payload"] is None else values[at]
-            notices.append({"topic": topics[at], "key": keys[at], "value": value, "headers": made, OUTCOME: 0})
+            notice_headers = [header for header in notice_headers if header["value"] is not None]
+            notice_headers += [
+                header
+                for header in headers[row] or ()
+                if header["key"] in self._copied_names or header["key"].startswith(self._copied_prefixes)
+            ]
+            value = b"" if self._notice["payload"] is None else values[row]
+            notices.append(
+                {"topic": topics[row], "key": keys[row], "value": value, "headers": notice_headers, OUTCOME: 0}
+            )
         return notices
 
 
 @lru_cache(maxsize=4)
-def message_table(text: str) -> MessageTable:
-    """The table of a line, of JSON; a process runs tasks of several lines, one after the other."""
-    return MessageTable(json.loads(text))
+def message_table(config_json: str) -> MessageTable:
+    """Return the table of a line's JSON configuration; cached, since a process runs tasks of several lines in turn."""
+    return MessageTable(json.loads(config_json))
 
 
-def _read(written: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: Template.read(v) if isinstance(v, str) else v for name, v in written.items()}
+def _parse_templates(expressions: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: Template.parse(expression) if isinstance(expression, str) else expression
+        for name, expression in expressions.items()
+    }
 
 
-def _only(column: pa.Array, mask: pa.Array) -> pa.Array:
-    """A column in the rows of a mask, null in others."""
-    ends = pc.min_max(mask).as_py()
-    if not ends["max"]:
+def _null_elsewhere(column: pa.Array, mask: pa.Array) -> pa.Array:
+    """Return a column with null in the rows outside a mask."""
+    bounds = pc.min_max(mask).as_py()
+    if not bounds["max"]:
         return pa.nulls(len(column), column.type)
-    return column if ends["min"] else column.take(pc.if_else(mask, pa.array(range(len(column)), pa.int64()), None))
+    return column if bounds["min"] else column.take(pc.if_else(mask, pa.array(range(len(column)), pa.int64()), None))
 
 
-class _Records(Values):
-    """The fields of records, and what is said over them; its columns of SQL have a prefix."""
+class _RecordFields(FieldTexts):
+    """Fields of records, and the expressions over them; SQL columns of the expressions have a prefix."""
 
-    def __init__(self, rows: pa.RecordBatch, said: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(self, rows: pa.RecordBatch, expressions: Mapping[str, Any], prefix: str = "") -> None:
         super().__init__(rows.num_rows)
-        self._rows, self._said, self._prefix = rows, said, prefix
+        self._rows, self._expressions, self._prefix = rows, expressions, prefix
 
-    def _value(self, name: str) -> pa.Array:
+    def _make_text(self, name: str) -> pa.Array:
         if name in ("key", "value"):
             return utf8_text(self._rows.column(name))
         if name == "kafka.timestamp":  # as Spark writes it in UTC
-            moments = self._rows.column("timestamp").cast(pa.timestamp("us")).cast(pa.string())
-            return pc.replace_substring_regex(moments, r"\.?0*$", "")
+            times = self._rows.column("timestamp").cast(pa.timestamp("us")).cast(pa.string())
+            return pc.replace_substring_regex(times, r"\.?0*$", "")
         if name in FIELDS:
             return self._rows.column(FIELDS[name]).cast(pa.string())
         if name.startswith("header."):
             return utf8_text(self.header(name.removeprefix("header.")))
-        return self.document.fields[name] if payload_path(name, DOCUMENT) else self._rows.column(own(TEXT + name))
+        return (
+            self.json_fields.fields[name]
+            if payload_path(name, VALUE_ROOT)
+            else self._rows.column(internal_column(TEXT_PREFIX + name))
+        )
 
     def header(self, name: str) -> pa.Array:
-        """The bytes of the first header of a name, null where there is none."""
-        return first_named(self._rows.column("headers"), name)
+        """Return the value of the first header of a name as bytes, null where there is none."""
+        return first_value_of(self._rows.column("headers"), name)
 
     @cached_property
-    def document(self) -> JsonFields:
-        """The fields of JSON values that are named."""
-        templates = (one for one in self._said.values() if isinstance(one, Template))
-        return JsonFields(self._rows.column("value"), templates, DOCUMENT)
+    def json_fields(self) -> JsonFields:
+        """JSON fields of the values that templates name."""
+        templates = (template for template in self._expressions.values() if isinstance(template, Template))
+        return JsonFields(self._rows.column("value"), templates, VALUE_ROOT)
 
-    def said(self, name: str) -> pa.Array:
-        """What is said; null where nothing is."""
-        value = self._said[name]
-        if isinstance(value, Template):
-            return self.text(value)
-        if isinstance(value, bool | int):
-            return self.constant(value, pa.bool_() if isinstance(value, bool) else pa.int64())
-        return self.constant(None, pa.binary()) if value is None else self._rows.column(own(self._prefix + name))
+    def evaluate(self, name: str) -> pa.Array:
+        """Return the column of a named expression; null if there is none."""
+        expression = self._expressions[name]
+        if isinstance(expression, Template):
+            return self.template_text(expression)
+        if isinstance(expression, bool | int):
+            return self.constant(expression, pa.bool_() if isinstance(expression, bool) else pa.int64())
+        return (
+            self.constant(None, pa.binary())
+            if expression is None
+            else self._rows.column(internal_column(self._prefix + name))
+        )
 
 
-class _Messages(_Records):
-    """The messages of one batch."""
+class _MessageColumns(_RecordFields):
+    """Message columns of one batch of records."""
 
     def __init__(self, table: MessageTable, rows: pa.RecordBatch) -> None:
-        super().__init__(rows, table.said)
+        super().__init__(rows, table.expressions)
         self._table = table
-        self._raw = {name: self._or_header(name) for name in ("topic", "content_type", "response_topic")}
-        self._clean = {name: utf8_text(column) for name, column in self._raw.items()}
-        self._correlation = self._or_header("correlation_data").cast(pa.binary())
-        said = table.said["payload"] is not None
-        self._payload = self.said("payload").cast(pa.binary()) if said else rows.column("value")
-        self._users = _Users(rows.column("headers"), table.properties)
-        self._expiry = self._seconds()
+        self._raw_columns = {name: self._field_or_header(name) for name in ("topic", "content_type", "response_topic")}
+        self._utf8_columns = {name: utf8_text(column) for name, column in self._raw_columns.items()}
+        self._correlation = self._field_or_header("correlation_data").cast(pa.binary())
+        has_payload = table.expressions["payload"] is not None
+        self._payload = self.evaluate("payload").cast(pa.binary()) if has_payload else rows.column("value")
+        self._user_properties = _UserProperties(rows.column("headers"), table.properties)
+        self._expiry = self._expiry_seconds()
 
-    def _or_header(self, name: str) -> pa.Array:
-        """What is said, or what the header of the way up says where nothing is."""
-        if self._said[name] is not None or self._table.properties == "none":
-            return self.said(name)
+    def _field_or_header(self, name: str) -> pa.Array:
+        """Return the column of a field's expression; without one, of the header that an uplink writes for it."""
+        if self._expressions[name] is not None or self._table.properties == "none":
+            return self.evaluate(name)
         return self.header("mqtt." + {"expiry": "message-expiry"}.get(name, name.replace("_", "-")))
 
     def columns(self) -> dict[str, pa.Array]:
-        """Those of the messages."""
-        form = pc.equal(self.header("mqtt.payload-format"), b"1")
-        if self._said["payload"] is not None or self._table.properties == "none":
-            form = self.constant(None, pa.bool_())
-        made = {
-            **self._clean,
+        """Return the message columns."""
+        utf8_flags = pc.equal(self.header("mqtt.payload-format"), b"1")
+        if self._expressions["payload"] is not None or self._table.properties == "none":
+            utf8_flags = self.constant(None, pa.bool_())
+        columns = {
+            **self._utf8_columns,
             "payload": self._payload,
             "retain": self._retain(),
-            "payload_is_utf8": form,
+            "payload_is_utf8": utf8_flags,
             "correlation_data": self._correlation,
-            "user_properties": self._users.lists,
+            "user_properties": self._user_properties.property_lists,
             "message_expiry_seconds": self._expiry,
         }
-        return {own(field.name): made[field.name].cast(field.type) for field in _SENT}
+        return {internal_column(field.name): columns[field.name].cast(field.type) for field in _SENT_FIELDS}
 
     def _retain(self) -> pa.Array:
-        column = self._or_header("retain")
+        column = self._field_or_header("retain")
         return (column if pa.types.is_boolean(column.type) else pc.equal(column, b"true")).fill_null(False)
 
-    def _seconds(self) -> pa.Array:
-        column = self._or_header("expiry")
+    def _expiry_seconds(self) -> pa.Array:
+        column = self._field_or_header("expiry")
         if not pa.types.is_integer(column.type):
-            column = pa.array(map(_whole, utf8_text(column).to_pylist()), pa.int64())
-        return pc.min_element_wise(pc.max_element_wise(column, 0, skip_nulls=False), _LONGEST_EXPIRY, skip_nulls=False)
+            column = pa.array(map(_parse_int64, utf8_text(column).to_pylist()), pa.int64())
+        return pc.min_element_wise(pc.max_element_wise(column, 0, skip_nulls=False), _MAX_EXPIRY_S, skip_nulls=False)
 
     def outcomes(self) -> tuple[pa.Array, pa.Array]:
-        """Codes of `RowOutcome`, the first reason that holds; and what ``reject`` says."""
-        asked, refusals = verdicts(self._rows)
-        return first_case([*asked, *self._faults()], self.constant(int(RowOutcome.RENDERED), pa.int8())), refusals
+        """Return `RowOutcome` codes, each of the first reason that applies, and the texts of ``reject``."""
+        sql_cases, refusals = sql_verdicts(self._rows)
+        return first_matching_case(
+            [*sql_cases, *self._fault_cases()], self.constant(int(RowOutcome.RENDERED), pa.int8())
+        ), refusals
 
-    def _faults(self) -> Iterator[tuple[pa.Array, Any]]:
-        """Why a record can't be a message: rows, and an outcome."""
-        table, users, clean = self._table, self._users, self._clean
-        yield JsonFields.case(self.document.outcomes)
-        broken = {name: pc.and_(raw.is_valid(), clean[name].is_null()) for name, raw in self._raw.items()}
-        yield self._raw["topic"].is_null(), RowOutcome.TOPIC_ABSENT
-        yield pc.or_(broken["topic"], _bad(clean["topic"], _WILD)), RowOutcome.MQTT_TOPIC
+    def _fault_cases(self) -> Iterator[tuple[pa.Array, Any]]:
+        """Yield cases for which a record can't become a message: a row mask, and the outcome."""
+        table, user_properties, utf8 = self._table, self._user_properties, self._utf8_columns
+        yield JsonFields.fault_case(self.json_fields.outcomes)
+        not_utf8 = {name: pc.and_(raw.is_valid(), utf8[name].is_null()) for name, raw in self._raw_columns.items()}
+        yield self._raw_columns["topic"].is_null(), RowOutcome.TOPIC_ABSENT
+        yield pc.or_(not_utf8["topic"], _is_illegal(utf8["topic"], _INVALID_TOPIC)), RowOutcome.MQTT_TOPIC
         if table.properties != "none":
-            yield users.any_of(lambda column: column.is_null()), RowOutcome.HEADER_NO_TEXT
+            yield user_properties.matches_any(lambda column: column.is_null()), RowOutcome.HEADER_NO_TEXT
         for name in ("content_type", "response_topic"):
-            if table.said[name] is None:
-                yield broken[name], RowOutcome.HEADER_NO_TEXT
-        yield pc.or_(broken["response_topic"], _bad(clean["response_topic"], _WILD)), RowOutcome.RESPONSE_TOPIC
-        yield pc.or_(broken["content_type"], _bad(clean["content_type"], _NUL)), RowOutcome.PROPERTY
-        yield users.any_of(lambda column: _bad(column, _NUL)), RowOutcome.PROPERTY
-        yield pc.greater(_bytes(self._correlation), _LONGEST), RowOutcome.PROPERTY
+            if table.expressions[name] is None:
+                yield not_utf8[name], RowOutcome.HEADER_NO_TEXT
+        yield (
+            pc.or_(not_utf8["response_topic"], _is_illegal(utf8["response_topic"], _INVALID_TOPIC)),
+            RowOutcome.RESPONSE_TOPIC,
+        )
+        yield pc.or_(not_utf8["content_type"], _is_illegal(utf8["content_type"], _NULL_CHARACTER)), RowOutcome.PROPERTY
+        yield user_properties.matches_any(lambda column: _is_illegal(column, _NULL_CHARACTER)), RowOutcome.PROPERTY
+        yield pc.greater(_byte_lengths(self._correlation), _MAX_LENGTH), RowOutcome.PROPERTY
         if not table.send_controls:
-            for column in clean.values():
-                yield _has(column, _CONTROLS), RowOutcome.CONTROLS
-            yield users.any_of(lambda column: _has(column, _CONTROLS)), RowOutcome.CONTROLS
-        if table.limit:
-            yield pc.greater(self.packet_size(), table.limit), RowOutcome.TOO_LARGE
+            for column in utf8.values():
+                yield _matches_regex(column, _CONTROL_CHARACTERS), RowOutcome.CONTROLS
+            yield (
+                user_properties.matches_any(lambda column: _matches_regex(column, _CONTROL_CHARACTERS)),
+                RowOutcome.CONTROLS,
+            )
+        if table.packet_limit:
+            yield pc.greater(self.packet_size(), table.packet_limit), RowOutcome.TOO_LARGE
 
     def packet_size(self) -> pa.Array:
-        """Bytes of each PUBLISH, a few too many: room for the longest lengths and a topic alias [MQTT 5, 3.3]."""
-        texts = (self._clean["content_type"], self._clean["response_topic"], self._correlation)
-        parts = [*map(_bytes, (*texts, self._clean["topic"], self._payload)), self._users.sizes]
+        """Return an upper bound for the bytes of each PUBLISH, with maximum lengths and a topic alias [MQTT 5, 3.3]."""
+        texts = (self._utf8_columns["content_type"], self._utf8_columns["response_topic"], self._correlation)
+        parts = [
+            *map(_byte_lengths, (*texts, self._utf8_columns["topic"], self._payload)),
+            self._user_properties.packet_bytes,
+        ]
         parts += [pc.multiply(column.is_valid().cast(pa.int64()), 3) for column in texts]
         parts.append(pc.multiply(self._expiry.is_valid().cast(pa.int64()), 5))
         lengths = 1 + 4 + 2 + 4  # of the packet, the topic and the properties, behind the first byte
         return pc.add(reduce(pc.add, parts), lengths + (2 if self._table.qos else 0) + 2 + 3)
 
 
-class _Users:
-    """The user properties of records: those the way up has written, and with ``all`` every other header.
+class _UserProperties:
+    """User properties of records: the ones written by an uplink, and with ``all`` every other header.
 
-    Trace context comes in headers of its own names, whoever wrote them; a header without value is an empty property.
+    Trace context has header names of its own, whoever wrote it; a header without value is an empty property.
 
     Attributes:
-        lists: Of each record; null where it has no headers.
-        sizes: Bytes of each list in a packet.
+        property_lists: Properties of each record; null where it has no headers.
+        packet_bytes: Bytes of each list in a packet.
     """
 
     def __init__(self, headers: pa.Array, properties: str) -> None:
-        self._size = len(headers)
+        self._record_count = len(headers)
         pairs, lengths = headers.flatten(), headers.value_lengths().fill_null(0).cast(pa.int64())
-        coded = pairs.field("key").dictionary_encode()
-        names = [_user_name(key, properties) for key in coded.dictionary.cast(pa.binary()).to_pylist()]
-        travels = pa.array([travel for travel, _ in names], pa.bool_()).take(coded.indices)
-        self._rows = pc.list_parent_indices(headers).filter(travels)
-        self._names = pa.array([name for _, name in names], pa.string()).take(coded.indices).filter(travels)
-        self._values = utf8_text(pairs.field("value").filter(travels).fill_null(b""))
-        ends = running_sums(travels).take(running_sums(lengths))
-        none = pc.equal(lengths, 0) if properties != "none" else pa.repeat(pa.scalar(value=True), self._size)
+        dictionary_array = pairs.field("key").dictionary_encode()
+        names = [
+            _user_property_name(key, properties) for key in dictionary_array.dictionary.cast(pa.binary()).to_pylist()
+        ]
+        is_sent = pa.array([sent for sent, _ in names], pa.bool_()).take(dictionary_array.indices)
+        self._rows = pc.list_parent_indices(headers).filter(is_sent)
+        self._names = pa.array([name for _, name in names], pa.string()).take(dictionary_array.indices).filter(is_sent)
+        self._values = utf8_text(pairs.field("value").filter(is_sent).fill_null(b""))
+        list_ends = running_sums(is_sent).take(running_sums(lengths))
+        null_mask = (
+            pc.equal(lengths, 0) if properties != "none" else pa.repeat(pa.scalar(value=True), self._record_count)
+        )
         structs = pa.StructArray.from_arrays([self._names, self._values], ["key", "value"])
-        self.lists = pa.ListArray.from_arrays(ends.cast(pa.int32()), structs, mask=none)
-        sums = running_sums(pc.add(pc.add(_bytes(self._names), _bytes(self._values)), 5)).take(ends)
-        self.sizes = pc.subtract(sums[1:], sums[:-1])
+        self.property_lists = pa.ListArray.from_arrays(list_ends.cast(pa.int32()), structs, mask=null_mask)
+        running_bytes = running_sums(pc.add(pc.add(_byte_lengths(self._names), _byte_lengths(self._values)), 5)).take(
+            list_ends
+        )
+        self.packet_bytes = pc.subtract(running_bytes[1:], running_bytes[:-1])
 
-    def any_of(self, test: Callable[[pa.Array], pa.Array]) -> pa.Array:
-        """In which records a test holds for a name or a value."""
+    def matches_any(self, test: Callable[[pa.Array], pa.Array]) -> pa.Array:
+        """Return a mask of the records for which a test is true for a name or a value."""
         rows = self._rows.filter(pc.or_(test(self._names), test(self._values)))
-        return pc.is_in(pa.array(range(self._size), rows.type), value_set=rows)
+        return pc.is_in(pa.array(range(self._record_count), rows.type), value_set=rows)
 
 
-def _user_name(key: bytes, properties: str) -> tuple[bool, str | None]:
-    """Whether a header becomes a user property, and the name of that; None where that is no text."""
+def _user_property_name(key: bytes, properties: str) -> tuple[bool, str | None]:
+    """Return whether a header becomes a user property, and the property's name; None if that is no UTF-8."""
     header = key.decode(errors="replace")
-    written = user_property(header)
-    others = properties == "all" and header not in _OURS and not header.startswith("towline.")
-    name = header if written is None else written
-    return properties != "none" and (written is not None or others), name if header.encode() == key else None
+    property_name = user_property(header)
+    is_copied = properties == "all" and header not in _TOWLINE_HEADERS and not header.startswith("towline.")
+    name = header if property_name is None else property_name
+    return properties != "none" and (property_name is not None or is_copied), name if header.encode() == key else None
 
 
-def _bytes(column: pa.Array) -> pa.Array:
+def _byte_lengths(column: pa.Array) -> pa.Array:
     return pc.binary_length(column).fill_null(0).cast(pa.int64())
 
 
-def _has(column: pa.Array, pattern: str) -> pa.Array:
+def _matches_regex(column: pa.Array, pattern: str) -> pa.Array:
     return pc.match_substring_regex(column, pattern).fill_null(False)
 
 
-def _bad(column: pa.Array, pattern: str) -> pa.Array:
-    """Whether a text has what MQTT can't carry, or is too long."""
-    return pc.or_(pc.greater(_bytes(column), _LONGEST), _has(column, pattern))
+def _is_illegal(column: pa.Array, pattern: str) -> pa.Array:
+    """Return a mask of texts that are too long for MQTT or match an illegal pattern."""
+    return pc.or_(pc.greater(_byte_lengths(column), _MAX_LENGTH), _matches_regex(column, pattern))
 
 
-def _whole(text: str | None) -> int | None:
-    """A whole number of 64 bits."""
-    number = _SECONDS.fullmatch(text) if text else None
+def _parse_int64(text: str | None) -> int | None:
+    """Parse a signed 64-bit integer; None for another text."""
+    number = _INTEGER.fullmatch(text) if text else None
     return int(number[1]) if number and -(1 << 63) <= int(number[1]) < 1 << 63 else None

@@ -1,4 +1,4 @@
-"""The properties of an MQTT message as headers of a Kafka record."""
+"""Properties of an MQTT message as headers of a Kafka record."""
 
 from __future__ import annotations
 
@@ -30,42 +30,44 @@ TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
 def user_header(key: str) -> str:
-    """The name of the header that a user property becomes."""
+    """Return the header name of a user property."""
     return key if key in TRACE_CONTEXT else USER_PREFIX + key
 
 
 def user_property(header: str) -> str | None:
-    """The user property that a header was, by its name; None for a header that was none."""
+    """Return the user property of a header name; None for other headers."""
     if header in TRACE_CONTEXT:
         return header
     return header.removeprefix(USER_PREFIX) if header.startswith(USER_PREFIX) else None
 
 
-def property_headers(topic: bytes | None, qos: int | None, received_us: int, more: Mapping[str, Any]) -> list[Header]:
-    """All properties, in the order of `HEADERS`.
+def property_headers(
+    topic: bytes | None, qos: int | None, received_us: int, columns: Mapping[str, Any]
+) -> list[Header]:
+    """Return the headers of all properties, in the order of `HEADERS`.
 
     Args:
-        topic: The topic name, UTF-8; None where a dead letter does not say it, as all that follows.
+        topic: The topic name, UTF-8; None where a dead letter has none, as for all that follows.
         qos: 0, 1 or 2.
         received_us: Microseconds since 1970 UTC.
-        more: What only some messages have, by the columns of `towline.schema.ROW_SCHEMA`.
+        columns: Optional properties, by the columns of `towline.schema.ROW_SCHEMA`.
     """
-    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", in_bytes(qos))]
-    headers += [("mqtt.retain", b"true")] if more["retain"] else []
+    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", to_bytes(qos))]
+    headers += [("mqtt.retain", b"true")] if columns["retain"] else []
     optional = {
-        "mqtt.content-type": more["content_type"],
-        "mqtt.response-topic": more["response_topic"],
-        "mqtt.correlation-data": more["correlation_data"],
-        "mqtt.message-expiry": more["message_expiry_seconds"],
-        "mqtt.payload-format": None if more["payload_is_utf8"] is None else int(more["payload_is_utf8"]),
+        "mqtt.content-type": columns["content_type"],
+        "mqtt.response-topic": columns["response_topic"],
+        "mqtt.correlation-data": columns["correlation_data"],
+        "mqtt.message-expiry": columns["message_expiry_seconds"],
+        "mqtt.payload-format": None if columns["payload_is_utf8"] is None else int(columns["payload_is_utf8"]),
     }
-    headers += [(name, in_bytes(value)) for name, value in optional.items() if value is not None]
-    headers += [("mqtt.subscription-id", in_bytes(number)) for number in more["subscription_ids"] or ()]
-    headers.append(("mqtt.received-at", in_bytes(received_us)))
-    headers += [(user_header(pair["key"]), in_bytes(pair["value"])) for pair in more["user_properties"] or ()]
+    headers += [(name, to_bytes(value)) for name, value in optional.items() if value is not None]
+    headers += [("mqtt.subscription-id", to_bytes(number)) for number in columns["subscription_ids"] or ()]
+    headers.append(("mqtt.received-at", to_bytes(received_us)))
+    headers += [(user_header(pair["key"]), to_bytes(pair["value"])) for pair in columns["user_properties"] or ()]
     return headers
 
 
-def in_bytes(value: bytes | str | int | None) -> bytes | None:
-    """As a record's key or header: texts in UTF-8, numbers in digits."""
+def to_bytes(value: bytes | str | int | None) -> bytes | None:
+    """Encode a value for a record's key or header: text in UTF-8, numbers in digits."""
     return value if value is None or isinstance(value, bytes) else str(value).encode()

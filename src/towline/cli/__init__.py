@@ -1,8 +1,8 @@
-"""The command line: ``towline COMMAND``; one thin module a command, loaded when it is called.
+"""Command line ``towline COMMAND``: one thin module a command, loaded when it is called.
 
-A command's module has a function of the command's name, whose docstring is its help and ends with an example; or, for
-a command of several, ``app``, a typer application. The table of commands is here, so that ``towline --help`` loads none
-of them and answers at once; what a command needs is loaded when it is called, so that its own help does too.
+A command's module has a function of the command's name, whose docstring is its help and ends with an example; or, for a
+command with subcommands, ``app``, a typer application. The table of commands is here, so that ``towline --help`` loads
+none of them and is fast; a command's dependencies are loaded when it is called, so that its own help is fast too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import os
 import sys
 from typing import Any
 
-from towline.errors import ConfigError, NotAllowed, SetupError, TowlineError, did_you_mean
-from towline.text import cause, fitted, printable
+from towline.errors import ConfigError, SetupError, StateAccessDenied, TowlineError, did_you_mean
+from towline.text import error_text, fit_terminal, printable
 from towline.version import release
 
 EXIT_FAILED = 1
@@ -53,9 +53,9 @@ COMMANDS = {
 }
 
 #: Those of the proof harness are not of this package: the product never imports it.
-_PROVING = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
-_LINES = ("run", "reload", "pause", "resume", "restart", "begin-again", "retire")
-_MODULES = {**_PROVING, **dict.fromkeys(_LINES, "towline.cli.lines"), "schema": "towline.cli.check"}
+_PROOF_MODULES = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
+_LINE_COMMANDS = ("run", "reload", "pause", "resume", "restart", "begin-again", "retire")
+_MODULES = {**_PROOF_MODULES, **dict.fromkeys(_LINE_COMMANDS, "towline.cli.lines"), "schema": "towline.cli.check"}
 
 _USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"
 _EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml
@@ -63,10 +63,10 @@ More:     towline COMMAND --help, towline --version"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration, usage or installation, 4 not allowed to look.
+    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration, usage or installation, 4 no permission.
 
     Args:
-        arguments: Without the program's name; the process's own by default.
+        arguments: Arguments without the program's name; the process's own by default.
     """
     sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 
@@ -74,25 +74,29 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
-        rows = "\n".join(f"  {command:<12}{what}" for command, what in COMMANDS.items() if what and _present(command))
+        rows = "\n".join(
+            f"  {command:<12}{help_text}"
+            for command, help_text in COMMANDS.items()
+            if help_text and _is_installed(command)
+        )
         sys.stdout.write(f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n")
         return 0
     if name == "--version":
         sys.stdout.write(f"towline {release()}\n")
         return 0
-    return _guarded(name, arguments[1:]) if _present(name) else _unknown(name)
+    return _call_command(name, arguments[1:]) if _is_installed(name) else _unknown_command(name)
 
 
-def _guarded(name: str, arguments: list[str]) -> int:
-    """Call a command; whatever goes wrong is one line on standard error."""
+def _call_command(name: str, arguments: list[str]) -> int:
+    """Call a command; any error is one line on standard error. Return the exit code."""
     try:
         _app(name)(arguments, prog_name=f"towline {name}")
     except SystemExit as end:  # typer ends every command this way
         return end.code if isinstance(end.code, int) else EXIT_FAILED if end.code else 0
     except TowlineError as error:
-        _complain(str(error))
+        _print_error(str(error))
         code = EXIT_CONFIG if isinstance(error, ConfigError | SetupError) else EXIT_FAILED
-        return EXIT_NOT_ALLOWED if isinstance(error, NotAllowed) else code
+        return EXIT_NOT_ALLOWED if isinstance(error, StateAccessDenied) else code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -102,48 +106,48 @@ def _guarded(name: str, arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("TOWLINE_DEBUG"):
             raise
-        do = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
-        _complain(str(TowlineError("TL-X01", f"towline {name}", f"unexpected {cause(error)}", do)))
+        remedy = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
+        _print_error(str(TowlineError("TL-X01", f"towline {name}", f"unexpected {error_text(error)}", remedy)))
         return EXIT_FAILED
     return 0
 
 
-def _complain(text: str) -> None:
-    sys.stderr.write(fitted(f"{text}\n", sys.stderr))
+def _print_error(text: str) -> None:
+    sys.stderr.write(fit_terminal(f"{text}\n", sys.stderr))
 
 
 def _app(name: str) -> Any:
-    """The typer application of a command: its module's ``app``, or its function of that name made one."""
-    module = importlib.import_module(_module(name))
-    made = getattr(module, "app", None)
-    if made is None:
+    """Return the typer application of a command: its module's ``app``, or one made from its function."""
+    module = importlib.import_module(_module_name(name))
+    application = getattr(module, "app", None)
+    if application is None:
         from towline.cli.screen import command_app  # noqa: PLC0415 - typer is loaded when it is needed
 
-        made, command = command_app(), getattr(module, name.replace("-", "_"))
-        text, example, what = (inspect.getdoc(command) or "").partition("Example:")
-        made.command(help=text, epilog=f"{example}{what}")(command)
-    return made
+        application, command = command_app(), getattr(module, name.replace("-", "_"))
+        text, example, example_text = (inspect.getdoc(command) or "").partition("Example:")
+        application.command(help=text, epilog=f"{example}{example_text}")(command)
+    return application
 
 
-def _present(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     if name not in COMMANDS:
         return False
-    package, _, _ = _module(name).partition(".")
-    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(_module(name)) is not None
+    package, _, _ = _module_name(name).partition(".")
+    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(_module_name(name)) is not None
 
 
-def _module(name: str) -> str:
+def _module_name(name: str) -> str:
     return _MODULES.get(name, f"towline.cli.{name}")
 
 
-def _unknown(name: str) -> int:
-    if name in _PROVING:
-        _complain(
+def _unknown_command(name: str) -> int:
+    if name in _PROOF_MODULES:
+        _print_error(
             f'towline: "{name}" comes with the package towline_prove, which is not installed here. '
             "Install the whole wheel: pip install --force-reinstall towline   [TL-C01]"
         )
         return EXIT_CONFIG
-    hint = did_you_mean(name, filter(_present, COMMANDS), "See towline --help.")
+    hint = did_you_mean(name, filter(_is_installed, COMMANDS), "See towline --help.")
     kind = "option" if name.startswith("-") else "command"
-    _complain(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]')
+    _print_error(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]')
     return EXIT_CONFIG

@@ -1,4 +1,4 @@
-"""``towline check``: is this bridge file right, and what would it do. ``towline schema``: what it may say."""
+"""``towline check`` validates a bridge file and prints the plan; ``towline schema`` prints its JSON Schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, json_text, load_bridge, plain
+from towline.cli.screen import BridgeFile, json_text, load_bridge, terminal_text
 from towline.errors import SetupError
 from towline.text import printable
 
@@ -35,32 +35,32 @@ def check(
     Example:  towline check bridge.toml && echo fine
     """
     from towline.bridge.runtime import sqlcheck  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.plan import plan_of, render  # noqa: PLC0415
+    from towline.bridge.runtime.plan import bridge_plan, render  # noqa: PLC0415
     from towline.spark.session import check_pyspark  # noqa: PLC0415
 
     bridge = load_bridge(file)
-    plan = plan_of(bridge)
+    plan = bridge_plan(bridge)
     try:
         check_pyspark()
     except SetupError as error:  # no mistake in the file: it may be checked elsewhere than it runs
         plan["warnings"].append(str(error))
-    if sqlcheck.says_sql(bridge):
+    if sqlcheck.has_sql(bridge):
         plan["sql"] = "judged by Spark" if spark else "judged by Spark when the line starts, or now with --spark"
     if spark:
-        _judge(bridge, file)
+        _check_sql(bridge, file)
     if verbose:
-        from towline.bridge.runtime.effective import effective, render_effective  # noqa: PLC0415 - loads PySpark
+        from towline.bridge.runtime.effective import effective_settings, render_effective  # noqa: PLC0415 - loads PySpark
 
-        plan["effective"] = effective(bridge)
+        plan["effective"] = effective_settings(bridge)
         if not as_json:
             text = "\n".join(map(printable, render_effective(plan["effective"]))) + "\n"
-            sys.stdout.write(plain(render(plan) + text))
+            sys.stdout.write(terminal_text(render(plan) + text))
             return
-    sys.stdout.write(json_text(plan, indent=2) if as_json else plain(render(plan)))
+    sys.stdout.write(json_text(plan, indent=2) if as_json else terminal_text(render(plan)))
 
 
-def _judge(bridge: Bridge, file: Path) -> None:
-    """Have a local Spark judge what is said in SQL: TL-C74; TL-S20, TL-S21."""
+def _check_sql(bridge: Bridge, file: Path) -> None:
+    """Check the SQL expressions of a file with a local Spark; raises TL-C74, TL-S20, TL-S21."""
     from towline.bridge.runtime import sqlcheck  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.session import check_java  # noqa: PLC0415
     from towline.errors import ConfigErrors  # noqa: PLC0415
@@ -68,19 +68,19 @@ def _judge(bridge: Bridge, file: Path) -> None:
 
     check_pyspark()
     check_java(version=True)
-    from towline.bridge.runtime.session import session  # noqa: PLC0415 - loads PySpark
+    from towline.bridge.runtime.session import create_session  # noqa: PLC0415 - loads PySpark
 
-    local = bridge.spark.model_copy(update={"master": "local[1]", "ui": False})
-    own = os.dup(2)
+    local_spark = bridge.spark.model_copy(update={"master": "local[1]", "ui": False})
+    stderr_fd = os.dup(2)
     try:  # of Spark's JVM, and of PySpark, which logs each mistake with its Java trace
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        wrong = sqlcheck.judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
+        with Path(os.devnull).open("wb") as null_file:
+            os.dup2(null_file.fileno(), 2)
+        line_errors = sqlcheck.check_sql(bridge, create_session(bridge.model_copy(update={"spark": local_spark})), file)
     finally:
-        os.dup2(own, 2)
-        os.close(own)
-    if wrong:
-        raise ConfigErrors(error for one in wrong.values() for error in one.found())
+        os.dup2(stderr_fd, 2)
+        os.close(stderr_fd)
+    if line_errors:
+        raise ConfigErrors(error for errors in line_errors.values() for error in errors.errors())
 
 
 def schema() -> None:

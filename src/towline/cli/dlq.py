@@ -1,4 +1,4 @@
-"""``towline dlq``: the messages that could not be mapped or written, and their way on."""
+"""``towline dlq``: shows dead letters and replays them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
 #: Signs of other bridges that are listed, for each topic.
-_MOST_NAMES = 10
+_MAX_SIGNATURES = 10
 
 app = command_app(
     name="dlq",
@@ -42,22 +42,22 @@ def show(
     limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
+    """Count the waiting dead letters by line and reason, and list the first ones. No payload is shown."""
     from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
     counts: Counter[tuple[str, str, str]] = Counter()
-    first: list[dict[str, Any]] = []
-    ledgers = deadletters.shelves(bridge)
-    for shelf in ledgers:
-        for entry in shelf.entries(_wanted(bridge, line, reason)):
-            owner = shelf.line_of(entry.dead_letter)
-            counts[shelf.topic, owner.name if owner else "", entry.dead_letter.reason.value] += 1
-            if len(first) < limit:
-                first.append(_facts(shelf.topic, owner.name if owner else "", entry))
+    first_letters: list[dict[str, Any]] = []
+    topics = deadletters.dead_letter_topics(bridge)
+    for topic in topics:
+        for entry in topic.waiting_letters(_letter_filter(bridge, line, reason)):
+            owner = topic.line_of(entry.dead_letter)
+            counts[topic.topic, owner.name if owner else "", entry.dead_letter.reason.value] += 1
+            if len(first_letters) < limit:
+                first_letters.append(_facts(topic.topic, owner.name if owner else "", entry))
     waiting = [{"topic": t, "line": n, "reason": r, "letters": c} for (t, n, r), c in sorted(counts.items())]
-    found = {"waiting": waiting, "first": first, **_besides(ledgers)}
-    print_result(found, _shown(found), as_json=as_json)
+    result = {"waiting": waiting, "first": first_letters, **_unowned_records(topics)}
+    print_result(result, _show_lines(result), as_json=as_json)
 
 
 @app.command(epilog="Example:  towline dlq replay bridge.toml --line telemetry --dry-run")
@@ -69,44 +69,50 @@ def replay(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be done.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Map the dead letters again, with the bridge file as it is now, and write the mended ones to their topics.
+    """Map the dead letters again with the present bridge file, and write the fixed ones to their topics.
 
-    Each letter is replayed at most once: records and the mark that says so are one transaction. Those that still can't
+    Each letter is replayed at most once: its records and the replay mark are one transaction. Letters that still can't
     be mapped stay. Exit code 1 when some stayed.
     """
     from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
-    wanted, total = _wanted(bridge, line, reason), deadletters.Replay()
-    ledgers = deadletters.shelves(bridge)
-    for shelf in ledgers:
-        left = None if limit is None else limit - total.letters
-        total.include(deadletters.replay(shelf, wanted, partial(_session, bridge), limit=left, dry_run=dry_run))
-    done = {"mended": dict(total.mended), "filtered": total.filtered, "dead": dict(total.dead)}
-    found = {"dry_run": dry_run, **done, **_besides(ledgers)}
-    print_result(found, _told(total, found, dry_run=dry_run), as_json=as_json)
-    if total.dead:
+    letter_filter, total = _letter_filter(bridge, line, reason), deadletters.ReplayCounts()
+    topics = deadletters.dead_letter_topics(bridge)
+    for topic in topics:
+        remaining_limit = None if limit is None else limit - total.total
+        total.add_counts(
+            deadletters.replay(topic, letter_filter, partial(_session, bridge), limit=remaining_limit, dry_run=dry_run)
+        )
+    counts = {
+        "mended": dict(total.replayed_by_topic),
+        "filtered": total.filtered_count,
+        "dead": dict(total.dead_by_reason),
+    }
+    result = {"dry_run": dry_run, **counts, **_unowned_records(topics)}
+    print_result(result, _replay_lines(total, result, dry_run=dry_run), as_json=as_json)
+    if total.dead_by_reason:
         raise typer.Exit(1)
 
 
-def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> deadletters.Wanted:
+def _letter_filter(bridge: Bridge, line: str | None, reason: str | None) -> deadletters.LetterFilter:
     from towline.bridge import deadletters  # noqa: PLC0415 - loaded when it is called
     from towline.kafka.deadletters import Reason as KnownReason  # noqa: PLC0415
 
-    known = set(KnownReason)
-    if reason is not None and reason not in known:
-        raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, known))
-    return deadletters.Wanted(bridge.line(line).name if line else None, reason)
+    known_reasons = set(KnownReason)
+    if reason is not None and reason not in known_reasons:
+        raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, known_reasons))
+    return deadletters.LetterFilter(bridge.line(line).name if line else None, reason)
 
 
 def _session(bridge: Bridge) -> SparkSession:
-    """The bridge's own session, when a ``where`` has to be asked."""
-    from towline.bridge.runtime.session import session  # noqa: PLC0415 - Spark is loaded only where it is needed
+    """Return the bridge's own Spark session, needed for a ``where``."""
+    from towline.bridge.runtime.session import create_session  # noqa: PLC0415 - Spark is loaded only where it is needed
 
-    return session(bridge)
+    return create_session(bridge)
 
 
-def _facts(topic: str, line: str, entry: deadletters.Entry) -> dict[str, Any]:
+def _facts(topic: str, line: str, entry: deadletters.StoredLetter) -> dict[str, Any]:
     dead_letter = entry.dead_letter
     origin = next((value for name, value in dead_letter.headers if name == "mqtt.topic"), None)
     return {
@@ -123,36 +129,42 @@ def _facts(topic: str, line: str, entry: deadletters.Entry) -> dict[str, Any]:
     }
 
 
-def _besides(ledgers: list[deadletters.DeadLetterTopic]) -> dict[str, Any]:
-    """What is no letter of a line: topics that are not there, letters that no line here has signed, and the rest."""
-    nobodys = [
-        {"topic": ledger.topic, "signed": name, "letters": count}
-        for ledger in ledgers
-        for name, count in ledger.nobodys.most_common(_MOST_NAMES)
+def _unowned_records(topics: list[deadletters.DeadLetterTopic]) -> dict[str, Any]:
+    """Return missing topics, letters signed by no line of this bridge, and records that are no letters."""
+    unowned_letters = [
+        {"topic": topic.topic, "signed": name, "letters": count}
+        for topic in topics
+        for name, count in topic.unknown_sources.most_common(_MAX_SIGNATURES)
     ]
-    strange = [{"topic": ledger.topic, "records": ledger.strange} for ledger in ledgers if ledger.strange]
-    return {"absent": [ledger.topic for ledger in ledgers if ledger.absent], "nobodys": nobodys, "strange": strange}
+    invalid_records = [
+        {"topic": topic.topic, "records": topic.unreadable_records} for topic in topics if topic.unreadable_records
+    ]
+    return {
+        "absent": [topic.topic for topic in topics if topic.is_missing],
+        "nobodys": unowned_letters,
+        "strange": invalid_records,
+    }
 
 
-def _none(found: dict[str, Any]) -> list[str]:
-    return [f"none yet: topic {topic} is not there" for topic in found["absent"]] or ["no dead letters wait"]
+def _no_letters_lines(result: dict[str, Any]) -> list[str]:
+    return [f"none yet: topic {topic} is not there" for topic in result["absent"]] or ["no dead letters wait"]
 
 
-def _of_nobody(found: dict[str, Any]) -> Iterator[str]:
-    for row in found["nobodys"]:
+def _unowned_lines(result: dict[str, Any]) -> Iterator[str]:
+    for row in result["nobodys"]:
         yield f'{row["letters"]:>10,}  of no line of this bridge, signed "{row["signed"]}"   in {row["topic"]}'
-    for row in found["strange"]:
+    for row in result["strange"]:
         count = f"{row['records']:>10,}"
         yield f"{count}  records that are no letter, or pieces of one that is not whole   in {row['topic']}"
 
 
-def _shown(found: dict[str, Any]) -> Iterator[str]:
-    if not found["waiting"]:
-        yield from _none(found)
-    for row in found["waiting"]:
+def _show_lines(result: dict[str, Any]) -> Iterator[str]:
+    if not result["waiting"]:
+        yield from _no_letters_lines(result)
+    for row in result["waiting"]:
         yield f"{row['letters']:>10,}  {row['reason']:<18} line {row['line']}   in {row['topic']}"
-    yield from _of_nobody(found)
-    for row in found["first"]:
+    yield from _unowned_lines(result)
+    for row in result["first"]:
         target = f"→ {row['topic']}" if row["topic"] else "→ no topic"
         yield (
             f"{local_time(row['at'] / 1000)}  {row['partition']}/{row['offset']}  {row['reason']}  "
@@ -160,14 +172,14 @@ def _shown(found: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _told(done: deadletters.Replay, found: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
-    would = "would be " if dry_run else ""
-    if not (done.mended or done.filtered or done.dead):
-        yield from _none(found)
-    for topic, count in sorted(done.mended.items()):
-        yield f"{count:>10,}  {would}written to {topic}"
-    if done.filtered:
-        yield f"{done.filtered:>10,}  {would}settled: a where leaves them out now"
-    for why, count in sorted(done.dead.items()):
-        yield f"{count:>10,}  stay dead letters: {why}"
-    yield from _of_nobody(found)
+def _replay_lines(replay_result: deadletters.ReplayCounts, result: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
+    prefix = "would be " if dry_run else ""
+    if not (replay_result.replayed_by_topic or replay_result.filtered_count or replay_result.dead_by_reason):
+        yield from _no_letters_lines(result)
+    for topic, count in sorted(replay_result.replayed_by_topic.items()):
+        yield f"{count:>10,}  {prefix}written to {topic}"
+    if replay_result.filtered_count:
+        yield f"{replay_result.filtered_count:>10,}  {prefix}settled: a where leaves them out now"
+    for reason, count in sorted(replay_result.dead_by_reason.items()):
+        yield f"{count:>10,}  stay dead letters: {reason}"
+    yield from _unowned_lines(result)

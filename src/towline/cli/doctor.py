@@ -1,4 +1,4 @@
-"""``towline doctor``: which promises the broker, Kafka and this machine can keep."""
+"""``towline doctor``: checks which promises the broker, Kafka and this machine can keep."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import typer
 from towline.cli.screen import AsJson, BridgeFile, load_bridge, print_lines, print_result
 
 if TYPE_CHECKING:
-    from towline.doctor.case import Case
+    from towline.doctor.inputs import DoctorInputs
 
 #: Said before anything is touched.
-_MANNERS: Final = """\
+_NOTICE: Final = """\
 doctor asks the broker, Kafka and the disk. It makes nothing but MQTT sessions,
 messages and files of its own, named "towline-doctor-...", which no line
 receives, and removes them again. Kafka keeps the transactional ids that it
@@ -38,39 +38,39 @@ def doctor(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is kept too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask what the broker, Kafka and this machine can keep of what a bridge file promises.
+    """Check which promises of a bridge file the broker, Kafka and this machine can keep.
 
-    Exit codes: 0 all holds, 1 a promise does not hold, 3 one holds up to a near limit or is not known.
+    Exit codes: 0 all are kept, 1 one is not kept, 3 one is kept up to a near limit or is unknown.
 
     Example:  towline doctor bridge.toml --mosquitto-conf /etc/mosquitto/mosquitto.conf
     """
     from towline import mosquitto_conf as mosquitto  # noqa: PLC0415 - loaded when it is called
     from towline.doctor import examine, table  # noqa: PLC0415
-    from towline.doctor.case import Case  # noqa: PLC0415
+    from towline.doctor.inputs import DoctorInputs  # noqa: PLC0415
 
-    def say(text: str) -> None:
+    def print_progress(text: str) -> None:
         if not as_json:
             print_lines(text.split("\n"), sys.stderr)
 
     if mosquitto_conf is not None:
-        mosquitto.read(mosquitto_conf)  # a mistake in the command is told at once
-    case = Case(load_bridge(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
-    say(_MANNERS)
-    found = examine(case, lambda what: say(f"▸ {what}"))
+        mosquitto.read_conf(mosquitto_conf)  # a mistake in the command is told at once
+    case = DoctorInputs(load_bridge(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
+    print_progress(_NOTICE)
+    findings = examine(case, lambda step: print_progress(f"▸ {step}"))
     loads = {
-        name: {"messages_s": round(one.messages_s, 3), "bytes_s": round(one.bytes_s, 1), "how": one.how}
-        for name, one in case.loads.items()
+        name: {"messages_s": round(load.messages_s, 3), "bytes_s": round(load.bytes_s, 1), "how": load.source}
+        for name, load in case.loads.items()
     }
-    rows = table.screen(found, _loads(case), verbose=verbose)
-    print_result({"load": loads, **table.as_json(found)}, rows, as_json=as_json)
-    if code := table.exit_code(found):
+    rows = table.report_lines(findings, _loads(case), verbose=verbose)
+    print_result({"load": loads, **table.as_json(findings)}, rows, as_json=as_json)
+    if code := table.exit_code(findings):
         raise typer.Exit(code)
 
 
-def _loads(case: Case) -> Iterator[str]:
+def _loads(case: DoctorInputs) -> Iterator[str]:
     for line in case.bridge.uplinks:
         load = case.loads.get(line.name)
         if load is None:
-            yield f"load of {line.name}: no message came in {case.seconds:g} s; --rate N tells limits as times"
+            yield f"load of {line.name}: no message came in {case.measure_seconds:g} s; --rate N tells limits as times"
         else:
-            yield f"load of {line.name}: {load.messages_s:,.1f} msg/s, {load.bytes_s / 1000:,.1f} kB/s ({load.how})"
+            yield f"load of {line.name}: {load.messages_s:,.1f} msg/s, {load.bytes_s / 1000:,.1f} kB/s ({load.source})"

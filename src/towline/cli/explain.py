@@ -1,4 +1,4 @@
-"""``towline explain``: what the code of an error means."""
+"""``towline explain``: explains the code of an error."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="At the end of an error or a warning; C12 will do.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say what happened, what is at stake and what to do. No network, no bridge file.
+    """Explain an error code: cause, consequence and remedy. No network, no bridge file.
 
     Example:  towline explain TL-C12
     """
     rows = explanations()
-    written = _CODE.fullmatch(code.strip())
-    name = f"TL-{written[1].upper()}{written[2]:0>2}" if written else code
+    match = _CODE.fullmatch(code.strip())
+    name = f"TL-{match[1].upper()}{match[2]:0>2}" if match else code
     if name not in rows:
-        near = (one for one in rows if one.startswith(name[:4]))
-        do = did_you_mean(name, near, "It stands at the end of an error's line, as TL-C12.")
-        raise ConfigError("TL-C21", "towline explain", f'there is no code "{code}"', do)
+        similar_codes = (known_code for known_code in rows if known_code.startswith(name[:4]))
+        remedy = did_you_mean(name, similar_codes, "It stands at the end of an error's line, as TL-C12.")
+        raise ConfigError("TL-C21", "towline explain", f'there is no code "{code}"', remedy)
     titles = {"happened": "what happened", "stake": "at stake", "do": "what to do"}
     texts = {part: rows[name][part] for part in titles}
     lines = [name, *(f"  {title:<15}{_LINK.sub(_PAGE, texts[part])}" for part, title in titles.items())]

@@ -1,4 +1,4 @@
-"""``towline gateway``: the gateway of one line in the foreground, for a service manager or another host's Spark."""
+"""``towline gateway``: runs one line's gateway in the foreground, for a service manager or Spark on another host."""
 
 from __future__ import annotations
 
@@ -33,71 +33,76 @@ def gateway(
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
-    It receives, journals and acknowledges; messages wait in the journal until a bridge carries them on. Meanwhile
-    `towline run` of the same file uses this gateway instead of starting one, and Spark on another machine reaches it
-    where [gateway] says listen. With --drain it takes no new message, lets what it has be carried on, and ends its
-    session; exit code 0 when it has left. A gateway that runs is ended for it. Started without --drain, it takes part
+    It receives, journals and acknowledges; messages wait in the journal until a bridge delivers them. Meanwhile
+    `towline run` of the same file uses this gateway instead of starting one, and Spark on another machine reaches it if
+    [gateway] sets listen. With --drain it stops a running gateway of the line, receives no new messages, waits until
+    all are committed, and ends its session; exit code 0 when that is done. Started without --drain, it takes part
     again.
 
     Example:  towline gateway bridge.toml --line telemetry --member g1
     """
-    from towline.gateway.launch import end_running  # noqa: PLC0415
+    from towline.gateway.launch import stop_running  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
-    from towline.gateway.sessions import drainable  # noqa: PLC0415
-    from towline.monitor.serving import endpoint  # noqa: PLC0415
+    from towline.gateway.sessions import check_drainable  # noqa: PLC0415
+    from towline.monitor.serving import metrics_endpoint  # noqa: PLC0415
 
     if stop is not None:
-        print_lines([_stopped(stop)])
+        print_lines([_stop_detached(stop)])
         return
     bridge = load_bridge(file)
-    settings = _chosen(bridge, file, line, member)
+    settings = _select_gateway(bridge, file, line, member)
     configure_logging()
     if drain:
-        drainable(settings)
+        check_drainable(settings)
         settings = settings.model_copy(update={"drain_s": idle})
-        end_running(settings.state_dir)  # now: who starts it again comes later than this process, and finds it
-    with endpoint(bridge, metrics, settings):
+        stop_running(settings.state_dir)  # now: who starts it again comes later than this process, and finds it
+    with metrics_endpoint(bridge, metrics, settings):
         code = run(settings)
     if drain and code == 0:
-        done = f"{settings.name} is drained: all is committed, and its session at the broker is ended"
-        print_lines([done, f'A query over several gateways does without it: removed_gateways = ["{settings.name}"].'])
+        report = f"{settings.name} is drained: all is committed, and its session at the broker is ended"
+        print_lines([report, f'A query over several gateways does without it: removed_gateways = ["{settings.name}"].'])
     raise typer.Exit(code)
 
 
-def _stopped(state_dir: Path) -> str:
-    """End a gateway that a source or sink started with ``gatewayLife = "detached"``; the broker keeps its session."""
+def _stop_detached(state_dir: Path) -> str:
+    """Stop a gateway that a source or sink started with ``gatewayLife = "detached"``; the broker keeps its session."""
     from towline.gateway.endpoint import GatewayEndpoint  # noqa: PLC0415 - loaded when it is called
-    from towline.gateway.launch import discover, end_running  # noqa: PLC0415
+    from towline.gateway.launch import find_running, stop_running  # noqa: PLC0415
 
-    running, endpoint = discover(state_dir), GatewayEndpoint.read(state_dir)
-    if endpoint is None or endpoint.process.gone():
+    client, endpoint = find_running(state_dir), GatewayEndpoint.read(state_dir)
+    if endpoint is None or endpoint.process.has_ended():
         raise ConfigError("TL-G63", str(state_dir), "no gateway runs in this directory", "Is it the right stateDir?")
-    readers = running.status()["readers"] if running else {}
-    user = next((f"process {reader['pid']} reads from it" for reader in readers.values()), None)
-    user = f"it ends with process {endpoint.owner_pid}" if endpoint.owner_pid else user
-    if user or not endpoint.process.runs_here():
-        what = f"its gateway can't be ended like this: {user or f'it runs on {endpoint.host}'}"
-        raise ConfigError("TL-G63", str(state_dir), what, "End the query or bridge that it is for, or do it there.")
-    end_running(state_dir)
+    readers = client.status()["readers"] if client else {}
+    user_text = next((f"process {reader['pid']} reads from it" for reader in readers.values()), None)
+    user_text = f"it ends with process {endpoint.owner_pid}" if endpoint.owner_pid else user_text
+    if user_text or not endpoint.process.is_running():
+        problem = f"its gateway can't be ended like this: {user_text or f'it runs on {endpoint.host}'}"
+        raise ConfigError("TL-G63", str(state_dir), problem, "End the query or bridge that it is for, or do it there.")
+    stop_running(state_dir)
     return f"{endpoint.name} has ended; its session stays at the broker, and what it had taken in on disk"
 
 
-def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:
-    from towline.bridge.config.model import DownLine  # noqa: PLC0415 - loaded when it is called
+def _select_gateway(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:
+    from towline.bridge.config.model import Downlink  # noqa: PLC0415 - loaded when it is called
 
     if line is None and len(bridge.lines) > 1:
-        names = ", ".join(each.name for each in bridge.lines)
+        names = ", ".join(other_line.name for other_line in bridge.lines)
         raise ConfigError("TL-C73", str(file), f"there are several lines: {names}", "Name one with --line.")
-    chosen = bridge.lines[0] if line is None else bridge.line(line)
-    members = () if isinstance(chosen, DownLine) else chosen.members
-    if member is not None and not isinstance(chosen, DownLine):
-        return chosen.member(member, file)
+    selected_line = bridge.lines[0] if line is None else bridge.line(line)
+    members = () if isinstance(selected_line, Downlink) else selected_line.members
+    if member is not None and not isinstance(selected_line, Downlink):
+        return selected_line.member_settings(member, file)
     if member is not None or members:
-        names = ", ".join(one.share.member for one in members if one.share)
-        what = f'line "{chosen.name}" has several gateways: {names}' if members else "a downlink has no members"
-        do = "Name the one of this machine with --member." if members else "Leave out --member."
-        raise ConfigError("TL-C120", str(file), what, do)
-    if not isinstance(chosen, DownLine) and chosen.gateways:
-        what, do = "it reads gateways that run elsewhere, and has none of its own", "Run it where such a gateway is."
-        raise ConfigError("TL-C113", f'{file}: line "{chosen.name}"', what, do)
-    return chosen.gateway
+        names = ", ".join(settings.share.member for settings in members if settings.share)
+        problem = (
+            f'line "{selected_line.name}" has several gateways: {names}' if members else "a downlink has no members"
+        )
+        remedy = "Name the one of this machine with --member." if members else "Leave out --member."
+        raise ConfigError("TL-C120", str(file), problem, remedy)
+    if not isinstance(selected_line, Downlink) and selected_line.gateways:
+        problem, remedy = (
+            "it reads gateways that run elsewhere, and has none of its own",
+            "Run it where such a gateway is.",
+        )
+        raise ConfigError("TL-C113", f'{file}: line "{selected_line.name}"', problem, remedy)
+    return selected_line.gateway

@@ -1,4 +1,4 @@
-"""``towline init``: a first bridge file, from five questions or from a Mosquitto's configuration."""
+"""``towline init``: writes a first bridge file, from five questions or from a mosquitto.conf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from towline.cli.screen import print_lines
 
 if TYPE_CHECKING:
-    from towline.bridge.draft.answers import Judge, Known
+    from towline.bridge.draft.answers import AnswerCheck, ImportedSettings
 
 
 def init(
@@ -43,33 +43,37 @@ def init(
     Example:  towline init      or:  towline init --from /etc/mosquitto/mosquitto.conf
     """
     from towline.bridge.draft import answers as draft  # noqa: PLC0415 - loaded when it is called
-    from towline.mosquitto_conf import read  # noqa: PLC0415
+    from towline.mosquitto_conf import read_conf  # noqa: PLC0415
 
     if examples is not None:
         print_lines(f"wrote {path}" for path in draft.write_examples(examples, force=force))
         return
-    draft.refuse_present(file, force=force)
-    known = None if source is None else draft.known_of(read(source), file)
+    draft.refuse_existing(file, force=force)
+    broker_facts = None if source is None else draft.settings_from_conf(read_conf(source), file)
     head = {"name": draft.default_name() if name is None else name, "state_dir": state_dir}
-    said = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
+    given_answers = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
     ask = _prompt if sys.stdin.isatty() and sys.stdout.isatty() else None
-    text = draft.draft_of(draft.answered(said, file, head, ask, known), file, head, known)
-    written = draft.write(text, file, known.secrets if known else {}, force=force)
-    print_lines(_told(known, file, written, source))
+    text = draft.draft_text(
+        draft.collect_answers(given_answers, file, head, ask, broker_facts), file, head, broker_facts
+    )
+    written_files = draft.write(text, file, broker_facts.secrets if broker_facts else {}, force=force)
+    print_lines(_next_steps(broker_facts, file, written_files, source))
 
 
-def _prompt(words: str, default: str, judge: Judge) -> str:
-    def judged(text: str) -> str:
-        if (mistake := judge(text)) is not None:
-            raise typer.BadParameter(f"{mistake.what}. {mistake.do}")
+def _prompt(question: str, default: str, check_answer: AnswerCheck) -> str:
+    def parse_answer(text: str) -> str:
+        if (error := check_answer(text)) is not None:
+            raise typer.BadParameter(f"{error.problem}. {error.remedy}")
         return text
 
-    return str(typer.prompt(words, default=default, value_proc=judged))
+    return str(typer.prompt(question, default=default, value_proc=parse_answer))
 
 
-def _told(known: Known | None, file: Path, written: list[Path], conf: Path | None) -> Iterator[str]:
-    yield f"wrote {' and '.join(map(str, written))}, mode 0600"
-    yield from (f"  {note}" for note in (known.notes if known else ()))
-    measured = "" if conf is None else f" --mosquitto-conf {conf}"
-    yield f"Next: towline doctor {file}{measured}   what broker, Kafka and this machine can keep"
+def _next_steps(
+    broker_facts: ImportedSettings | None, file: Path, written_files: list[Path], mosquitto_conf: Path | None
+) -> Iterator[str]:
+    yield f"wrote {' and '.join(map(str, written_files))}, mode 0600"
+    yield from (f"  {note}" for note in (broker_facts.notes if broker_facts else ()))
+    conf_option = "" if mosquitto_conf is None else f" --mosquitto-conf {mosquitto_conf}"
+    yield f"Next: towline doctor {file}{conf_option}   what broker, Kafka and this machine can keep"
     yield f"      towline run {file}      until Ctrl-C; what waits stays on disk"

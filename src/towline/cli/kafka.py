@@ -1,4 +1,4 @@
-"""``towline kafka marker``: what a sink of exactly once remembers in Kafka, and setting it by hand."""
+"""``towline kafka marker``: shows and resets the markers of an exactly-once sink in Kafka."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, plain, print_result
+from towline.cli.screen import AsJson, command_app, print_result, terminal_text
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ Servers = Annotated[str, typer.Option("--kafka", help="HOST:PORT of Kafka, with 
 Sink = Annotated[str, typer.Option("--sink", help="The sinkId; the query's id if the query names none.")]
 Prefix = Annotated[str, typer.Option(help="The sink's transactionalIdPrefix.")]
 Topic = Annotated[str | None, typer.Option(help="The sink's markerTopic.", show_default="PREFIX.SINK.markers")]
-More = Annotated[list[str] | None, typer.Option("-X", help="librdkafka setting NAME=VALUE; secrets as NAME.file=PATH.")]
+KafkaOptions = Annotated[
+    list[str] | None, typer.Option("-X", help="librdkafka setting NAME=VALUE; secrets as NAME.file=PATH.")
+]
 
 
 @marker_app.command(epilog="Example:  towline kafka marker show --kafka k1:9092 --sink telemetry")
@@ -32,14 +34,14 @@ def show(
     sink: Sink,
     prefix: Prefix = "towline",
     marker_topic: Topic = None,
-    more: More = None,
+    kafka_options: KafkaOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the last batch each partition of a sink has in Kafka. Exit code 1 if there is no marker."""
     from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loaded when it is called
 
-    store = MarkerStore(_settings(servers, prefix, marker_topic, more), sink)
-    markers = {p: marker for p, marker in store.read_all().items() if marker is not None}
+    store = MarkerStore(_settings(servers, prefix, marker_topic, kafka_options), sink)
+    markers = {p: marker for p, marker in store.read_markers().items() if marker is not None}
     _print(store.topic, markers, as_json=as_json)
     if not markers:
         raise typer.Exit(1)
@@ -59,38 +61,42 @@ def reset(
     ] = None,
     prefix: Prefix = "towline",
     marker_topic: Topic = None,
-    more: More = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only told.")] = False,
+    kafka_options: KafkaOptions = None,
+    is_confirmed: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only told.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set the markers of a sink by hand, after an error TL-K10 to TL-K18 told you to. Stop the query first.
+    """Set the markers of a sink by hand, after an error TL-K10 to TL-K18. Stop the query first.
 
-    The query then goes on with the batch after --to-batch, whatever is in Kafka: rows that are there already are
-    doubled, rows that are not there and lie before it are lost.
+    The query then continues with the batch after --to-batch, whatever is in Kafka: rows that are there already are
+    duplicated, rows that are not there and lie before it are lost.
     """
     from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loaded when it is called
 
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
-    looking = _settings(servers, prefix, marker_topic, more)
-    count = parallelism or max(  # else as many partitions as the sink wrote last
-        (marker.parallelism for marker in MarkerStore(looking, sink).read_all().values() if marker is not None),
+    read_settings = _settings(servers, prefix, marker_topic, kafka_options)
+    partition_count = parallelism or max(  # else as many partitions as the sink wrote last
+        (
+            marker.parallelism
+            for marker in MarkerStore(read_settings, sink).read_markers().values()
+            if marker is not None
+        ),
         default=1,
     )
-    settings = _settings(servers, prefix, marker_topic, more, count)
-    if not yes:
-        sys.stdout.write(plain(_meaning(sink, count, to_batch)))
+    settings = _settings(servers, prefix, marker_topic, kafka_options, partition_count)
+    if not is_confirmed:
+        sys.stdout.write(terminal_text(_reset_preview(sink, partition_count, to_batch)))
         raise typer.Exit(1)
     markers = MarkerStore(settings, sink).reset(to_batch)
-    _print(settings.markers_of(sink), {p: m for p, m in markers.items() if m is not None}, as_json=as_json)
+    _print(settings.marker_topic_of(sink), {p: m for p, m in markers.items() if m is not None}, as_json=as_json)
 
 
 def _settings(
-    servers: str, prefix: str, marker_topic: str | None, more: list[str] | None, parallelism: int = 1
+    servers: str, prefix: str, marker_topic: str | None, kafka_options: list[str] | None, parallelism: int = 1
 ) -> SinkSettings:
     from towline.kafka.options import SinkSettings  # noqa: PLC0415 - loaded when it is called
 
-    options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in more or ())}
+    options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in kafka_options or ())}
     options |= {"kafka.bootstrap.servers": servers, "transactionalIdPrefix": prefix, "deliveryTimeout": "15"}
     options["parallelism"] = str(parallelism)
     if marker_topic is not None:
@@ -98,8 +104,8 @@ def _settings(
     return SinkSettings.parse(options)
 
 
-def _meaning(sink: str, count: int, to_batch: int | None) -> str:
-    partitions = f"{count} partition{'' if count == 1 else 's'}"
+def _reset_preview(sink: str, partition_count: int, to_batch: int | None) -> str:
+    partitions = f"{partition_count} partition{'' if partition_count == 1 else 's'}"
     if to_batch is None:
         return (
             f"This would remove the markers of sink {sink} ({partitions}): only batch 0 can be written after that.\n"
@@ -118,8 +124,8 @@ def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
         writer = m.writer or "any (set by hand)"
         cells = (p, m.parallelism, m.batch, f"{m.rows:,}", f"{m.dead_lettered:,}", f"{m.total_rows:,}", writer)
         lines.append(_ROW.format(*map(str, cells)))
-    found = {"topic": topic, "markers": {str(p): json.loads(m.to_json()) for p, m in markers.items()}}
-    print_result(found, lines if markers else [f"no marker in {topic}"], as_json=as_json)
+    result = {"topic": topic, "markers": {str(p): json.loads(m.to_json()) for p, m in markers.items()}}
+    print_result(result, lines if markers else [f"no marker in {topic}"], as_json=as_json)
 
 
 _ROW = "{:>9} {:>3} {:>8} {:>10} {:>6} {:>14}  {}"

@@ -1,4 +1,4 @@
-"""``towline key``: what one publisher has to know, and no more."""
+"""``towline key``: prints the receipt key of one publisher."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def key(
     file: Annotated[Path, typer.Argument(help="The line's keys, as its gateway has them.")],
     publisher: Annotated[str, typer.Argument(help="The publisher's id, which its first start without a key tells.")],
 ) -> None:
-    """Print the key of one publisher, made of the line's: with it the publisher can speak for itself alone.
+    """Print the receipt key of one publisher, derived from the line's key; it is valid for this publisher only.
 
     Example:  towline key receipts.key 3fa9c2d41e77 > publisher.key
     """
     if not re.match(NAME, publisher):
         raise typer.BadParameter("not the id of a publisher", param_hint="PUBLISHER")
-    made = ReceiptKeys.read(file).derived(publisher)
-    if not made:
+    derived_keys = ReceiptKeys.read_file(file).derive_key_lines(publisher)
+    if not derived_keys:
         raise ConfigError("TL-C86", str(file), "it holds no line's key", "Name the file that the gateway has.")
-    typer.echo("\n".join(made))
+    typer.echo("\n".join(derived_keys))

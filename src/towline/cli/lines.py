@@ -1,4 +1,4 @@
-"""``towline run``: the lines of a bridge file, until Ctrl-C; ``reload``, ``pause`` and more: what is asked of them."""
+"""``towline run``: runs the lines of a bridge file; ``reload``, ``pause``, ``resume`` and more control them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, LineName, MetricsAddress, is_live, load_bridge, print_lines
+from towline.cli.screen import BridgeFile, LineName, MetricsAddress, is_terminal, load_bridge, print_lines
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -28,30 +28,30 @@ def run(
 ) -> None:
     """Run the lines of a bridge file and show their account.
 
-    Ctrl-C ends it within 25 s: the batch in work may finish, the broker keeps the session, what waits stays on disk. A
-    second Ctrl-C ends at once and loses nothing either. SIGHUP, or towline reload, takes up the changed file.
+    Ctrl-C stops it within 25 s: the current batch may finish, the broker keeps the session, waiting messages stay on
+    disk. A second Ctrl-C stops at once and loses nothing either. SIGHUP, or towline reload, applies the changed file.
 
     Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch
     """
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
-    from towline.monitor.serving import endpoint  # noqa: PLC0415
+    from towline.monitor.serving import metrics_endpoint  # noqa: PLC0415
 
-    def read() -> Bridge:
+    def load_file() -> Bridge:
         return load_bridge(file, master=master)
 
-    bridge = read()
-    with endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:
-        code = Supervisor(bridge, screen, observe, read).run()
+    bridge = load_file()
+    with metrics_endpoint(bridge, metrics) as observe, make_screen(live=is_terminal()) as screen:
+        code = Supervisor(bridge, screen, observe, load_file).run()
     raise typer.Exit(code)
 
 
 def reload(file: BridgeFile = Path("bridge.toml")) -> None:
-    """Have the bridge that runs take up its changed file: lines that changed, and new ones; the others go on.
+    """Apply the changed file to the running bridge: changed and new lines start, the others keep running.
 
-    All of it or nothing: a file with a mistake, or with a change that needs a new start, changes nothing. Exit code 0
-    when the file is what runs, 1 when the bridge refused it or none runs, 2 and a line for each mistake, 4 when this
-    user may not look whether a bridge runs.
+    All of it or nothing: a file with an error, or with a change that needs a restart, changes nothing. Exit code 0 when
+    the file is applied, 1 when the bridge refused it or none runs, 2 and a line for each error, 4 when this user has no
+    permission to see whether a bridge runs.
 
     Example:  towline reload bridge.toml      the same as SIGHUP to towline run, and it waits
     """
@@ -59,9 +59,9 @@ def reload(file: BridgeFile = Path("bridge.toml")) -> None:
 
 
 def restart(file: BridgeFile, line: LineName) -> None:
-    """Start a line again, by the file as it is now: its gateway and its query, and no other line.
+    """Restart the gateway and the query of one line with the present file; other lines keep running.
 
-    A line that was given up begins again. Exit code 1 where the bridge refused it and goes on as before, or none runs.
+    A failed line is started again. Exit code 1 when the bridge refused it and goes on as before, or none runs.
 
     Example:  towline restart bridge.toml telemetry
     """
@@ -69,10 +69,10 @@ def restart(file: BridgeFile, line: LineName) -> None:
 
 
 def pause(file: BridgeFile, line: LineName) -> None:
-    """Stop carrying a line's messages until towline resume; its gateway goes on, and it is said for how long it can.
+    """Pause the query of a line until towline resume; its gateway keeps receiving, and the output says how long it can.
 
-    The pause outlives every restart, and may be asked for while no bridge runs. Exit code 1 where the batch in work
-    takes longer than 30 s: the line is paused when that ends.
+    The pause survives restarts, and is possible while no bridge runs. Exit code 1 if the current batch takes longer
+    than 30 s: the line is paused when the batch ends.
 
     Example:  towline pause bridge.toml telemetry
     """
@@ -80,7 +80,7 @@ def pause(file: BridgeFile, line: LineName) -> None:
 
 
 def resume(file: BridgeFile, line: LineName) -> None:
-    """Carry on a line that was paused, with all that came meanwhile.
+    """Resume a paused line; all messages received meanwhile are delivered.
 
     Example:  towline resume bridge.toml telemetry
     """
@@ -88,21 +88,21 @@ def resume(file: BridgeFile, line: LineName) -> None:
 
 
 def begin_again(file: BridgeFile, line: LineName) -> None:
-    """Keep a line's checkpoint aside and give it a new name in Kafka; at its next start it begins behind what is done.
+    """Reset a line: set its checkpoint aside, rename it in Kafka; its next start continues after delivered rows.
 
-    One of the two ways out where a line refuses to start because its state was changed: the error says what it may
+    It is one of two remedies when a line refuses to start because its state was changed: the error says what it may
     cost. No bridge of the file may run meanwhile.
 
     Example:  towline begin-again bridge.toml telemetry && towline run bridge.toml
     """
     from towline.bridge.lines import recovery  # noqa: PLC0415
-    from towline.bridge.lines.identity import known_line  # noqa: PLC0415
-    from towline.bridge.runtime.supervisor import alone  # noqa: PLC0415
+    from towline.bridge.lines.identity import current_or_former_line  # noqa: PLC0415
+    from towline.bridge.runtime.supervisor import lock_state_directory  # noqa: PLC0415
 
     bridge = load_bridge(file)
-    with alone(bridge):
-        told = recovery.begin_again(known_line(bridge, line))
-    print_lines([told])
+    with lock_state_directory(bridge):
+        report = recovery.reset_line(current_or_former_line(bridge, line))
+    print_lines([report])
 
 
 def retire(
@@ -113,11 +113,11 @@ def retire(
     ] = False,
     idle: Annotated[float, typer.Option(min=0, help="Seconds without a message that end the session.")] = 30.0,
 ) -> None:
-    """End a line: carry on all that it holds, end its session at the broker, remove its state.
+    """Retire a line: deliver all its messages, end its session at the broker, remove its state.
 
-    An uplink's messages go to Kafka, a downlink's to its broker, by what the line was when it was started last. No
-    bridge of the file may run meanwhile. What can't be carried on is refused, and nothing removed; the same command
-    goes on after a kill. Exit code 0 when the line is gone.
+    An uplink's messages go to Kafka, a downlink's to its broker, with the settings of the line's last start. No bridge
+    of the file may run meanwhile. If a message can't be delivered, the command fails and removes nothing; after a kill
+    the same command continues. Exit code 0 when the line is removed.
 
     Example:  towline retire bridge.toml telemetry
     """
@@ -127,21 +127,21 @@ def retire(
 
     configure_logging()
     bridge = load_bridge(file)
-    with make_screen(live=is_live()) as screen:
-        told = retiring.retire(bridge, line, screen, idle_s=idle, discard=discard)
-    print_lines([told])
+    with make_screen(live=is_terminal()) as screen:
+        report = retiring.retire(bridge, line, screen, idle_s=idle, discard=discard)
+    print_lines([report])
 
 
 def _reload(file: Path, line: str = "") -> None:
-    from towline.bridge.runtime.state import REFUSED, reload_from_outside  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.state import REFUSED, request_reload  # noqa: PLC0415 - loaded when it is called
 
-    told = reload_from_outside(load_bridge(file), line)
-    refused = told["outcome"] == REFUSED
-    print_lines(told["texts"], sys.stderr if refused else sys.stdout)
-    raise typer.Exit(int(refused))
+    answer = request_reload(load_bridge(file), line)
+    is_refused = answer["outcome"] == REFUSED
+    print_lines(answer["texts"], sys.stderr if is_refused else sys.stdout)
+    raise typer.Exit(int(is_refused))
 
 
 def _pause(file: Path, line: str, *, pausing: bool) -> None:
-    from towline.bridge.runtime.state import carried_out  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.state import apply_pause  # noqa: PLC0415 - loaded when it is called
 
-    print_lines([carried_out(load_bridge(file), line, pausing=pausing)])
+    print_lines([apply_pause(load_bridge(file), line, pausing=pausing)])

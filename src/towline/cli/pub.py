@@ -1,4 +1,4 @@
-"""``towline pub``: publish test messages and see each of them acknowledged."""
+"""``towline pub``: publishes test messages and waits for their acknowledgements."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from towline.errors import ConfigError, Refused, Unreachable
-from towline.mqtt.reasons import reason_words
+from towline.errors import BrokerRefused, ConfigError, Unreachable
+from towline.mqtt.reasons import reason_name
 from towline.mqtt.rules import message_problem
 from towline.net.client import Client, PublishResult
 from towline.net.endpoint import Endpoint
 from towline.net.settings import ClientSettings
 from towline.net.tls import Tls
-from towline.text import counted
+from towline.text import count_text
 
 #: Seconds without any answer of the broker after which we give up.
-_PATIENCE: Final = 30.0
+_ANSWER_TIMEOUT_S: Final = 30.0
 
 
 def pub(
@@ -54,24 +54,24 @@ def pub(
 ) -> None:
     """Publish test messages; ends when the broker has acknowledged all of them.
 
-    With --durable no message is lost by an end before that: the next start on the same directory sends what waits.
-    With --receipts it ends when all of them are in Kafka, and what a broker loses on the way is sent again.
+    With --durable no message is lost if it ends before that: the next start on the same directory sends the waiting
+    ones. With --receipts it ends when all of them are in Kafka, and messages that a broker loses are sent again.
 
     Example:  towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
     try:
-        place = str(Endpoint.parse(broker))
+        endpoint = str(Endpoint.parse(broker))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
-    properties = [_pair(text) for text in user_property or []]
+    properties = [_parse_property(text) for text in user_property or []]
     tls = Tls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
     settings = ClientSettings(username=username, password_file=password_file, tls=tls)
-    more = {"qos": qos, "retain": retain, "user_properties": properties}
+    publish_options = {"qos": qos, "retain": retain, "user_properties": properties}
     messages = _messages(topic, message, count, rate)
     if durable is not None:
-        more["wait"] = bool(rate)
-        _pub_durably(
-            broker, messages, more, durable, timeout, settings=settings, receipts=receipts,
+        publish_options["wait"] = bool(rate)
+        _publish_durably(
+            broker, messages, publish_options, durable, timeout, settings=settings, receipts=receipts,
             receipt_key_file=receipt_key_file,
         )  # fmt: skip
         return
@@ -80,80 +80,89 @@ def pub(
     name, payload = next(_messages(topic, message, 1, 0))
     if problem := message_problem(name, payload, qos, user_properties=properties):  # before a connection is made
         raise ConfigError("TL-C51", f"message to {name[:80]!r}", problem, "Change it.")
-    started = time.monotonic()
+    started_at = time.monotonic()
     screen = Console(stderr=True)
-    plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
-    with _open(broker, settings) as client, Progress(console=screen, transient=True, disable=plain) as progress:
+    is_plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
+    with _open(broker, settings) as client, Progress(console=screen, transient=True, disable=is_plain) as progress:
         task = progress.add_task("publishing", total=count)
-        refused = _published(client, messages, more, place, lambda: progress.advance(task))
-        client.close(_PATIENCE)
-    word = "acknowledged by" if qos else "sent to"
-    took = f"in {time.monotonic() - started:.1f} s"
-    typer.echo(f"{count - len(refused):,} of {counted(count)} {word} {place} {took}")
-    if refused:
-        typer.echo(f"{len(refused):,} refused: {reason_words(refused[0])} (0x{refused[0]:02X})", err=True)
+        refused_reasons = _publish_all(client, messages, publish_options, endpoint, lambda: progress.advance(task))
+        client.close(_ANSWER_TIMEOUT_S)
+    result_text = "acknowledged by" if qos else "sent to"
+    duration_text = f"in {time.monotonic() - started_at:.1f} s"
+    typer.echo(f"{count - len(refused_reasons):,} of {count_text(count)} {result_text} {endpoint} {duration_text}")
+    if refused_reasons:
+        typer.echo(
+            f"{len(refused_reasons):,} refused: {reason_name(refused_reasons[0])} (0x{refused_reasons[0]:02X})",
+            err=True,
+        )
         raise typer.Exit(1)
 
 
 def _messages(topic: str, message: str, count: int, rate: float) -> Iterator[tuple[str, bytes]]:
-    """Topic and payload of each message, in its time; the bytes as they were given, which need not be text."""
-    started = time.monotonic()
+    """Yield topic and payload of each message at its time; the payload keeps its bytes, which need not be text."""
+    started_at = time.monotonic()
     for number in range(count):
         if rate:
-            time.sleep(max(0.0, started + number / rate - time.monotonic()))
+            time.sleep(max(0.0, started_at + number / rate - time.monotonic()))
         name, payload = (text.replace("{n}", str(number)) for text in (topic, message))
         yield name, os.fsencode(payload)
 
 
 def _open(broker: str, settings: ClientSettings) -> Client:
-    """A client that is online; where the broker keeps no sessions, which is no reason not to publish, without one."""
+    """Connect a client; without a session if the broker supports none."""
     client_id = f"towline-pub-{os.getpid()}"
     try:
         return Client(broker, client_id=client_id, settings=settings)
-    except Refused as error:
+    except BrokerRefused as error:
         if error.code != "TL-M12":
             raise
         return Client(broker, client_id=client_id, settings=settings.model_copy(update={"session_expiry_s": 0}))
 
 
-def _published(
-    client: Client, messages: Iterator[tuple[str, bytes]], more: dict[str, Any], where: str, on_each: Callable[[], None]
+def _publish_all(
+    client: Client,
+    messages: Iterator[tuple[str, bytes]],
+    publish_options: dict[str, Any],
+    endpoint: str,
+    on_message: Callable[[], None],
 ) -> list[int]:
-    """The reason codes of the messages that the broker has dropped, once it has answered all of them."""
-    waiting, refused = deque[PublishResult](), list[int]()
+    """Publish all messages; return the reason codes of those that the broker refused."""
+    pending_results, refused_reasons = deque[PublishResult](), list[int]()
     try:
         for name, payload in messages:
-            while waiting and waiting[0].done:
-                refused += _reason(waiting.popleft())
-            waiting.append(client.publish(name, payload, timeout_s=_PATIENCE, **more))
-            on_each()
-        while waiting:
-            refused += _reason(waiting[0])
-            waiting.popleft()
+            while pending_results and pending_results[0].done:
+                refused_reasons += _refusal_reasons(pending_results.popleft())
+            pending_results.append(client.publish(name, payload, timeout_s=_ANSWER_TIMEOUT_S, **publish_options))
+            on_message()
+        while pending_results:
+            refused_reasons += _refusal_reasons(pending_results[0])
+            pending_results.popleft()
     except Unreachable as error:
         if error.code != "TL-M33":
             raise
-        what = f"no acknowledgement for {_PATIENCE:g} s, {counted(len(waiting))} without an answer"
-        advice = "Is the broker alive? Publish again what was not confirmed."
-        raise client.last_error or Unreachable("TL-M33", where, what, advice) from None
-    return refused
+        problem = (
+            f"no acknowledgement for {_ANSWER_TIMEOUT_S:g} s, {count_text(len(pending_results))} without an answer"
+        )
+        remedy = "Is the broker alive? Publish again what was not confirmed."
+        raise client.last_error or Unreachable("TL-M33", endpoint, problem, remedy) from None
+    return refused_reasons
 
 
-def _reason(result: PublishResult) -> list[int]:
-    """The reason code of a message that the broker has dropped; none of one that it took."""
+def _refusal_reasons(result: PublishResult) -> list[int]:
+    """Return the reason code of a refused message in a list, empty for an accepted one."""
     try:
-        result.wait(_PATIENCE)
-    except Refused:
+        result.wait(_ANSWER_TIMEOUT_S)
+    except BrokerRefused:
         if result.reason is None:  # it is the client that was refused
             raise
         return [result.reason]
     return []
 
 
-def _pub_durably(
+def _publish_durably(
     broker: str,
     messages: Iterator[tuple[str, bytes]],
-    more: dict[str, Any],
+    publish_options: dict[str, Any],
     state_dir: Path,
     timeout: float,
     *,
@@ -162,32 +171,39 @@ def _pub_durably(
 ) -> None:
     from towline.publisher import Publisher  # noqa: PLC0415 - loads pyarrow
 
-    outcomes, last = Counter[str](), None
+    outcomes, last_message = Counter[str](), None
     publisher = Publisher(
-        broker, state_dir=state_dir, on_outcome=lambda _n, end: outcomes.update([end]), receipts=receipts, **options
+        broker,
+        state_dir=state_dir,
+        on_outcome=lambda _n, outcome: outcomes.update([outcome]),
+        receipts=receipts,
+        **options,
     )
-    started, waited, count = time.monotonic(), publisher.waiting, 0
+    started_at, waiting_count, count = time.monotonic(), publisher.waiting, 0
     try:
         for count, (name, payload) in enumerate(messages, 1):  # noqa: B007 - how many there were
-            last = publisher.publish(name, payload, **more)
-        if last is not None:
-            last.on_disk.result()
-        typer.echo(f"{counted(count)} on disk in {state_dir} in {time.monotonic() - started:.1f} s", err=True)
+            last_message = publisher.publish(name, payload, **publish_options)
+        if last_message is not None:
+            last_message.on_disk.result()
+        typer.echo(f"{count_text(count)} on disk in {state_dir} in {time.monotonic() - started_at:.1f} s", err=True)
     except BaseException:
         publisher.close(0)
         raise
-    left = publisher.close(timeout)  # what is left is told by the publisher
-    before = f", {waited:,} of them from before" if waited else ""
-    typer.echo(f"{counted(outcomes['delivered'])} {'acknowledged by' if more['qos'] else 'sent to'} {broker}{before}")
+    remaining_count = publisher.close(timeout)  # what is left is told by the publisher
+    waiting_text = f", {waiting_count:,} of them from before" if waiting_count else ""
+    typer.echo(
+        f"{count_text(outcomes['delivered'])} {'acknowledged by' if publish_options['qos'] else 'sent to'} "
+        f"{broker}{waiting_text}"
+    )
     if receipts:
-        typer.echo(f"{counted(outcomes['arrived'])} in Kafka")
+        typer.echo(f"{count_text(outcomes['arrived'])} in Kafka")
     if outcomes["refused"] or outcomes["expired"]:
         typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)
-    if left or outcomes["refused"]:
+    if remaining_count or outcomes["refused"]:
         raise typer.Exit(1)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_property(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
         raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--property")

@@ -1,4 +1,4 @@
-"""``towline refused``: the messages that a broker would not take, and their way on."""
+"""``towline refused``: shows messages that a broker refused, sends them again or drops them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ app = command_app(
 )
 
 #: Characters of a topic on the screen; ``--json`` has all of it.
-_TOPIC = 120
+_MAX_TOPIC_CHARS = 120
 #: Does ``page``, ``replay`` or ``drop`` with an offset: see `towline.delivery.refused.Refused`.
-_Ask = Callable[[str, int], dict[str, Any]]
+_RefusedCall = Callable[[str, int], dict[str, Any]]
 
 Place = Annotated[
     Path, typer.Argument(help="The bridge file, or the state directory of a line or a Publisher.", readable=False)
@@ -43,15 +43,17 @@ def show(
 ) -> None:
     """Count the refused messages by line and reason, and list the oldest ones. No payload is shown."""
     counts: Counter[tuple[str, int, str]] = Counter()
-    first: list[dict[str, Any]] = []
-    for name, directory in _places(place, line):
-        with _reached(directory) as ask:
-            for row in _rows(ask):
+    first_messages: list[dict[str, Any]] = []
+    for name, directory in _state_dirs(place, line):
+        with _open_refused(directory) as call_refused:
+            for row in _refused_rows(call_refused):
                 counts[name, row["reason"], row["words"]] += 1
-                if len(first) < limit:
-                    first.append({"line": name, **row})
-    kept = [{"line": n, "reason": r, "words": w, "messages": c} for (n, r, w), c in sorted(counts.items())]
-    print_result({"kept": kept, "first": first}, _shown(kept, first), as_json=as_json)
+                if len(first_messages) < limit:
+                    first_messages.append({"line": name, **row})
+    reason_counts = [{"line": n, "reason": r, "words": w, "messages": c} for (n, r, w), c in sorted(counts.items())]
+    print_result(
+        {"kept": reason_counts, "first": first_messages}, _show_lines(reason_counts, first_messages), as_json=as_json
+    )
 
 
 @app.command(epilog="Example:  towline refused replay bridge.toml --line commands")
@@ -61,12 +63,12 @@ def replay(
     limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send the refused messages again, each once: they enter the outbox behind what waits there.
+    """Send the refused messages again, each once; they go to the end of the outbox.
 
-    Mend first what the broker refused (rights, limits): it would refuse them once more. With or without a gateway
-    running; a Publisher has to be closed.
+    First fix the broker's reason to refuse them (rights, limits). Works with or without a running gateway; a Publisher
+    has to be closed.
     """
-    _move("replay", _places(place, line), limit, as_json=as_json)
+    _move("replay", _state_dirs(place, line), limit, as_json=as_json)
 
 
 @app.command(epilog="Example:  towline refused drop bridge.toml --line commands --limit 1")
@@ -74,95 +76,95 @@ def drop(
     place: Place = Path("bridge.toml"),
     line: Line = None,
     limit: Limit = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    is_confirmed: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forget the refused messages, for good."""
-    if not yes:
+    """Delete the refused messages for good."""
+    if not is_confirmed:
         typer.confirm("Forget these messages for good?", abort=True, err=True)
-    _move("drop", _places(place, line), limit, as_json=as_json)
+    _move("drop", _state_dirs(place, line), limit, as_json=as_json)
 
 
-def _move(what: str, places: Iterator[tuple[str, Path]], limit: int | None, *, as_json: bool) -> None:
-    moved = Counter[str]()
-    for name, directory in places:
-        with _reached(directory) as ask:
-            page = ask("page", 0)
-            at = page["rows"][0]["offset"] if page["rows"] else page["end"]
-            upto = page["end"] if limit is None else min(page["end"], at + limit)
-            while at < upto:  # part by part; what is refused again meanwhile stays
-                done = ask(what, upto)
-                moved[name] += done["moved"]
-                at = done["next"]
-    word = "back in the outbox" if what == "replay" else "dropped"
-    lines = [f"{count:>10,}  {word}   {name}" for name, count in moved.items() if count]
-    print_result({what: moved}, lines or ["no refused messages"], as_json=as_json)
+def _move(operation: str, state_dirs: Iterator[tuple[str, Path]], limit: int | None, *, as_json: bool) -> None:
+    moved_counts = Counter[str]()
+    for name, directory in state_dirs:
+        with _open_refused(directory) as call_refused:
+            page = call_refused("page", 0)
+            offset = page["rows"][0]["offset"] if page["rows"] else page["end"]
+            end_offset = page["end"] if limit is None else min(page["end"], offset + limit)
+            while offset < end_offset:  # part by part; what is refused again meanwhile stays
+                answer = call_refused(operation, end_offset)
+                moved_counts[name] += answer["moved"]
+                offset = answer["next"]
+    result_text = "back in the outbox" if operation == "replay" else "dropped"
+    lines = [f"{count:>10,}  {result_text}   {name}" for name, count in moved_counts.items() if count]
+    print_result({operation: moved_counts}, lines or ["no refused messages"], as_json=as_json)
 
 
-def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
-    """All that is kept, each message once."""
-    at, seen = 0, set()
+def _refused_rows(call_refused: _RefusedCall) -> Iterator[dict[str, Any]]:
+    """Yield all refused messages, each once."""
+    offset, seen_keys = 0, set()
     while True:
-        page = ask("page", at)
+        page = call_refused("page", offset)
         for row in page["rows"]:
-            if (key := (row["number"], row["arrived_at"])) not in seen:
-                seen.add(key)
+            if (key := (row["number"], row["arrived_at"])) not in seen_keys:
+                seen_keys.add(key)
                 yield row
-        at = page["next"]
-        if at >= page["end"]:
+        offset = page["next"]
+        if offset >= page["end"]:
             return
 
 
-def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
-    """Name and state directory of what is meant."""
-    from towline.gateway.endpoint import text_of  # noqa: PLC0415
+def _state_dirs(path: Path, line: str | None) -> Iterator[tuple[str, Path]]:
+    """Yield name and state directory of each line, or of the one given directory."""
+    from towline.gateway.endpoint import read_state_file  # noqa: PLC0415
 
-    text_of(place)
-    if place.is_dir():
+    read_state_file(path)
+    if path.is_dir():
         if line is not None:
-            what, do = "a state directory has no lines", "Name the bridge file, or leave out --line."
-            raise ConfigError("TL-C94", str(place), what, do)
-        if not any((place / name).is_dir() for name in ("outbox", "refused")):
-            what = "no gateway or Publisher has sent from here: there is neither outbox/ nor refused/"
-            do = "Name the bridge file, the state directory of a line in it, or that of a Publisher."
-            raise ConfigError("TL-C93", str(place), what, do)
-        yield place.resolve().name, place
+            problem, remedy = "a state directory has no lines", "Name the bridge file, or leave out --line."
+            raise ConfigError("TL-C94", str(path), problem, remedy)
+        if not any((path / name).is_dir() for name in ("outbox", "refused")):
+            problem = "no gateway or Publisher has sent from here: there is neither outbox/ nor refused/"
+            remedy = "Name the bridge file, the state directory of a line in it, or that of a Publisher."
+            raise ConfigError("TL-C93", str(path), problem, remedy)
+        yield path.resolve().name, path
         return
-    bridge = load_bridge(place)
-    for found in (bridge.line(line),) if line is not None else bridge.downlinks:
-        yield found.name, found.gateway.state_dir
+    bridge = load_bridge(path)
+    for downlink in (bridge.line(line),) if line is not None else bridge.downlinks:
+        yield downlink.name, downlink.gateway.state_dir
 
 
 @contextlib.contextmanager
-def _reached(directory: Path) -> Iterator[_Ask]:
-    """The refused messages of a state directory: through the gateway that runs there, or from the disk."""
+def _open_refused(directory: Path) -> Iterator[_RefusedCall]:
+    """Access the refused messages of a state directory, through its running gateway or on disk."""
     from towline.delivery.refused import RefusedMessages  # noqa: PLC0415 - loaded when it is called
-    from towline.gateway.launch import discover  # noqa: PLC0415
+    from towline.gateway.launch import find_running  # noqa: PLC0415
     from towline.journal import Limits, Outbox  # noqa: PLC0415
     from towline.schema import OUTBOX_SCHEMA  # noqa: PLC0415
 
-    if client := discover(directory):
+    if client := find_running(directory):
         with client:
-            yield client.refused
+            yield client.refused_messages
         return
     if not (directory / "refused").is_dir():
-        yield lambda _do, _at: {"rows": [], "moved": 0, "next": 0, "end": 0}
+        yield lambda _operation, _offset: {"rows": [], "moved": 0, "next": 0, "end": 0}
         return
-    with contextlib.ExitStack() as open_ones:
+    with contextlib.ExitStack() as exit_stack:
         outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=64 << 20))
-        open_ones.callback(outbox.close)
+        exit_stack.callback(outbox.close)
         refused = RefusedMessages(directory / "refused", outbox)
-        open_ones.callback(refused.close)
-        yield lambda do, at: getattr(refused, do)(at)
+        exit_stack.callback(refused.close)
+        yield lambda operation, offset: getattr(refused, operation)(offset)
 
 
-def _shown(kept: list[dict[str, Any]], first: list[dict[str, Any]]) -> Iterator[str]:
-    if not kept:
+def _show_lines(reason_counts: list[dict[str, Any]], first_messages: list[dict[str, Any]]) -> Iterator[str]:
+    if not reason_counts:
         yield "no refused messages"
-    for row in kept:
+    for row in reason_counts:
         yield f"{row['messages']:>10,}  {row['words']} (0x{row['reason']:02X})   {row['line']}"
-    for row in first:
+    for row in first_messages:
         yield (
-            f"{local_time(row['arrived_at'] / 1e6)}  {row['number']:,}  → {printable(row['topic'], _TOPIC)}  "
+            f"{local_time(row['arrived_at'] / 1e6)}  {row['number']:,}  → {printable(row['topic'], _MAX_TOPIC_CHARS)}  "
             f"QoS {row['qos']}  {row['bytes']:,} B  {row['words']}"
         )

@@ -1,4 +1,4 @@
-"""What the commands share: typer's settings, and text a terminal can show without being told what to do."""
+"""Shared parts of the commands: arguments, typer settings, and safe output to a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from towline.text import fitted, printable, printable_lines
+from towline.text import fit_terminal, printable, printable_lines
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -32,7 +32,7 @@ MetricsAddress = Annotated[
 
 
 def command_app(**settings: Any) -> typer.Typer:
-    """A typer application of one command: plain help on one screen, ``-h`` too, no tracebacks of its own."""
+    """Create the typer application of a command: plain help on one screen, ``-h`` too, no tracebacks of its own."""
     return typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -42,50 +42,50 @@ def command_app(**settings: Any) -> typer.Typer:
     )
 
 
-def load_bridge(file: Path, **given: Any) -> Bridge:
-    """As `towline.bridge.config.file.load`, which takes `given` too; it is loaded when a command is called."""
+def load_bridge(file: Path, **options: Any) -> Bridge:
+    """Load a bridge file as `towline.bridge.config.file.load`, with the same `options`; imported when called."""
     from towline.bridge.config.file import load  # noqa: PLC0415
 
-    return load(file, **given)
+    return load(file, **options)
 
 
-def is_live() -> bool:
-    """Whether standard output is a terminal that can be redrawn."""
+def is_terminal() -> bool:
+    """Return True if standard output is a terminal that can be redrawn."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 #: ASCII for terminals that can't show more.
-_PLAIN = str.maketrans({"→": ">", "▸": ">", "✓": "+", "✗": "x", "…": ".", "·": "-", "≥": ">", "━": "="})
+_ASCII_REPLACEMENTS = str.maketrans({"→": ">", "▸": ">", "✓": "+", "✗": "x", "…": ".", "·": "-", "≥": ">", "━": "="})
 
 
-def plain(text: str, stream: TextIO | None = None) -> str:
-    """The text with control characters escaped, and replaced what the encoding of `stream` or of standard output lacks.
+def terminal_text(text: str, stream: TextIO | None = None) -> str:
+    """Escape control characters, and replace characters that the encoding of `stream` (default standard output) lacks.
 
-    Every command prints through this, or through `json_text`. Line feeds stay: whoever joins lines escapes those within
-    a value (`towline.text.printable`).
+    Every command prints through this or `json_text`. Line feeds stay: escape those within a value by
+    `towline.text.printable`.
     """
-    text = fitted(printable_lines(text), stream or sys.stdout)
+    text = fit_terminal(printable_lines(text), stream or sys.stdout)
     encoding = (stream or sys.stdout).encoding or "ascii"
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
-        return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+        return text.translate(_ASCII_REPLACEMENTS).encode("ascii", "replace").decode("ascii")
     return text
 
 
 def json_text(values: Any, *, indent: int | None = None) -> str:
-    """JSON and a line feed, in visible ASCII: JSON itself escapes all but DEL."""
+    """Return JSON and a line feed, in visible ASCII: JSON itself escapes all but DEL."""
     return json.dumps(values, indent=indent).replace("\x7f", "\\u007f") + "\n"
 
 
 def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
-    """Print each of ``lines`` in one line, for a terminal, whatever a device or a topic put into it."""
+    """Print each of ``lines`` in one line, with control characters and line feeds escaped."""
     stream = stream or sys.stdout
-    stream.write("".join(plain(printable(line), stream) + "\n" for line in lines))
+    stream.write("".join(terminal_text(printable(line), stream) + "\n" for line in lines))
 
 
 def print_result(values: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print what a command found: its values as JSON, or the same in lines for a person."""
+    """Print the result of a command: as JSON, or as lines for a person."""
     if as_json:
         sys.stdout.write(json_text(values, indent=2))
     else:

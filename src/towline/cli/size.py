@@ -1,4 +1,4 @@
-"""``towline size``: gateways, disks, Spark cores and partitions for a load."""
+"""``towline size``: calculates gateways, disks, Spark cores and partitions for a load."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ import typer
 from towline.cli.screen import AsJson, print_result
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
-from towline.sizing import Load, Need, caution, needs
+from towline.sizing import Load, Requirement, large_payload_warning, requirements
 
-_RATE: Final = typer.Option(min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes.")
+_RATE_OPTION: Final = typer.Option(
+    min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes."
+)
 #: A second without ``--every``, so that it is known whether it was said.
-_EVERY: Final = typer.Option(
+_INTERVAL_OPTION: Final = typer.Option(
     min=0.001, max=31_536_000, show_default="1.0", help="... each with a message in so many seconds."
 )
 #: Most bytes of an MQTT packet [MQTT-1.5.5].
-_PACKET: Final = 268_435_455
+_MAX_PACKET_BYTES: Final = 268_435_455
 
 
 def size(
-    rate: Annotated[float | None, _RATE] = None,
+    rate: Annotated[float | None, _RATE_OPTION] = None,
     devices: Annotated[
         int | None, typer.Option(min=1, max=10**9, show_default=False, help="Devices, in place of a rate ...")
     ] = None,
-    every: Annotated[float | None, _EVERY] = None,
-    payload: Annotated[int, typer.Option("--bytes", min=0, max=_PACKET, help="Bytes of a payload.")] = 150,
+    every: Annotated[float | None, _INTERVAL_OPTION] = None,
+    payload: Annotated[int, typer.Option("--bytes", min=0, max=_MAX_PACKET_BYTES, help="Bytes of a payload.")] = 150,
     topic: Annotated[int, typer.Option("--topic-bytes", min=1, max=65_535, help="Bytes of a topic.")] = 40,
     properties: Annotated[
-        int, typer.Option("--property-bytes", min=0, max=_PACKET, help="Bytes of user properties.")
+        int, typer.Option("--property-bytes", min=0, max=_MAX_PACKET_BYTES, help="Bytes of user properties.")
     ] = 0,
     outage: Annotated[float, typer.Option(min=0, max=525_600, help="Minutes Kafka or Spark may be away.")] = 60.0,
     guarantee: Annotated[Guarantee, typer.Option(help="The promise.")] = Guarantee.AT_LEAST_ONCE,
     sql: Annotated[bool, typer.Option("--sql", help="A where, fields, a dedupe key, or several writers.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a load needs, from figures measured on two cores (docs/sizing.md): no network, nothing is changed.
+    """Calculate the resources for a load, from figures measured on two cores (docs/sizing.md). No network.
 
     Example:  towline size --rate 20000 --bytes 200 --outage 120 --guarantee exactly_once
     """
     load = Load(
-        rate=_rate(rate, devices, every),
+        rate=_message_rate(rate, devices, every),
         payload_bytes=payload,
         topic_bytes=topic,
         property_bytes=properties,
@@ -50,23 +52,27 @@ def size(
         guarantee=guarantee,
         sql=sql,
     )
-    found = needs(load)
-    print_result([asdict(need) for need in found], filter(None, [*map(_line, found), caution(load)]), as_json=as_json)
+    resource_needs = requirements(load)
+    print_result(
+        [asdict(need) for need in resource_needs],
+        filter(None, [*map(_line, resource_needs), large_payload_warning(load)]),
+        as_json=as_json,
+    )
 
 
-def _rate(rate: float | None, devices: int | None, every: float | None) -> float:
-    """Messages a second; TL-C01 where it is not given once."""
+def _message_rate(rate: float | None, devices: int | None, interval_s: float | None) -> float:
+    """Return messages per second from --rate or --devices; raises TL-C01 unless exactly one is given."""
     if (rate is None) == (devices is None):
-        what = "it takes --rate or --devices, one of them"
+        problem = "it takes --rate or --devices, one of them"
     elif devices is not None:
-        return devices / (1.0 if every is None else every)
-    elif rate is not None and every is None:
+        return devices / (1.0 if interval_s is None else interval_s)
+    elif rate is not None and interval_s is None:
         return rate
     else:
-        what = "--every belongs to --devices"
-    raise ConfigError("TL-C01", "towline size", what, "See towline size --help.")
+        problem = "--every belongs to --devices"
+    raise ConfigError("TL-C01", "towline size", problem, "See towline size --help.")
 
 
-def _line(need: Need) -> str:
+def _line(need: Requirement) -> str:
     amount = f"{need.amount:,.{1 if need.unit else 0}f} {need.unit}".rstrip()
-    return f"{need.what:<20}{amount:>12}   {need.because}"
+    return f"{need.resource:<20}{amount:>12}   {need.basis}"

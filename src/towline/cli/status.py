@@ -1,4 +1,4 @@
-"""``towline status``: where every message is."""
+"""``towline status``: shows the account of every message."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli.screen import is_live, json_text, load_bridge, plain
-from towline.errors import ConfigError, GatewayError, KafkaError, NotAllowed
+from towline.cli.screen import is_terminal, json_text, load_bridge, terminal_text
+from towline.errors import ConfigError, GatewayError, KafkaError, StateAccessDenied
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -34,38 +34,40 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
     reconcile: Annotated[bool, typer.Option("--reconcile", help="Ask Kafka too: the totals of its markers.")] = False,
 ) -> None:
-    """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
+    """Show the account: received = in Kafka + deduplicated or filtered + waiting, and whether it adds up.
 
-    Asks the gateways themselves, so it works while Spark or Kafka is down; for a user who may not look there it asks
-    the bridge's monitor. Exit codes: 0 each line runs or is paused, and adds up, 1 an account does not, or Kafka
-    says otherwise, 3 a line does not run, its account is not known, or Kafka or the monitor does not answer, 4 this
-    user may not look.
+    Asks the gateways, so it works while Spark or Kafka is down; without permission to read the state directory it asks
+    the bridge's monitor. Exit codes: 0 each line runs or is paused, and adds up; 1 an account does not add up, or
+    disagrees with Kafka; 3 a line does not run, its account is unknown, or Kafka or the monitor does not answer; 4 no
+    permission.
 
     Example:  towline status bridge.toml --watch
     """
-    from towline.bridge.runtime.status import NOT_KNOWN, code_of, render  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code, render  # noqa: PLC0415 - loaded when it is called
 
     bridge = None if url or (file is None and state_dir) else load_bridge(file or Path("bridge.toml"))
     if bridge is not None and state_dir is not None:
         bridge = bridge.model_copy(update={"state_dir": state_dir})
     if reconcile and bridge is None:
-        do = "Name the bridge file: it says where Kafka is."
-        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", do)
-    clear = watch and is_live() and not reconcile
+        remedy = "Name the bridge file: it says where Kafka is."
+        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", remedy)
+    redraw = watch and is_terminal() and not reconcile
     while True:
-        current, error = _collected(bridge, state_dir, url), ""
+        status_values, error = _collect_status(bridge, state_dir, url), ""
         if bridge is not None and reconcile:
             from towline.bridge.runtime import reconciling  # noqa: PLC0415 - loads librdkafka
 
             try:
-                reconciling.reconcile(bridge, current)
-            except KafkaError as away:
-                error = f"{away}\n"
-        code = NOT_KNOWN if error else code_of(current)
-        text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
-        sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
+                reconciling.reconcile(bridge, status_values)
+            except KafkaError as kafka_error:
+                error = f"{kafka_error}\n"
+        code = EXIT_UNKNOWN if error else exit_code(status_values)
+        text = (
+            json_text(status_values, indent=None if redraw else 2) if as_json else terminal_text(render(status_values))
+        )
+        sys.stdout.write(("\x1b[H\x1b[2J" if redraw else "") + text)
         sys.stdout.flush()
-        sys.stderr.write(plain(error, sys.stderr))
+        sys.stderr.write(terminal_text(error, sys.stderr))
         if not watch or reconcile:
             break
         time.sleep(WATCH_S)
@@ -73,18 +75,18 @@ def status(
         raise typer.Exit(code)
 
 
-def _collected(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:
-    from towline.bridge.runtime.status import NOT_KNOWN, collect, collect_bridge, collect_from  # noqa: PLC0415 - loaded when it is called
+def _collect_status(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:
+    from towline.bridge.runtime.status import EXIT_UNKNOWN, collect_bridge_status, collect_status, fetch_status  # noqa: PLC0415 - loaded when it is called
 
     try:
         if bridge is None:
-            return collect_from(url) if url else collect(state_dir or Path())
-        return collect_bridge(bridge)
-    except NotAllowed:
+            return fetch_status(url) if url else collect_status(state_dir or Path())
+        return collect_bridge_status(bridge)
+    except StateAccessDenied:
         if bridge is not None and bridge.monitor.listen:
             with suppress(GatewayError):  # else it is said whose the directory is
-                return collect_from(f"http://{bridge.monitor.listen}")
+                return fetch_status(f"http://{bridge.monitor.listen}")
         raise
     except GatewayError as error:
         sys.stderr.write(f"{error}\n")
-        raise typer.Exit(NOT_KNOWN) from None
+        raise typer.Exit(EXIT_UNKNOWN) from None

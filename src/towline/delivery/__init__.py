@@ -1,1 +1,1 @@
-"""What the gateway and the publisher do with a session: messages in, messages out, receipts."""
+"""Delivery between an MQTT session and the journals of a gateway or publisher: inbound, outbound, receipts."""

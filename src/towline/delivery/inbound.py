@@ -1,11 +1,11 @@
-"""The uplink: brings what the session delivers into the inbox, and tells the session when it is safe.
+"""Inbox writer: stores the messages of an MQTT session in the inbox, then lets the session acknowledge them.
 
-It belongs to the pump's thread. A delivery that finds no room waits here, in order, and holds the reading back [I7].
-What is delivered becomes one record batch of `ROW_SCHEMA` (`to_rows`). Most messages are alike in most columns, so a
-column of one value is cut off a longer one that is kept: what a chunk of ten messages costs is mostly the making of
-columns. Of packets without properties, which come by the thousand, topics and payloads are cut out of the received
-bytes, without a Python object for a message: the lengths of all fields, summed up, are the boundaries of one binary
-array over the bytes as they came, of which every fourth cell is a topic, every fourth a payload (`plain_run`).
+It belongs to the pump's thread. Without free space a delivery waits here, in order, and stops further reads [I7]. Each
+delivery becomes one record batch of `ROW_SCHEMA` (`to_rows`). Most messages have equal values in most columns, so a
+constant column is a slice of a longer cached one: the cost of a chunk of ten messages is mostly that of its columns.
+Most packets have no properties. Their topics and payloads are slices of the received bytes, without a Python object for
+each message (`plain_run`): the running sum of all field lengths gives the offsets of one binary array over these bytes,
+in which every fourth value is a topic and every fourth a payload.
 """
 
 from __future__ import annotations
@@ -23,57 +23,60 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from towline.delivery.receipts.ledger import Ledger
-from towline.delivery.receipts.mark import Mark, unmarked
+from towline.delivery.receipts.ledger import ReceiptLedger
+from towline.delivery.receipts.mark import Mark, strip_mark
 from towline.errors import JournalFull
 from towline.guarantee import AckAfter
-from towline.journal import Journal, largest_frame
-from towline.journal.segment import cut
-from towline.mqtt.codec3 import DUPLICATE_OF, QOS_OF, RETAIN_OF
-from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
+from towline.journal import Journal, max_frame_bytes
+from towline.journal.segment import split_batch
+from towline.mqtt.codec3 import DUPLICATE_OF_HEADER, QOS_OF_HEADER, RETAIN_OF_HEADER
+from towline.mqtt.events import AckWatermark, Deliver, DeliveryStored, Event, Messages, UnreleasedMessage
 from towline.mqtt.inbound import Inbound
-from towline.mqtt.message import LARGE
-from towline.mqtt.plain import FIELDS, MessageColumns, PlainRun
-from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
-from towline.schema import NO_ROWS, OPTIONAL, ROW_SCHEMA
+from towline.mqtt.message import LARGE_PAYLOAD_BYTES
+from towline.mqtt.plain import FIELD_COUNT, MessageColumns, PlainRun
+from towline.mqtt.truncated import PACKET_TOO_LARGE, TOO_MANY_PROPERTIES, TruncatedMessage
+from towline.schema import NO_ROWS, OPTIONAL_COLUMNS, ROW_SCHEMA
 
 #: How often a full journal is tried again, in seconds.
-_ROOM_RETRY: Final = 0.5
+_FULL_RETRY_S: Final = 0.5
 #: Messages that were not taken in whole are reported once in so many seconds: anybody may send ten thousand of them.
-_REPORT_EVERY: Final = 60.0
+_REPORT_INTERVAL_S: Final = 60.0
 #: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
-_SHOWN: Final = 200
+_MAX_TOPIC_CHARACTERS: Final = 200
 #: Why there is only a stub → the counter in the ledger.
-COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
+TRUNCATION_COUNTERS: Final = {PACKET_TOO_LARGE: "packets_too_large", TOO_MANY_PROPERTIES: "too_many_properties"}
 
 
-class _Unstored(NamedTuple):
-    """One frame to be: rows with the packet ids that come and go with them."""
+class _PendingFrame(NamedTuple):
+    """Journal frame that is not written yet: rows, and the packet ids that are held or released with them."""
 
     rows: pa.RecordBatch
-    held: Mapping[int, Held]
-    released: tuple[int, ...]
+    held_ids: Mapping[int, UnreleasedMessage]
+    released_ids: tuple[int, ...]
     #: Of the delivery that is whole with this frame; 0 while more of it follows.
     ticket: int
     #: Of publishers that want receipts.
     marks: tuple[Mark, ...] = ()
 
 
-class Uplink:
-    """Stores one session's deliveries.
+class InboxWriter:
+    """Writer of one session's deliveries to the inbox.
 
     Args:
-        name: The gateway's, as rows and log have it.
-        max_packet_bytes: Largest packet that is taken in whole, as the log names it.
-        least_qos: Messages with less are counted: a publisher's QoS may be lower than the subscription's.
-        note: Called when there is no room.
-        ledger: Of the publishers that want receipts; None when nobody gets any.
+        name: Name of the gateway, for rows and logs.
+        acks: Step after which messages are acknowledged.
+        max_packet_bytes: Largest packet that is stored whole, for the log.
+        least_qos: Messages with a lower QoS are counted: a publisher's QoS may be lower than the subscription's.
+        handle_event: Passes an event to the session.
+        on_rows: Called after rows were stored.
+        on_full: Called with the error when there is no free space.
+        receipt_ledger: State of the publishers with receipts; None without receipts.
 
     Attributes:
-        received: Messages received over the journal's life, those included that were not stored.
-        acknowledged: Of this process, acknowledgements that left in sessions before the one in use.
-        redelivered: Of this process, messages that the broker said to have sent before (DUP), stored all the same.
-        room_at: When a full inbox is tried again, on `time.monotonic`.
+        received_count: Messages received over the journal's life, including deduplicated ones.
+        acknowledged_count: Acknowledgements sent by this process in sessions before the current one.
+        redelivered_count: Messages with DUP received by this process; they are stored all the same.
+        retry_at: Time of the next try to store pending messages, on `time.monotonic`.
     """
 
     def __init__(
@@ -84,152 +87,178 @@ class Uplink:
         acks: AckAfter,
         max_packet_bytes: int,
         least_qos: int = 0,
-        handle: Callable[[Event], None],
+        handle_event: Callable[[Event], None],
         on_rows: Callable[[], None],
-        note: Callable[[JournalFull], None],
-        ledger: Ledger | None = None,
+        on_full: Callable[[JournalFull], None],
+        receipt_ledger: ReceiptLedger | None = None,
     ) -> None:
         self._name, self._acks, self._max_packet_bytes, self._least_qos = name, acks, max_packet_bytes, least_qos
         self._inbox = inbox
-        self._handle = handle
+        self._handle_event = handle_event
         self._on_rows = on_rows
-        self._note = note
-        self._ledger = ledger
+        self._on_full = on_full
+        self._receipt_ledger = receipt_ledger
         self._log = structlog.get_logger("towline.gateway").bind(line=name)
         #: What is not stored yet, in order; longer than one only while there is no room.
-        self._waiting: deque[_Unstored] = deque()
+        self._pending_frames: deque[_PendingFrame] = deque()
         #: A larger chunk is stored in several frames; one packet is never parted.
-        self._frame_bytes = largest_frame(inbox.limits.max_bytes)
-        self.room_at = 0.0
+        self._max_frame_bytes = max_frame_bytes(inbox.limits.max_bytes)
+        self.retry_at = 0.0
         #: Stubs that no line of the log has reported, by their counter, and when the next may.
-        self._unreported: Counter[str] = Counter()
-        self._report_at = 0.0
-        self.acknowledged = self.redelivered = 0
-        self.received = inbox.end + inbox.ledger.get("deduplicated", 0)
+        self._unreported_truncations: Counter[str] = Counter()
+        self._next_report_at = 0.0
+        self.acknowledged_count = self.redelivered_count = 0
+        self.received_count = inbox.end + inbox.ledger.get("deduplicated", 0)
 
     @property
-    def full(self) -> bool:
-        """Rows wait for room: nothing may be read, and no session renewed, whose numbers would be theirs."""
-        return bool(self._waiting)
+    def is_full(self) -> bool:
+        """Whether frames wait for free space: no bytes may be read then, nor may a new session reuse their numbers."""
+        return bool(self._pending_frames)
 
-    def expect(self, least_qos: int) -> None:
-        """Count messages with less than this QoS from now on: other filters are subscribed."""
+    def set_least_qos(self, least_qos: int) -> None:
+        """Set the QoS below which messages are counted, after the subscribed filters changed."""
         self._least_qos = least_qos
 
     def deliver(self, action: Deliver, inbound: Inbound) -> None:
-        """Store a delivery, or keep it until there is room."""
+        """Store a delivery, or queue it until there is free space."""
         if self._acks is AckAfter.RECEIVED:
-            self.settle(inbound, action.first + len(action.messages))
+            self.allow_acknowledgements(inbound, action.first_number + len(action.messages))
         batch = to_rows(
             action.messages,
-            action.first,
+            action.first_number,
             time.time_ns() // 1000,
             self._name,
-            strip_marks=self._ledger is not None,
+            strip_marks=self._receipt_ledger is not None,
         )
-        self.received += batch.num_rows
-        self.redelivered += batch.column("duplicate").true_count
-        if lower := below(action.messages, self._least_qos):
-            self._inbox.count(lower_qos=lower)
+        self.received_count += batch.num_rows
+        self.redelivered_count += batch.column("duplicate").true_count
+        if lower_qos_count := count_lower_qos(action.messages, self._least_qos):
+            self._inbox.count(lower_qos=lower_qos_count)
         if batch.column("payload").null_count:
-            self._count_stubs(action.messages)
-        self._waiting += _frames(batch, action, self._frame_bytes)
-        self.store()
+            self._count_truncated(action.messages)
+        self._pending_frames += _split_delivery(batch, action, self._max_frame_bytes)
+        self.store_pending()
 
-    def _count_stubs(self, messages: Messages) -> None:
-        """Count what was not taken in whole, and say so once in a while."""
-        stubs = Counter(COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
-        self._inbox.count(**stubs)
-        self._unreported += stubs
-        now = time.monotonic()
-        if now < self._report_at:
-            return
-        self._report_at = now + _REPORT_EVERY
-        topic = next(t for p, t in zip(messages.packets, messages.topics, strict=True) if isinstance(p, Stub))
-        what = "messages not taken in whole; each is stored as a row without payload"
-        self._log.warning(
-            what, code="TL-M42", topic=repr(topic[:_SHOWN]), limit=self._max_packet_bytes, **self._unreported
+    def _count_truncated(self, messages: Messages) -> None:
+        """Count truncated messages, and log them once in `_REPORT_INTERVAL_S`."""
+        truncations = Counter(
+            TRUNCATION_COUNTERS[p.reason] for p in messages.packets if isinstance(p, TruncatedMessage)
         )
-        self._unreported.clear()
+        self._inbox.count(**truncations)
+        self._unreported_truncations += truncations
+        now = time.monotonic()
+        if now < self._next_report_at:
+            return
+        self._next_report_at = now + _REPORT_INTERVAL_S
+        topic = next(
+            t for p, t in zip(messages.packets, messages.topics, strict=True) if isinstance(p, TruncatedMessage)
+        )
+        event = "messages not taken in whole; each is stored as a row without payload"
+        self._log.warning(
+            event,
+            code="TL-M42",
+            topic=repr(topic[:_MAX_TOPIC_CHARACTERS]),
+            limit=self._max_packet_bytes,
+            **self._unreported_truncations,
+        )
+        self._unreported_truncations.clear()
 
-    def find_room(self, now: float) -> None:
-        """Try again what found no room."""
-        if self._waiting and now >= self.room_at:
-            self.store()
+    def retry_when_due(self, now: float) -> None:
+        """Store the pending frames, if it is time to try again."""
+        if self._pending_frames and now >= self.retry_at:
+            self.store_pending()
 
-    def store(self) -> None:
-        """Append what waits, in order; each batch is durable before its acknowledgements leave [I2]."""
+    def store_pending(self) -> None:
+        """Append pending frames to the inbox, in order; each is durable before its acknowledgements are sent [I2]."""
         try:
-            while self._waiting:
-                frame = self._waiting[0]
-                notes = {} if self._ledger is None else self._ledger.storing(frame.marks)
-                end = self._inbox.append(frame.rows, held=frame.held, released=frame.released, notes=notes)
-                self._waiting.popleft()
-                if self._ledger is not None:
-                    self._ledger.stored(frame.marks, end)
+            while self._pending_frames:
+                frame = self._pending_frames[0]
+                notes = {} if self._receipt_ledger is None else self._receipt_ledger.notes_for_frame(frame.marks)
+                end = self._inbox.append(frame.rows, held=frame.held_ids, released=frame.released_ids, notes=notes)
+                self._pending_frames.popleft()
+                if self._receipt_ledger is not None:
+                    self._receipt_ledger.frame_stored(frame.marks, end)
                 self._on_rows()
                 if self._acks is AckAfter.JOURNAL:
-                    self._handle(Settled(end))
+                    self._handle_event(AckWatermark(end))
                 if frame.ticket:
-                    self._handle(Stored(frame.ticket))
+                    self._handle_event(DeliveryStored(frame.ticket))
         except JournalFull as error:
-            self.room_at = time.monotonic() + _ROOM_RETRY
-            self._note(error)
+            self.retry_at = time.monotonic() + _FULL_RETRY_S
+            self._on_full(error)
 
-    def settle(self, inbound: Inbound, upto: int) -> None:
-        """Tell the session that messages below `upto` are as safe as their acknowledgement promises [I1]."""
-        if upto > inbound.settled:
-            self._handle(Settled(upto))
+    def allow_acknowledgements(self, inbound: Inbound, offset: int) -> None:
+        """Let the session acknowledge the messages below `offset` [I1]."""
+        if offset > inbound.ack_watermark:
+            self._handle_event(AckWatermark(offset))
 
     @property
-    def waiting_marks(self) -> list[Mark]:
-        """Of the messages that wait for room."""
-        return [mark for frame in self._waiting for mark in frame.marks]
+    def pending_marks(self) -> list[Mark]:
+        """Marks of the messages that wait for free space."""
+        return [mark for frame in self._pending_frames for mark in frame.marks]
 
-    def count_repeats(self, inbound: Inbound, where: str) -> None:
-        """Carry what the session did not have stored, and what it saw of the broker's faults, into the ledger [I11]."""
-        reused, inbound.reused_ids = inbound.reused_ids, 0
-        self.acknowledged += inbound.acknowledged
-        inbound.acknowledged = 0
-        if repeats := inbound.repeats:
-            self.received += repeats
-            self._inbox.count(deduplicated=repeats)
-            inbound.repeats = 0
-        if reused:
-            self._inbox.count(packet_ids_reused=reused)
-            what = "the broker used QoS 2 packet ids again before we released them; stored as new messages"
-            self._log.warning(what, code="TL-M24", broker=where, count=reused)
+    def count_duplicates(self, inbound: Inbound, broker: str) -> None:
+        """Add the session's duplicates and reused packet ids to the ledger of the inbox [I11]."""
+        reused_count, inbound.reused_ids = inbound.reused_ids, 0
+        self.acknowledged_count += inbound.acknowledged_count
+        inbound.acknowledged_count = 0
+        if duplicate_count := inbound.duplicates:
+            self.received_count += duplicate_count
+            self._inbox.count(deduplicated=duplicate_count)
+            inbound.duplicates = 0
+        if reused_count:
+            self._inbox.count(packet_ids_reused=reused_count)
+            event = "the broker used QoS 2 packet ids again before we released them; stored as new messages"
+            self._log.warning(event, code="TL-M24", broker=broker, count=reused_count)
 
 
-def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> list[_Unstored]:
-    """Part a delivery into frames of at most `most` bytes or one packet; each packet id stays with its row [I3]."""
+def _split_delivery(rows: pa.RecordBatch, delivery: Deliver, max_bytes: int) -> list[_PendingFrame]:
+    """Split a delivery into frames of at most `max_bytes` or one packet; each packet id stays with its row [I3]."""
     marks: Sequence[Mark | None] = delivery.messages.tags
-    parts = cut(rows, rows.num_rows, most) if rows.num_rows else [rows]
-    if len(parts) == 1:
-        return [_Unstored(rows, delivery.held, delivery.released, delivery.ticket, tuple(filter(None, marks)))]
-    frames, at = list[_Unstored](), 0
-    for part in parts:
-        start, at = at, at + part.num_rows
-        first, last = delivery.first + start, delivery.first + at
-        held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
-        ticket = delivery.ticket if at == rows.num_rows else 0
-        released = () if start else delivery.released
-        frames.append(_Unstored(part, held, released, ticket, tuple(filter(None, marks[start:at]))))
+    batches = split_batch(rows, rows.num_rows, max_bytes) if rows.num_rows else [rows]
+    if len(batches) == 1:
+        return [
+            _PendingFrame(
+                rows,
+                delivery.unreleased_messages,
+                delivery.released_ids,
+                delivery.delivery_id,
+                tuple(filter(None, marks)),
+            )
+        ]
+    frames, end_row = list[_PendingFrame](), 0
+    for batch in batches:
+        start_row, end_row = end_row, end_row + batch.num_rows
+        first_offset, end_offset = delivery.first_number + start_row, delivery.first_number + end_row
+        held_ids = {
+            packet_id: entry
+            for packet_id, entry in delivery.unreleased_messages.items()
+            if first_offset <= entry.number < end_offset
+        }
+        ticket = delivery.delivery_id if end_row == rows.num_rows else 0
+        released_ids = () if start_row else delivery.released_ids
+        frames.append(
+            _PendingFrame(batch, held_ids, released_ids, ticket, tuple(filter(None, marks[start_row:end_row])))
+        )
     return frames
 
 
-_MOMENT: Final = pa.timestamp("us", "UTC")
-_KINDS: Final = {field.name: field.type for field in ROW_SCHEMA}
+_TIMESTAMP: Final = pa.timestamp("us", "UTC")
+_COLUMN_TYPES: Final = {field.name: field.type for field in ROW_SCHEMA}
 #: Names of columns, each with the one value in it → the longest such columns so far; few are kept, see `_alike`.
-_kept: dict[tuple[tuple[str, Any], ...], list[pa.Array]] = {}
+_constant_column_cache: dict[tuple[tuple[str, Any], ...], list[pa.Array]] = {}
 #: First byte of a PUBLISH → the columns that it says.
-_FLAGS: Final = tuple(
-    (("qos", QOS_OF[header]), ("retain", bool(RETAIN_OF[header])), ("duplicate", bool(DUPLICATE_OF[header])))
+_FLAGS_BY_HEADER: Final = tuple(
+    (
+        ("qos", QOS_OF_HEADER[header]),
+        ("retain", bool(RETAIN_OF_HEADER[header])),
+        ("duplicate", bool(DUPLICATE_OF_HEADER[header])),
+    )
     for header in range(256)
 )
-_NO_PROPERTIES: Final = tuple((name, None) for name in OPTIONAL)
+_NULL_PROPERTIES: Final = tuple((name, None) for name in OPTIONAL_COLUMNS)
 #: Of a packet its payload, and what stands in the columns of `OPTIONAL`, in their order.
-_FIELDS_OF: Final = attrgetter(
+_PACKET_FIELDS: Final = attrgetter(
     "payload",
     "content_type",
     "payload_format_indicator",
@@ -240,144 +269,150 @@ _FIELDS_OF: Final = attrgetter(
     "subscription_ids",
 )
 #: What stands in the attribute of a packet when nothing is said, in the order of `OPTIONAL`.
-_NOTHING: Final[tuple[Any, ...]] = (None, 0, None, None, [], None, [])
+_ABSENT_VALUES: Final[tuple[Any, ...]] = (None, 0, None, None, [], None, [])
 #: Column → its cells from what packets say, where that is not the same. Payload Format Indicator 1 is UTF-8
 #: text; the codec can't tell 0 from absent, so both are null. Order and repetition of user properties are kept
 #: [MQTT-3.3.2-18].
-_CELLS: Final[dict[str, Callable[[Sequence[Any]], list[Any]]]] = {
+_CELL_CONVERTERS: Final[dict[str, Callable[[Sequence[Any]], list[Any]]]] = {
     "payload_is_utf8": lambda values: [value == 1 or None for value in values],
     "user_properties": lambda values: [[{"key": k, "value": v} for k, v in pairs] or None for pairs in values],
     "subscription_ids": lambda values: [value or None for value in values],
 }
 
 
-def below(messages: Messages, least: int) -> int:
-    """How many came with a lower QoS than `least`."""
-    levels = messages.headers.translate(QOS_OF)
-    return sum(map(levels.count, range(least)))
+def count_lower_qos(messages: Messages, least_qos: int) -> int:
+    """Return the number of messages with a lower QoS than `least_qos`."""
+    levels = messages.headers.translate(QOS_OF_HEADER)
+    return sum(map(levels.count, range(least_qos)))
 
 
 def to_rows(
-    messages: Messages, first: int, received_at_us: int, gateway: str, *, strip_marks: bool = False
+    messages: Messages, first_offset: int, received_at_us: int, gateway: str, *, strip_marks: bool = False
 ) -> pa.RecordBatch:
-    """One row a message, in order, from offset `first` on; all arrived in one chunk, at the same time.
+    """Return one row per message, in order, from offset `first_offset` on; all were received in one chunk, at one time.
 
-    With `strip_marks` without the marks of publishers that want receipts: they name a message on this hop alone, and
-    a copy that carries them further would be taken for a repeat.
+    With `strip_marks`, rows omit the marks of publishers with receipts. A mark identifies a message on this hop only: a
+    forwarded copy with the mark would be taken for a repeat.
     """
     headers = messages.headers
     count = len(headers)
     if not count:  # a chunk of PUBRELs: of few messages every other one is
         return NO_ROWS
-    plain = [run.columns for run in messages.runs if isinstance(run, PlainRun)]
+    plain_columns = [run.columns for run in messages.runs if isinstance(run, PlainRun)]
     topics, payloads, properties = (
-        _plain(plain, count) if len(plain) == len(messages.runs) else _said(messages, count, strip_marks=strip_marks)
+        _plain_columns(plain_columns, count)
+        if len(plain_columns) == len(messages.runs)
+        else _packet_columns(messages, count, strip_marks=strip_marks)
     )
-    same = _FLAGS[headers[0]] if headers.count(headers[0]) == count else ()
-    *flags, source = _alike((*same, ("gateway", gateway)), count)
+    constant_flags = _FLAGS_BY_HEADER[headers[0]] if headers.count(headers[0]) == count else ()
+    *flags, gateways = _constant_columns((*constant_flags, ("gateway", gateway)), count)
     columns = [
         topics,
         payloads,
-        *(flags or _flags(headers)),
+        *(flags or _flag_columns(headers)),
         *properties,
-        pa.repeat(pa.scalar(received_at_us, _MOMENT), count),
-        source,
-        pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", range(first, first + count)))]),
+        pa.repeat(pa.scalar(received_at_us, _TIMESTAMP), count),
+        gateways,
+        pa.Array.from_buffers(
+            pa.int64(), count, [None, pa.py_buffer(array("q", range(first_offset, first_offset + count)))]
+        ),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 #: Topics, payloads, and the columns of `OPTIONAL`.
-_Said: TypeAlias = tuple[pa.Array, pa.Array, Sequence[pa.Array]]
+_MessageColumns: TypeAlias = tuple[pa.Array, pa.Array, Sequence[pa.Array]]
 
 
-def _plain(columns: Sequence[MessageColumns], count: int) -> _Said:
-    """Of messages without properties; as they were cut out where they came so."""
-    cut = [one for one in columns if isinstance(one, ArrowColumns)]
-    if len(cut) == len(columns):
-        topics, payloads = _joined([one.topic for one in cut]), _joined([one.payload for one in cut])
+def _plain_columns(columns: Sequence[MessageColumns], count: int) -> _MessageColumns:
+    """Return the columns of messages without properties; Arrow columns are used without a copy."""
+    arrow_columns = [run for run in columns if isinstance(run, ArrowColumns)]
+    if len(arrow_columns) == len(columns):
+        topics, payloads = (
+            _join_arrays([run.topic for run in arrow_columns]),
+            _join_arrays([run.payload for run in arrow_columns]),
+        )
     else:
-        topics = pa.array([topic for one in columns for topic in one.topics()], pa.string())
-        payloads = pa.array([payload for one in columns for payload in one.payloads()], pa.binary())
-    return topics, payloads, _alike(_NO_PROPERTIES, count)
+        topics = pa.array([topic for run in columns for topic in run.topics()], pa.string())
+        payloads = pa.array([payload for run in columns for payload in run.payloads()], pa.binary())
+    return topics, payloads, _constant_columns(_NULL_PROPERTIES, count)
 
 
-def _joined(parts: list[pa.Array]) -> pa.Array:
-    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+def _join_arrays(arrays: list[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _said(messages: Messages, count: int, *, strip_marks: bool) -> _Said:
-    payloads, *said = zip(*map(_FIELDS_OF, messages.packets), strict=True)
+def _packet_columns(messages: Messages, count: int, *, strip_marks: bool) -> _MessageColumns:
+    payloads, *field_values = zip(*map(_PACKET_FIELDS, messages.packets), strict=True)
     if strip_marks:
-        said[4] = tuple(map(unmarked, said[4]))
-    empty = list(map(tuple.count, said, _NOTHING))
-    if empty == [count] * len(said):
-        properties = _alike(_NO_PROPERTIES, count)
+        field_values[4] = tuple(map(strip_mark, field_values[4]))
+    absent_counts = list(map(tuple.count, field_values, _ABSENT_VALUES))
+    if absent_counts == [count] * len(field_values):
+        properties = _constant_columns(_NULL_PROPERTIES, count)
     else:
-        properties = list(map(_optional, OPTIONAL, said, empty))
-    return _array(messages.topics, "topic"), _payloads(payloads), properties
+        properties = list(map(_optional_column, OPTIONAL_COLUMNS, field_values, absent_counts))
+    return _column_of(messages.topics, "topic"), _payload_column(payloads), properties
 
 
-def _optional(column: str, values: Sequence[Any], empty: int) -> pa.Array:
-    """One of the columns of `OPTIONAL`, of which so many values say nothing."""
-    if empty == len(values):
-        return _alike(((column, None),), empty)[0]
-    return pa.array(_CELLS[column](values) if column in _CELLS else values, _KINDS[column])
+def _optional_column(column: str, values: Sequence[Any], absent_count: int) -> pa.Array:
+    """Return one column of `OPTIONAL`, of whose values `absent_count` are absent."""
+    if absent_count == len(values):
+        return _constant_columns(((column, None),), absent_count)[0]
+    return pa.array(_CELL_CONVERTERS[column](values) if column in _CELL_CONVERTERS else values, _COLUMN_TYPES[column])
 
 
-def _array(values: Sequence[Any], column: str) -> pa.Array:
-    """Values as a column; for one of them Arrow need not look for pandas, which costs more than the column."""
-    kind = _KINDS[column]
-    return pa.repeat(pa.scalar(values[0], kind), 1) if len(values) == 1 else pa.array(values, kind)
+def _column_of(values: Sequence[Any], column: str) -> pa.Array:
+    """Return values as a column; a single value avoids Arrow's search for pandas, which costs more than the column."""
+    column_type = _COLUMN_TYPES[column]
+    return pa.repeat(pa.scalar(values[0], column_type), 1) if len(values) == 1 else pa.array(values, column_type)
 
 
-def _payloads(values: Sequence[bytes | None]) -> pa.Array:
-    """A large message mostly comes alone, and is used where it lies instead of copied; None is a stub's."""
-    alone = values[0] if len(values) == 1 else None
-    if alone is not None and len(alone) >= LARGE:
-        ends = pa.py_buffer(array("i", (0, len(alone))))
-        return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(alone)])
-    return _array(values, "payload")
+def _payload_column(values: Sequence[bytes | None]) -> pa.Array:
+    """Return the payload column: a single large payload without a copy; None for a truncated message."""
+    only_payload = values[0] if len(values) == 1 else None
+    if only_payload is not None and len(only_payload) >= LARGE_PAYLOAD_BYTES:
+        ends = pa.py_buffer(array("i", (0, len(only_payload))))
+        return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(only_payload)])
+    return _column_of(values, "payload")
 
 
-def _flags(headers: bytes) -> list[pa.Array]:
-    """QoS, RETAIN and DUP of messages of which not all are alike."""
-    levels = pa.Array.from_buffers(pa.int8(), len(headers), [None, pa.py_buffer(headers.translate(QOS_OF))])
-    flags = (headers.translate(RETAIN_OF), headers.translate(DUPLICATE_OF))
+def _flag_columns(headers: bytes) -> list[pa.Array]:
+    """Return the columns QoS, RETAIN and DUP of messages with different flags."""
+    levels = pa.Array.from_buffers(pa.int8(), len(headers), [None, pa.py_buffer(headers.translate(QOS_OF_HEADER))])
+    flags = (headers.translate(RETAIN_OF_HEADER), headers.translate(DUPLICATE_OF_HEADER))
     return [levels, *(pa.array([flag == 1 for flag in each], pa.bool_()) for each in flags)]
 
 
-def _alike(values: tuple[tuple[str, Any], ...], count: int) -> list[pa.Array]:
-    """So many rows of columns of one value, None for null.
+def _constant_columns(values: tuple[tuple[str, Any], ...], count: int) -> list[pa.Array]:
+    """Return columns with `count` times the same value, None for null.
 
-    What is kept is bounded: by the largest chunk, and by the values, which are the process's own and those of a first
-    byte.
+    The cache is bounded by the largest chunk and by the values: those of this process, and 256 first bytes.
     """
-    columns = _kept.get(values)
+    columns = _constant_column_cache.get(values)
     if columns is None or len(columns[0]) < count:
-        kinds = [(_KINDS[name], value) for name, value in values]
-        columns = [pa.nulls(count, k) if v is None else pa.repeat(pa.scalar(v, k), count) for k, v in kinds]
-        _kept[values] = columns
+        types = [(_COLUMN_TYPES[name], value) for name, value in values]
+        columns = [pa.nulls(count, k) if v is None else pa.repeat(pa.scalar(v, k), count) for k, v in types]
+        _constant_column_cache[values] = columns
     return columns if len(columns[0]) == count else [column.slice(0, count) for column in columns]
 
 
 #: A shorter run costs less packet by packet: the calls into Arrow take 50 us together.
-_WORTH: Final = 50
+_MIN_RUN_PACKETS: Final = 50
 #: Boundaries are 32-bit numbers.
-_MOST_BYTES: Final = 1 << 30
+_MAX_BUFFER_BYTES: Final = 1 << 30
 #: Of the four fields.
-_LEAD, _TOPIC, _MIDDLE, _PAYLOAD = range(FIELDS)
+_LEAD, _TOPIC, _MIDDLE, _PAYLOAD = range(FIELD_COUNT)
 #: Arrow guesses the type of a bare Python number, and looks for pandas each time: 35 us.
-_ONE: Final = pa.scalar(1, pa.int32())
+_INT32_ONE: Final = pa.scalar(1, pa.int32())
 #: 1 for each QoS that has packet ids.
-_ONES: Final = bytes((0, 1, 1)) + bytes(253)
+_HAS_PACKET_ID: Final = bytes((0, 1, 1)) + bytes(253)
 #: Places of one field among the fields of many packets; replaced by a longer array when it is too short.
-_places: dict[int, Any] = {}
+_field_index_cache: dict[int, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowColumns:
-    """Topics and payloads of a run.
+    """Topics and payloads of a run of packets as Arrow arrays.
 
     Attributes:
         topic: ``pyarrow.StringArray``.
@@ -389,42 +424,44 @@ class ArrowColumns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take."""
+        """Bytes of both arrays."""
         return int(self.topic.nbytes + self.payload.nbytes)
 
     def topics(self) -> list[str]:
-        """The topic of each."""
+        """Return the topic of each message."""
         encoded = self.topic.dictionary_encode()  # a text for each topic, not for each message
         names: list[str] = encoded.dictionary.to_pylist()
         return list(map(names.__getitem__, encoded.indices.to_pylist()))
 
     def payloads(self) -> list[bytes]:
-        """The payload of each."""
+        """Return the payload of each message."""
         payloads: list[bytes] = self.payload.to_pylist()
         return payloads
 
 
 def plain_run(
-    buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool, worth: int = _WORTH
+    buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool, min_packets: int = _MIN_RUN_PACKETS
 ) -> tuple[PlainRun, int] | None:
-    """The longest run of sound packets, as `towline.mqtt.plain.PlainReader` says; None below `worth` packets."""
-    while len(fields) >= worth and len(buffer) <= _MOST_BYTES:
-        cut = _Cut(buffer, position, fields, properties=properties)
-        sound = min(cut.without_properties(), cut.with_ids())
-        if sound == len(fields):
-            sound = _sound_topics(topic := cut.field(_TOPIC))
-            if sound == len(fields):
-                columns = ArrowColumns(topic.view(pa.string()), cut.field(_PAYLOAD))  # no cast: it is UTF-8
-                return PlainRun(cut.headers, cut.ids, columns), cut.end
-        fields = fields[:sound]
+    """Return the longest run of valid packets, as `towline.mqtt.plain.PlainReader`; None below `min_packets`."""
+    while len(fields) >= min_packets and len(buffer) <= _MAX_BUFFER_BYTES:
+        packet_fields = _PacketFields(buffer, position, fields, properties=properties)
+        valid_count = min(packet_fields.count_without_properties(), packet_fields.count_with_valid_ids())
+        if valid_count == len(fields):
+            valid_count = _count_valid_topics(topics := packet_fields.field_values(_TOPIC))
+            if valid_count == len(fields):
+                columns = ArrowColumns(
+                    topics.view(pa.string()), packet_fields.field_values(_PAYLOAD)
+                )  # no cast: it is UTF-8
+                return PlainRun(packet_fields.headers, packet_fields.ids, columns), packet_fields.end
+        fields = fields[:valid_count]
     return None
 
 
-class _Cut:
-    """The fields of some packets, where they lie."""
+class _PacketFields:
+    """Fields of several packets as slices of the received bytes."""
 
     def __init__(self, buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool) -> None:
-        count, data = FIELDS * len(fields), pa.py_buffer(buffer)
+        count, data = FIELD_COUNT * len(fields), pa.py_buffer(buffer)
         lengths = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(b"".join(fields))])
         start = pa.array([position], pa.int32())
         self._bounds = pa.concat_arrays([start, pc.cumulative_sum(lengths, start=pa.scalar(position, pa.int32()))])
@@ -434,65 +471,65 @@ class _Cut:
         #: Behind the last packet.
         self.end: int = self._bounds[count].as_py()
         #: The first byte of each packet.
-        self.headers = self._bytes_at(self._starts(_LEAD))
-        self._levels = self.headers.translate(QOS_OF)
-        high, low, self._lengths = self._middles(properties=properties)
+        self.headers = self._bytes_at(self._field_starts(_LEAD))
+        self._levels = self.headers.translate(QOS_OF_HEADER)
+        high, low, self._lengths = self._middle_fields(properties=properties)
         pairs = bytearray(2 * self._count)
         pairs[sys.byteorder == "little" :: 2] = high
         pairs[sys.byteorder != "little" :: 2] = low
         #: The packet id of each; 0 for QoS 0.
         self.ids = array("H", bytes(pairs))
 
-    def field(self, which: int) -> Any:
-        """One field of every packet."""
-        return self._cells.take(self._places(which))
+    def field_values(self, field_index: int) -> Any:
+        """Return one field of every packet."""
+        return self._cells.take(self._field_indexes(field_index))
 
-    def without_properties(self) -> int:
-        """How many packets from the first on have a property length of 0."""
+    def count_without_properties(self) -> int:
+        """Return the number of leading packets with property length 0."""
         return self._count - len(self._lengths.lstrip(b"\0"))
 
-    def with_ids(self) -> int:
-        """How many packets from the first on have a packet id that is not 0, or need none."""
+    def count_with_valid_ids(self) -> int:
+        """Return the number of leading packets with a valid packet id, or with QoS 0."""
         if all(self.ids):
             return self._count
         pairs = enumerate(zip(self._levels, self.ids, strict=True))
         return next((at for at, (level, packet_id) in pairs if level and not packet_id), self._count)
 
-    def _middles(self, *, properties: bool) -> tuple[bytes, bytes, bytes]:
-        """What is between topics and payloads: either byte of the packet ids, 0 for QoS 0, and the property lengths."""
+    def _middle_fields(self, *, properties: bool) -> tuple[bytes, bytes, bytes]:
+        """Return both bytes of the packet ids (0 for QoS 0) and the property lengths, which follow the topics."""
         if 0 not in self._levels:  # all are equally long
-            middles: bytes = self.field(_MIDDLE).buffers()[2].to_pybytes()
+            fields: bytes = self.field_values(_MIDDLE).buffers()[2].to_pybytes()
             size = 2 + properties
-            middles = middles[: size * self._count]
-            return middles[::size], middles[1::size], middles[2::size] if properties else b""
+            fields = fields[: size * self._count]
+            return fields[::size], fields[1::size], fields[2::size] if properties else b""
         # Without an id, and at the very end without anything behind it.
-        starts = pc.min_element_wise(self._starts(_MIDDLE), pa.scalar(len(self._bytes) - 2, pa.int32()))
-        has_id = self._levels.translate(_ONES)
-        high, low = (bytes(map(mul, has_id, self._bytes_at(at))) for at in (starts, pc.add(starts, _ONE)))
-        return high, low, self._bytes_at(pc.subtract(self._starts(_PAYLOAD), _ONE)) if properties else b""
+        starts = pc.min_element_wise(self._field_starts(_MIDDLE), pa.scalar(len(self._bytes) - 2, pa.int32()))
+        has_id = self._levels.translate(_HAS_PACKET_ID)
+        high, low = (bytes(map(mul, has_id, self._bytes_at(at))) for at in (starts, pc.add(starts, _INT32_ONE)))
+        return high, low, self._bytes_at(pc.subtract(self._field_starts(_PAYLOAD), _INT32_ONE)) if properties else b""
 
-    def _places(self, which: int) -> Any:
-        known = _places.get(which)
-        if known is None or len(known) < self._count:
-            every = range(which, 2 * FIELDS * self._count, FIELDS)
-            known = _places[which] = pa.array(array("i", every), pa.int32())
-        return known.slice(0, self._count)
+    def _field_indexes(self, field_index: int) -> Any:
+        indexes = _field_index_cache.get(field_index)
+        if indexes is None or len(indexes) < self._count:
+            all_indexes = range(field_index, 2 * FIELD_COUNT * self._count, FIELD_COUNT)
+            indexes = _field_index_cache[field_index] = pa.array(array("i", all_indexes), pa.int32())
+        return indexes.slice(0, self._count)
 
-    def _starts(self, which: int) -> Any:
-        return self._bounds.take(self._places(which))
+    def _field_starts(self, field_index: int) -> Any:
+        return self._bounds.take(self._field_indexes(field_index))
 
-    def _bytes_at(self, places: Any) -> bytes:
-        values: bytes = self._bytes.take(places).buffers()[1].to_pybytes()
+    def _bytes_at(self, positions: Any) -> bytes:
+        values: bytes = self._bytes.take(positions).buffers()[1].to_pybytes()
         return values[: self._count]
 
 
-def _sound_topics(topics: Any) -> int:
-    """How many topics from the first on are none that MQTT forbids [MQTT-1.5.4-1, -2, MQTT-3.3.2-2]."""
-    wrong = [topic for topic in topics.unique().to_pylist() if not _is_sound(topic)]
-    return min((topics.index(pa.scalar(topic, pa.binary())).as_py() for topic in wrong), default=len(topics))
+def _count_valid_topics(topics: Any) -> int:
+    """Return the number of leading topics that are valid [MQTT-1.5.4-1, -2, MQTT-3.3.2-2]."""
+    invalid_topics = [topic for topic in topics.unique().to_pylist() if not _is_valid_topic(topic)]
+    return min((topics.index(pa.scalar(topic, pa.binary())).as_py() for topic in invalid_topics), default=len(topics))
 
 
-def _is_sound(topic: bytes) -> bool:
+def _is_valid_topic(topic: bytes) -> bool:
     try:
         text = topic.decode()
     except UnicodeDecodeError:

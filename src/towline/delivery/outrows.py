@@ -1,4 +1,4 @@
-"""From rows of the outbox to messages as the session takes them, and from what a writer brings to such rows."""
+"""Conversion between rows of the outbox and messages of a session."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from towline.delivery.receipts.mark import Content, unmarked
-from towline.mqtt import fence
-from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
-from towline.schema import ARRIVAL, MESSAGE_SCHEMA, OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.delivery.receipts.mark import Content, strip_mark
+from towline.mqtt import checks
+from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
+from towline.schema import ARRIVAL_SCHEMA, MESSAGE_SCHEMA, OUTBOX_SCHEMA
+from towline.timing import Timestamp
 
 #: Of a row: the last columns of `MESSAGE_SCHEMA`.
 _NO_PROPERTIES: Final = (None,) * 6
@@ -24,66 +24,72 @@ _PAIR_BYTES: Final = 100
 _TOPIC_INVALID, _TOO_LARGE, _FORMAT_INVALID, _QOS_INVALID = 0x90, 0x95, 0x99, 0x9B
 
 
-class Outgoing(NamedTuple):
-    """A message on its way out of the outbox.
+class OutgoingMessage(NamedTuple):
+    """Message of the outbox, ready to send.
 
     Attributes:
-        size: Bytes of it in memory, about: payload, topic and properties.
-        expiry_us: Microseconds after that; None for never.
-        content: The message, or the reason code of what MQTT has no way to say.
+        number: Number of its row.
+        size: Approximate bytes in memory: payload, topic and properties.
+        arrived_at: Time of its arrival in the outbox.
+        expiry_us: Microseconds from arrival to expiry; None for never.
+        content_or_reason: The message, or the reason code of a row that MQTT can't express.
     """
 
     number: int
     topic: str
     size: int
-    arrived: Stamp
+    arrived_at: Timestamp
     expiry_us: int | None
-    content: OutboundMessage | int
+    content_or_reason: OutboundMessage | int
 
 
-def arrived(rows: pa.RecordBatch, at: Stamp) -> pa.RecordBatch:
-    """Rows of `MESSAGE_SCHEMA` as the outbox stores them, with the time of their arrival."""
-    stamps = [pa.repeat(pa.scalar(v, field.type), rows.num_rows) for field, v in zip(ARRIVAL, at, strict=True)]
+def add_arrival(rows: pa.RecordBatch, arrival: Timestamp) -> pa.RecordBatch:
+    """Return rows of `MESSAGE_SCHEMA` as rows of `OUTBOX_SCHEMA`, with their arrival time."""
+    stamps = [
+        pa.repeat(pa.scalar(v, field.type), rows.num_rows) for field, v in zip(ARRIVAL_SCHEMA, arrival, strict=True)
+    ]
     return pa.RecordBatch.from_arrays([*rows.columns, *stamps], schema=OUTBOX_SCHEMA)
 
 
-def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Messages as rows of `MESSAGE_SCHEMA`; a missing key is null."""
+def rows_from_messages(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Return messages as rows of `MESSAGE_SCHEMA`; a missing key is null."""
     return pa.RecordBatch.from_pylist(messages, schema=MESSAGE_SCHEMA)
 
 
-def outgoing(
+def outgoing_messages(
     rows: pa.RecordBatch,
-    first: int,
+    first_number: int,
     mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
     *,
-    again: bool = False,
-) -> Iterator[Outgoing]:
-    """Messages from rows of `OUTBOX_SCHEMA`, in order; `first` is the number of the first.
+    is_resent: bool = False,
+) -> Iterator[OutgoingMessage]:
+    """Yield messages from rows of `OUTBOX_SCHEMA`, in order; `first_number` is the number of the first.
 
-    `mark` makes of number and content user properties that are added to the message's own, in place of such as it has.
-    What is sent `again` has no RETAIN, or an old value would take the place of a newer one.
+    `mark` returns, for number and content, user properties that replace those of the same name. A message that
+    `is_resent` has no RETAIN, or an old value would replace a newer one.
     """
-    columns, unreadable = _values(rows)
+    columns, invalid_rows = _column_values(rows)
     # A cast of the first would load pyarrow.compute.
-    stamps = (rows.column(name).view(pa.int64()).to_pylist() for name in ARRIVAL.names)
-    arrivals = map(Stamp._make, zip(*([value or 0 for value in column] for column in stamps), strict=True))
-    cells = zip(*(column or repeat(None) for column in columns), strict=False)
-    for number, cell, arrival in zip(count(first), cells, arrivals, strict=False):
-        topic, payload, qos, retain = cell[0] or "", cell[1] or b"", cell[2] or 0, bool(cell[3]) and not again
-        size, expiry_us, reason = len(payload) + len(topic), None, unreadable.get(number - first)
+    stamps = (rows.column(name).view(pa.int64()).to_pylist() for name in ARRIVAL_SCHEMA.names)
+    arrivals = map(Timestamp._make, zip(*([value or 0 for value in column] for column in stamps), strict=True))
+    rows_of_cells = zip(*(column or repeat(None) for column in columns), strict=False)
+    for number, cell, arrival in zip(count(first_number), rows_of_cells, arrivals, strict=False):
+        topic, payload, qos, retain = cell[0] or "", cell[1] or b"", cell[2] or 0, bool(cell[3]) and not is_resent
+        size, expiry_us, reason = len(payload) + len(topic), None, invalid_rows.get(number - first_number)
         properties: dict[str, Any] = {}
         if mark is not None or cell[4:] != _NO_PROPERTIES:
-            content_type, is_utf8, response_topic, correlation_data, users, expiry = cell[4:]
-            pairs = [(pair["key"] or "", pair["value"] or "") for pair in users or () if pair]
-            if users and None in users:
+            content_type, is_utf8, response_topic, correlation_data, user_properties, expiry = cell[4:]
+            pairs = [(pair["key"] or "", pair["value"] or "") for pair in user_properties or () if pair]
+            if user_properties and None in user_properties:
                 reason = reason or _FORMAT_INVALID
             if mark is not None:
-                own = unmarked(pairs)
-                content = Content(topic, payload, content_type, bool(is_utf8), response_topic, correlation_data, own)
-                pairs = [*own, *mark(number, content)]
+                own_pairs = strip_mark(pairs)
+                content = Content(
+                    topic, payload, content_type, bool(is_utf8), response_topic, correlation_data, own_pairs
+                )
+                pairs = [*own_pairs, *mark(number, content)]
             if expiry is not None:
-                expiry = min(max(expiry, 0), LONGEST_EXPIRY)  # a column holds more than MQTT has a number for
+                expiry = min(max(expiry, 0), MAX_EXPIRY_S)  # a column holds more than MQTT has a number for
                 expiry_us = expiry * 1_000_000
             properties = {
                 "payload_format_indicator": 1 if is_utf8 else 0,
@@ -95,43 +101,43 @@ def outgoing(
             }
             size += len(content_type or "") + len(response_topic or "") + len(correlation_data or b"")
             size += sum(_PAIR_BYTES + len(key) + len(value) for key, value in pairs)
-        message = reason or message_of(topic, payload, qos, retain=retain, properties=properties)
-        yield Outgoing(number, topic, size, arrival, expiry_us, message)
+        content_or_reason = reason or build_message(topic, payload, qos, retain=retain, properties=properties)
+        yield OutgoingMessage(number, topic, size, arrival, expiry_us, content_or_reason)
 
 
-def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:
-    """The columns of the message as lists, None for an empty one; and place → reason of rows with text that is none.
+def _column_values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:
+    """Return the message columns as lists, None for an empty one; and the reason codes of rows with invalid UTF-8.
 
-    Arrow does not look whether a string is UTF-8, nor does Spark where bytes are cast to one.
+    Neither Arrow nor Spark's cast of bytes to a string validates UTF-8.
     """
     columns: list[list[Any] | None] = []
-    unreadable: dict[int, int] = {}
+    invalid_rows: dict[int, int] = {}
     for field, column in zip(MESSAGE_SCHEMA, rows.columns, strict=False):
         try:
             columns.append(column.to_pylist() if column.null_count < len(column) else None)
         except UnicodeDecodeError:
             columns.append([None] * len(column))
-            for at, value in enumerate(column):
+            for row_index, value in enumerate(column):
                 try:
-                    columns[-1][at] = value.as_py()  # type: ignore[index]
+                    columns[-1][row_index] = value.as_py()  # type: ignore[index]
                 except UnicodeDecodeError:
-                    unreadable[at] = _TOPIC_INVALID if field.name == "topic" else _FORMAT_INVALID
-    return columns, unreadable
+                    invalid_rows[row_index] = _TOPIC_INVALID if field.name == "topic" else _FORMAT_INVALID
+    return columns, invalid_rows
 
 
-def message_of(
+def build_message(
     topic: str, payload: bytes, qos: int, *, retain: bool, properties: Mapping[str, Any] = MappingProxyType({})
 ) -> OutboundMessage | int:
-    """A message with the `properties` of `OutboundMessage`, or the reason code of one that MQTT has no way to say."""
+    """Return a message with the `properties` of `OutboundMessage`, or the reason code of a row MQTT can't express."""
     if not topic:
         return _TOPIC_INVALID
     if qos not in {0, 1, 2}:
         return _QOS_INVALID
     try:
         return OutboundMessage(topic, payload, qos=qos, retain=retain, **properties)
-    except fence.PacketTooLarge:
+    except checks.PacketTooLarge:
         return _TOO_LARGE
     except BaseException as error:  # whatever a row holds, it must not end the process that sends it
-        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or fence.is_panic(error)):
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or checks.is_panic(error)):
             raise  # nothing that the row is to blame for
         return _TOPIC_INVALID if any(c in topic for c in "+#\0") or len(topic) > 0x3FFF else _FORMAT_INVALID

@@ -1,14 +1,14 @@
-"""What the broker refused for good, kept with its reason: a journal of its own, opened when it is needed.
+"""Refused messages of a broker, stored with their reason code in a journal that is opened on demand.
 
-    keep     a message is done in the outbox only after it is durable here; without room it stays there, and waits.
-             What is here and not done there after a crash is done with the next start: sent once more, it might be
-             accepted, and be delivered twice with a replay
-    page     look at them
-    replay   they enter the outbox again, each once, and leave this journal after they are durable there
-    drop     they leave this journal
+    store    a message is done in the outbox only after it is durable here; without free space it waits there. After
+             a crash, a message stored here but not done there is marked as done: sent once more it might be accepted,
+             and be delivered twice with a replay
+    page     list messages
+    replay   append messages to the outbox again, each once, and remove them here after they are durable there
+    drop     remove messages from this journal
 
-`replay` names what it brings as a batch of the outbox (writer ``refused/`` and the id of this journal, number: the
-offset of the last row): whatever of it a crash left in both places is left out the next time [I10].
+A replay is a batch of the outbox (writer ``refused/`` and the id of this journal, number: the offset of the last row):
+messages that a crash left in both places are deduplicated at the next replay [I10].
 """
 
 from __future__ import annotations
@@ -20,204 +20,213 @@ from typing import Any, Final
 import pyarrow as pa
 
 from towline.journal import Batch, Journal, Limits, Outbox
-from towline.mqtt.reasons import reason_words
+from towline.mqtt.reasons import reason_name
 from towline.schema import OUTBOX_SCHEMA, REFUSED_SCHEMA
 
 #: Beyond it nothing more is kept, and the delivery waits [I7]. Several of the largest packets have room.
-_LIMITS: Final = Limits(max_bytes=1 << 30, min_free_bytes=64 << 20, segment_bytes=16 << 20)
+_DEFAULT_LIMITS: Final = Limits(max_bytes=1 << 30, min_free_bytes=64 << 20, segment_bytes=16 << 20)
 #: Bytes made durable together.
 _GROUP_BYTES: Final = 1 << 20
 #: Rows and bytes looked at or moved in one step.
 _STEP_ROWS: Final = 1000
 _STEP_BYTES: Final = 32 << 20
-_CONSUMER: Final = "replay"
-_WRITER: Final = "refused/"
+_REPLAY_CONSUMER: Final = "replay"
+_REPLAY_WRITER: Final = "refused/"
 #: Counter of the outbox's ledger: messages that were refused and entered again.
-REPLAYED: Final = "replayed"
+REPLAYED_COUNTER: Final = "replayed"
 ACTIONS: Final = ("page", "replay", "drop")
 
 
 class RefusedMessages:
-    """The journal of refused messages.
+    """Journal of refused messages.
 
     Args:
-        directory: Of its journal; created with the first message.
-        outbox: Where its messages come from and go back to; the calling thread is the one that sends. None only to
-            look.
+        directory: Directory of the journal; created with the first message.
+        outbox: Source of the messages, and target of a replay; the calling thread is the sending one. None for `page`
+            only.
+        limits: Disk space limits of the journal.
     """
 
-    def __init__(self, directory: Path, outbox: Outbox | None = None, limits: Limits = _LIMITS) -> None:
+    def __init__(self, directory: Path, outbox: Outbox | None = None, limits: Limits = _DEFAULT_LIMITS) -> None:
         self._directory = directory
         self._outbox = outbox
         self._limits = limits
         self._journal: Journal | None = None
         #: Number → offset of what is here, and waits in the outbox too: a crash came between.
-        self._undone: dict[int, int] = {}
+        self._not_done_offsets: dict[int, int] = {}
 
-    def keep(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> Iterator[list[int]]:
-        """Keep messages (row of the outbox, number, reason), each once; yields the numbers that are durable in groups.
+    def store(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> Iterator[list[int]]:
+        """Store messages (row of the outbox, number, reason code), each once; yield the durable numbers in groups.
 
         Raises:
-            JournalFull: TL-J02, no room for more.
+            JournalFull: TL-J02, no free space.
             JournalFailed: TL-J04, the disk failed.
-            JournalError: The journal can't be opened; TL-J03 while another process has it.
+            JournalError: The journal can't be opened; TL-J03 while another process holds its lock.
         """
-        journal = self._opened()
+        journal = self._open_journal()
         numbers: list[int] = []
-        group: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         size = 0
         for row, number, reason in messages:
-            if group and size + row.nbytes > _GROUP_BYTES:
-                journal.append(pa.concat_batches(group))
+            if batches and size + row.nbytes > _GROUP_BYTES:
+                journal.append(pa.concat_batches(batches))
                 yield numbers
-                numbers, group, size = [], [], 0
+                numbers, batches, size = [], [], 0
             numbers.append(number)
-            if self._undone.get(number, -1) < self._first(journal):
+            if self._not_done_offsets.get(number, -1) < self._first_offset(journal):
                 extra = [pa.array([number], pa.int64()), pa.array([reason], pa.int16())]
-                group.append(pa.RecordBatch.from_arrays([*row.columns, *extra], schema=REFUSED_SCHEMA))
+                batches.append(pa.RecordBatch.from_arrays([*row.columns, *extra], schema=REFUSED_SCHEMA))
                 size += row.nbytes
-        if group:
-            journal.append(pa.concat_batches(group))
+        if batches:
+            journal.append(pa.concat_batches(batches))
         yield numbers
 
-    def unfinished(self) -> list[int]:
-        """Numbers of what a crash left here, kept, and in the outbox, not done: it must not be sent any more.
+    def not_done_numbers(self) -> list[int]:
+        """Return the numbers that a crash left stored here but not done in the outbox: they must not be sent again.
 
         Raises:
             JournalError: The journal can't be opened.
         """
-        return [] if self._existing() is None else [*self._undone]
+        return [] if self._existing_journal() is None else [*self._not_done_offsets]
 
     def page(self, start: int) -> dict[str, Any]:
-        """Facts of the messages from an offset on, some at a time, without their payloads.
+        """Return one page of messages from an offset on, without their payloads.
 
         Returns:
-            ``rows``, the offset ``next`` to go on from, and the ``end``.
+            ``rows``, the offset ``next`` of the next page, and the ``end``.
         """
         rows: list[dict[str, Any]] = []
-        journal = self._existing()
+        journal = self._existing_journal()
         if journal is None:
             return {"rows": rows, "next": 0, "end": 0}
-        start = max(start, self._first(journal))
-        end = _step(journal, start, journal.end)
+        start = max(start, self._first_offset(journal))
+        end = _step_end(journal, start, journal.end)
         for batch in journal.read(start, end):
-            rows += map(_facts, [batch.slice(at, 1) for at in range(batch.num_rows)], range(start, end))
+            rows += map(
+                _describe, [batch.slice(row_index, 1) for row_index in range(batch.num_rows)], range(start, end)
+            )
             start += batch.num_rows
         return {"rows": rows, "next": end, "end": journal.end}
 
-    def replay(self, upto: int) -> dict[str, Any]:
-        """Let some of the oldest messages enter the outbox again; each once, whatever ends this process meanwhile.
+    def replay(self, end_offset: int) -> dict[str, Any]:
+        """Append some of the oldest messages to the outbox again; each once, even after a crash.
 
-        A message that is not done in the outbox is left to it: it will be refused there again, or delivered.
+        A message that is not done in the outbox is skipped: it will be refused again, or delivered.
 
         Returns:
-            ``moved`` messages, the ``next`` offset, and the ``end``.
+            Number of ``moved`` messages, the ``next`` offset, and the ``end``.
 
         Raises:
-            JournalFull: TL-J02, the outbox has no room: nothing of this step has moved.
-            JournalFailed: TL-J04, one of the two is dead [I6].
+            JournalFull: TL-J02, the outbox has no free space: nothing of this step has moved.
+            JournalFailed: TL-J04, one of the two journals is dead [I6].
         """
-        return self._move(upto, self._enter)
+        return self._move(end_offset, self._replay_range)
 
-    def drop(self, upto: int) -> dict[str, Any]:
-        """Forget some of the oldest messages, up to an offset; returns what `replay` does."""
-        return self._move(upto, lambda _journal, start, end: end - start)
+    def drop(self, end_offset: int) -> dict[str, Any]:
+        """Drop some of the oldest messages, up to an offset; returns the same as `replay`."""
+        return self._move(end_offset, lambda _journal, start, end: end - start)
 
-    def _move(self, upto: int, move: Callable[[Journal, int, int], int]) -> dict[str, Any]:
-        journal = self._existing()
+    def _move(self, end_offset: int, move: Callable[[Journal, int, int], int]) -> dict[str, Any]:
+        journal = self._existing_journal()
         if journal is None:
             return {"moved": 0, "next": 0, "end": 0}
-        start = self._first(journal)
-        end = _step(journal, start, min(upto, journal.end))
-        moved = move(journal, start, end)
-        journal.commit(_CONSUMER, end)
-        return {"moved": moved, "next": end, "end": journal.end}
+        start = self._first_offset(journal)
+        end = _step_end(journal, start, min(end_offset, journal.end))
+        moved_count = move(journal, start, end)
+        journal.commit(_REPLAY_CONSUMER, end)
+        return {"moved": moved_count, "next": end, "end": journal.end}
 
-    def _enter(self, journal: Journal, start: int, end: int) -> int:
-        """Let a range enter the outbox, but for what stands there and is not done; how many messages entered."""
+    def _replay_range(self, journal: Journal, start: int, end: int) -> int:
+        """Append a range to the outbox, without messages that are not done there; return the number of messages."""
         outbox = self._outbox
         assert outbox is not None
         outbox.flush()  # what is done is written before the rows, and durable with them
-        writer = _WRITER + journal.journal_id
-        start = max(start, outbox.stored(Batch(writer, journal.end)).newest + 1)
-        entering = [row for row, number, _ in _rows(journal, start, end) if not _waits(row, number, outbox)]
-        if entering:
-            outbox.count(**{REPLAYED: len(entering)})
+        writer = _REPLAY_WRITER + journal.journal_id
+        start = max(start, outbox.batch_status(Batch(writer, journal.end)).newest + 1)
+        replayed_rows = [
+            row for row, number, _ in _read_rows(journal, start, end) if not _is_waiting(row, number, outbox)
+        ]
+        if replayed_rows:
+            outbox.count(**{REPLAYED_COUNTER: len(replayed_rows)})
             try:
-                outbox.enter(pa.concat_batches(entering), Batch(writer, end - 1))
+                outbox.append_batch(pa.concat_batches(replayed_rows), Batch(writer, end - 1))
             except BaseException:
-                outbox.count(**{REPLAYED: -len(entering)})
+                outbox.count(**{REPLAYED_COUNTER: -len(replayed_rows)})
                 raise
-        return len(entering)
+        return len(replayed_rows)
 
     def close(self) -> None:
-        """Close the journal, if there is one."""
+        """Close the journal, if it is open."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
-    def _existing(self) -> Journal | None:
-        """The journal, None where nothing was ever refused."""
-        return self._opened() if self._journal is not None or self._directory.exists() else None
+    def _existing_journal(self) -> Journal | None:
+        """Return the journal, None if no message was ever refused."""
+        return self._open_journal() if self._journal is not None or self._directory.exists() else None
 
-    def _opened(self) -> Journal:
+    def _open_journal(self) -> Journal:
         if self._journal is None:
             self._journal = Journal.open(self._directory, schema=REFUSED_SCHEMA, limits=self._limits)
-            self._journal.commit(_CONSUMER, self._first(self._journal))
+            self._journal.commit(_REPLAY_CONSUMER, self._first_offset(self._journal))
             if self._outbox is not None:
-                self._undone = self._not_done(self._journal, self._outbox)
+                self._not_done_offsets = self._find_not_done(self._journal, self._outbox)
         return self._journal
 
-    def _not_done(self, journal: Journal, outbox: Outbox) -> dict[int, int]:
-        """Number → offset of what waits in the outbox too: the newest, since what is older was done before."""
+    def _find_not_done(self, journal: Journal, outbox: Outbox) -> dict[int, int]:
+        """Return number → offset of the newest messages that also wait in the outbox; all older ones are done."""
         offsets: dict[int, int] = {}
-        end, first = journal.end, self._first(journal)
+        end, first = journal.end, self._first_offset(journal)
         while end > first:
             start = max(first, end - _STEP_ROWS)
-            part = [(row, number, at) for row, number, at in _rows(journal, start, end) if number not in outbox.done]
-            if not part:
+            waiting_rows = [
+                (row, number, at)
+                for row, number, at in _read_rows(journal, start, end)
+                if number not in outbox.done_rows
+            ]
+            if not waiting_rows:
                 break
-            offsets = {number: at for row, number, at in part if _waits(row, number, outbox)} | offsets
+            offsets = {number: at for row, number, at in waiting_rows if _is_waiting(row, number, outbox)} | offsets
             end = start
         return offsets
 
-    def _first(self, journal: Journal) -> int:
-        """The oldest that was neither replayed nor dropped."""
-        return max(journal.consumers.get(_CONSUMER, 0), journal.first)
+    def _first_offset(self, journal: Journal) -> int:
+        """Return the offset of the oldest message that was neither replayed nor dropped."""
+        return max(journal.consumers.get(_REPLAY_CONSUMER, 0), journal.first_offset)
 
 
-def _rows(journal: Journal, start: int, end: int) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-    """Each refused message of a range: its row of the outbox, its number there, and its offset here."""
+def _read_rows(journal: Journal, start: int, end: int) -> Iterator[tuple[pa.RecordBatch, int, int]]:
+    """Yield each refused message of a range: its row of the outbox, its number there, and its offset here."""
     for batch in journal.read(start, end) if start < end else ():
         rows = batch.select(OUTBOX_SCHEMA.names)
-        for at, number in enumerate(batch.column("number").to_pylist()):
-            yield rows.slice(at, 1), number, start + at
+        for row_index, number in enumerate(batch.column("number").to_pylist()):
+            yield rows.slice(row_index, 1), number, start + row_index
         start += batch.num_rows
 
 
-def _waits(row: pa.RecordBatch, number: int, outbox: Outbox) -> bool:
-    """Whether a message is not done in an outbox: the row under its number is equal, its arrival too."""
-    if number >= outbox.end or number in outbox.done:
+def _is_waiting(row: pa.RecordBatch, number: int, outbox: Outbox) -> bool:
+    """Return whether a message still waits in an outbox: the row with its number is equal and not done."""
+    if number >= outbox.end or number in outbox.done_rows:
         return False
-    return all(row.equals(stored.select(OUTBOX_SCHEMA.names)) for stored in outbox.read(number, number + 1))
+    return all(row.equals(outbox_row.select(OUTBOX_SCHEMA.names)) for outbox_row in outbox.read(number, number + 1))
 
 
-def _step(journal: Journal, start: int, upto: int) -> int:
-    """The end of a range that is not too large for one step, and not empty unless all of it is."""
-    if start >= upto:
+def _step_end(journal: Journal, start: int, end_offset: int) -> int:
+    """Return the end of a range within the limits of one step, empty only at `end_offset`."""
+    if start >= end_offset:
         return start
-    return min(journal.locate(start, max_rows=_STEP_ROWS, max_bytes=_STEP_BYTES), upto)
+    return min(journal.find_range_end(start, max_rows=_STEP_ROWS, max_bytes=_STEP_BYTES), end_offset)
 
 
-def _facts(row: pa.RecordBatch, offset: int) -> dict[str, Any]:
-    """One refused message as JSON values; text that is no UTF-8 shows what can be shown."""
+def _describe(row: pa.RecordBatch, offset: int) -> dict[str, Any]:
+    """Return one refused message as JSON values; invalid UTF-8 is replaced."""
     topic, payload = row.column("topic").view(pa.binary())[0], row.column("payload")[0]
     reason = row.column("reason")[0].as_py() or 0
     return {
         "offset": offset,
         "number": row.column("number")[0].as_py(),
         "reason": reason,
-        "words": reason_words(reason),
+        "words": reason_name(reason),
         "topic": (topic.as_py() or b"").decode("utf-8", "replace"),
         "qos": row.column("qos")[0].as_py() or 0,
         "bytes": len(payload.as_buffer()) if payload.is_valid else 0,

@@ -1,7 +1,7 @@
-"""What the surroundings of a bridge can keep of what its file promises: a table of checks, asked before the start.
+"""Checks of broker, Kafka and machine against the guarantees of a bridge file, run before the start.
 
-A check is a code, a promise and a rule; facts are asked for when a rule needs them, and each once. Nothing that is made
-here can be received by a line, and nothing of a line's is touched [I16].
+A check is a code, a promise and a rule. A fact is probed once, when a rule needs it. No line can receive a probe
+message, and nothing of a line is changed [I16].
 """
 
 from __future__ import annotations
@@ -12,51 +12,62 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from towline.doctor import broker, kafka, machine
-from towline.doctor.broker import Broker
-from towline.doctor.case import Case, LineLoad, targets_of
-from towline.doctor.cluster import Cluster
-from towline.doctor.machine import ThisMachine
-from towline.doctor.table import Answer, answers
+from towline.doctor.broker import BrokerProbe
+from towline.doctor.cluster import ClusterProbe
+from towline.doctor.inputs import DoctorInputs, LineLoad, broker_targets
+from towline.doctor.machine import MachineProbe
+from towline.doctor.table import Finding, run_checks
 
 #: Bytes of a message where only the number of messages is told.
-_TYPICAL_BYTES: Final = 256
+_TYPICAL_MESSAGE_BYTES: Final = 256
 
 
-def examine(case: Case, say: Callable[[str], None] = lambda _text: None) -> list[Answer]:
-    """All rows; nothing is raised for what is asked. The case gets its loads, `say` what is looked at next."""
-    found = ask_brokers(case, say)
-    say("Kafka")
-    found += answers(kafka.CHECKS, Cluster(case))
-    say("this machine")
-    return [*found, *answers(machine.CHECKS, ThisMachine(case))]
+def examine(inputs: DoctorInputs, report_progress: Callable[[str], None] = lambda _text: None) -> list[Finding]:
+    """Run all checks; errors become findings.
+
+    Args:
+        inputs: Bridge and limits of the probes; its loads are filled in.
+        report_progress: Called with the name of each step.
+    """
+    findings = examine_brokers(inputs, report_progress)
+    report_progress("Kafka")
+    findings += run_checks(kafka.CHECKS, ClusterProbe(inputs))
+    report_progress("this machine")
+    return [*findings, *run_checks(machine.CHECKS, MachineProbe(inputs))]
 
 
-def ask_brokers(case: Case, say: Callable[[str], None] = lambda _text: None) -> list[Answer]:
-    """The same of the MQTT brokers alone."""
-    found: list[Answer] = []
+def examine_brokers(inputs: DoctorInputs, report_progress: Callable[[str], None] = lambda _text: None) -> list[Finding]:
+    """Run the checks of the MQTT brokers; see `examine`."""
+    findings: list[Finding] = []
     with contextlib.ExitStack() as stack:
-        brokers = [stack.enter_context(Broker(target, case)) for target in targets_of(case.bridge)]
-        say("what the lines receive")
-        case.loads.update(_loads(case, brokers))
-        for one in brokers:
-            say(f"broker {one.target.endpoint}")
-            found += answers(broker.CHECKS, one, one.target.names)
-    return found
+        broker_probes = [stack.enter_context(BrokerProbe(target, inputs)) for target in broker_targets(inputs.bridge)]
+        report_progress("what the lines receive")
+        inputs.loads.update(_line_loads(inputs, broker_probes))
+        for broker_probe in broker_probes:
+            report_progress(f"broker {broker_probe.target.endpoint}")
+            findings += run_checks(broker.CHECKS, broker_probe, broker_probe.target.line_names)
+    return findings
 
 
-def _loads(case: Case, brokers: Sequence[Broker]) -> dict[str, LineLoad]:
-    """What comes in on each uplink, at the first of its brokers that lets us see it; or as told, in equal parts."""
-    with ThreadPoolExecutor(max_workers=len(brokers) or 1) as threads:
-        heard = [load for one in [*threads.map(_heard, brokers)][::-1] for load in one]
-    if case.rate is None:
-        return dict(heard)
-    each = case.rate / max(1, len(case.bridge.uplinks))
-    told = LineLoad(each, each * _TYPICAL_BYTES, f"--rate, taken as {_TYPICAL_BYTES} bytes each")
-    return {line.name: told for line in case.bridge.uplinks}
+def _line_loads(inputs: DoctorInputs, broker_probes: Sequence[BrokerProbe]) -> dict[str, LineLoad]:
+    """Return the load of each uplink: measured at its first broker that permits it, or ``--rate`` in equal parts."""
+    with ThreadPoolExecutor(max_workers=len(broker_probes) or 1) as threads:
+        measured_loads = [load for loads in [*threads.map(_measured_loads, broker_probes)][::-1] for load in loads]
+    if inputs.rate is None:
+        return dict(measured_loads)
+    rate_per_line = inputs.rate / max(1, len(inputs.bridge.uplinks))
+    configured_load = LineLoad(
+        rate_per_line, rate_per_line * _TYPICAL_MESSAGE_BYTES, f"--rate, taken as {_TYPICAL_MESSAGE_BYTES} bytes each"
+    )
+    return {line.name: configured_load for line in inputs.bridge.uplinks}
 
 
-def _heard(one: Broker) -> list[tuple[str, LineLoad]]:
-    """What came in meanwhile at one broker; why nothing could, its rows tell."""
+def _measured_loads(broker_probe: BrokerProbe) -> list[tuple[str, LineLoad]]:
+    """Return the measured loads at one broker; empty on an error, which its findings report."""
     with contextlib.suppress(Exception):
-        return [(name, it) for name, it in one.heard.items() if isinstance(it, LineLoad) and it.messages_s]
+        return [
+            (name, load)
+            for name, load in broker_probe.measured_loads.items()
+            if isinstance(load, LineLoad) and load.messages_s
+        ]
     return []

@@ -1,4 +1,4 @@
-"""The checks of a broker: what it keeps for a line that is away, and what of MQTT it has and keeps to."""
+"""Checks of an MQTT broker: session and queue of an offline client, QoS, limits, access rights."""
 
 from __future__ import annotations
 
@@ -11,656 +11,756 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.model import DownLine, Line
-from towline.doctor.case import PROBE, WAY, Case, LineGateway, LineLoad, Target, filters_of, within
-from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Answer, Check, NotAsked, Standing, fact
+from towline.bridge.config.model import Downlink, Uplink
+from towline.doctor.inputs import (
+    CONNECTION_KEYS,
+    PROBE_PREFIX,
+    BrokerTarget,
+    DoctorInputs,
+    LineGateway,
+    LineLoad,
+    messages_text,
+    topic_filters,
+)
+from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Check, Finding, ProbeSkipped, Verdict, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
-from towline.journal.recovery import session_in
-from towline.mosquitto_conf import MosquittoConf, read
+from towline.journal.recovery import read_session
+from towline.mosquitto_conf import MosquittoConf, read_conf
 from towline.mqtt.events import Filter
-from towline.mqtt.filters import matches, unshared
-from towline.mqtt.versions import NAMES
+from towline.mqtt.filters import matches, without_share
+from towline.mqtt.versions import VERSION_NAMES
 from towline.net.client import Client, Message, PublishResult
 from towline.net.settings import ClientSettings, ProtocolName
-from towline.text import span
+from towline.text import duration_text
 
 if TYPE_CHECKING:
     from mqtt5 import ConnAckPacket
 
-_PROTOCOLS: Final[Mapping[int, ProtocolName]] = {5: "5", 4: "3.1.1", 3: "3.1"}
+_PROTOCOL_NAMES: Final[Mapping[int, ProtocolName]] = {5: "5", 4: "3.1.1", 3: "3.1"}
 #: A client that has lost its connection does not come back: it would be in somebody's way, and its loss is a fact.
-_NEVER_S: Final = 3600.0
+_NO_RECONNECT_S: Final = 3600.0
 #: Seconds the broker keeps what is to be kept, should nobody come to end it.
-_KEPT_S: Final = 60
+_PROBE_EXPIRY_S: Final = 60
 #: Seconds that two clients are looked at: the second of two with one session throws the first out [MQTT-3.1.4-3].
-_BESIDE_S: Final = 1.0
+_COEXISTENCE_S: Final = 1.0
 #: Seconds for one answer, for all that is published into the queue, and for a message to come that surely comes.
-_ANSWER_S, _FILLING_S, _COMING_S = 5.0, 6.0, 5.0
+_ANSWER_TIMEOUT_S, _FILL_TIMEOUT_S, _ARRIVAL_TIMEOUT_S = 5.0, 6.0, 5.0
 #: Seconds after which nothing more is taken to come without an acknowledgement.
 _SILENCE_S: Final = 0.5
 #: Seconds for each line in turn while what comes is counted.
-_TURN_S: Final = 0.05
+_POLL_S: Final = 0.05
 #: Receive Maximum of the probe that holds back its acknowledgements, and how much is published to it.
-WINDOW, _TO_WINDOW = 10, 40
+RECEIVE_MAXIMUM, _WINDOW_MESSAGES = 10, 40
 #: Receive Maximum that is sent and is as large as can be.
-_WIDE: Final = 65534
-_GRANT: Final = f"Give this user read and write on {PROBE}/#, if only for the time of the probe."
+_MAX_WINDOW: Final = 65534
+_GRANT_REMEDY: Final = f"Give this user read and write on {PROBE_PREFIX}/#, if only for the time of the probe."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptQueue:
-    """What a session held that was away: Session Present, messages accepted, and the numbers of those that came."""
+class QueueProbe:
+    """Queue probe of an offline session: Session Present, accepted messages, and the numbers of received ones."""
 
-    present: bool
-    accepted: int
+    session_present: bool
+    accepted_count: int
     numbers: Sequence[int]
 
     @property
-    def kept(self) -> int:
-        """How many came, each counted once."""
+    def received_count(self) -> int:
+        """Number of received messages, repeats counted once."""
         return len(set(self.numbers))
 
 
-def probe_topic(filters: set[str], word: str) -> str | None:
-    """A topic, with a word of this examination, that no filter takes; with ``$`` only where they take all others."""
-    plain = ["/".join([root, *[word] * depth]) for root in (PROBE, f"{PROBE}-{word}") for depth in (1, 0, 2, 3, 4)]
-    for topic in (*plain, *(f"${one}" for one in plain)):
+def probe_topic(filters: set[str], suffix: str) -> str | None:
+    """Return a topic with this suffix that no filter matches, or None; with ``$`` in front only if needed."""
+    names = [
+        "/".join([prefix, *[suffix] * depth])
+        for prefix in (PROBE_PREFIX, f"{PROBE_PREFIX}-{suffix}")
+        for depth in (1, 0, 2, 3, 4)
+    ]
+    for topic in (*names, *(f"${name}" for name in names)):
         if not any(matches(pattern, topic) for pattern in filters):
             return topic
     return None
 
 
-class Broker(contextlib.ExitStack):
-    """What probes see of one broker, through the product's own `Client`; a context manager that removes what was made.
+class BrokerProbe(contextlib.ExitStack):
+    """Probes of one broker with the product's `Client`; a context manager that removes its sessions.
 
-    Each fact is asked for when a check wants it. Nothing of a line's is touched [I16]: client ids are doctor's own, and
-    no filter of the file, nor any that a session of a line is subscribed to by its journal, takes their topics.
-    Some brokers give all clients of one user the same session, whatever their client ids (Mosquitto:
-    ``use_username_as_clientid``): a probe would be in the line's place. So the first connection is made as the line
-    would come back: it ends no session, keeps its expiry, acknowledges nothing, and is over when the broker has a
-    session for an id that nobody had before. Two such clients have to live side by side before anything else is asked.
+    A fact is probed when a check needs it. Nothing of a line is changed [I16]: client ids are doctor's own, and the
+    probe topic matches no filter of the file or of a session in a journal. Some brokers share one session between all
+    clients of a user, whatever their client ids (Mosquitto: ``use_username_as_clientid``): a probe would replace the
+    line. So the first connection behaves as the line's reconnect would: it ends no session, keeps its expiry and
+    acknowledges nothing. It is closed if the broker has a session for a new client id. Two such clients must stay
+    connected at the same time before anything else is probed.
     """
 
-    def __init__(self, target: Target, case: Case) -> None:
+    def __init__(self, target: BrokerTarget, inputs: DoctorInputs) -> None:
         super().__init__()
         self.callback(self._end_sessions)
         self.target = target
-        self.case = case
-        self._word = secrets.token_hex(4)
-        self._patience = min(case.patience, _ANSWER_S)
+        self.inputs = inputs
+        self._suffix = secrets.token_hex(4)
+        self._timeout_s = min(inputs.timeout_s, _ANSWER_TIMEOUT_S)
         #: Client ids whose sessions the broker may have: ended at the end.
-        self._sessions: list[str] = []
+        self._client_ids: list[str] = []
         #: Those that may be somebody else's sessions: left alone until it is shown that they are not.
-        self._unproven: list[str] = []
+        self._unproven_ids: list[str] = []
 
     def _end_sessions(self) -> None:
-        for client_id in self._sessions:
+        for client_id in self._client_ids:
             with contextlib.suppress(TowlineError):
-                self._client(client_id).close()
+                self._open_client(client_id).close()
 
     @property
-    def kept(self) -> dict[str, LineGateway]:
-        """The lines that promise what only a broker can keep that keeps its session."""
-        return {name: one for name, one in self.target.lines.items() if one.kept}
+    def session_lines(self) -> dict[str, LineGateway]:
+        """Gateways by line, for lines whose guarantee needs a persistent session."""
+        return {name: gateway for name, gateway in self.target.by_line.items() if gateway.needs_session}
 
     @property
-    def receiving(self) -> dict[str, LineGateway]:
-        """Those of them that receive."""
-        return {name: one for name, one in self.kept.items() if isinstance(one.line, Line)}
+    def uplinks(self) -> dict[str, LineGateway]:
+        """Gateways by line, for uplinks among `session_lines`."""
+        return {name: gateway for name, gateway in self.session_lines.items() if isinstance(gateway.line, Uplink)}
 
     @fact
     def conf(self) -> MosquittoConf | None:
-        """Its ``mosquitto.conf``, where that may be read; raises ConfigError where it can't."""
-        return None if self.case.mosquitto_conf is None else read(self.case.mosquitto_conf)
+        """Parsed ``mosquitto.conf``; None if no file is configured. Raises ConfigError if it can't be read."""
+        return None if self.inputs.mosquitto_conf is None else read_conf(self.inputs.mosquitto_conf)
 
     # -- the way in --
 
     @fact
     def connack(self) -> ConnAckPacket:
-        """What the broker says to a client with a session; raises NotAsked where that is another's."""
-        if (found := self._first.connack) is None:
-            raise self._shared()  # somebody has thrown it out already
-        return found
+        """CONNACK for a client with a session; raises ProbeSkipped if the session is another client's."""
+        if (connack := self._first_client.connack) is None:
+            raise self._shared_session_error()  # somebody has thrown it out already
+        return connack
 
     @fact
     def level(self) -> int:
-        """Version of the protocol: 5, 4 (3.1.1) or 3 (3.1); raises as `connack`."""
-        return self._first.level
+        """MQTT protocol level: 5, 4 (3.1.1) or 3 (3.1); raises as `connack`."""
+        return self._first_client.level
 
     @fact
-    def _first(self) -> Client:
-        return self._proving()
+    def _first_client(self) -> Client:
+        return self._harmless_client()
 
     @fact
-    def _pair(self) -> Client:
-        """A publisher, once it has lived side by side with another client; raises NotAsked where it can't."""
-        first, connack = self._first, self.connack
+    def _tested_publisher(self) -> Client:
+        """Publisher that stayed connected beside a second client; raises ProbeSkipped if it can't."""
+        first_client, connack = self._first_client, self.connack
         try:
-            second = self._proving() if first.online else None
-        except NotAsked:
-            if not connack.session_present and all(one.kept for one in self.target.gateways):
-                self._sessions += self._unproven[-1:]  # ours made it: there was none, and a line wants its own
+            second = self._harmless_client() if first_client.online else None
+        except ProbeSkipped:
+            if not connack.session_present and all(gateway.needs_session for gateway in self.target.gateways):
+                self._client_ids += self._unproven_ids[-1:]  # ours made it: there was none, and a line wants its own
             raise
-        until = time.monotonic() + _BESIDE_S
-        while second is not None and first.online and second.online and time.monotonic() < until:
+        deadline = time.monotonic() + _COEXISTENCE_S
+        while second is not None and first_client.online and second.online and time.monotonic() < deadline:
             time.sleep(0.02)
-        if second is None or not (first.online and second.online):
-            raise self._shared()
-        self._sessions += self._unproven
-        first.close()
+        if second is None or not (first_client.online and second.online):
+            raise self._shared_session_error()
+        self._client_ids += self._unproven_ids
+        first_client.close()
         return second
 
     @property
     def _publisher(self) -> Client:
-        """The publisher; another one where the broker has ended its connection."""
-        if not self._pair.online:
-            vars(self)["_pair"] = self._staying(self._client(self._name()))
-        return self._pair
+        """The tested publisher; replaced by a new client if the broker closed its connection."""
+        if not self._tested_publisher.online:
+            vars(self)["_pair"] = self._keep_connected(self._open_client(self._new_client_id()))
+        return self._tested_publisher
 
-    def _shared(self) -> NotAsked:
-        why = "the broker throws one client out when another comes, as with use_username_as_clientid, where all of a "
-        why += "user's have one session: a probe would be in the place of a line"
-        return NotAsked(why, "Ask with a copy of the file that names a user which no line has.")
+    def _shared_session_error(self) -> ProbeSkipped:
+        reason = (
+            "the broker throws one client out when another comes, as with use_username_as_clientid, where all of a "
+        )
+        reason += "user's have one session: a probe would be in the place of a line"
+        return ProbeSkipped(reason, "Ask with a copy of the file that names a user which no line has.")
 
     @fact
-    def topic(self) -> str:
-        """A topic that no line receives, and on which a message has come back; raises NotAsked where there is none."""
-        self._pair  # noqa: B018 - asked first
+    def probe_topic(self) -> str:
+        """Topic that no line receives and on which a test message arrived; raises ProbeSkipped if there is none."""
+        self._tested_publisher  # noqa: B018 - asked first
         try:
-            topic = probe_topic(filters_of(self.case.bridge), self._word)
+            topic = probe_topic(topic_filters(self.inputs.bridge), self._suffix)
         except (OSError, ValueError, JournalError) as error:  # ValueError: a segment that was replaced meanwhile
-            why = f"what the session of a line takes is not known, and it might take the probe: {error}"
-            raise NotAsked(why, "Ask as the user that runs the bridge, or mend what can't be read.") from error
+            reason = f"what the session of a line takes is not known, and it might take the probe: {error}"
+            raise ProbeSkipped(reason, "Ask as the user that runs the bridge, or mend what can't be read.") from error
         if topic is None:
-            why = "the filters of the file and of the lines' sessions take every topic, so a line would receive the "
-            raise NotAsked(f"{why}probe", "Narrow the filters, and start the line once.")
+            reason = "the filters of the file and of the lines' sessions take every topic, so a line would receive the "
+            raise ProbeSkipped(f"{reason}probe", "Narrow the filters, and start the line once.")
         try:
-            with self._client(self._name(), subscribe=topic) as echo:
-                self._published(topic, b"probe")
-                came = echo.receive(_COMING_S)
+            with self._open_client(self._new_client_id(), subscribe=topic) as echo:
+                self._publish(topic, b"probe")
+                message = echo.receive(_ARRIVAL_TIMEOUT_S)
         except BrokerError as error:
-            raise NotAsked(f"the broker lets no probe through on {topic}: {error.what}", _GRANT) from error
-        if came is None:
-            raise NotAsked(f"a message on {topic} was acknowledged and never came", _GRANT)
+            raise ProbeSkipped(
+                f"the broker lets no probe through on {topic}: {error.problem}", _GRANT_REMEDY
+            ) from error
+        if message is None:
+            raise ProbeSkipped(f"a message on {topic} was acknowledged and never came", _GRANT_REMEDY)
         return topic
 
     # -- facts --
 
     @fact
-    def heard(self) -> Mapping[str, LineLoad | BrokerError | ConfigError]:
-        """What comes on each uplink's filters, retained messages aside, or why they can't be subscribed.
+    def measured_loads(self) -> Mapping[str, LineLoad | BrokerError | ConfigError]:
+        """Load on each uplink's filters without retained messages, or the error of its subscription.
 
-        A shared subscription is asked for in a group of our own.
+        For a shared subscription doctor uses a share name of its own.
         """
-        self._pair  # noqa: B018 - asked first
-        found: dict[str, LineLoad | BrokerError | ConfigError] = {}
+        self._tested_publisher  # noqa: B018 - asked first
+        errors: dict[str, LineLoad | BrokerError | ConfigError] = {}
         with contextlib.ExitStack() as stack:
-            listening: dict[str, list[Client]] = {}
-            for name in (name for name, one in self.target.lines.items() if isinstance(one.line, Line)):
+            clients: dict[str, list[Client]] = {}
+            for name in (name for name, gateway in self.target.by_line.items() if isinstance(gateway.line, Uplink)):
                 try:
-                    mine = [one for one in self.target.gateways if one.line.name == name]
-                    listening[name] = [stack.enter_context(self._listener(one)) for one in mine]
+                    line_gateways = [gateway for gateway in self.target.gateways if gateway.line.name == name]
+                    clients[name] = [stack.enter_context(self._subscribed_client(gateway)) for gateway in line_gateways]
                 except (BrokerError, ConfigError) as error:
-                    found[name] = error
-            return found | self._counted(listening)
+                    errors[name] = error
+            return errors | self._measure_loads(clients)
 
-    def _listener(self, gateway: LineGateway) -> Client:
-        five = self.level == 5
-        group = f"$share/{PROBE}-{self._word}/"
-        asked = [
+    def _subscribed_client(self, gateway: LineGateway) -> Client:
+        is_mqtt_5 = self.level == 5
+        share_prefix = f"$share/{PROBE_PREFIX}-{self._suffix}/"
+        filters = [
             replace(
-                one,
-                pattern=(group if one.pattern.startswith("$share/") else "") + unshared(one.pattern),
-                retain_handling=2 if five else None,
+                topic_filter,
+                pattern=(share_prefix if topic_filter.pattern.startswith("$share/") else "")
+                + without_share(topic_filter.pattern),
+                retain_handling=2 if is_mqtt_5 else None,
             )
-            for one in gateway.settings.subscriptions
+            for topic_filter in gateway.settings.subscriptions
         ]
-        return self._client(self._name(), subscribe=asked)
+        return self._open_client(self._new_client_id(), subscribe=filters)
 
-    def _counted(self, listening: Mapping[str, Sequence[Client]]) -> dict[str, LineLoad]:
-        seconds = self.case.seconds if self.case.rate is None else min(self.case.seconds, _SILENCE_S)
-        counts = {name: [0, 0] for name, clients in listening.items() if clients}
-        begun = time.monotonic()
-        while counts and time.monotonic() < begun + seconds:
-            for name, client in [(one, client) for one in counts for client in listening[one]]:
-                for message in _come(client, min(time.monotonic() + _TURN_S, begun + seconds)):
+    def _measure_loads(self, clients_by_line: Mapping[str, Sequence[Client]]) -> dict[str, LineLoad]:
+        seconds = (
+            self.inputs.measure_seconds if self.inputs.rate is None else min(self.inputs.measure_seconds, _SILENCE_S)
+        )
+        counts = {name: [0, 0] for name, clients in clients_by_line.items() if clients}
+        started_at = time.monotonic()
+        while counts and time.monotonic() < started_at + seconds:
+            for name, client in [(line_name, client) for line_name in counts for client in clients_by_line[line_name]]:
+                for message in _receive_until(client, min(time.monotonic() + _POLL_S, started_at + seconds)):
                     counts[name][0] += not message.retain
                     counts[name][1] += 0 if message.retain else message.size
-        took, how = time.monotonic() - begun, f"measured for {seconds:g} s"
-        return {name: LineLoad(number / took, size / took, how) for name, (number, size) in counts.items()}
+        elapsed_s, source = time.monotonic() - started_at, f"measured for {seconds:g} s"
+        return {
+            name: LineLoad(message_count / elapsed_s, byte_count / elapsed_s, source)
+            for name, (message_count, byte_count) in counts.items()
+        }
 
     @fact
-    def queue(self) -> KeptQueue:
-        """What is kept for a session that is away, and in which order it comes."""
-        topic, client_id = self.topic, self._name()
-        self._sessions.append(client_id)
-        with self._client(client_id, subscribe=topic, expiry_s=_KEPT_S):
+    def queue_probe(self) -> QueueProbe:
+        """Number and order of messages that the broker queues for an offline session."""
+        topic, client_id = self.probe_topic, self._new_client_id()
+        self._client_ids.append(client_id)
+        with self._open_client(client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S):
             pass
-        until = time.monotonic() + _FILLING_S
-        publisher, sent = self._publisher, []
-        for number in range(self.case.probe_messages):
-            if time.monotonic() > until:
+        deadline = time.monotonic() + _FILL_TIMEOUT_S
+        publisher, results = self._publisher, []
+        for number in range(self.inputs.probe_messages):
+            if time.monotonic() > deadline:
                 break
-            sent.append(publisher.publish(topic, str(number), timeout_s=self._patience))
-        accepted = sum(self._answered(publisher, one).reason == 0 for one in sent)
-        with self._client(client_id, subscribe=topic, expiry_s=_KEPT_S, window=_WIDE) as back:
-            connack = back.connack
+            results.append(publisher.publish(topic, str(number), timeout_s=self._timeout_s))
+        accepted_count = sum(self._await_answer(publisher, result).reason == 0 for result in results)
+        with self._open_client(
+            client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S, receive_maximum=_MAX_WINDOW
+        ) as second_client:
+            connack = second_client.connack
             assert connack is not None
-            present = connack.session_present or back.level == 3
-            numbers = [int(one.payload or b"0") for one in self._until_marked(back, topic)] if present else []
-        return KeptQueue(present=present, accepted=accepted, numbers=numbers)
+            session_present = connack.session_present or second_client.level == 3
+            numbers = (
+                [int(message.payload or b"0") for message in self._receive_until_marker(second_client, topic)]
+                if session_present
+                else []
+            )
+        return QueueProbe(session_present=session_present, accepted_count=accepted_count, numbers=numbers)
 
-    def _until_marked(self, client: Client, topic: str) -> Iterator[Message]:
-        """Acknowledge what comes until a message comes that was published last; a full queue may drop that."""
-        mark, marked = secrets.token_hex(8), False
-        until = time.monotonic() + _COMING_S
-        while time.monotonic() < until:
+    def _receive_until_marker(self, client: Client, topic: str) -> Iterator[Message]:
+        """Acknowledge and yield messages until a marker message arrives; it is resent: a full queue may drop it."""
+        marker, marker_received = secrets.token_hex(8), False
+        deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
+        while time.monotonic() < deadline:
             message = client.receive(0.3)
-            if message is None and marked:
+            if message is None and marker_received:
                 return
             if message is None:
-                self._published(topic, mark.encode())
+                self._publish(topic, marker.encode())
                 continue
             message.ack()
-            if message.payload == mark.encode():
-                marked = True
+            if message.payload == marker.encode():
+                marker_received = True
             else:
-                until = time.monotonic() + _COMING_S
+                deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
                 yield message
 
     @fact
-    def window(self) -> tuple[int, int]:
-        """How many messages came to a client with Receive Maximum `WINDOW` before, and after one acknowledgement."""
-        with self._client(self._name(), subscribe=self.topic, window=WINDOW) as client:
+    def window_counts(self) -> tuple[int, int]:
+        """Number of messages received with Receive Maximum `RECEIVE_MAXIMUM`: without and after one acknowledgement."""
+        with self._open_client(
+            self._new_client_id(), subscribe=self.probe_topic, receive_maximum=RECEIVE_MAXIMUM
+        ) as client:
             publisher = self._publisher
-            for one in [publisher.publish(self.topic, str(number)) for number in range(_TO_WINDOW)]:
-                self._answered(publisher, one)
-            before = list(_unacknowledged(client))
-            if before:
-                before[0].ack()
-            return len(before), len(before) + len(list(_unacknowledged(client)))
+            for result in [publisher.publish(self.probe_topic, str(number)) for number in range(_WINDOW_MESSAGES)]:
+                self._await_answer(publisher, result)
+            first_messages = list(_receive_unacknowledged(client))
+            if first_messages:
+                first_messages[0].ack()
+            return len(first_messages), len(first_messages) + len(list(_receive_unacknowledged(client)))
 
     @fact
     def qos_2(self) -> bool:
-        """Whether PUBLISH of QoS 2 is answered with PUBREC."""
-        return not self._published(self.topic, b"probe", qos=2).degraded
+        """Whether the broker answers a QoS 2 PUBLISH with PUBREC."""
+        return not self._publish(self.probe_topic, b"probe", qos=2).degraded
 
     # -- steps --
 
-    def _name(self) -> str:
-        """A client id that nobody else has; within the 23 characters that MQTT 3.1 takes."""
-        return f"{PROBE}-{secrets.token_hex(4)}"
+    def _new_client_id(self) -> str:
+        """Return a unique client id within the 23 characters of MQTT 3.1."""
+        return f"{PROBE_PREFIX}-{secrets.token_hex(4)}"
 
-    def _published(self, topic: str, payload: bytes, qos: int = 1) -> PublishResult:
-        """Publish, and wait for the broker's answer; raises BrokerError where it refuses, or ends the connection."""
+    def _publish(self, topic: str, payload: bytes, qos: int = 1) -> PublishResult:
+        """Publish and wait for the broker's answer; raises BrokerError if it refuses or closes the connection."""
         publisher = self._publisher
-        return self._answered(publisher, publisher.publish(topic, payload, qos=qos, expiry_s=_KEPT_S)).wait(0)
+        return self._await_answer(publisher, publisher.publish(topic, payload, qos=qos, expiry_s=_PROBE_EXPIRY_S)).wait(
+            0
+        )
 
-    def _answered(self, client: Client, result: PublishResult) -> PublishResult:
-        until = time.monotonic() + self._patience
-        while not result.done and client.online and time.monotonic() < until:
+    def _await_answer(self, client: Client, result: PublishResult) -> PublishResult:
+        deadline = time.monotonic() + self._timeout_s
+        while not result.done and client.online and time.monotonic() < deadline:
             time.sleep(0.005)
         if not result.done:
-            what = f"no answer within {self._patience:g} s to a message on {result.topic}"
-            raise client.last_error or Unreachable("TL-M33", str(self.target.endpoint), what, "Is the broker busy?")
+            problem = f"no answer within {self._timeout_s:g} s to a message on {result.topic}"
+            raise client.last_error or Unreachable("TL-M33", str(self.target.endpoint), problem, "Is the broker busy?")
         return result
 
-    def _proving(self) -> Client:
-        """A client that harms no session, should it be given one; raises NotAsked where it was."""
-        if self.conf is not None and self.conf.one_session(self.target.endpoint.port):
-            raise self._shared()
+    def _harmless_client(self) -> Client:
+        """Open a client that changes no session; raises ProbeSkipped if it was given an existing one."""
+        if self.conf is not None and self.conf.shares_session(self.target.endpoint.port):
+            raise self._shared_session_error()
         settings = self.target.settings
-        names = (settings.username, settings.tls.cert_file, settings.authenticator, settings.websocket_headers_file)
-        mine = not any(names)  # nothing else can name a session
-        (self._sessions if mine else self._unproven).append(client_id := self._name())
-        expiry_s = max(_KEPT_S, *(one.settings.session_expiry_s for one in self.target.gateways))  # as a line asks for
+        identities = (
+            settings.username,
+            settings.tls.cert_file,
+            settings.authenticator,
+            settings.websocket_headers_file,
+        )
+        is_own_session = not any(identities)  # nothing else can name a session
+        (self._client_ids if is_own_session else self._unproven_ids).append(client_id := self._new_client_id())
+        expiry_s = max(
+            _PROBE_EXPIRY_S, *(gateway.settings.session_expiry_s for gateway in self.target.gateways)
+        )  # as a line asks for
         try:
-            return self._staying(self._client(client_id, expiry_s=expiry_s, window=1, adopt=False))
+            return self._keep_connected(
+                self._open_client(client_id, expiry_s=expiry_s, receive_maximum=1, adopt_session=False)
+            )
         except SessionUnknown as error:
-            raise self._shared() from error
+            raise self._shared_session_error() from error
 
-    def _staying(self, client: Client) -> Client:
-        """A client that stays connected until the end."""
+    def _keep_connected(self, client: Client) -> Client:
+        """Keep a client connected until the end of the probes."""
         self.callback(client.close, 0)
         return client
 
-    def _client(
+    def _open_client(
         self,
         client_id: str,
         *,
         subscribe: str | Sequence[Filter] = (),
         expiry_s: int = 0,
-        window: int = 1000,
-        adopt: bool = True,
+        receive_maximum: int = 1000,
+        adopt_session: bool = True,
     ) -> Client:
-        """A client that goes where the lines go, with their credentials.
+        """Open a client with the connection settings and credentials of the lines.
 
-        With an expiry of 0 it ends a session that is there; without `adopt` such a session ends the connection, before
-        anything of it is acknowledged.
+        An expiry of 0 ends an existing session. Without `adopt_session` an existing session ends the connection, before
+        anything is acknowledged.
         """
-        way = {name: getattr(self.target.settings, name) for name in WAY}
+        connection_settings = {name: getattr(self.target.settings, name) for name in CONNECTION_KEYS}
         level = vars(self).get("level", 0)  # what the broker answered to first
         settings = ClientSettings(
-            **way | {"protocol": _PROTOCOLS.get(level, way["protocol"])},
+            **connection_settings | {"protocol": _PROTOCOL_NAMES.get(level, connection_settings["protocol"])},
             session_expiry_s=expiry_s,
-            unknown_session="adopt" if adopt else "refuse",
+            unknown_session="adopt" if adopt_session else "refuse",
             keep_alive_s=30,
-            receive_maximum=window,
-            connect_timeout_s=self.case.patience,
-            reconnect_delay_s=_NEVER_S,
-            reconnect_max_delay_s=_NEVER_S,
+            receive_maximum=receive_maximum,
+            connect_timeout_s=self.inputs.timeout_s,
+            reconnect_delay_s=_NO_RECONNECT_S,
+            reconnect_max_delay_s=_NO_RECONNECT_S,
         )
         return Client(self.target.endpoint, client_id=client_id, subscribe=subscribe, settings=settings)
 
 
-def _come(client: Client, until: float) -> Iterator[Message]:
-    """What comes to a client, acknowledged."""
+def _receive_until(client: Client, deadline: float) -> Iterator[Message]:
+    """Yield and acknowledge received messages until the deadline."""
     with contextlib.suppress(BrokerError):
-        while (left := until - time.monotonic()) > 0 and (message := client.receive(left)) is not None:
+        while (remaining_s := deadline - time.monotonic()) > 0 and (message := client.receive(remaining_s)) is not None:
             message.ack()
             yield message
 
 
-def _unacknowledged(client: Client) -> Iterator[Message]:
-    """What comes without an acknowledgement, until nothing more does."""
+def _receive_unacknowledged(client: Client) -> Iterator[Message]:
+    """Yield received messages without acknowledgement until no more arrive."""
     while (message := client.receive(_SILENCE_S)) is not None:
         yield message
 
 
 #: Outages that are shorter may well be over before anybody has looked: a limit below is near.
-_NEAR_S, _DAY_S = 3600.0, 86400
+_NEAR_LIMIT_S, _DAY_S = 3600.0, 86400
 #: Where it is not known how many bytes a second come, a queue of fewer bytes is small.
-_SMALL_QUEUE: Final = 64 << 20
+_SMALL_QUEUE_BYTES: Final = 64 << 20
 #: What a broker loses when it is killed is small up to so many seconds of messages, or so many where none are counted.
-_SHORT_S, _FEW = 60.0, 100
+_SMALL_LOSS_S, _SMALL_LOSS_MESSAGES = 60.0, 100
 #: Session Expiry Interval of a session that never ends.
-_NEVER: Final = 0xFFFFFFFF
+_NO_EXPIRY: Final = 0xFFFFFFFF
 #: Kafka's largest record by default, which a packet may have to carry; a limit for messages of sensors.
-_RECORD, _SENSOR = 1 << 20, 64 << 10
+_KAFKA_RECORD_BYTES, _SENSOR_MESSAGE_BYTES = 1 << 20, 64 << 10
 #: A refusal for less than the QoS that was asked for (`towline.mqtt.handshake`).
-_GRANTED_LESS: Final = "TL-M11"
+_LOWER_QOS_GRANTED: Final = "TL-M11"
 
 
-def _connection(one: Broker) -> Iterator[Answer]:
-    endpoint = one.target.endpoint
+def _check_connection(broker: BrokerProbe) -> Iterator[Finding]:
+    endpoint = broker.target.endpoint
     try:
-        level = one.level
+        level = broker.level
     except (BrokerError, ConfigError) as error:
-        do = "Start the broker, or correct brokers." if error.do in {"", "Trying again."} else error.do
-        yield Answer(BROKEN, f"{error.where}: {error.what} ({error.code})", "now: nothing is received or sent", do)
+        remedy = "Start the broker, or correct brokers." if error.remedy in {"", "Trying again."} else error.remedy
+        yield Finding(
+            BROKEN, f"{error.location}: {error.problem} ({error.code})", "now: nothing is received or sent", remedy
+        )
         return
-    name = one.target.settings.username
-    told = f"{endpoint} answers{'' if name is None else f' as {name}'}"
+    username = broker.target.settings.username
+    evidence = f"{endpoint} answers{'' if username is None else f' as {username}'}"
     if level == 5:
-        yield Answer(HOLDS, told)
+        yield Finding(HOLDS, evidence)
         return
-    until = "a property, an expiry or a Receive Maximum is needed"
-    yield Answer(LIMITED, f"{told}, with {NAMES[level]}, which has none of them", until)
+    limit = "a property, an expiry or a Receive Maximum is needed"
+    yield Finding(LIMITED, f"{evidence}, with {VERSION_NAMES[level]}, which has none of them", limit)
 
 
-def _probes(one: Broker) -> Iterator[Answer]:
-    yield Answer(HOLDS, f"two clients live side by side, and a message on {one.topic} comes back")
+def _check_probes(broker: BrokerProbe) -> Iterator[Finding]:
+    yield Finding(HOLDS, f"two clients live side by side, and a message on {broker.probe_topic} comes back")
 
 
-def _session(one: Broker) -> Iterator[Answer]:
-    if not one.kept:
+def _check_session(broker: BrokerProbe) -> Iterator[Finding]:
+    if not broker.session_lines:
         return
-    queue = one.queue
-    if queue.present and (queue.kept or not queue.accepted):
-        yield Answer(HOLDS, f"a probe left and came back: Session Present 1, and {within(queue.kept, None)} waited")
+    probe = broker.queue_probe
+    if probe.session_present and (probe.received_count or not probe.accepted_count):
+        yield Finding(
+            HOLDS,
+            f"a probe left and came back: Session Present 1, and {messages_text(probe.received_count, None)} waited",
+        )
         return
-    because = "a probe with a session left and came back: Session Present 0"
-    if queue.present:
-        because = f"a probe left and came back: Session Present 1, and none of {queue.accepted:,} messages"
-    mend = "Let the broker keep sessions and their queues, or take another broker."
-    yield Answer(BROKEN, because, "the first broken connection", mend)
+    evidence = "a probe with a session left and came back: Session Present 0"
+    if probe.session_present:
+        evidence = f"a probe left and came back: Session Present 1, and none of {probe.accepted_count:,} messages"
+    remedy = "Let the broker keep sessions and their queues, or take another broker."
+    yield Finding(BROKEN, evidence, "the first broken connection", remedy)
 
 
-def _expiry(one: Broker) -> Iterator[Answer]:
-    return (_expiry_of(line, gateway.settings.session_expiry_s, one) for line, gateway in one.receiving.items())
+def _check_expiry(broker: BrokerProbe) -> Iterator[Finding]:
+    return (
+        _expiry_finding(line, gateway.settings.session_expiry_s, broker) for line, gateway in broker.uplinks.items()
+    )
 
 
-def _expiry_of(line: str, wanted: int, one: Broker) -> Answer:
-    conf, given = one.conf, one.connack.session_expiry_interval
+def _expiry_finding(line: str, requested_s: int, broker: BrokerProbe) -> Finding:
+    conf, granted_s = broker.conf, broker.connack.session_expiry_interval
     limits: list[tuple[float, str]] = []
-    if wanted < _NEVER:
-        limits.append((wanted, f"session_expiry_s of the line is {wanted:,}"))
-    if given is not None and given < wanted:
-        limits.append((given, f"the broker sets Session Expiry Interval {given:,} s"))
+    if requested_s < _NO_EXPIRY:
+        limits.append((requested_s, f"session_expiry_s of the line is {requested_s:,}"))
+    if granted_s is not None and granted_s < requested_s:
+        limits.append((granted_s, f"the broker sets Session Expiry Interval {granted_s:,} s"))
     if conf is not None and (seconds := conf.session_expiry_s) is not None:
-        limits.append((seconds, f"persistent_client_expiration is {span(seconds)}"))
+        limits.append((seconds, f"persistent_client_expiration is {duration_text(seconds)}"))
     if limits:
-        seconds, because = min(limits)
-        mend = "Raise it to longer than any outage; Mosquitto's default has no limit, session_expiry_s none either."
-        until = f"the intake is away for {span(seconds)}"
-        because = f"{because}: the session and all that waits in it are gone then"
-        return Answer(LIMITED if seconds >= _DAY_S else WARNS, because, until, mend, line)
-    if one.level < 5 and conf is None:
-        mend = "--mosquitto-conf FILE tells it; at RabbitMQ it is mqtt.subscription_ttl, a day by default."
-        because = "MQTT 3.x asks for no time and is told none"
-        return Answer(LIMITED, because, "the broker forgets the session", mend, line)
-    return Answer(HOLDS, "the line asks for a session that never ends, and nothing shortens it", line=line)
+        seconds, evidence = min(limits)
+        remedy = "Raise it to longer than any outage; Mosquitto's default has no limit, session_expiry_s none either."
+        limit = f"the intake is away for {duration_text(seconds)}"
+        evidence = f"{evidence}: the session and all that waits in it are gone then"
+        return Finding(LIMITED if seconds >= _DAY_S else WARNS, evidence, limit, remedy, line)
+    if broker.level < 5 and conf is None:
+        remedy = "--mosquitto-conf FILE tells it; at RabbitMQ it is mqtt.subscription_ttl, a day by default."
+        evidence = "MQTT 3.x asks for no time and is told none"
+        return Finding(LIMITED, evidence, "the broker forgets the session", remedy, line)
+    return Finding(HOLDS, "the line asks for a session that never ends, and nothing shortens it", line=line)
 
 
-def _queue(one: Broker) -> Iterator[Answer]:
-    """TL-D05: how long the intake may be away, by the limits in messages and in bytes."""
-    return (_queue_of(line, one.queue, one.conf, one.case.load_of((line,))) for line in one.receiving)
+def _check_queue(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D05: longest outage of the intake, by the queue limits in messages and in bytes."""
+    return (
+        _queue_finding(line, broker.queue_probe, broker.conf, broker.inputs.load_of((line,))) for line in broker.uplinks
+    )
 
 
-def _queue_of(line: str, queue: KeptQueue, conf: MosquittoConf | None, load: LineLoad | None) -> Answer:
-    said = _number(conf, "max_queued_messages")
-    probed = _probed_limit(queue, conf)
-    limit = min(filter(None, (said, probed)), default=0)
-    size, name = _bytes_limit(conf)
-    if size and not (limit and (load is None or limit / load.messages_s <= size / load.bytes_s)):
-        return _ends_by_bytes(line, size, name, load)
-    if limit:
-        facts = [f"max_queued_messages is {said:,}"] if said else []
-        facts += [f"of {queue.accepted:,} acknowledged probe messages {queue.kept:,} were kept"] if probed else []
-        facts += ["so the file is not what the broker runs with"] if said and probed and probed < said else []
+def _queue_finding(line: str, probe: QueueProbe, conf: MosquittoConf | None, load: LineLoad | None) -> Finding:
+    configured_limit = _conf_number(conf, "max_queued_messages")
+    probed_limit = _probed_limit(probe, conf)
+    message_limit = min(filter(None, (configured_limit, probed_limit)), default=0)
+    byte_limit, setting = _byte_limit(conf)
+    if byte_limit and not (
+        message_limit and (load is None or message_limit / load.messages_s <= byte_limit / load.bytes_s)
+    ):
+        return _byte_limit_finding(line, byte_limit, setting, load)
+    if message_limit:
+        facts = [f"max_queued_messages is {configured_limit:,}"] if configured_limit else []
+        facts += (
+            [f"of {probe.accepted_count:,} acknowledged probe messages {probe.received_count:,} were kept"]
+            if probed_limit
+            else []
+        )
+        facts += (
+            ["so the file is not what the broker runs with"]
+            if configured_limit and probed_limit and probed_limit < configured_limit
+            else []
+        )
         facts += ["no message came while it was measured"] if load is None else []
-        dropped = "newest" if 0 in queue.numbers or not queue.numbers else "oldest"
-        enough = f"{math.ceil(load.messages_s * _DAY_S):,} hold a day" if load else "--rate N tells the time"
-        mend = f"Raise the broker's limit for a client that is away (Mosquitto: max_queued_messages 0). {enough}."
-        because = f"{', '.join(facts)}; the {dropped} are dropped, and nobody is told"
-        verdict = LIMITED if load is not None and limit / load.messages_s >= _NEAR_S else WARNS
-        return Answer(verdict, because, within(limit, load), mend, line)
+        dropped = "newest" if 0 in probe.numbers or not probe.numbers else "oldest"
+        sizing_hint = f"{math.ceil(load.messages_s * _DAY_S):,} hold a day" if load else "--rate N tells the time"
+        remedy = (
+            f"Raise the broker's limit for a client that is away (Mosquitto: max_queued_messages 0). {sizing_hint}."
+        )
+        evidence = f"{', '.join(facts)}; the {dropped} are dropped, and nobody is told"
+        verdict = LIMITED if load is not None and message_limit / load.messages_s >= _NEAR_LIMIT_S else WARNS
+        return Finding(verdict, evidence, messages_text(message_limit, load), remedy, line)
     if conf is not None:
-        return Answer(HOLDS, "max_queued_messages is 0, and so are the limits in bytes", line=line)
-    mend = "--mosquitto-conf FILE tells the limit; --probe-messages looks further."
-    because = f"all {queue.kept:,} probe messages were kept for a session that was away"
-    return Answer(LIMITED, because, f"at least {within(queue.accepted, load)}", mend, line)
+        return Finding(HOLDS, "max_queued_messages is 0, and so are the limits in bytes", line=line)
+    remedy = "--mosquitto-conf FILE tells the limit; --probe-messages looks further."
+    evidence = f"all {probe.received_count:,} probe messages were kept for a session that was away"
+    return Finding(LIMITED, evidence, f"at least {messages_text(probe.accepted_count, load)}", remedy, line)
 
 
-def _probed_limit(queue: KeptQueue, conf: MosquittoConf | None) -> int | None:
-    """How many messages were kept, where it was not all, and no limit in bytes is the reason."""
-    if not queue.present or not 0 < queue.kept < queue.accepted:
+def _probed_limit(probe: QueueProbe, conf: MosquittoConf | None) -> int | None:
+    """Return the queue limit found by the probe; None if all messages were queued, or a limit in bytes explains it."""
+    if not probe.session_present or not 0 < probe.received_count < probe.accepted_count:
         return None
-    limit_bytes = _number(conf, "max_queued_bytes")
-    return None if 0 < limit_bytes < queue.accepted * len(str(queue.accepted)) else queue.kept
+    byte_limit = _conf_number(conf, "max_queued_bytes")
+    return None if 0 < byte_limit < probe.accepted_count * len(str(probe.accepted_count)) else probe.received_count
 
 
-def _bytes_limit(conf: MosquittoConf | None) -> tuple[int, str]:
-    """The least limit in bytes, and its name; 0 for none."""
-    limits = ((_number(conf, name), name) for name in ("max_queued_bytes", "memory_limit"))
-    return min((one for one in limits if one[0]), default=(0, ""))
+def _byte_limit(conf: MosquittoConf | None) -> tuple[int, str]:
+    """Return the lowest limit in bytes and the name of its setting; 0 for no limit."""
+    limits = ((_conf_number(conf, name), name) for name in ("max_queued_bytes", "memory_limit"))
+    return min((limit for limit in limits if limit[0]), default=(0, ""))
 
 
-def _number(conf: MosquittoConf | None, name: str) -> int:
-    """A setting of the broker, as set or by default; 0 where there is no limit, or no file."""
+def _conf_number(conf: MosquittoConf | None, name: str) -> int:
+    """Return a setting of the broker, or its default; 0 for no limit or no file."""
     return 0 if conf is None else conf.number(name)
 
 
-def _ends_by_bytes(line: str, size: int, name: str, load: LineLoad | None) -> Answer:
-    seconds = None if load is None else size / load.bytes_s
-    known = "" if load is None or seconds is None else f", {span(seconds)} at {load.bytes_s / 1000:,.1f} kB/s"
-    near = size < _SMALL_QUEUE if seconds is None else seconds < _NEAR_S
-    because = f"{name} is {size:,}; what comes then is dropped, and nobody is told"
-    mend = f"Raise {name}, or set it to 0: then memory is the limit."
-    return Answer(WARNS if near else LIMITED, because, f"{size:,} bytes{known}", mend, line)
+def _byte_limit_finding(line: str, byte_limit: int, setting: str, load: LineLoad | None) -> Finding:
+    seconds = None if load is None else byte_limit / load.bytes_s
+    time_text = (
+        "" if load is None or seconds is None else f", {duration_text(seconds)} at {load.bytes_s / 1000:,.1f} kB/s"
+    )
+    is_near = byte_limit < _SMALL_QUEUE_BYTES if seconds is None else seconds < _NEAR_LIMIT_S
+    evidence = f"{setting} is {byte_limit:,}; what comes then is dropped, and nobody is told"
+    remedy = f"Raise {setting}, or set it to 0: then memory is the limit."
+    return Finding(WARNS if is_near else LIMITED, evidence, f"{byte_limit:,} bytes{time_text}", remedy, line)
 
 
-def _restart(one: Broker) -> Iterator[Answer]:
-    """TL-D07: what the broker has saved when it is started again, after whatever end."""
-    conf, ends = one.conf, "the broker ends, for whatever reason"
-    if not one.kept:
+def _check_restart(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D07: state that the broker persists across a restart or crash."""
+    conf, limit = broker.conf, "the broker ends, for whatever reason"
+    if not broker.session_lines:
         return
     if conf is None:
-        because = "whether it saves sessions and queues, and how often, is not seen from outside"
-        mend = "--mosquitto-conf FILE tells it; Mosquitto saves nothing by default."
-        yield Answer(LIMITED, because, "the broker ends, unless it saves what it keeps", mend)
+        evidence = "whether it saves sessions and queues, and how often, is not seen from outside"
+        remedy = "--mosquitto-conf FILE tells it; Mosquitto saves nothing by default."
+        yield Finding(LIMITED, evidence, "the broker ends, unless it saves what it keeps", remedy)
         return
-    location = conf.text("persistence_location")
+    directory = conf.text("persistence_location")
     if not conf.flag("persistence"):
-        mend = "Set persistence true, autosave_on_changes true and autosave_interval 1 in mosquitto.conf."
-        yield Answer(BROKEN, "persistence is false: every session and queue is in memory only", ends, mend)
-    elif why := conf.unwritable():
-        because = f"persistence is true, and persistence_location {location} {why}: nothing is saved"
-        mend = "Make the directory, and give it to the broker's user; its log says whether it saves."
-        yield Answer(BROKEN, because, ends, mend)
+        remedy = "Set persistence true, autosave_on_changes true and autosave_interval 1 in mosquitto.conf."
+        yield Finding(BROKEN, "persistence is false: every session and queue is in memory only", limit, remedy)
+    elif error := conf.persistence_problem():
+        evidence = f"persistence is true, and persistence_location {directory} {error}: nothing is saved"
+        remedy = "Make the directory, and give it to the broker's user; its log says whether it saves."
+        yield Finding(BROKEN, evidence, limit, remedy)
     else:
-        verdict, until = _loss(conf, one.case.load_of(one.receiving))
-        because = f"persistence is true, autosave_interval is {conf.number('autosave_interval'):,}"
-        because += " with autosave_on_changes true" if conf.flag("autosave_on_changes") else ""
-        because += ": what came since the last saving is lost"
-        if any(line.exactly for line in one.kept.values()):
-            because += "; so is the phase of QoS 2 messages in flight, which are lost or doubled then"
-        because += "" if location else "; it saves in its working directory, which is not seen from here"
-        closer = "Receipts close what is left (docs/receipts.md)."
-        mend = closer if verdict is LIMITED else f"Set autosave_on_changes true and autosave_interval 1. {closer}"
-        yield Answer(verdict, because, f"it is killed or loses power: {until}", mend)
+        verdict, loss = _loss_on_kill(conf, broker.inputs.load_of(broker.uplinks))
+        evidence = f"persistence is true, autosave_interval is {conf.number('autosave_interval'):,}"
+        evidence += " with autosave_on_changes true" if conf.flag("autosave_on_changes") else ""
+        evidence += ": what came since the last saving is lost"
+        if any(line.exactly_once for line in broker.session_lines.values()):
+            evidence += "; so is the phase of QoS 2 messages in flight, which are lost or doubled then"
+        evidence += "" if directory else "; it saves in its working directory, which is not seen from here"
+        receipts_hint = "Receipts close what is left (docs/receipts.md)."
+        remedy = (
+            receipts_hint
+            if verdict is LIMITED
+            else f"Set autosave_on_changes true and autosave_interval 1. {receipts_hint}"
+        )
+        yield Finding(verdict, evidence, f"it is killed or loses power: {loss}", remedy)
 
 
-def _loss(conf: MosquittoConf, load: LineLoad | None) -> tuple[Standing, str]:
-    """How bad it is when the broker is killed, and what is lost."""
+def _loss_on_kill(conf: MosquittoConf, load: LineLoad | None) -> tuple[Verdict, str]:
+    """Return the verdict on a killed broker, and the messages it loses."""
     interval = conf.number("autosave_interval")
     if not interval:
         return WARNS, "all since it was started"
     if conf.flag("autosave_on_changes"):
-        small = interval <= (_FEW if load is None else max(_FEW, load.messages_s * _SHORT_S))
-        return (LIMITED if small else WARNS), f"up to {within(interval, load)}"
-    came = "" if load is None else f": {load.messages_s * interval:,.0f} messages {load}"
-    return (LIMITED if interval <= _SHORT_S else WARNS), f"up to {span(interval)} of messages{came}"
+        is_small = interval <= (
+            _SMALL_LOSS_MESSAGES if load is None else max(_SMALL_LOSS_MESSAGES, load.messages_s * _SMALL_LOSS_S)
+        )
+        return (LIMITED if is_small else WARNS), f"up to {messages_text(interval, load)}"
+    message_text = "" if load is None else f": {load.messages_s * interval:,.0f} messages {load}"
+    return (
+        LIMITED if interval <= _SMALL_LOSS_S else WARNS
+    ), f"up to {duration_text(interval)} of messages{message_text}"
 
 
-def _qos_2(one: Broker) -> Iterator[Answer]:
-    """TL-D09: QoS 2 as such, and the QoS that a line's subscriptions are granted."""
-    if any(line.qos == 2 for line in one.target.gateways):
-        if int(one.connack.max_qos) < 2:
-            because = f"the broker announces Maximum QoS {int(one.connack.max_qos)}"
+def _check_qos_2(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D09: support of QoS 2, and the QoS granted to a line's subscriptions."""
+    if any(line.qos == 2 for line in broker.target.gateways):
+        if int(broker.connack.max_qos) < 2:
+            evidence = f"the broker announces Maximum QoS {int(broker.connack.max_qos)}"
         else:
-            because = "" if one.qos_2 else "the broker answers QoS 2 with PUBACK: it serves it as 1"
-        mend = "Take a broker with QoS 2, or guarantee at_least_once; for a downlink with receipts at the consumer."
-        if because:
-            yield Answer(BROKEN, because, "the first message", mend)
+            evidence = "" if broker.qos_2 else "the broker answers QoS 2 with PUBACK: it serves it as 1"
+        remedy = "Take a broker with QoS 2, or guarantee at_least_once; for a downlink with receipts at the consumer."
+        if evidence:
+            yield Finding(BROKEN, evidence, "the first message", remedy)
         else:
-            yield Answer(HOLDS, "a PUBLISH of QoS 2 was answered with PUBREC")
-    for line, heard in one.heard.items():
-        if isinstance(heard, BrokerError) and heard.code == _GRANTED_LESS:
-            yield Answer(BROKEN, heard.what, "now", heard.do, line, "granted QoS")
+            yield Finding(HOLDS, "a PUBLISH of QoS 2 was answered with PUBREC")
+    for line, load in broker.measured_loads.items():
+        if isinstance(load, BrokerError) and load.code == _LOWER_QOS_GRANTED:
+            yield Finding(BROKEN, load.problem, "now", load.remedy, line, "granted QoS")
 
 
-def _rights(one: Broker) -> Iterator[Answer]:
-    """TL-D10: who may read and write the topics of a line, as far as it is seen without a message on them."""
-    for line, gateway in one.target.lines.items():
-        rule = "an access rule" if one.conf is None else one.conf.access(one.target.endpoint.port)
-        if isinstance(gateway.line, DownLine):
-            because = "without publishing on the line's own topics it is not seen who may"
-            until = "a message is refused; it is set aside then, and counted"
-            told = (LIMITED, because, until) if rule else (HOLDS, "no plugin and no acl_file decides", "")
-            yield Answer(*told, line=line, promise="right to write")
+def _check_rights(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D10: read and write access to a line's topics, as far as visible without a message on them."""
+    for line, gateway in broker.target.by_line.items():
+        access_rule = (
+            "an access rule" if broker.conf is None else broker.conf.access_control(broker.target.endpoint.port)
+        )
+        if isinstance(gateway.line, Downlink):
+            evidence = "without publishing on the line's own topics it is not seen who may"
+            limit = "a message is refused; it is set aside then, and counted"
+            finding = (LIMITED, evidence, limit) if access_rule else (HOLDS, "no plugin and no acl_file decides", "")
+            yield Finding(*finding, line=line, promise="right to write")
             continue
-        heard = one.heard[line]
-        if not isinstance(heard, LineLoad):
-            if heard.code != _GRANTED_LESS:
-                yield Answer(BROKEN, heard.what, "now", heard.do or "See the broker's log.", line)
-        elif heard.messages_s or not rule:
-            came = f"messages came {heard}" if heard.messages_s else "no plugin and no acl_file decides"
-            yield Answer(HOLDS, f"every filter is granted, and {came}", line=line)
+        load = broker.measured_loads[line]
+        if not isinstance(load, LineLoad):
+            if load.code != _LOWER_QOS_GRANTED:
+                yield Finding(BROKEN, load.problem, "now", load.remedy or "See the broker's log.", line)
+        elif load.messages_s or not access_rule:
+            reason = f"messages came {load}" if load.messages_s else "no plugin and no acl_file decides"
+            yield Finding(HOLDS, f"every filter is granted, and {reason}", line=line)
         else:
-            because = f"every filter is granted; a broker may ask {rule} at each delivery, as Mosquitto does, and "
-            because += f"tells nobody: no message came ({heard.how})"
-            yield Answer(LIMITED, because, f"{rule} denies what the subscription asks for", line=line)
+            evidence = (
+                f"every filter is granted; a broker may ask {access_rule} at each delivery, as Mosquitto does, and "
+            )
+            evidence += f"tells nobody: no message came ({load.source})"
+            yield Finding(LIMITED, evidence, f"{access_rule} denies what the subscription asks for", line=line)
 
 
-def _window(one: Broker) -> Iterator[Answer]:
-    """TL-D12: Receive Maximum, which bounds what is in flight; with QoS 2 packet ids are used twice beyond it."""
-    if one.level < 5:
-        most = "" if one.conf is None else f"; max_inflight_messages is {one.conf.number('max_inflight_messages'):,}"
-        yield Answer(LIMITED, f"MQTT 3.x announces none{most}", "a publisher has more in flight than the broker takes")
+def _check_window(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D12: Receive Maximum, the limit of messages in flight; a broker that exceeds it reuses QoS 2 packet ids."""
+    if broker.level < 5:
+        conf_text = (
+            "" if broker.conf is None else f"; max_inflight_messages is {broker.conf.number('max_inflight_messages'):,}"
+        )
+        yield Finding(
+            LIMITED, f"MQTT 3.x announces none{conf_text}", "a publisher has more in flight than the broker takes"
+        )
         return
-    before, after = one.window
-    if before <= WINDOW and after <= WINDOW + 1:
-        because = f"Receive Maximum {WINDOW}: {before} came, {after} after one acknowledgement"
-        yield Answer(HOLDS, f"{because}; the broker takes {one.connack.receive_max:,} of ours")
+    before_ack, after_ack = broker.window_counts
+    if before_ack <= RECEIVE_MAXIMUM and after_ack <= RECEIVE_MAXIMUM + 1:
+        evidence = f"Receive Maximum {RECEIVE_MAXIMUM}: {before_ack} came, {after_ack} after one acknowledgement"
+        yield Finding(HOLDS, f"{evidence}; the broker takes {broker.connack.receive_max:,} of ours")
         return
-    exactly = any(line.exactly for line in one.target.gateways)
-    because = f"the broker breaks Receive Maximum {WINDOW}: {before} came unacknowledged, and {after} after one "
-    because += "acknowledgement"
-    because += "; with QoS 2 it then uses packet ids twice, and messages are lost" if exactly else ""
-    until = "messages wait in the session" if exactly else "many messages wait: a restart repeats them"
-    yield Answer(BROKEN if exactly else WARNS, because, until, "Upgrade it (Mosquitto: 2.0.13 or newer).")
+    exactly_once = any(line.exactly_once for line in broker.target.gateways)
+    evidence = (
+        f"the broker breaks Receive Maximum {RECEIVE_MAXIMUM}: {before_ack} came unacknowledged, and {after_ack} after "
+        "one "
+    )
+    evidence += "acknowledgement"
+    evidence += "; with QoS 2 it then uses packet ids twice, and messages are lost" if exactly_once else ""
+    limit = "messages wait in the session" if exactly_once else "many messages wait: a restart repeats them"
+    yield Finding(BROKEN if exactly_once else WARNS, evidence, limit, "Upgrade it (Mosquitto: 2.0.13 or newer).")
 
 
-def _order(one: Broker) -> Iterator[Answer]:
-    """TL-D13: messages of one publisher on one topic come in the order of their publishing [MQTT-4.6.0-5, -6]."""
-    if not one.kept:
+def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D13: order of messages of one publisher on one topic [MQTT-4.6.0-5, -6]."""
+    if not broker.session_lines:
         return
-    numbers = list(dict.fromkeys(one.queue.numbers))  # the first of each: a repeat may come later
-    late = sum(later < before for before, later in itertools.pairwise(numbers))
-    if not late:
-        yield Answer(HOLDS, f"{within(len(numbers), None)} of a session that was away came as they were published")
+    numbers = list(dict.fromkeys(broker.queue_probe.numbers))  # the first of each: a repeat may come later
+    reordered_count = sum(following < previous for previous, following in itertools.pairwise(numbers))
+    if not reordered_count:
+        yield Finding(
+            HOLDS, f"{messages_text(len(numbers), None)} of a session that was away came as they were published"
+        )
         return
-    because = f"of {len(numbers):,} messages that waited {late:,} came after one that was published later"
-    until = "a session that was away comes back"
-    yield Answer(WARNS, because, until, "Sort by what the payload says, or take a broker that keeps order.")
+    evidence = f"of {len(numbers):,} messages that waited {reordered_count:,} came after one that was published later"
+    limit = "a session that was away comes back"
+    yield Finding(WARNS, evidence, limit, "Sort by what the payload says, or take a broker that keeps order.")
 
 
-def _size(one: Broker) -> Iterator[Answer]:
-    """TL-D17: how large a message may be, as the broker announces it, or as its file says."""
-    most, said = one.connack.max_packet_size, _number(one.conf, "message_size_limit")
-    down = [gateway.line for gateway in one.target.gateways if isinstance(gateway.line, DownLine)]
-    if said:
-        because = f"message_size_limit is {said:,}: of a publisher of MQTT 3.x more is acknowledged and dropped"
-        mend = "Raise message_size_limit at the broker, or set it to 0; only publishers of MQTT 5 are told."
-        yield Answer(WARNS if said < _SENSOR else LIMITED, because, f"a message of {said:,} bytes", mend)
-    elif most is not None and most < _RECORD and down:
-        stops = any(not line.dead_letter_topic for line in down)
-        because = f"the broker announces Maximum Packet Size {most:,}, a record of Kafka may have {_RECORD:,}; "
-        because += "the line stops there" if stops else "it becomes a dead letter"
-        mend = "Raise max_packet_size at the broker, or give the line a dead_letter_topic."
-        until = f"a record becomes a packet of more than {most:,} bytes"
-        yield Answer(WARNS if stops else LIMITED, because, until, mend)
-    elif most is not None:
-        yield Answer(LIMITED, f"the broker announces Maximum Packet Size {most:,}", f"a message of {most:,} bytes")
-    elif one.conf is None:
-        because = "the broker announces no limit; one that it does not announce is not seen from outside"
-        yield Answer(LIMITED, because, "message_size_limit is set: more is dropped", "--mosquitto-conf FILE tells it.")
+def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D17: largest message, as announced by the broker or set in its file."""
+    max_packet_size, size_limit = broker.connack.max_packet_size, _conf_number(broker.conf, "message_size_limit")
+    downlinks = [gateway.line for gateway in broker.target.gateways if isinstance(gateway.line, Downlink)]
+    if size_limit:
+        evidence = f"message_size_limit is {size_limit:,}: of a publisher of MQTT 3.x more is acknowledged and dropped"
+        remedy = "Raise message_size_limit at the broker, or set it to 0; only publishers of MQTT 5 are told."
+        yield Finding(
+            WARNS if size_limit < _SENSOR_MESSAGE_BYTES else LIMITED,
+            evidence,
+            f"a message of {size_limit:,} bytes",
+            remedy,
+        )
+    elif max_packet_size is not None and max_packet_size < _KAFKA_RECORD_BYTES and downlinks:
+        line_stops = any(not line.dead_letter_topic for line in downlinks)
+        evidence = (
+            f"the broker announces Maximum Packet Size {max_packet_size:,}, a record of Kafka may have "
+            f"{_KAFKA_RECORD_BYTES:,}; "
+        )
+        evidence += "the line stops there" if line_stops else "it becomes a dead letter"
+        remedy = "Raise max_packet_size at the broker, or give the line a dead_letter_topic."
+        limit = f"a record becomes a packet of more than {max_packet_size:,} bytes"
+        yield Finding(WARNS if line_stops else LIMITED, evidence, limit, remedy)
+    elif max_packet_size is not None:
+        yield Finding(
+            LIMITED,
+            f"the broker announces Maximum Packet Size {max_packet_size:,}",
+            f"a message of {max_packet_size:,} bytes",
+        )
+    elif broker.conf is None:
+        evidence = "the broker announces no limit; one that it does not announce is not seen from outside"
+        yield Finding(
+            LIMITED, evidence, "message_size_limit is set: more is dropped", "--mosquitto-conf FILE tells it."
+        )
     else:
-        yield Answer(HOLDS, "no limit is announced, and none is set")
+        yield Finding(HOLDS, "no limit is announced, and none is set")
 
 
-def _first_start(one: Broker) -> Iterator[Answer]:
-    """TL-D23: the broker queues for a client that it knows, so the subscriber has to have been there first."""
-    for line, gateway in one.receiving.items():
-        if not session_in(gateway.settings.inbox).get("established"):
-            because = f"{one.target.endpoint} keeps nothing for it before: what is published until then is not in "
-            because += "Kafka, but for retained messages"
-            mend = "Start the line before its publishers."
-            yield Answer(LIMITED, because, "the line has been started once", mend, line)
+def _check_first_start(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D23: no queue before the first start: a broker queues only for a known session."""
+    for line, gateway in broker.uplinks.items():
+        if not read_session(gateway.settings.inbox_dir).get("established"):
+            evidence = f"{broker.target.endpoint} keeps nothing for it before: what is published until then is not in "
+            evidence += "Kafka, but for retained messages"
+            remedy = "Start the line before its publishers."
+            yield Finding(LIMITED, evidence, "the line has been started once", remedy, line)
 
 
 CHECKS: Final = (
-    Check("TL-D02", "connection", _connection),
-    Check("TL-D11", "probes", _probes),
-    Check("TL-D03", "session", _session),
-    Check("TL-D04", "session expiry", _expiry),
-    Check("TL-D05", "outage of the intake", _queue),
-    Check("TL-D07", "restart of the broker", _restart),
-    Check("TL-D09", "QoS 2", _qos_2),
-    Check("TL-D10", "right to read", _rights),
-    Check("TL-D12", "window", _window),
-    Check("TL-D13", "order", _order),
-    Check("TL-D17", "size of a message", _size),
-    Check("TL-D23", "first start", _first_start),
+    Check("TL-D02", "connection", _check_connection),
+    Check("TL-D11", "probes", _check_probes),
+    Check("TL-D03", "session", _check_session),
+    Check("TL-D04", "session expiry", _check_expiry),
+    Check("TL-D05", "outage of the intake", _check_queue),
+    Check("TL-D07", "restart of the broker", _check_restart),
+    Check("TL-D09", "QoS 2", _check_qos_2),
+    Check("TL-D10", "right to read", _check_rights),
+    Check("TL-D12", "window", _check_window),
+    Check("TL-D13", "order", _check_order),
+    Check("TL-D17", "size of a message", _check_size),
+    Check("TL-D23", "first start", _check_first_start),
 )

@@ -1,8 +1,8 @@
-"""What a Kafka cluster says of itself and of the topics of a bridge; each fact is asked for when a check wants it.
+"""Probes of a Kafka cluster and of the topics of a bridge; each fact is probed once, when a check needs it.
 
-Nothing is written, and no topic is made [I16]: a name is looked up in the cluster's list before it is asked about, as
-``auto.create.topics.enable`` would make it, and a creation is only validated (CreateTopics, ``validate_only``). What is
-left is one transactional id for each writer, which no writer has, until Kafka forgets it.
+Nothing is written and no topic is created [I16]. A topic is described only if the cluster lists it, because
+``auto.create.topics.enable`` would create it. A creation is only validated (CreateTopics, ``validate_only``). One
+unused transactional id per writer remains until Kafka expires it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from towline import files
-from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.lines.identity import Identity, former_topics
-from towline.bridge.patterns import allowed
-from towline.doctor.case import PROBE, Case
-from towline.doctor.table import NotAsked, fact
+from towline.bridge.config.model import AnyLine, Bridge, Downlink, Uplink
+from towline.bridge.lines.identity import Identity, former_dead_letter_topics
+from towline.bridge.patterns import is_allowed
+from towline.doctor.inputs import PROBE_PREFIX, DoctorInputs
+from towline.doctor.table import ProbeSkipped, fact
 from towline.kafka import admin, faults
-from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.clientconfig import QUIET_LOGGER, resolve
 from towline.kafka.options import SinkSettings
 
 #: Kafka's topic of transactions.
-TRANSACTIONS: Final = "__transaction_state"
+TRANSACTION_TOPIC: Final = "__transaction_state"
 #: Seconds that the way to one broker may take.
-_REACH_S: Final = 3.0
+_CONNECT_TIMEOUT_S: Final = 3.0
 #: Settings of a new topic that promises rest on; brokers have them under the same names.
-_INHERITED: Final = ("min.insync.replicas", "unclean.leader.election.enable")
+_INHERITED_SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 
 
 class TopicRole(StrEnum):
-    """What a topic is for, in the word that people read."""
+    """Role of a topic, as shown to people."""
 
     RECORDS = "records"
     DEAD_LETTERS = "dead letters"
@@ -48,14 +48,15 @@ class TopicRole(StrEnum):
 
 @dataclass(frozen=True)
 class TopicUse:
-    """A topic in one use of it by one line.
+    """Use of a topic by one line.
 
     Attributes:
-        name, role, line: Which, what for, and of which line.
-        partitions: As many as it has to have.
-        keyed: Whether each record that is written has a key.
-        must: Whether the line needs it; else a message may name it.
-        made: Whether Towline makes it where it is missing, with so many copies (`replication`, -1 for the default).
+        name, role, line: Name and role of the topic, and name of the line.
+        partitions: Number of partitions required.
+        keyed: Whether each written record has a key.
+        required: Whether the line needs the topic; otherwise a message may name it.
+        auto_created: Whether Towline creates the topic if it is missing, with `replication` copies (-1 for the
+            default).
     """
 
     name: str
@@ -63,20 +64,20 @@ class TopicUse:
     line: str
     partitions: int = 1
     keyed: bool = True
-    must: bool = True
-    made: bool = False
+    required: bool = True
+    auto_created: bool = False
     replication: int = -1
 
     @property
-    def rights(self) -> tuple[str, ...]:
-        """What this user has to be allowed, as Kafka names operations; Describe comes with any [Kafka: AclEntry]."""
-        read = self.role in {TopicRole.SOURCE, TopicRole.MARKERS}
-        return (*(["READ"] if read else []), *(["WRITE"] if self.role is not TopicRole.SOURCE else []))
+    def operations(self) -> tuple[str, ...]:
+        """ACL operations that this user needs; any of them implies Describe [Kafka: AclEntry]."""
+        reads = self.role in {TopicRole.SOURCE, TopicRole.MARKERS}
+        return (*(["READ"] if reads else []), *(["WRITE"] if self.role is not TopicRole.SOURCE else []))
 
 
 @dataclass(frozen=True)
-class Writer:
-    """A line that writes with transactions: what its ids begin with, and its transaction.timeout.ms."""
+class TransactionalWriter:
+    """Transactional writer of a line: prefix of its transactional ids, and its transaction.timeout.ms."""
 
     line: str
     prefix: str
@@ -84,259 +85,301 @@ class Writer:
 
     @property
     def probe_id(self) -> str:
-        """A transactional id that a right for the prefix covers and that no writer has."""
-        return f"{self.prefix}{PROBE}"
+        """Transactional id that an ACL for the prefix covers and that no writer uses."""
+        return f"{self.prefix}{PROBE_PREFIX}"
 
 
-def wanted(bridge: Bridge, listed: Collection[str]) -> tuple[TopicUse, ...]:
-    """Every topic that the lines of a bridge use, sorted; those listed tell what a pattern, or a message, may name."""
-    found = {one for line in bridge.lines for one in _of_line(bridge, line, sorted(listed))}
-    return tuple(sorted(found, key=lambda one: (one.name, one.line, one.role)))
+def topic_uses(bridge: Bridge, topic_names: Collection[str]) -> tuple[TopicUse, ...]:
+    """Return every topic use of a bridge, sorted; patterns and fields of messages are matched against `topic_names`."""
+    uses = {use for line in bridge.lines for use in _line_topic_uses(bridge, line, sorted(topic_names))}
+    return tuple(sorted(uses, key=lambda use: (use.name, use.line, use.role)))
 
 
-def _of_line(bridge: Bridge, line: Line | DownLine, listed: list[str]) -> Iterator[TopicUse]:
-    create = bridge.kafka.create_topics
-    plain = TopicUse("", TopicRole.RECORDS, line.name)
-    if create is not None:
-        plain = replace(plain, partitions=create.partitions, made=True, replication=create.replication_factor)
-    yield from _written(line, plain, listed) if isinstance(line, Line) else _read(line, plain, listed)
-    for name in filter(None, (line.dead_letter_topic, *{*former_topics(bridge)}.intersection(listed))):
-        yield replace(plain, name=name, role=TopicRole.DEAD_LETTERS)
-    if (sink := _sink(bridge, line)) is not None:
-        name = sink.markers_of(str(sink.sink_id))
-        yield TopicUse(name, TopicRole.MARKERS, line.name, line.parallelism, made=sink.create_marker_topic)
+def _line_topic_uses(bridge: Bridge, line: Uplink | Downlink, topic_names: list[str]) -> Iterator[TopicUse]:
+    create_topics = bridge.kafka.create_topics
+    template = TopicUse("", TopicRole.RECORDS, line.name)
+    if create_topics is not None:
+        template = replace(
+            template,
+            partitions=create_topics.partitions,
+            auto_created=True,
+            replication=create_topics.replication_factor,
+        )
+    yield from (
+        _uplink_topics(line, template, topic_names)
+        if isinstance(line, Uplink)
+        else _downlink_topics(line, template, topic_names)
+    )
+    for name in filter(None, (line.dead_letter_topic, *{*former_dead_letter_topics(bridge)}.intersection(topic_names))):
+        yield replace(template, name=name, role=TopicRole.DEAD_LETTERS)
+    if (sink := _sink_settings(bridge, line)) is not None:
+        name = sink.marker_topic_of(str(sink.sink_id))
+        yield TopicUse(name, TopicRole.MARKERS, line.name, line.parallelism, auto_created=sink.create_marker_topic)
 
 
-def _written(line: Line, plain: TopicUse, listed: list[str]) -> Iterator[TopicUse]:
-    """Topics of records; a message may name one that is listed, or allowed."""
+def _uplink_topics(line: Uplink, template: TopicUse, topic_names: list[str]) -> Iterator[TopicUse]:
+    """Yield the record topics of an uplink; a message may name one that exists or is allowed."""
     for route in line.routes:
-        one = replace(plain, keyed=route.key is not None)
-        yield from (replace(one, name=name) for name in filter(None, (route.topic.constant, route.fallback_topic)))
+        use = replace(template, keyed=route.key is not None)
+        yield from (replace(use, name=name) for name in filter(None, (route.topic.constant, route.fallback_topic)))
         if route.topic.fields:
-            there = {name for name in listed if allowed(name, route.allowed_topics)}
-            for name in filter(route.may_become, {*route.allowed_topics, *there}):
-                must = name in route.allowed_topics and plain.made
-                yield replace(one, name=name, must=must, made=must)
+            existing_topics = {name for name in topic_names if is_allowed(name, route.allowed_topics)}
+            for name in filter(route.may_name_topic, {*route.allowed_topics, *existing_topics}):
+                required = name in route.allowed_topics and template.auto_created
+                yield replace(use, name=name, required=required, auto_created=required)
 
 
-def _read(line: DownLine, plain: TopicUse, listed: list[str]) -> Iterator[TopicUse]:
-    """Topics of a downlink; a pattern takes what is listed."""
+def _downlink_topics(line: Downlink, template: TopicUse, topic_names: list[str]) -> Iterator[TopicUse]:
+    """Yield the source topics of a downlink, with the existing topics that match its pattern."""
     yield from (TopicUse(name, TopicRole.SOURCE, line.name) for name in line.topics)
-    found = (name for name in listed if name not in line.topics and line.reads(name))
-    yield from (TopicUse(name, TopicRole.SOURCE, line.name, must=False) for name in found)
-    yield from (replace(plain, name=name, role=TopicRole.NOTICES, must=plain.made) for name in line.listed_topics)
+    matching_topics = (name for name in topic_names if name not in line.topics and line.reads(name))
+    yield from (TopicUse(name, TopicRole.SOURCE, line.name, required=False) for name in matching_topics)
+    yield from (
+        replace(template, name=name, role=TopicRole.NOTICES, required=template.auto_created)
+        for name in line.listed_topics
+    )
 
 
-def _sink(bridge: Bridge, line: AnyLine) -> SinkSettings | None:
-    """What the line's sink is told, where it writes with transactions."""
-    if not line.transacts:
+def _sink_settings(bridge: Bridge, line: AnyLine) -> SinkSettings | None:
+    """Return the sink settings of a line that writes with transactions; else None."""
+    if not line.transactional:
         return None
-    options = bridge.sink_options(line, Identity.of(bridge, line).sink)
+    options = bridge.sink_options(line, Identity.of_line(bridge, line).sink)
     return SinkSettings.parse({**options, "guarantee": line.guarantee.value})
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicSeen:
-    """A topic as Kafka describes it.
+class TopicState:
+    """State of a topic as Kafka describes it.
 
     Attributes:
-        name, partitions, leaderless: Its name, how many partitions it has, and how many of them without a leader.
-        replicas, in_sync: Copies, and those in sync, of the partition that has fewest.
-        config: Its settings; None where this user may not read them.
-        allowed: What this user may do, as Kafka names operations; None where Kafka does not say it.
-        planned: It is not there: Towline, or Kafka itself, makes it so.
+        name, partitions, leaderless_partitions: Name, number of partitions, and number of partitions without a leader.
+        replicas, in_sync: Replicas and in-sync replicas of the partition with the fewest.
+        settings: Topic settings; None if this user may not read them.
+        allowed_operations: ACL operations of this user; None if Kafka does not report them.
+        is_planned: The topic does not exist; Towline or Kafka would create it so.
     """
 
     name: str
     partitions: int = 1
     replicas: int = 1
     in_sync: int = 1
-    leaderless: int = 0
-    config: Mapping[str, str] | None = None
-    allowed: frozenset[str] | None = None
-    planned: bool = False
+    leaderless_partitions: int = 0
+    settings: Mapping[str, str] | None = None
+    allowed_operations: frozenset[str] | None = None
+    is_planned: bool = False
 
-    def number(self, name: str) -> int | None:
-        """A setting that is a whole number; None where it can't be read."""
-        return _number(self.config, name)
+    def int_setting(self, name: str) -> int | None:
+        """Return a setting as a whole number; None if it can't be read."""
+        return _int_setting(self.settings, name)
 
     @property
-    def policy(self) -> frozenset[str]:
-        """The words of cleanup.policy; none where it can't be read."""
-        text = (self.config or {}).get("cleanup.policy", "")
-        return frozenset(word.strip() for word in text.split(",")) - {""}
+    def cleanup_policies(self) -> frozenset[str]:
+        """Values of cleanup.policy; empty if it can't be read."""
+        text = (self.settings or {}).get("cleanup.policy", "")
+        return frozenset(policy_name.strip() for policy_name in text.split(",")) - {""}
 
 
-def _number(config: Mapping[str, str] | None, name: str) -> int | None:
-    text = (config or {}).get(name, "")
+def _int_setting(settings: Mapping[str, str] | None, name: str) -> int | None:
+    text = (settings or {}).get(name, "")
     return int(text) if text.lstrip("-").isdecimal() else None
 
 
-class Cluster:
-    """The Kafka of a bridge."""
+class ClusterProbe:
+    """Probes of the Kafka cluster of a bridge."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self._client = case.bridge.kafka.client()
-        self._cluster = admin.KafkaAdmin(self._client, case.patience)
-        self.servers = self._client["bootstrap.servers"]
-
-    @fact
-    def listed(self) -> admin.ClusterInfo:
-        """Brokers and topics; raises KafkaError where no server answers, ConfigError where none can be asked."""
-        return self._cluster.info()
+    def __init__(self, inputs: DoctorInputs) -> None:
+        self.inputs = inputs
+        self._client_config = inputs.bridge.kafka.client_settings()
+        self._admin = admin.KafkaAdmin(self._client_config, inputs.timeout_s)
+        self.servers = self._client_config["bootstrap.servers"]
 
     @fact
-    def unreached(self) -> Mapping[int, str]:
-        """Why a broker can't be reached at the address that it gives to clients, by its id; only those."""
-        brokers, seconds = self.listed.brokers, min(_REACH_S, self.case.patience)
+    def cluster_info(self) -> admin.ClusterInfo:
+        """Brokers and topics; raises KafkaError if no server answers, ConfigError for unusable client settings."""
+        return self._admin.info()
 
-        def reach(broker: str) -> str:
+    @fact
+    def unreachable(self) -> Mapping[int, str]:
+        """Connection error by broker id, for brokers that can't be reached at their advertised listener."""
+        brokers, timeout_s = self.cluster_info.brokers, min(_CONNECT_TIMEOUT_S, self.inputs.timeout_s)
+
+        def connect_error(broker: str) -> str:
             host, _, port = broker.rpartition(":")
             try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+                socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
             except OSError as error:
-                return files.why(error)
+                return files.os_error_text(error)
             except ValueError as error:  # a name that no resolver is asked for, a port that is none
                 return str(error)
             return ""
 
         with ThreadPoolExecutor(max_workers=8) as pool:
-            return {number: why for number, why in zip(brokers, pool.map(reach, brokers.values()), strict=True) if why}
+            return {
+                broker_id: reason
+                for broker_id, reason in zip(brokers, pool.map(connect_error, brokers.values()), strict=True)
+                if reason
+            }
 
     @fact
-    def settings(self) -> Mapping[int, Mapping[str, str]]:
-        """Of each broker whose settings this user may read, by its id; each tells its own, and only that."""
-        reached = map(str, sorted(set(self.listed.brokers) - set(self.unreached)))
-        found = self._asked().settings(reached, ResourceType.BROKER)
-        return {int(number): settings for number, settings in found.items()}
+    def broker_settings(self) -> Mapping[int, Mapping[str, str]]:
+        """Settings by broker id, for brokers whose settings this user may read; each broker returns only its own."""
+        reachable_ids = map(str, sorted(set(self.cluster_info.brokers) - set(self.unreachable)))
+        settings_by_id = self._reachable_admin().configs(reachable_ids, ResourceType.BROKER)
+        return {int(broker_id): settings for broker_id, settings in settings_by_id.items()}
 
-    def least(self, name: str) -> int | None:
-        """The lowest value that a broker has for a setting; None where none can be read."""
-        found = [value for one in self.settings.values() if (value := _number(one, name)) is not None]
-        return min(found, default=None)
-
-    @fact
-    def wanted(self) -> tuple[TopicUse, ...]:
-        """The topics of the bridge."""
-        return wanted(self.case.bridge, self.listed.topics)
+    def lowest_setting(self, name: str) -> int | None:
+        """Return the lowest value of a setting over all brokers; None if it can't be read."""
+        values = [
+            value for settings in self.broker_settings.values() if (value := _int_setting(settings, name)) is not None
+        ]
+        return min(values, default=None)
 
     @fact
-    def writers(self) -> tuple[Writer, ...]:
-        """Who of the bridge writes with transactions."""
-        bridge, found = self.case.bridge, []
+    def topic_uses(self) -> tuple[TopicUse, ...]:
+        """Topic uses of the bridge."""
+        return topic_uses(self.inputs.bridge, self.cluster_info.topics)
+
+    @fact
+    def writers(self) -> tuple[TransactionalWriter, ...]:
+        """Transactional writers of the bridge."""
+        bridge, writers = self.inputs.bridge, []
         for line in bridge.lines:
-            if (sink := _sink(bridge, line)) is not None:
+            if (sink := _sink_settings(bridge, line)) is not None:
                 prefix = f"{sink.prefix}.{sink.sink_id}."
-                found.append(Writer(line.name, prefix, int(sink.client["transaction.timeout.ms"])))
-        return tuple(found)
+                writers.append(TransactionalWriter(line.name, prefix, int(sink.client["transaction.timeout.ms"])))
+        return tuple(writers)
 
     @fact
-    def described(self) -> Mapping[str, TopicSeen | None]:
-        """The topics of the bridge that are there, and `TRANSACTIONS`; None for one that may not even be seen."""
-        names = sorted({one.name for one in self.wanted} | ({TRANSACTIONS} & set(self.listed.topics)))
+    def described_topics(self) -> Mapping[str, TopicState | None]:
+        """Existing topics of the bridge and `TRANSACTION_TOPIC`; None for a topic without the right to describe it."""
+        names = sorted({use.name for use in self.topic_uses} | ({TRANSACTION_TOPIC} & set(self.cluster_info.topics)))
         if not names:
             return {}
-        configs = self._asked().settings(one for one in names if one in self.listed.topics)
-        found = self._asked().described(names)
-        return {name: None if one is None else _seen(one, configs.get(name)) for name, one in found.items()}
-
-    @fact
-    def may_create(self) -> Mapping[str, tuple[str, str]]:
-        """Kafka's answer to each creation that Towline would ask for: its name for an error, and words; else empty."""
-        missing = {one.name: one for one in self.wanted if one.made and one.name not in self.described}
-        compacted = {TopicRole.MARKERS: {"cleanup.policy": "compact"}}
-        new = [
-            NewTopic(name, one.partitions, one.replication, config=compacted.get(one.role, {}))
-            for name, one in missing.items()
-        ]
-        if not new:
-            return {}
-        validated = {"validate_only": True, "request_timeout": self.case.patience}
+        topic_settings = self._reachable_admin().configs(
+            topic_name for topic_name in names if topic_name in self.cluster_info.topics
+        )
+        descriptions = self._reachable_admin().describe_topics(names)
         return {
-            name: _outcome(outcome)
-            for name, outcome in self._asked().ask_each(lambda admin: admin.create_topics(new, **validated)).items()
+            name: None if description is None else _topic_state(description, topic_settings.get(name))
+            for name, description in descriptions.items()
         }
 
     @fact
-    def topics(self) -> Mapping[str, TopicSeen]:
-        """The topics of the bridge; those too that Towline or Kafka will make, as far as the brokers' settings tell."""
-        found = {name: one for name, one in self.described.items() if one is not None}
-        settings: Mapping[str, str] = next(iter(self.settings.values()), {})
-        for one in self.wanted:
-            made = one.made and one.name not in self.described and self._may_be(one.name)
-            replicas = one.replication if one.replication > 0 else self.least("default.replication.factor")
-            if made and replicas is not None:
-                config = {name: settings[name] for name in _INHERITED if name in settings}
-                found[one.name] = _planned(one.name, one.partitions, replicas, config)
-        copies = self.least("transaction.state.log.replication.factor")
-        if TRANSACTIONS not in found and copies is not None:
-            least = str(self.least("transaction.state.log.min.isr") or "")
-            found[TRANSACTIONS] = _planned(TRANSACTIONS, 1, copies, {"min.insync.replicas": least})
-        return found
-
-    def _may_be(self, name: str) -> bool:
-        """Whether Kafka refuses to make a topic for want of a right at most."""
-        refusal = self.may_create[name][0]
-        return not refusal or faults.means(refusal, faults.Meaning.DENIED)
-
-    @fact
-    def hidden(self) -> Mapping[str, int]:
-        """How many offsets are behind a transaction that stays open, by topic that a line reads; only where any are."""
-        names, asked = {one.name for one in self.wanted if one.role is TopicRole.SOURCE}, self._asked()
-        found: dict[str, int] = {}
-        for name in sorted(names & {name for name, one in self.described.items() if one is not None}):
-            from_the_first = {name: {str(part): 0 for part in range(self.topics[name].partitions)}}
-            _, found[name] = asked.backlog(from_the_first)
-        return {name: one for name, one in found.items() if one and not asked.settled(name)}
-
-    @fact
-    def begun(self) -> Mapping[str, tuple[str, str]]:
-        """For each writer's probe id what became of a producer with it and the writer's time-out; as `may_create`."""
-        log = self.topics.get(TRANSACTIONS)
-        if log is not None and log.planned and log.replicas > len(self.listed.brokers):
+    def create_errors(self) -> Mapping[str, tuple[str, str]]:
+        """Kafka's error name and text for each topic that Towline would create; empty strings on success."""
+        missing_topics = {
+            use.name: use for use in self.topic_uses if use.auto_created and use.name not in self.described_topics
+        }
+        settings_by_role = {TopicRole.MARKERS: {"cleanup.policy": "compact"}}
+        new_topics = [
+            NewTopic(name, use.partitions, use.replication, config=settings_by_role.get(use.role, {}))
+            for name, use in missing_topics.items()
+        ]
+        if not new_topics:
             return {}
-        return {one.probe_id: self._begin(one) for one in self.writers}
+        options = {"validate_only": True, "request_timeout": self.inputs.timeout_s}
+        return {
+            name: _error_parts(outcome)
+            for name, outcome in self._reachable_admin()
+            .request_each(lambda admin: admin.create_topics(new_topics, **options))
+            .items()
+        }
 
-    def _begin(self, writer: Writer) -> tuple[str, str]:
-        told = {"transactional.id": writer.probe_id, "transaction.timeout.ms": str(writer.timeout_ms)}
-        quiet: dict[str, Any] = {"reconnect.backoff.ms": "0", "error_cb": lambda _error: None}
+    @fact
+    def topics(self) -> Mapping[str, TopicState]:
+        """Topics of the bridge, including planned ones as far as the brokers' settings determine them."""
+        states = {name: state for name, state in self.described_topics.items() if state is not None}
+        settings: Mapping[str, str] = next(iter(self.broker_settings.values()), {})
+        for use in self.topic_uses:
+            to_create = use.auto_created and use.name not in self.described_topics and self._may_create(use.name)
+            replicas = use.replication if use.replication > 0 else self.lowest_setting("default.replication.factor")
+            if to_create and replicas is not None:
+                inherited = {name: settings[name] for name in _INHERITED_SETTINGS if name in settings}
+                states[use.name] = _planned_topic(use.name, use.partitions, replicas, inherited)
+        replicas_of_log = self.lowest_setting("transaction.state.log.replication.factor")
+        if TRANSACTION_TOPIC not in states and replicas_of_log is not None:
+            min_isr = str(self.lowest_setting("transaction.state.log.min.isr") or "")
+            states[TRANSACTION_TOPIC] = _planned_topic(
+                TRANSACTION_TOPIC, 1, replicas_of_log, {"min.insync.replicas": min_isr}
+            )
+        return states
+
+    def _may_create(self, name: str) -> bool:
+        """Return whether Kafka would create a topic, given the right to."""
+        error_name = self.create_errors[name][0]
+        return not error_name or faults.is_kind(error_name, faults.ErrorKind.ACCESS_RIGHTS)
+
+    @fact
+    def hidden_offsets(self) -> Mapping[str, int]:
+        """Number of offsets behind an open transaction, by source topic; only topics with such offsets."""
+        source_topics, reachable_admin = (
+            {use.name for use in self.topic_uses if use.role is TopicRole.SOURCE},
+            self._reachable_admin(),
+        )
+        hidden_by_topic: dict[str, int] = {}
+        for name in sorted(
+            source_topics & {name for name, description in self.described_topics.items() if description is not None}
+        ):
+            first_offsets = {name: {str(partition): 0 for partition in range(self.topics[name].partitions)}}
+            _, hidden_by_topic[name] = reachable_admin.backlog(first_offsets)
+        return {
+            name: count
+            for name, count in hidden_by_topic.items()
+            if count and not reachable_admin.wait_for_open_transactions(name)
+        }
+
+    @fact
+    def begin_errors(self) -> Mapping[str, tuple[str, str]]:
+        """Error name and text of a transaction by probe id, with the writer's timeout; empty strings on success."""
+        log_topic = self.topics.get(TRANSACTION_TOPIC)
+        if log_topic is not None and log_topic.is_planned and log_topic.replicas > len(self.cluster_info.brokers):
+            return {}
+        return {writer.probe_id: self._try_transaction(writer) for writer in self.writers}
+
+    def _try_transaction(self, writer: TransactionalWriter) -> tuple[str, str]:
+        transaction_config = {"transactional.id": writer.probe_id, "transaction.timeout.ms": str(writer.timeout_ms)}
+        quiet_config: dict[str, Any] = {"reconnect.backoff.ms": "0", "error_cb": lambda _error: None}
         try:
-            producer = Producer({**resolve(self._client), **told, **quiet}, logger=QUIET)
+            producer = Producer(
+                {**resolve(self._client_config), **transaction_config, **quiet_config}, logger=QUIET_LOGGER
+            )
             producer.list_topics(
-                timeout=self.case.patience
+                timeout=self.inputs.timeout_s
             )  # else looking for the coordinator takes half a second more
-            producer.init_transactions(self.case.patience)
-        except faults.FOREIGN as problem:
-            return _outcome(problem)
+            producer.init_transactions(self.inputs.timeout_s)
+        except faults.CLIENT_ERRORS as error:
+            return _error_parts(error)
         return "", ""
 
-    def _asked(self) -> admin.KafkaAdmin:
-        """The client for what needs more than the list; raises NotAsked where no broker is where it says to be."""
-        if len(self.unreached) == len(self.listed.brokers):
-            raise NotAsked("no broker can be reached at the address that it gives to clients")
-        return self._cluster
+    def _reachable_admin(self) -> admin.KafkaAdmin:
+        """Return the admin client; raises ProbeSkipped if no broker is reachable at its advertised listener."""
+        if len(self.unreachable) == len(self.cluster_info.brokers):
+            raise ProbeSkipped("no broker can be reached at the address that it gives to clients")
+        return self._admin
 
 
-def _seen(described: Any, config: Mapping[str, str] | None) -> TopicSeen:
-    parts, operations = described.partitions, described.authorized_operations
-    return TopicSeen(
-        name=described.name,
-        partitions=len(parts),
-        replicas=min((len(one.replicas) for one in parts), default=0),
-        in_sync=min((len(one.isr) for one in parts), default=0),
-        leaderless=sum(one.leader is None or one.leader.id < 0 for one in parts),
-        config=config,
-        allowed=None if operations is None else frozenset(one.name for one in operations),
+def _topic_state(description: Any, settings: Mapping[str, str] | None) -> TopicState:
+    partitions, operations = description.partitions, description.authorized_operations
+    return TopicState(
+        name=description.name,
+        partitions=len(partitions),
+        replicas=min((len(partition.replicas) for partition in partitions), default=0),
+        in_sync=min((len(partition.isr) for partition in partitions), default=0),
+        leaderless_partitions=sum(partition.leader is None or partition.leader.id < 0 for partition in partitions),
+        settings=settings,
+        allowed_operations=None if operations is None else frozenset(operation.name for operation in operations),
     )
 
 
-def _planned(name: str, partitions: int, replicas: int, config: Mapping[str, str] | None) -> TopicSeen:
-    return TopicSeen(name=name, partitions=partitions, replicas=replicas, in_sync=replicas, config=config, planned=True)
+def _planned_topic(name: str, partitions: int, replicas: int, settings: Mapping[str, str] | None) -> TopicState:
+    return TopicState(
+        name=name, partitions=partitions, replicas=replicas, in_sync=replicas, settings=settings, is_planned=True
+    )
 
 
-def _outcome(answer: Any) -> tuple[str, str]:
-    """Kafka's name for what went wrong and its words, or nothing."""
-    if not isinstance(answer, faults.FOREIGN):
+def _error_parts(answer: Any) -> tuple[str, str]:
+    """Return Kafka's error name and text; empty strings on success."""
+    if not isinstance(answer, faults.CLIENT_ERRORS):
         return "", ""
-    return faults.name_of(answer) or "_FAIL", faults.reason(answer)
+    return faults.error_name(answer) or "_FAIL", faults.error_text(answer)

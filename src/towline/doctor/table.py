@@ -1,4 +1,4 @@
-"""The table: checks, what they answer, and how a person or a script reads it. Pure: no network, disk or clock."""
+"""Checks, findings, and their report for people and scripts. Pure: no network, disk or clock."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _F = TypeVar("_F")
 _T = TypeVar("_T")
 
 
-class Standing(StrEnum):
-    """How a promise stands; from the best to the worst."""
+class Verdict(StrEnum):
+    """Verdict on a promise, from best to worst."""
 
     HOLDS = "holds"
     LIMITED = "limited"  # up to a limit that is far enough away to be told and no more
@@ -24,189 +24,199 @@ class Standing(StrEnum):
     BROKEN = "broken"
 
 
-HOLDS, LIMITED, UNKNOWN, WARNS, BROKEN = Standing
-_ORDER: Final = {verdict: place for place, verdict in enumerate(Standing)}
-_KEPT: Final = frozenset({Standing.HOLDS, Standing.LIMITED})
-_MARKS: Final = dict(zip(Standing, "✓✓?!✗", strict=True))
+HOLDS, LIMITED, UNKNOWN, WARNS, BROKEN = Verdict
+_SEVERITY: Final = {verdict: severity for severity, verdict in enumerate(Verdict)}
+_SATISFIED: Final = frozenset({Verdict.HOLDS, Verdict.LIMITED})
+_SYMBOLS: Final = dict(zip(Verdict, "✓✓?!✗", strict=True))
 #: Exit code by the worst row; 2 is for a mistake in the bridge file, as in every command.
-_EXIT_CODES: Final = dict(zip(Standing, (0, 0, 3, 3, 1), strict=True))
-_HEADS: Final = ("holds until", "because", "what to do")
-_AGAIN: Final = "Mend that, and ask again."
+_EXIT_CODES: Final = dict(zip(Verdict, (0, 0, 3, 3, 1), strict=True))
+_LABELS: Final = ("holds until", "because", "what to do")
+_RETRY_REMEDY: Final = "Mend that, and ask again."
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a rule says of its promise.
+class Finding:
+    """Finding of a check.
 
     Attributes:
-        verdict: How it stands.
-        because: The measured or read fact, with its number and unit and the setting's name.
-        until: When or where the promise ends: "1,000 messages, 5 s at 200 msg/s"; empty where nothing ends it.
-        mend: What to do; empty where nothing is to be done.
-        line: Name of the line it concerns; empty for all of the bridge.
-        promise: In two or three words; empty for that of the check.
-        code: Of a row of the table: that of its check, which names the paragraph of docs/errors.md.
+        verdict: Verdict on the promise.
+        evidence: Measured or read fact, with number, unit and name of the setting.
+        limit: Time or event that ends the promise: "1,000 messages, 5 s at 200 msg/s"; empty if there is none.
+        remedy: Action to take; empty if none is needed.
+        line: Name of the line; empty for the whole bridge.
+        promise: Promise in two or three words; empty for the promise of the check.
+        code: Code of the check, which names a paragraph of docs/errors.md; set by `run_checks`.
     """
 
-    verdict: Standing
-    because: str
-    until: str = ""
-    mend: str = ""
+    verdict: Verdict
+    evidence: str
+    limit: str = ""
+    remedy: str = ""
     line: str = ""
     promise: str = ""
     code: str = ""
 
     def __post_init__(self) -> None:
-        assert self.because, "a row without a fact proves nothing"
-        assert self.mend or self.verdict in _KEPT, "a row that is not kept says what to do"
+        assert self.evidence, "a row without a fact proves nothing"
+        assert self.remedy or self.verdict in _SATISFIED, "a row that is not kept says what to do"
 
 
 @dataclass(frozen=True)
 class Check(Generic[_F]):
-    """One question: the code of its rows, what they are about, and what makes answers of facts, or none."""
+    """One check: the code of its findings, the promise, and the rule that derives findings from facts."""
 
     code: str
     promise: str
-    rule: Callable[[_F], Iterable[Answer]]
+    rule: Callable[[_F], Iterable[Finding]]
 
 
-class NotAsked(Exception):
-    """A fact that is left unasked, because asking would do harm, or could not be answered: why, and what to do."""
+class ProbeSkipped(Exception):
+    """A fact that is not probed, because a probe would do harm or got no answer; with reason and remedy."""
 
-    def __init__(self, why: str, mend: str = _AGAIN) -> None:
-        super().__init__(why)
-        self.mend = mend
+    def __init__(self, reason: str, remedy: str = _RETRY_REMEDY) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 class fact(Generic[_T]):  # noqa: N801 - it stands where property and cached_property do
-    """An attribute that is asked for once, when it is first wanted; an error is its answer too, and not asked again."""
+    """Cached property for a probed fact; an error is cached and raised again, too."""
 
-    def __init__(self, ask: Callable[[Any], _T]) -> None:
-        self._ask = ask
-        self.__doc__ = ask.__doc__
+    def __init__(self, probe: Callable[[Any], _T]) -> None:
+        self._probe = probe
+        self.__doc__ = probe.__doc__
 
     def __set_name__(self, _owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, owner: Any, _kind: type | None = None) -> _T:
-        known = vars(owner)
-        if (error := known.get(f"no {self._name}")) is not None:
+    def __get__(self, owner: Any, _owner_type: type | None = None) -> _T:
+        probe_results = vars(owner)
+        if (error := probe_results.get(f"no {self._name}")) is not None:
             raise error
         try:
-            known[self._name] = found = self._ask(owner)
+            probe_results[self._name] = value = self._probe(owner)
         except Exception as error:
-            known[f"no {self._name}"] = error
+            probe_results[f"no {self._name}"] = error
             raise
-        return found
+        return value
 
 
-def answers(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterator[Answer]:
-    """The rows of checks, of `line` where they name none; one that raises is a row too, and the others go on."""
-    for check in checks:
-        found: list[Answer] = []
-        try:
-            found.extend(check.rule(facts))  # what it has said before it raises stays
-        except NotAsked as error:
-            found.append(Answer(Standing.UNKNOWN, f"not asked: {error}", mend=error.mend))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are told
-            told = f"{type(error).__name__}: {error}"
-            mend = _AGAIN if isinstance(error, OSError) else "Report it, with this row; the others hold."
-            if isinstance(error, TowlineError):
-                told, mend = f"{error.where}: {error.what} ({error.code})", error.do or _AGAIN
-            found.append(Answer(Standing.UNKNOWN, f"could not be asked: {told}", mend=mend))
-        for one in found:
-            because, until, mend = map(printable, (one.because, one.until, one.mend))
-            promise, where = one.promise or check.promise, one.line or line
-            yield Answer(one.verdict, because, until, mend, where, promise, check.code)
-
-
-def _ordered(findings: Iterable[Answer]) -> list[Answer]:
-    """The worst first; of one verdict by code and line."""
-    return sorted(findings, key=lambda one: (-_ORDER[one.verdict], one.code, one.line))
-
-
-def exit_code(findings: Iterable[Answer]) -> int:
-    """By the worst row; nothing found at all is not known.
-
-    Returns:
-        0 all holds, 1 a promise does not hold, 3 one has a near limit or is not known.
-    """
-    return _EXIT_CODES[max((one.verdict for one in findings), key=_ORDER.__getitem__, default=Standing.UNKNOWN)]
-
-
-def as_json(findings: Iterable[Answer]) -> dict[str, Any]:
-    """The table as JSON values: ``findings`` (the worst first), ``worst`` verdict and ``exit_code``."""
-    rows = _ordered(findings)
-    worst = rows[0].verdict if rows else Standing.UNKNOWN
-    return {"findings": [asdict(one) for one in rows], "worst": worst.value, "exit_code": exit_code(rows)}
-
-
-def screen(findings: Iterable[Answer], load: Iterable[str], *, verbose: bool = False) -> Iterator[str]:
-    """The table for a person: the worst as a headline, the rows with the worst last, and a summary.
+def run_checks(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterator[Finding]:
+    """Yield the findings of all checks; an exception of a rule becomes a finding.
 
     Args:
-        findings: All rows.
-        load: Lines about what comes in.
-        verbose: Show what is kept too.
+        checks: Checks to evaluate.
+        facts: Argument of the rules.
+        line: Line of findings that name none.
     """
-    found = _merged(_ordered(findings))
-    if found and found[0].verdict not in _KEPT:
-        yield f"{_title(found[0])}: {found[0].because}{_code(found[0])}"
+    for check in checks:
+        findings: list[Finding] = []
+        try:
+            findings.extend(check.rule(facts))  # what it has said before it raises stays
+        except ProbeSkipped as error:
+            findings.append(Finding(Verdict.UNKNOWN, f"not asked: {error}", remedy=error.remedy))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are told
+            detail = f"{type(error).__name__}: {error}"
+            remedy = _RETRY_REMEDY if isinstance(error, OSError) else "Report it, with this row; the others hold."
+            if isinstance(error, TowlineError):
+                detail, remedy = f"{error.location}: {error.problem} ({error.code})", error.remedy or _RETRY_REMEDY
+            findings.append(Finding(Verdict.UNKNOWN, f"could not be asked: {detail}", remedy=remedy))
+        for finding in findings:
+            evidence, limit, remedy = map(printable, (finding.evidence, finding.limit, finding.remedy))
+            promise, line_name = finding.promise or check.promise, finding.line or line
+            yield Finding(finding.verdict, evidence, limit, remedy, line_name, promise, check.code)
+
+
+def _sort_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings by verdict, worst first, then by code and line."""
+    return sorted(findings, key=lambda finding: (-_SEVERITY[finding.verdict], finding.code, finding.line))
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return the exit code of the worst finding; no findings at all count as unknown.
+
+    Returns:
+        0 all promises hold, 1 one is broken, 3 one has a near limit or is unknown.
+    """
+    return _EXIT_CODES[
+        max((finding.verdict for finding in findings), key=_SEVERITY.__getitem__, default=Verdict.UNKNOWN)
+    ]
+
+
+def as_json(findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return the report as JSON values: ``findings`` (worst first), ``worst`` verdict and ``exit_code``."""
+    rows = _sort_findings(findings)
+    worst = rows[0].verdict if rows else Verdict.UNKNOWN
+    return {"findings": [asdict(finding) for finding in rows], "worst": worst.value, "exit_code": exit_code(rows)}
+
+
+def report_lines(findings: Iterable[Finding], load: Iterable[str], *, verbose: bool = False) -> Iterator[str]:
+    """Yield the report for a person: the worst finding as a headline, findings with the worst last, a summary.
+
+    Args:
+        findings: All findings.
+        load: Lines about the load.
+        verbose: Show satisfied promises too.
+    """
+    merged_findings = _merge_findings(_sort_findings(findings))
+    if merged_findings and merged_findings[0].verdict not in _SATISFIED:
+        yield f"{_title(merged_findings[0])}: {merged_findings[0].evidence}{_code_suffix(merged_findings[0])}"
     yield from load
-    for one in reversed(found):
-        if verbose or one.verdict not in _KEPT:
+    for finding in reversed(merged_findings):
+        if verbose or finding.verdict not in _SATISFIED:
             yield ""
-            yield _title(one)
-            mend = f"{one.mend}{_code(one)}" if one.mend else ""
-            for head, cell in zip(_HEADS, (one.until, one.because, mend), strict=True):
-                if cell:
-                    yield f"  {head:<13}{cell}"
+            yield _title(finding)
+            remedy_text = f"{finding.remedy}{_code_suffix(finding)}" if finding.remedy else ""
+            for label, text in zip(_LABELS, (finding.limit, finding.evidence, remedy_text), strict=True):
+                if text:
+                    yield f"  {label:<13}{text}"
     yield ""
     yield _summary(findings, verbose=verbose)
 
 
-def _merged(found: list[Answer]) -> list[Answer]:
-    """Rows that differ in their promise only are one row on the screen, such as all that one probe would have shown."""
-    alike: dict[tuple[str, ...], Answer] = {}
-    for one in found:
-        key = (one.verdict, one.because, one.until, one.mend, one.line)
-        before = alike.setdefault(key, one)
-        if one.promise not in before.promise.split(", "):
-            alike[key] = replace(before, code="", promise=f"{before.promise}, {one.promise}")
-    return list(alike.values())
+def _merge_findings(findings: list[Finding]) -> list[Finding]:
+    """Merge findings that differ only in their promise, such as all findings of one failed probe."""
+    merged_by_key: dict[tuple[str, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.verdict, finding.evidence, finding.limit, finding.remedy, finding.line)
+        merged_finding = merged_by_key.setdefault(key, finding)
+        if finding.promise not in merged_finding.promise.split(", "):
+            merged_by_key[key] = replace(
+                merged_finding, code="", promise=f"{merged_finding.promise}, {finding.promise}"
+            )
+    return list(merged_by_key.values())
 
 
-def _title(one: Answer) -> str:
-    return f"{_MARKS[one.verdict]} {one.promise}{f' ({one.line})' if one.line else ''}"
+def _title(finding: Finding) -> str:
+    return f"{_SYMBOLS[finding.verdict]} {finding.promise}{f' ({finding.line})' if finding.line else ''}"
 
 
-def _code(one: Answer) -> str:
-    return f"   [{one.code}]" if one.code else ""
+def _code_suffix(finding: Finding) -> str:
+    return f"   [{finding.code}]" if finding.code else ""
 
 
-def _summary(findings: Iterable[Answer], *, verbose: bool) -> str:
-    verdicts = [one.verdict for one in findings]
-    words = {Standing.BROKEN: "broken", Standing.WARNS: "near a limit", Standing.UNKNOWN: "not known"}
-    told = [f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts]
-    if kept := sum(one in _KEPT for one in verdicts):
-        told.append(f"{kept} kept{'' if verbose else ' (-v)'}")
-    return ", ".join(told) or "nothing was examined"
+def _summary(findings: Iterable[Finding], *, verbose: bool) -> str:
+    verdicts = [finding.verdict for finding in findings]
+    verdict_names = {Verdict.BROKEN: "broken", Verdict.WARNS: "near a limit", Verdict.UNKNOWN: "not known"}
+    counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in verdict_names.items() if verdict in verdicts]
+    if satisfied_count := sum(verdict in _SATISFIED for verdict in verdicts):
+        counts.append(f"{satisfied_count} kept{'' if verbose else ' (-v)'}")
+    return ", ".join(counts) or "nothing was examined"
 
 
 # -- how figures are told --
 
 
-def sized(count: float) -> str:
-    """Bytes in the unit that suits them: ``1.5 MB``, ``29 GB``."""
+def bytes_text(size_bytes: float) -> str:
+    """Format bytes in a suitable unit: ``1.5 MB``, ``29 GB``."""
     units = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-    unit = next((name for name, size in units.items() if abs(count) < 1000 * size), "TB")
-    value = count / units[unit]
+    unit = next((name for name, unit_bytes in units.items() if abs(size_bytes) < 1000 * unit_bytes), "TB")
+    value = size_bytes / units[unit]
     return f"{value:,.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
 
 
-def named(names: Iterable[str]) -> str:
-    """``a, b, c and 4 more``."""
-    each = sorted(set(names))
-    more = len(each) - 3
-    shown = ", ".join(each[:3])
-    return f"{shown} and {more} more" if more > 0 else shown
+def names_text(names: Iterable[str]) -> str:
+    """Format names as ``a, b, c and 4 more``."""
+    sorted_names = sorted(set(names))
+    hidden_count = len(sorted_names) - 3
+    shown_names = ", ".join(sorted_names[:3])
+    return f"{shown_names} and {hidden_count} more" if hidden_count > 0 else shown_names

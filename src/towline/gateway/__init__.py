@@ -1,1 +1,1 @@
-"""The only process that speaks MQTT and the only one that owns a disk: transport pump, inbox, Flight service."""
+"""The gateway process: MQTT session, journals on disk and Arrow Flight service."""

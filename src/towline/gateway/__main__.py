@@ -1,6 +1,6 @@
-"""``python -m towline.gateway``: run the gateway whose settings come as JSON on standard input.
+"""``python -m towline.gateway``: runs a gateway with the settings in JSON on standard input.
 
-Settings come this way, not as arguments, so that nothing of them stands in the list of processes.
+Settings come this way, not as arguments, so that the list of processes shows none of them.
 """
 
 import sys

@@ -1,7 +1,6 @@
-"""The thin client of a gateway: reads its rows, moves its watermarks, brings messages to its outbox.
+"""Thin client of a gateway's Arrow Flight service: reads rows, moves watermarks, writes to the outbox.
 
-Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods and no connection is made before the
-first call.
+Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods, and the first call connects.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from towline.errors import Fenced, GatewayError, GatewayUnreachable
-from towline.gateway.access import DEFAULT_VALID_S, Access, is_remote
+from towline.errors import GatewayError, GatewayUnreachable, ReaderFenced
+from towline.gateway.access import DEFAULT_TICKET_S, ClientAccess, is_remote
 from towline.gateway.endpoint import error_from
 from towline.gateway.identity import Extent, StoredBatch
-from towline.processes import ProcessMark
-from towline.threads import guarded_thread, later
+from towline.processes import ProcessIdentity
+from towline.threads import call_in_thread, guarded_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,60 +31,64 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
-    """Run a call on a thread of its own, so that signal handlers run here while it takes its time.
+def call_interruptibly(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
+    """Run a call on a new thread, so that this thread can run signal handlers meanwhile.
 
-    They run on the main thread only: another one makes a call without a time limit itself.
+    Signal handlers run on the main thread only: without a timeout any other thread runs the call itself.
 
     Raises:
-        TimeoutError: So many seconds are over; the call goes on, and nobody hears of it.
+        TimeoutError: `timeout_s` seconds have passed; the call continues and its result is dropped.
     """
     if timeout_s is None and threading.current_thread() is not threading.main_thread():
         return call()
-    return later(call, "gateway-call").result(timeout_s)
+    return call_in_thread(call, "gateway-call").result(timeout_s)
 
 
-def _flight() -> Any:
+def _import_flight() -> Any:
     from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
     return flight
 
 
 #: Longest wait for the next rows over a network, in seconds: 32 MB of them at 3 Mbit/s.
-SILENCE_S: Final = 90.0
+READ_TIMEOUT_S: Final = 90.0
 #: Longest time for a piece of a batch on its way to an outbox over a network, in seconds.
-BRING_S: Final = 300.0
+WRITE_TIMEOUT_S: Final = 300.0
 
 #: gRPC would wait up to a second, then longer, before it tries again. Its shortest backoff is also how long one attempt
 #: may take: a busy machine needs more than a moment.
-_CHANNEL: Final = [
+_CHANNEL_OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 #: What gRPC says of a certificate that it does not accept, in its own words and in OpenSSL's.
-_NOT_TRUSTED: Final = re.compile(r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer certificate)")
-_NEAR: Final = "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself."
-_FAR: Final = "Does it run and listen there? `towline status` on its machine shows it."
+_CERTIFICATE_ERROR: Final = re.compile(
+    r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer certificate)"
+)
+_LOCAL_REMEDY: Final = (
+    "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself."
+)
+_REMOTE_REMEDY: Final = "Does it run and listen there? `towline status` on its machine shows it."
 
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
-CALL_S = 20.0
+CALL_TIMEOUT_S = 20.0
 #: Seconds between two signs. A batch may take longer than any lease, and Spark asks for nothing meanwhile.
-BEAT_S: Final = 10
+HEARTBEAT_S: Final = 10
 #: A reader on another host, or in another container, whose pid can't be seen, is taken for dead after so many seconds
 #: without a call: three of its signs of life.
-FOREIGN_LEASE_S = 3 * BEAT_S
+HEARTBEAT_TIMEOUT_S = 3 * HEARTBEAT_S
 #: How long a reader on a network waits for the one before it, in seconds: one that died has its lease for so long.
-TAKEOVER_S = FOREIGN_LEASE_S + 5.0
+TAKEOVER_S = HEARTBEAT_TIMEOUT_S + 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to move a consumer's watermark [I8].
+    """Right of one reader to move a consumer's watermark [I8].
 
-    Its reader draws it, and a gateway gives it to the first that asks with one: `GatewayClient.hold`.
+    The reader draws the token. The gateway grants the consumer to the first reader that asks: `GatewayClient.acquire`.
     """
 
     consumer: str
@@ -93,11 +96,11 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What can be read: rows from the asked ``start`` up to ``end``, of a journal that reaches to ``tip``.
+class ReadableRange:
+    """Range of rows that a reader may read: from the requested ``start`` up to ``end``; the journal ends at ``tip``.
 
-    ``incarnation`` names the opening of the journal that wrote the row below ``end``, and goes with that offset [I14].
-    ``size`` is how many bytes those rows are in the journal; 0 where ``max_bytes`` was not given.
+    ``incarnation`` names the journal opening that wrote the row below ``end``, and belongs to that offset [I14].
+    ``size`` is the bytes of these rows in the journal; 0 if ``max_bytes`` was not given.
     """
 
     end: int
@@ -107,29 +110,31 @@ class Window:
 
 
 class GatewayClient:
-    """A connection to one gateway; opened at the first call.
+    """Client of one gateway; the first call connects.
 
     Args:
         location: ``grpc+unix:///var/lib/towline/plant/gateway.sock`` or ``grpc+tls://HOST:PORT``.
-        access: The files of a gateway on a network.
-        ticket: Comes in with this in place of the token, to do what it opens (`sign`, `sign_writer`).
-        authority: The authorities of the gateway's certificate as PEM text, where no file of `access` has them.
+        access: Token and certificate files for a gateway on a network.
+        ticket: Ticket to send instead of the token (`request_read_tickets`, `request_write_ticket`).
+        ca_pem: CA certificates for the gateway's certificate as PEM text, if no file of `access` has them.
 
     Raises:
-        GatewayUnreachable: TL-G01, from every call: no gateway answers, or it is gone in the midst of one.
+        GatewayUnreachable: TL-G01, from every call: no gateway answers, or the connection broke during the call.
         GatewayError: From every call, TL-G40 to TL-G47: token, ticket or certificate are not accepted, or a file can't
             be read. TL-G20 from those about an outbox: the gateway has none.
     """
 
-    def __init__(self, location: str, access: Access | None = None, *, ticket: str = "", authority: str = "") -> None:
+    def __init__(
+        self, location: str, access: ClientAccess | None = None, *, ticket: str = "", ca_pem: str = ""
+    ) -> None:
         self.location = location
-        self._access = access or Access()
+        self._access = access or ClientAccess()
         self._ticket = ticket
-        self._authority = authority
+        self._ca_pem = ca_pem
         self._remote = is_remote(location)
         self._connection: Any = None
         #: Set where the reader needs no more signs of life.
-        self._over = threading.Event()
+        self._heartbeat_stopped = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -137,49 +142,51 @@ class GatewayClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def hold(self, lease: Lease, *, patience_s: float = 0.0) -> dict[str, Any]:
-        """Take a lease or renew it, as `wait` does, and say what `status` says.
+    def acquire(self, lease: Lease, *, wait_s: float = 0.0) -> dict[str, Any]:
+        """Acquire or renew a lease, and return the same as `status`.
 
-        A gateway on a network or in another container can't see whether this process is there: it gets signs of life
-        until the lease is released or this is closed.
+        A gateway on a network or in another container can't see this process: a thread sends it heartbeats until the
+        lease is released or the client is closed.
 
         Args:
-            lease: Of this reader.
-            patience_s: Seconds to wait for another reader to end; a stopped query's process needs a moment. At least
-                `TAKEOVER_S` where the gateway can't see readers: it takes so long to learn that one has died.
+            lease: Lease of this reader.
+            wait_s: Seconds to wait for another reader to end; a stopped query's process needs a moment. At least
+                `TAKEOVER_S` if the gateway can't see readers: it needs that long to notice that one has died.
 
         Raises:
             Fenced: TL-G03, another living process reads as this consumer. TL-G07, a newer reader took over.
         """
-        if far := self._remote or self.status()["host"] != ProcessMark.of(os.getpid()).host:
-            patience_s = max(patience_s, TAKEOVER_S)
-        deadline = time.monotonic() + patience_s
+        if needs_heartbeat := self._remote or self.status()["host"] != ProcessIdentity.of(os.getpid()).host:
+            wait_s = max(wait_s, TAKEOVER_S)
+        deadline = time.monotonic() + wait_s
         while True:
             try:
-                status = self._action("hold", reader=self._reader(lease))
+                status = self._call_action("hold", reader=self._reader_fields(lease))
                 break
-            except Fenced as error:
+            except ReaderFenced as error:
                 if error.code != "TL-G03" or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.1)
-        if far:
-            self._over.set()
-            self._over = threading.Event()
-            guarded_thread(self._beat, "heartbeat", lease, self._over, again_s=BEAT_S).start()
+        if needs_heartbeat:
+            self._heartbeat_stopped.set()
+            self._heartbeat_stopped = threading.Event()
+            guarded_thread(
+                self._send_heartbeats, "heartbeat", lease, self._heartbeat_stopped, retry_s=HEARTBEAT_S
+            ).start()
         return status
 
-    def _reader(self, lease: Lease) -> dict[str, object]:
-        me = ProcessMark.of(os.getpid())
+    def _reader_fields(self, lease: Lease) -> dict[str, object]:
+        own_process = ProcessIdentity.of(os.getpid())
         # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
-        mark = replace(me, host=f"{me.host} (network)") if self._remote else me
-        return {"consumer": lease.consumer, "lease": lease.token, **asdict(mark)}
+        process = replace(own_process, host=f"{own_process.host} (network)") if self._remote else own_process
+        return {"consumer": lease.consumer, "lease": lease.token, **asdict(process)}
 
-    def _beat(self, lease: Lease, over: threading.Event) -> None:
-        """Send signs of life until it is over, or the lease is somebody else's."""
-        while not over.wait(BEAT_S):
+    def _send_heartbeats(self, lease: Lease, stopped: threading.Event) -> None:
+        """Send heartbeats until stopped, or until another reader has the lease."""
+        while not stopped.wait(HEARTBEAT_S):
             try:
-                self._action("hold", reader=self._reader(lease))
-            except Fenced:
+                self._call_action("hold", reader=self._reader_fields(lease))
+            except ReaderFenced:
                 return  # the next call of the reader says so
             except GatewayError:
                 continue  # it is asked again with the next
@@ -193,104 +200,107 @@ class GatewayClient:
         timeout_s: float,
         max_rows: int | None = None,
         max_bytes: int | None = None,
-        safe: int | None = None,
+        durable_offset: int | None = None,
         incarnation: str = "",
-    ) -> Window:
-        """Commit everything before ``safe``, then wait for rows beyond ``start``; signals are handled meanwhile.
+    ) -> ReadableRange:
+        """Commit everything before ``durable_offset``, then wait for rows beyond ``start``; signal handlers still run.
 
         Args:
-            lease: Of this reader; it is taken, or renewed.
+            lease: Lease of this reader; it is acquired or renewed.
             start: End of the last batch in Spark's commit log [I5].
-            journal: Whose offset that is.
-            timeout_s: Seconds to wait for a row, 60 at most; 0 answers at once.
-            max_rows: Most rows up to the answered ``end``, which is ``start`` when there is nothing new.
-            max_bytes: Most bytes of them; one row is always allowed.
-            safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
-            incarnation: What ``start`` came with, "" for unknown.
+            journal: Id of the journal of that offset.
+            timeout_s: Seconds to wait for a row, 60 at most; 0 returns at once.
+            max_rows: Maximum rows up to the returned ``end``, which is ``start`` if there is nothing new.
+            max_bytes: Maximum bytes of them; one row is always allowed.
+            durable_offset: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for
+                ``start``.
+            incarnation: Incarnation that belongs to ``start``, "" if unknown.
 
         Raises:
-            Fenced: TL-G04 for another journal, TL-G26 for a copy that has gone on; as `hold`.
+            Fenced: TL-G04 for another journal, TL-G26 for a copy that was written to since; as `acquire`.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
         """
         limits = {"timeout_s": timeout_s, "max_rows": max_rows, "max_bytes": max_bytes}
-        offset = {"journal": journal, "start": start, "safe": safe, "incarnation": incarnation}
-        fields = {"reader": self._reader(lease), **offset, **limits}
-        return Window(**interruptible(lambda: self._action("wait", timeout_s + CALL_S, **fields)))
+        offset = {"journal": journal, "start": start, "safe": durable_offset, "incarnation": incarnation}
+        fields = {"reader": self._reader_fields(lease), **offset, **limits}
+        return ReadableRange(
+            **call_interruptibly(lambda: self._call_action("wait", timeout_s + CALL_TIMEOUT_S, **fields))
+        )
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1 of a journal; nothing is consumed, no lease is needed [I4].
 
         Args:
-            journal: Its id.
+            journal: Id of the journal.
             start: Offset of the first row.
-            end: Offset after the last one.
-            incarnation: What came with ``end``, "" for unknown.
+            end: Offset after the last row.
+            incarnation: Incarnation that belongs to ``end``, "" if unknown.
 
         Raises:
-            Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
+            Fenced: TL-G04 for another journal, TL-G26 for an older copy that was written to since.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have, TL-G11 for a short answer.
         """
-        rows = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
-        with self._translated():
-            ticket = _flight().Ticket(json.dumps(rows).encode())
-            stream = self._within(lambda: self._connected().do_get(ticket, self._options()))
+        request = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
+        with self._translate_errors():
+            ticket = _import_flight().Ticket(json.dumps(request).encode())
+            stream = self._with_read_timeout(lambda: self._flight_client().do_get(ticket, self._call_options()))
         count = 0
         try:
             while True:
-                with self._translated():
-                    chunk = self._within(lambda: next(stream, None))
-                if chunk is None:
+                with self._translate_errors():
+                    batch = self._with_read_timeout(lambda: next(stream, None))
+                if batch is None:
                     break
-                count += chunk.data.num_rows
-                yield chunk.data
+                count += batch.data.num_rows
+                yield batch.data
         finally:
             with contextlib.suppress(Exception):
                 stream.cancel()
         if count != end - start:
-            what = f"{count} rows came for the offsets {start}..{end - 1}"
-            do = "This is a fault in Towline: keep the state directory and report it."
-            raise GatewayError("TL-G11", self.location, what, do)
+            problem = f"{count} rows came for the offsets {start}..{end - 1}"
+            remedy = "This is a fault in Towline: keep the state directory and report it."
+            raise GatewayError("TL-G11", self.location, problem, remedy)
 
-    def sign(
-        self, journal: str, ranges: Sequence[tuple[int, int, str]], *, valid_s: float = DEFAULT_VALID_S
+    def request_read_tickets(
+        self, journal: str, ranges: Sequence[tuple[int, int, str]], *, valid_s: float = DEFAULT_TICKET_S
     ) -> list[str]:
-        """Ask for a ticket for each range of a journal's offsets, with which those who have no token may read it.
+        """Request a ticket for each range of a journal's offsets; a task without the token reads the range with it.
 
         Args:
-            journal: Its id.
+            journal: Id of the journal.
             ranges: Arguments of `read` each: ``start``, ``end`` and ``incarnation``.
-            valid_s: Seconds until they are worth nothing, by the gateway's clock; a week at most.
+            valid_s: Seconds until the tickets expire, by the gateway's clock; a week at most.
 
         Raises:
             Fenced: TL-G04 for another journal.
         """
-        return list(self._action("sign", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"])
+        return list(self._call_action("sign", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"])
 
-    def sign_writer(self, writer: str, *, valid_s: float = DEFAULT_VALID_S) -> str:
-        """Ask for a ticket, as `sign` does, to bring batches as the writers ``<writer>/<part>`` of a query or job."""
-        return str(self._action("sign_writer", writer=writer, valid_s=valid_s)["ticket"])
+    def request_write_ticket(self, writer: str, *, valid_s: float = DEFAULT_TICKET_S) -> str:
+        """Request a ticket to write batches as the writers ``<writer>/<part>`` of a query or job."""
+        return str(self._call_action("sign_writer", writer=writer, valid_s=valid_s)["ticket"])
 
-    def status(self, *, timeout_s: float = CALL_S) -> dict[str, Any]:
-        """Ask for the account of the gateway: watermarks, consumers, readers, and the state of its pump."""
-        return self._action("status", timeout_s)
+    def status(self, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        """Return the gateway's status: watermarks, consumers, readers, and the state of its pump."""
+        return self._call_action("status", timeout_s)
 
     def extent(self, offset: int, *, outbox: bool = False) -> Extent:
-        """Where the inbox or the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
-        return Extent(**self._action("extent", offset=offset, outbox=outbox))
+        """Return the offset range of inbox or outbox, and the incarnation that wrote the row below ``offset`` [I14]."""
+        return Extent(**self._call_action("extent", offset=offset, outbox=outbox))
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back for ever, so that the next reader need not wait for the end of this process."""
-        self._over.set()
-        self._action("release", 2.0, consumer=lease.consumer, lease=lease.token)
+        """Release a lease for good, so that the next reader need not wait for the end of this process."""
+        self._heartbeat_stopped.set()
+        self._call_action("release", 2.0, consumer=lease.consumer, lease=lease.token)
 
-    def place(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> StoredBatch:
-        """Ask how much of a batch the outbox holds; arguments are those of `send`.
+    def stored_batch(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> StoredBatch:
+        """Return how much of a batch the outbox holds; arguments as in `send`.
 
         Raises:
-            JournalError: TL-J17, the job is over. TL-J22, another batch with this number is there.
+            JournalError: TL-J17, the job has ended. TL-J22, another batch with this number is there.
         """
-        named = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
-        return StoredBatch.of(self._action("place", batch=named))
+        batch_fields = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
+        return StoredBatch.from_answer(self._call_action("place", batch=batch_fields))
 
     def send(
         self,
@@ -299,36 +309,39 @@ class GatewayClient:
         rows: pa.RecordBatch,
         *,
         start: int = 0,
-        whole: bool = True,
+        is_last: bool = True,
         origin: str = "",
         attempt: str = "",
     ) -> StoredBatch:
-        """Bring rows of a batch to the outbox; on return they are durable there, and they are there once [I10].
+        """Write rows of a batch to the outbox; on return they are durable there, each exactly once [I10].
 
         Args:
-            writer: Who writes one batch after the other.
-            batch: Number of the batch; grows.
-            rows: Of `towline.schema.MESSAGE_SCHEMA`, in order.
-            start: Number of the first of them within the batch; what the outbox holds already is left out.
-            whole: The batch ends with these rows.
-            origin: What the batch was made from, such as a hash of its offsets; empty for unknown.
-            attempt: Names one run through the rows of the batch: its pieces leave when the batch is whole, and not at
-                all if another attempt begins before. Empty for a batch that comes whole.
+            writer: Name of the writer, which writes one batch after the other.
+            batch: Number of the batch; increases.
+            rows: Rows of `towline.schema.MESSAGE_SCHEMA`, in order.
+            start: Number of the first row within the batch; rows that the outbox already holds are skipped.
+            is_last: The batch ends with these rows.
+            origin: Identifies the input of the batch, such as a hash of its offsets; "" if unknown.
+            attempt: Identifies one attempt at the batch: its pieces are sent once the batch is complete, and not at all
+                if another attempt begins before. "" for a batch that comes in one piece.
 
         Raises:
             JournalFull: TL-J02, the outbox is full; try again later.
-            JournalError: TL-J15 it can never take the whole batch, TL-J16 another attempt has begun, TL-J17 the job is
-                over, TL-J22 another batch with this number is there.
-            GatewayError: The gateway does not take them.
-            GatewayUnreachable: The gateway is gone, perhaps after it had taken some: ask `place`.
+            JournalError: TL-J15 the batch is too large for the outbox, TL-J16 another attempt has begun, TL-J17 the job
+                has ended, TL-J22 another batch with this number is there.
+            GatewayError: The gateway refuses the rows.
+            GatewayUnreachable: The connection broke, perhaps after some rows were stored: call `stored_batch`.
         """
-        named = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
-        command = json.dumps({"batch": named, "start": start, "whole": whole}).encode()
-        with self._translated():
-            descriptor, timeout_s = _flight().FlightDescriptor.for_command(command), BRING_S if self._remote else None
-            stream, answers = self._connected().do_put(descriptor, rows.schema, self._options(timeout_s))
+        batch_fields = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
+        command = json.dumps({"batch": batch_fields, "start": start, "whole": is_last}).encode()
+        with self._translate_errors():
+            descriptor, timeout_s = (
+                _import_flight().FlightDescriptor.for_command(command),
+                WRITE_TIMEOUT_S if self._remote else None,
+            )
+            stream, answers = self._flight_client().do_put(descriptor, rows.schema, self._call_options(timeout_s))
         try:
-            with self._translated():
+            with self._translate_errors():
                 stream.write_batch(rows)
                 stream.done_writing()
                 answer = answers.read()
@@ -336,102 +349,104 @@ class GatewayClient:
             with contextlib.suppress(Exception):
                 stream.close()
             raise
-        with self._translated():
+        with self._translate_errors():
             stream.close()
-            return StoredBatch.of(json.loads(answer.to_pybytes()))
+            return StoredBatch.from_answer(json.loads(answer.to_pybytes()))
 
     def end_job(self, job: str) -> None:
-        """Let the outbox forget the batches of the writers ``<job>/<part>``; later ones are refused (TL-J17)."""
-        self._action("over", job=job)
+        """Remove the batch records of the writers ``<job>/<part>`` from the outbox; refuse later batches (TL-J17)."""
+        self._call_action("over", job=job)
 
-    def sent(self, upto: int, *, timeout_s: float) -> bool:
-        """Wait until each message of the outbox below `upto` is with the broker, refused for good, or expired.
+    def wait_delivered(self, end_offset: int, *, timeout_s: float) -> bool:
+        """Wait until each message of the outbox below `end_offset` is delivered, refused for good, or expired.
 
-        False is answered after so many seconds, 60 at most.
+        Returns False after `timeout_s` seconds, 60 at most.
         """
-        return bool(self._action("sent", timeout_s + CALL_S, upto=upto, timeout_s=timeout_s)["done"])
+        return bool(self._call_action("sent", timeout_s + CALL_TIMEOUT_S, upto=end_offset, timeout_s=timeout_s)["done"])
 
-    def refused(self, do: str, at: int) -> dict[str, Any]:
-        """Look at the messages that the broker refused, or move them; a part at a time, and where to go on.
+    def refused_messages(self, operation: str, offset: int) -> dict[str, Any]:
+        """List, replay or drop a page of the messages that the broker refused; the answer has the next offset.
 
-        What to `do` is ``page``, ``replay`` or ``drop``, as `towline.delivery.refused.RefusedMessages` has them.
+        `operation` is ``page``, ``replay`` or ``drop``, a method of `towline.delivery.refused.RefusedMessages`.
 
         Raises:
             JournalFull: TL-J02, the outbox has no room for a replay now.
-            GatewayError: TL-G32, no time.
+            GatewayError: TL-G32, the gateway is busy.
         """
-        return self._action("refused", do=do, at=at)
+        return self._call_action("refused", do=operation, at=offset)
 
-    def want(self, change: str, filters: Sequence[Mapping[str, object]], settings: str) -> tuple[str, str]:
-        """Have the gateway want other filters, or ask how far that change is: the same call does both.
+    def request_filters(
+        self, change: str, filters: Sequence[Mapping[str, object]], settings_digest: str
+    ) -> tuple[str, str]:
+        """Request other topic filters, or return the state of that change: the same call does both.
 
         Args:
-            change: Its name.
-            filters: All of them, as ``subscriptions`` of its settings are in JSON.
-            settings: `GatewaySettings.digest` of its settings with these filters.
+            change: Name of the change.
+            filters: All filters, as ``subscriptions`` of the gateway's settings are in JSON.
+            settings_digest: `GatewaySettings.digest` of the settings with these filters.
 
         Returns:
-            A `ChangeState` as text, and why the broker refused.
+            A `FilterChangeState` as text, and the broker's reason for a refusal.
 
         Raises:
-            ConfigError: TL-C172, it is being drained.
+            ConfigError: TL-C172, the gateway is being drained.
         """
-        told = self._action("filters", change=change, filters=list(filters), settings=settings)
-        return told["state"], told["text"]
+        answer = self._call_action("filters", change=change, filters=list(filters), settings=settings_digest)
+        return answer["state"], answer["text"]
 
     def close(self) -> None:
-        """Close the connection; the gateway goes on."""
-        self._over.set()
+        """Close the connection; the gateway keeps running."""
+        self._heartbeat_stopped.set()
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(Exception):
                 connection.close()
 
-    def _action(self, kind: str, answer_s: float = CALL_S, /, **fields: object) -> dict[str, Any]:
-        """Ask for what `towline.gateway.service` has a method for, ``_on_<kind>`` with these arguments."""
-        with self._translated():
-            action = _flight().Action(kind, json.dumps(fields).encode())
-            result = next(iter(self._connected().do_action(action, self._options(answer_s))))
+    def _call_action(self, kind: str, timeout_s: float = CALL_TIMEOUT_S, /, **fields: object) -> dict[str, Any]:
+        """Call the method ``_on_<kind>`` of `towline.gateway.service` with these arguments."""
+        with self._translate_errors():
+            action = _import_flight().Action(kind, json.dumps(fields).encode())
+            result = next(iter(self._flight_client().do_action(action, self._call_options(timeout_s))))
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer
 
-    def _connected(self) -> Any:
-        """The client of Arrow Flight; TL-G46 where a file can't be read on this machine."""
+    def _flight_client(self) -> Any:
+        """Return the Arrow Flight client; raises TL-G46 if a file can't be read on this machine."""
         if self._connection is None:
-            given = self._access.connection(self._authority) if self._remote else {}
-            self._connection = _flight().connect(self.location, generic_options=_CHANNEL, **given)
+            tls_options = self._access.tls_options(self._ca_pem) if self._remote else {}
+            self._connection = _import_flight().connect(self.location, generic_options=_CHANNEL_OPTIONS, **tls_options)
         return self._connection
 
-    def _options(self, timeout_s: float | None = None) -> Any:
-        """How long a call may take, and what lets it in over a network: on a unix socket the file's rights do."""
+    def _call_options(self, timeout_s: float | None = None) -> Any:
+        """Return timeout and authorization header of a call; a unix socket is protected by its file mode instead."""
         headers = []
         if self._remote:
-            told = f"Ticket {self._ticket}" if self._ticket else f"Bearer {self._access.token()}"
-            headers = [(b"authorization", told.encode())]
-        return _flight().FlightCallOptions(timeout=timeout_s, headers=headers)
+            authorization = f"Ticket {self._ticket}" if self._ticket else f"Bearer {self._access.token()}"
+            headers = [(b"authorization", authorization.encode())]
+        return _import_flight().FlightCallOptions(timeout=timeout_s, headers=headers)
 
-    def _within(self, call: Callable[[], _T]) -> _T:
-        """Wait for rows, over a network for `SILENCE_S` at most: a machine that is gone ends no connection.
+    def _with_read_timeout(self, call: Callable[[], _T]) -> _T:
+        """Wait for rows, over a network for `READ_TIMEOUT_S` at most: a dead machine closes no connection.
 
-        gRPC's own keep-alive is no help: a server takes one ping in five minutes, and pyarrow has no setting for it.
+        gRPC's keep-alive does not help: a server accepts one ping in five minutes, and pyarrow has no setting for it.
         """
-        return interruptible(call, SILENCE_S) if self._remote else call()
+        return call_interruptibly(call, READ_TIMEOUT_S) if self._remote else call()
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Make every error of Flight one of ours: the gateway's own words, or that it does not answer."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Map every Flight error to a `TowlineError`: the gateway's own error, or TL-G01 if it does not answer."""
         import pyarrow as pa  # noqa: PLC0415 - see above
 
         try:
             yield
         except (pa.ArrowException, StopIteration, OSError) as error:
-            if fields := getattr(error, "extra_info", None):
-                raise error_from(json.loads(fields)) from error
-            if found := _NOT_TRUSTED.search(str(error)):
-                what = f"the gateway's certificate is not accepted ({found[1] or found[2]})"
-                do = "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for."
-                raise GatewayError("TL-G44", self.location, what, do) from error
-            hint = _FAR if self._remote else _NEAR
+            if error_fields := getattr(error, "extra_info", None):
+                raise error_from(json.loads(error_fields)) from error
+            if certificate_error := _CERTIFICATE_ERROR.search(str(error)):
+                problem = f"the gateway's certificate is not accepted ({certificate_error[1] or certificate_error[2]})"
+                remedy = "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for."
+                raise GatewayError("TL-G44", self.location, problem, remedy) from error
+            remedy = _REMOTE_REMEDY if self._remote else _LOCAL_REMEDY
             kind = type(error).__name__.removeprefix("Flight").removesuffix("Error")  # without gRPC's page of context
-            why = f"no gateway answers ({kind or 'no answer'})"
-            raise GatewayUnreachable("TL-G01", self.location, why, hint) from error
+            problem = f"no gateway answers ({kind or 'no answer'})"
+            raise GatewayUnreachable("TL-G01", self.location, problem, remedy) from error

@@ -1,6 +1,6 @@
-"""Where a gateway listens, who it is, and how its errors travel: plain files and values, no gRPC.
+"""Endpoint file of a gateway, and JSON form of its errors; plain files and values, no gRPC.
 
-Import-light on purpose: Spark's Python workers load this module before they fork or read.
+Imports little on purpose: Spark's Python workers load this module before they fork or read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from towline import errors, files
-from towline.processes import ProcessMark
+from towline.processes import ProcessIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ ERROR_FILE = "gateway-error.json"
 LOG_FILE = "gateway.log"
 
 #: Escaped in a location, they end or change the path in gRPC 1.x all the same (measured, pyarrow 26).
-_NOT_IN_A_LOCATION = frozenset("#?%")
+_UNSAFE_URI_CHARS = frozenset("#?%")
 
 #: sun_path holds 108 bytes with its end mark (unix(7)). gRPC takes 107 of them, Java 106 (UnixDomainSockets.c).
 MAX_SOCKET_BYTES = 106
@@ -32,14 +32,14 @@ MAX_SOCKET_BYTES = 106
 
 @dataclass(frozen=True, slots=True)
 class GatewayEndpoint:
-    """What ``<state_dir>/endpoint.json`` says: enough to find a gateway and to see that it is the one.
+    """Content of ``<state_dir>/endpoint.json``: location, process and journal of a running gateway.
 
     Attributes:
         location: ``grpc+unix:///...``.
-        started: As `ProcessMark` has it, with `pid` and `host`.
+        started: Start time as in `ProcessIdentity`, with `pid` and `host`.
         since: UTC time of the start, ISO 8601.
-        settings: Digest of the settings (`GatewaySettings.digest`), "" when unknown.
-        owner_pid: Process whose end ends the gateway, None for a gateway of its own.
+        settings: Digest of the settings (`GatewaySettings.digest`), "" if unknown.
+        owner_pid: Process whose end ends the gateway, None if there is no owner.
     """
 
     location: str
@@ -53,82 +53,87 @@ class GatewayEndpoint:
     owner_pid: int | None = None
 
     @property
-    def process(self) -> ProcessMark:
-        """The gateway's process."""
-        return ProcessMark(self.pid, self.started, self.host)
+    def process(self) -> ProcessIdentity:
+        """Process of the gateway."""
+        return ProcessIdentity(self.pid, self.started, self.host)
 
     def write(self, state_dir: Path) -> None:
-        """Publish the endpoint atomically, mode 0600."""
-        files.replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(self), indent=1), synced=False)
+        """Write the endpoint file atomically, mode 0600."""
+        files.replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(self), indent=1), sync=False)
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
-        """Read the endpoint; None when there is none, or it is not one of ours. Raises as `text_of`."""
+        """Read the endpoint file; None if it is missing or invalid. Raises as `read_state_file`."""
         try:
-            return cls(**json.loads(text_of(state_dir / ENDPOINT_FILE) or ""))
+            return cls(**json.loads(read_state_file(state_dir / ENDPOINT_FILE) or ""))
         except (ValueError, TypeError):
             return None
 
 
-def text_of(path: Path) -> str | None:
-    """The text of a file in a state directory; None where there is none, or it can't be read.
+def read_state_file(path: Path) -> str | None:
+    """Return the text of a file in a state directory; None if it is missing or can't be read.
 
     Raises:
-        NotAllowed: TL-B59, this user may not read it: whether it is there is not known [I19].
+        NotAllowed: TL-B59, this user may not read it: it may or may not exist [I19].
     """
     try:
         return path.read_text(encoding="utf-8")
     except PermissionError:
-        raise not_allowed(path) from None
+        raise not_allowed_error(path) from None
     except (OSError, ValueError):
         return None
 
 
-def not_allowed(path: Path) -> errors.NotAllowed:
-    """TL-B59: whose the place is that this user may not look into."""
+def not_allowed_error(path: Path) -> errors.StateAccessDenied:
+    """Return TL-B59 with the owner of the directory that this user may not read."""
     try:
         owner = files.user_name(path.stat().st_uid)
     except OSError:
-        return not_allowed(path.parent)
-    do = "What is there is not known. Run the command as that user, or as root."
-    return errors.NotAllowed("TL-B59", str(path), f"not allowed to look: it belongs to {owner}", do)
+        return not_allowed_error(path.parent)
+    remedy = "What is there is not known. Run the command as that user, or as root."
+    return errors.StateAccessDenied("TL-B59", str(path), f"not allowed to look: it belongs to {owner}", remedy)
 
 
 def socket_path(state_dir: Path) -> Path:
-    """Choose where the socket lives: in the state directory, or in a private one where that path can't be said."""
-    near = state_dir.absolute() / "gateway.sock"
-    if len(os.fsencode(near)) <= MAX_SOCKET_BYTES and not _NOT_IN_A_LOCATION.intersection(str(near)):
-        return near
-    elsewhere = short_place(len("/towline-abcdefgh/gateway.sock"), tempfile.gettempdir())
-    return Path(tempfile.mkdtemp(prefix="towline-", dir=elsewhere)) / "gateway.sock"
+    """Choose the socket path: in the state directory, or in a new temporary directory if that path is unusable."""
+    default_path = state_dir.absolute() / "gateway.sock"
+    if len(os.fsencode(default_path)) <= MAX_SOCKET_BYTES and not _UNSAFE_URI_CHARS.intersection(str(default_path)):
+        return default_path
+    directory = short_directory(len("/towline-abcdefgh/gateway.sock"), tempfile.gettempdir())
+    return Path(tempfile.mkdtemp(prefix="towline-", dir=directory)) / "gateway.sock"
 
 
-def short_place(name: int, *places: str) -> str:
-    """The first directory in which a socket whose name has so many bytes can be bound, ``/tmp`` where there is none."""
-    return next((one for one in places if len(os.fsencode(one)) + name <= MAX_SOCKET_BYTES), "/tmp")  # noqa: S108
+def short_directory(name_bytes: int, *directories: str) -> str:
+    """Return the first directory short enough for a socket whose name has `name_bytes` bytes; ``/tmp`` if none is."""
+    room_bytes = MAX_SOCKET_BYTES - name_bytes
+    return next((directory for directory in directories if len(os.fsencode(directory)) <= room_bytes), "/tmp")  # noqa: S108
 
 
-def location_of(socket: Path) -> str:
-    """A socket as a location of Arrow Flight, which is a URI: spaces and other scripts in a path are escaped."""
+def socket_location(socket: Path) -> str:
+    """Return the Arrow Flight location of a socket, a URI: spaces and non-ASCII characters of the path are escaped."""
     return f"grpc+unix://{quote(os.fsencode(socket))}"
 
 
 def error_fields(error: errors.TowlineError) -> dict[str, Any]:
-    """Write an error as JSON values, for the wire and for ``gateway-error.json``."""
-    several = {"errors": [*map(error_fields, error.errors)]} if isinstance(error, errors.ConfigErrors) else {}
-    fields = {"code": error.code, "where": error.where, "what": error.what, "do": error.do}
-    return {"type": type(error).__name__, **fields, **several}
+    """Convert an error to JSON values, for the wire and for ``gateway-error.json``."""
+    nested_errors = {"errors": [*map(error_fields, error.errors)]} if isinstance(error, errors.ConfigErrors) else {}
+    fields = {"code": error.code, "where": error.location, "what": error.problem, "do": error.remedy}
+    return {"type": type(error).__name__, **fields, **nested_errors}
 
 
 def error_from(fields: Mapping[str, Any]) -> errors.TowlineError:
-    """Make the error again that `error_fields` wrote; an unknown type becomes a `GatewayError`."""
-    several = fields.get("errors")
-    if found := [one for one in map(error_from, several or ()) if isinstance(one, errors.ConfigError)]:
-        return errors.ConfigErrors(found)
-    named = vars(errors).get(str(fields.get("type")))
-    kind: type[errors.TowlineError] = errors.GatewayError
-    if isinstance(named, type) and issubclass(named, errors.TowlineError):
-        kind = named
-    while "__init__" in vars(kind) and kind is not errors.TowlineError:
-        kind = kind.__bases__[0]  # a subclass with arguments of its own: its base takes the same line
-    return kind(*(str(fields.get(name, "")) for name in ("code", "where", "what", "do")))
+    """Rebuild the error from `error_fields`; an unknown type becomes a `GatewayError`."""
+    nested_fields = fields.get("errors")
+    if config_errors := [
+        nested_error
+        for nested_error in map(error_from, nested_fields or ())
+        if isinstance(nested_error, errors.ConfigError)
+    ]:
+        return errors.ConfigErrors(config_errors)
+    error_class = vars(errors).get(str(fields.get("type")))
+    base_class: type[errors.TowlineError] = errors.GatewayError
+    if isinstance(error_class, type) and issubclass(error_class, errors.TowlineError):
+        base_class = error_class
+    while "__init__" in vars(base_class) and base_class is not errors.TowlineError:
+        base_class = base_class.__bases__[0]  # a subclass with arguments of its own: its base takes the same line
+    return base_class(*(str(fields.get(name, "")) for name in ("code", "where", "what", "do")))

@@ -1,12 +1,12 @@
-"""``python -m towline.gateway.front``: the process of a gateway that faces the network.
+"""``python -m towline.gateway.front``: network process of a gateway, with TLS and authentication.
 
-The same calls as on the gateway's unix socket, over TLS, for those with a token or a ticket. A process of its own,
-because gRPC as pyarrow builds it takes messages of any size and any number of connections before it asks who sends
-them: what a stranger uses up, memory, threads, descriptors or the interpreter, is this process's and never the
-intake's [I7]. It keeps nothing: it may end at any time, and the gateway starts it again.
+It serves the same calls as the gateway's unix socket, for clients with a token or a ticket. It is a separate process
+because gRPC, as pyarrow builds it, accepts messages of any size and any number of connections before it authenticates
+the client. The memory, threads and descriptors that a stranger uses up are never those of the intake [I7]. It stores
+nothing: it may end at any time, and the gateway restarts it.
 
-Settings come as a line of JSON on standard input, whose end ends it; what it has to say goes to standard output, a line
-of JSON each.
+Settings come as a line of JSON on standard input; the process ends when standard input ends. It reports on standard
+output, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -30,149 +30,167 @@ import structlog
 from pyarrow import flight
 
 from towline.errors import ConfigError, GatewayError, TowlineError
-from towline.files import why
-from towline.gateway.access import REMOTE, ServerCertificate, Ticket, TicketKey, TokenFile
+from towline.files import os_error_text
+from towline.gateway.access import REMOTE_SCHEME, ServerCertificate, Ticket, TicketKey, TokenFile
 from towline.gateway.endpoint import error_fields
-from towline.gateway.process import END_S, configure_logging, give_memory_back
-from towline.gateway.service import errors_on_the_wire, fields_of, on_the_wire, unforeseen
+from towline.gateway.process import FRONT_STOP_TIMEOUT_S, configure_logging, return_free_memory
+from towline.gateway.service import flight_error, flight_errors, parse_request, unexpected_error
 from towline.gateway.settings import ListenSettings
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
 
 #: A header longer than any token or ticket is not looked at.
-_LONGEST: Final = 8192
+_MAX_HEADER_CHARS: Final = 8192
 #: Refused calls are told once in so many seconds, with their number.
-_QUIET_S: Final = 60.0
+_LOG_INTERVAL_S: Final = 60.0
 #: How often it is looked whether the certificate was renewed, in seconds.
-_LOOK_S: Final = 5.0
-_ADMITTED: Final = "admitted"
+_CERTIFICATE_CHECK_S: Final = 5.0
+_AUTHENTICATION: Final = "admitted"
 #: Most bytes in memory: a quarter of the machine's, and so many at least. A row of 256 MB is there three times on its
 #: way, and each stream of rows has two batches of up to 32 MB; strangers get no more either.
-_LEAST_BYTES: Final = 2 << 30
+_MIN_MEMORY_LIMIT_BYTES: Final = 2 << 30
 #: Longer than the longest wait that a client may ask for.
-_CALL_S: Final = 90.0
+_CALL_TIMEOUT_S: Final = 90.0
 #: How long a port may still be that of the server before, in seconds.
-_PORT_S: Final = 3.0
+_PORT_TIMEOUT_S: Final = 3.0
 #: How often it is looked how much memory there is, in seconds: a fast network brings 100 MB meanwhile.
-_GLANCE_S: Final = 0.1
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_MEMORY_CHECK_S: Final = 0.1
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
-    """Goes with a call that was let in by a ticket, or by the token: None."""
+class _AuthenticatedCall(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
+    """Authentication result of one call: its ticket, or None for a call with the token."""
 
     def __init__(self, ticket: Ticket | None) -> None:
         self.ticket = ticket
 
 
-class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see above
-    """Judges the headers of each call to a gateway; `refused` calls did not come in."""
+class CallAuthenticator(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see above
+    """Flight middleware that authenticates each call to a gateway; `refused_calls` counts the failures."""
 
-    def __init__(self, where: str, allowed: TokenFile, key: TicketKey) -> None:
-        self.where = where
-        self._allowed = allowed
-        self._key = key
+    def __init__(self, gateway_name: str, token_file: TokenFile, ticket_key: TicketKey) -> None:
+        self.gateway_name = gateway_name
+        self._token_file = token_file
+        self._ticket_key = ticket_key
         self._lock = threading.Lock()
-        self.refused = 0
+        self.refused_calls = 0
         #: How many were told last, and when.
-        self._told, self._told_at = 0, float("-inf")
+        self._logged_count, self._logged_at = 0, float("-inf")
 
-    def tell_refused(self, now: float) -> None:
-        """Log how many calls were refused since that was told last, once a minute at most."""
-        count = self.refused
-        if count > self._told and now - self._told_at >= _QUIET_S:
-            log = structlog.get_logger("towline.gateway").bind(line=self.where)
-            log.warning("calls refused", code="TL-G47", count=count - self._told, total=count)
-            self._told, self._told_at = count, now
+    def log_refused_calls(self, now: float) -> None:
+        """Log the number of newly refused calls, once a minute at most."""
+        count = self.refused_calls
+        if count > self._logged_count and now - self._logged_at >= _LOG_INTERVAL_S:
+            log = structlog.get_logger("towline.gateway").bind(line=self.gateway_name)
+            log.warning("calls refused", code="TL-G47", count=count - self._logged_count, total=count)
+            self._logged_count, self._logged_at = count, now
 
-    def start_call(self, _info: Any, headers: Mapping[str, Any]) -> _Admitted:
-        """Let a call in, or refuse it in gRPC's own word."""
+    def start_call(self, _info: Any, headers: Mapping[str, Any]) -> _AuthenticatedCall:
+        """Authenticate a call; raises gRPC's UNAUTHENTICATED if it is refused."""
         try:
-            return _Admitted(self.judge(headers))
+            return _AuthenticatedCall(self.authenticate(headers))
         except GatewayError as error:
             with self._lock:
-                self.refused += 1
-            raise on_the_wire(error, flight.FlightUnauthenticatedError) from None
+                self.refused_calls += 1
+            raise flight_error(error, flight.FlightUnauthenticatedError) from None
 
-    def judge(self, headers: Mapping[str, Sequence[str | bytes]]) -> Ticket | None:
-        """Let a call in: None for one with a token, which may do everything, else its ticket.
+    def authenticate(self, headers: Mapping[str, Sequence[str | bytes]]) -> Ticket | None:
+        """Authenticate a call by its headers: None for one with a token, which permits everything, else its ticket.
 
         Raises:
-            GatewayError: TL-G40 without a token that is known, TL-G41 and TL-G42 for a ticket that is worth nothing.
+            GatewayError: TL-G40 without a valid token, TL-G41 and TL-G42 for an invalid ticket.
         """
-        said = headers.get("authorization", [])
-        text = said[0] if len(said) == 1 and isinstance(said[0], str) and len(said[0]) <= _LONGEST else ""
-        kind, _, shown = text.partition(" ")
-        if kind == "Ticket":
-            return self._key.opened(shown)
-        if kind != "Bearer" or not self._allowed.allows(shown):
-            do = "gatewayTokenFile has to hold a line of the file that the gateway's token_file names."
-            raise GatewayError("TL-G40", self.where, "the token is missing or is none of this gateway's", do)
+        authorization = headers.get("authorization", [])
+        text = (
+            authorization[0]
+            if len(authorization) == 1
+            and isinstance(authorization[0], str)
+            and len(authorization[0]) <= _MAX_HEADER_CHARS
+            else ""
+        )
+        scheme, _, credential = text.partition(" ")
+        if scheme == "Ticket":
+            return self._ticket_key.verify(credential)
+        if scheme != "Bearer" or not self._token_file.accepts(credential):
+            remedy = "gatewayTokenFile has to hold a line of the file that the gateway's token_file names."
+            raise GatewayError("TL-G40", self.gateway_name, "the token is missing or is none of this gateway's", remedy)
         return None
 
 
-def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
-    """See that a ticket is for a call: for the rows that are read, or for the writer whose batch it is.
+def check_ticket_scope(gateway_name: str, ticket: Ticket, call: str, body: bytes) -> None:
+    """Check that a ticket permits a call: the rows that are read, or the writer of the batch.
 
-    Reading may begin later than the ticket says, as after a broken connection, and has to end where it says: only
-    there it is known which rows are meant [I14].
+    A read may begin later than the ticket's range, as after a broken connection. It has to end at the range's end: only
+    that offset identifies the rows [I14].
 
     Raises:
         GatewayError: TL-G43, the ticket is for something else. TL-G08, the request can't be read.
     """
-    asked = fields_of(where, body)
-    kind, fits, what = "", False, f'the action "{call}"'
+    request = parse_request(gateway_name, body)
+    needed_kind, is_covered, target = "", False, f'the action "{call}"'
     if call == "get":
-        rows, start = (asked.get("journal"), asked.get("end"), asked.get("incarnation", "")), asked.get("start")
-        fits = rows == (ticket.journal, ticket.end, ticket.incarnation)
-        fits = fits and isinstance(start, int) and start >= ticket.start
-        kind, what = "read", "these rows"
+        requested_range, start = (
+            (request.get("journal"), request.get("end"), request.get("incarnation", "")),
+            request.get("start"),
+        )
+        is_covered = requested_range == (ticket.journal, ticket.end, ticket.incarnation)
+        is_covered = is_covered and isinstance(start, int) and start >= ticket.start
+        needed_kind, target = "read", "these rows"
     elif call in {"put", "place", "sent"}:
-        batch = asked.get("batch")
+        batch = request.get("batch")
         writer = batch.get("writer") if isinstance(batch, dict) else None
-        fits = call == "sent" or str(writer).startswith(f"{ticket.writer}/")
-        kind, what = "write", "this writer"
-    if ticket.kind != kind or not fits:
-        do = "A driver asks for a ticket for each slice and each query. Everything else needs the token."
-        raise GatewayError("TL-G43", where, f"the ticket is for something else than {what}", do)
+        is_covered = call == "sent" or str(writer).startswith(f"{ticket.writer}/")
+        needed_kind, target = "write", "this writer"
+    if ticket.kind != needed_kind or not is_covered:
+        remedy = "A driver asks for a ticket for each slice and each query. Everything else needs the token."
+        raise GatewayError("TL-G43", gateway_name, f"the ticket is for something else than {target}", remedy)
 
 
 class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
-    """Listens on a network once it is constructed (or TL-G45), and hands what is let in to a gateway's unix socket."""
+    """Arrow Flight server on a network, which forwards authenticated calls to a gateway's unix socket.
 
-    def __init__(self, location: str, certificate: ServerCertificate, gateway: str, door: Gatekeeper) -> None:
+    Listens once it is constructed; raises TL-G45 if it can't.
+    """
+
+    def __init__(
+        self, location: str, certificate: ServerCertificate, gateway_location: str, authenticator: CallAuthenticator
+    ) -> None:
         # Calls may come in as soon as the base class is constructed: every field they use is set before.
-        self._door, self.certificate = door, certificate
-        self._gateway = flight.connect(gateway)
-        files = (certificate.chain, certificate.key)
+        self._authenticator, self.certificate = authenticator, certificate
+        self._gateway = flight.connect(gateway_location)
+        certificate_pair = (certificate.chain, certificate.key)
         try:
-            super().__init__(location, tls_certificates=[files], middleware={_ADMITTED: door})
+            super().__init__(location, tls_certificates=[certificate_pair], middleware={_AUTHENTICATION: authenticator})
         except Exception as error:
-            what = f"the gateway can't listen on this address ({_reason(location)})"
-            do = "Is the address one of this machine, and the port free?"
-            raise GatewayError("TL-G45", location, what, do) from error
+            problem = f"the gateway can't listen on this address ({_bind_error(location)})"
+            remedy = "Is the address one of this machine, and the port free?"
+            raise GatewayError("TL-G45", location, problem, remedy) from error
         self.location = f"{location.rpartition(':')[0]}:{self.port}"
 
     def status(self) -> dict[str, object]:
-        """Where it listens, with what, and how many calls were refused."""
-        until = self.certificate.until.isoformat(timespec="seconds")
-        return {"location": self.location, "certificate_until": until, "refused": self._door.refused}
+        """Return location, certificate expiry and number of refused calls."""
+        valid_until = self.certificate.valid_until.isoformat(timespec="seconds")
+        return {
+            "location": self.location,
+            "certificate_until": valid_until,
+            "refused": self._authenticator.refused_calls,
+        }
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        """Answer as the gateway does."""
-        with self._admitted(context, action.type, action.body):
-            options = flight.FlightCallOptions(timeout=_CALL_S)
+        """Forward an action."""
+        with self._authorize(context, action.type, action.body):
+            options = flight.FlightCallOptions(timeout=_CALL_TIMEOUT_S)
             return [result.body.to_pybytes() for result in self._gateway.do_action(action, options)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """Stream what the gateway streams."""
-        with self._admitted(context, "get", ticket.ticket):
+        """Forward a stream of rows."""
+        with self._authorize(context, "get", ticket.ticket):
             stream = self._gateway.do_get(ticket)
-            return flight.GeneratorStream(stream.schema, _rows(stream))
+            return flight.GeneratorStream(stream.schema, _stream_rows(stream))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Bring the gateway what comes."""
-        with self._admitted(context, "put", descriptor.command):
+        """Forward a batch for the outbox."""
+        with self._authorize(context, "put", descriptor.command):
             stream, answers = self._gateway.do_put(descriptor, reader.schema)
             try:
                 for chunk in reader:
@@ -185,32 +203,34 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
                 writer.write(answer)
 
     @contextlib.contextmanager
-    def _admitted(self, context: Any, call: str, body: Any) -> Iterator[None]:
-        admitted: _Admitted = context.get_middleware(_ADMITTED)
-        if admitted.ticket is not None:
-            with errors_on_the_wire(self._door.where):
-                check_call(self._door.where, admitted.ticket, call, bytes(body or b""))
-        with _passed_on():
+    def _authorize(self, context: Any, call: str, body: Any) -> Iterator[None]:
+        authenticated_call: _AuthenticatedCall = context.get_middleware(_AUTHENTICATION)
+        if authenticated_call.ticket is not None:
+            with flight_errors(self._authenticator.gateway_name):
+                check_ticket_scope(
+                    self._authenticator.gateway_name, authenticated_call.ticket, call, bytes(body or b"")
+                )
+        with _forward_errors():
             yield
 
 
-def _reason(location: str) -> str:
-    """Why nobody can listen there: gRPC keeps to itself what the system says."""
-    host, _, port = location.removeprefix(REMOTE).rpartition(":")
+def _bind_error(location: str) -> str:
+    """Return the system's error for binding an address: gRPC does not report it."""
+    host, _, port = location.removeprefix(REMOTE_SCHEME).rpartition(":")
     try:
         family, kind, _, _, address = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        return why(error)
+        return os_error_text(error)
     return "no reason is known"
 
 
-def _rows(stream: Any) -> Iterator[pa.RecordBatch]:
+def _stream_rows(stream: Any) -> Iterator[pa.RecordBatch]:
     try:
         while True:
-            with _passed_on():
+            with _forward_errors():
                 chunk = next(stream, None)
             if chunk is None:
                 return
@@ -221,88 +241,98 @@ def _rows(stream: Any) -> Iterator[pa.RecordBatch]:
 
 
 @contextlib.contextmanager
-def _passed_on() -> Iterator[None]:
-    """The gateway's errors, as it said them; a gateway that is gone is not reached here either."""
+def _forward_errors() -> Iterator[None]:
+    """Forward the gateway's errors unchanged; an unreachable gateway is a Flight ``unavailable`` error."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        if told := getattr(error, "extra_info", None):
-            raise flight.FlightServerError("TL-G", extra_info=bytes(told)) from None
+        if extra_info := getattr(error, "extra_info", None):
+            raise flight.FlightServerError("TL-G", extra_info=bytes(extra_info)) from None
         raise flight.FlightUnavailableError("the gateway does not answer") from None
 
 
 def main() -> int:
-    """Serve until standard input ends."""
+    """Serve until standard input ends; return the exit code."""
     configure_logging(LogStream(sys.stderr))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the gateway ends it, when it has ended what waits
-    told = json.loads(sys.stdin.readline())
-    give_memory_back()
+    front_settings = json.loads(sys.stdin.readline())
+    return_free_memory()
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys would be in it
     with contextlib.suppress(OSError):  # where memory is short, this process goes, and not the intake
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        _serve(told)
+        _serve(front_settings)
     except Exception as error:  # noqa: BLE001 - the gateway learns why, whatever it was
-        failure = error if isinstance(error, TowlineError) else unforeseen(str(told.get("name")), error)
-        _say({"error": error_fields(failure)})
+        failure = error if isinstance(error, TowlineError) else unexpected_error(str(front_settings.get("name")), error)
+        _report({"error": error_fields(failure)})
         return 1
     return 0
 
 
-def _serve(told: Mapping[str, Any]) -> None:
-    settings, name, gateway = ListenSettings.model_validate(told["listen"]), str(told["name"]), str(told["gateway"])
+def _serve(front_settings: Mapping[str, Any]) -> None:
+    settings, name, gateway_location = (
+        ListenSettings.model_validate(front_settings["listen"]),
+        str(front_settings["name"]),
+        str(front_settings["gateway"]),
+    )
     log = structlog.get_logger("towline.gateway").bind(line=name)
-    door = Gatekeeper(name, TokenFile(settings.token_file), TicketKey.of(name, Path(told["state_dir"])))
-    service = _listening(settings.location, ServerCertificate.read(settings), gateway, door)
-    said, problem, look_at = dict[str, object](), "", 0.0
-    most = told.get("most_bytes") or max(_LEAST_BYTES, _PAGE * os.sysconf("SC_PHYS_PAGES") // 4)
-    while not select.select([sys.stdin], [], [], _GLANCE_S if said else 0)[0]:
-        if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE > most:  # resident, proc(5)
-            what = f"the network's calls took more than {most >> 20:,} MB"
-            _say({"error": error_fields(GatewayError("TL-G49", name, what, "It begins again."))})
+    authenticator = CallAuthenticator(
+        name, TokenFile(settings.token_file), TicketKey.load(name, Path(front_settings["state_dir"]))
+    )
+    service = _listen(settings.location, ServerCertificate.read(settings), gateway_location, authenticator)
+    reported_status, certificate_problem, next_check_at = dict[str, object](), "", 0.0
+    max_bytes = front_settings.get("most_bytes") or max(
+        _MIN_MEMORY_LIMIT_BYTES, _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES") // 4
+    )
+    while not select.select([sys.stdin], [], [], _MEMORY_CHECK_S if reported_status else 0)[0]:
+        if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES > max_bytes:  # resident, proc(5)
+            problem = f"the network's calls took more than {max_bytes >> 20:,} MB"
+            _report({"error": error_fields(GatewayError("TL-G49", name, problem, "It begins again."))})
             os._exit(1)  # nothing is kept here, and whatever ends in order takes time
-        if (status := service.status()) != said:
-            _say(said := status)
-        door.tell_refused(time.monotonic())
-        if time.monotonic() < look_at:
+        if (status := service.status()) != reported_status:
+            _report(reported_status := status)
+        authenticator.log_refused_calls(time.monotonic())
+        if time.monotonic() < next_check_at:
             continue
-        look_at = time.monotonic() + _LOOK_S
+        next_check_at = time.monotonic() + _CERTIFICATE_CHECK_S
         try:
-            certificate, problem = ServerCertificate.read(settings), ""
+            certificate, certificate_problem = ServerCertificate.read(settings), ""
         except ConfigError as error:
-            if str(error) != problem:
-                log.warning("certificates not renewed", code=error.code, reason=(problem := str(error)))
+            if str(error) != certificate_problem:
+                log.warning("certificates not renewed", code=error.code, reason=(certificate_problem := str(error)))
             continue
         if certificate != service.certificate:  # a server keeps the one that it was given
             _shut_down(service)
-            service = _listening(service.location, certificate, gateway, door)
+            service = _listen(service.location, certificate, gateway_location, authenticator)
             log.info("certificates renewed")
-    _shut_down(service).join(END_S)
+    _shut_down(service).join(FRONT_STOP_TIMEOUT_S)
 
 
 def _shut_down(service: RemoteService) -> threading.Thread:
-    """Let go of the port at once; the thread ends with the last call that runs."""
-    ending = guarded_thread(service.shutdown, "flight-shutdown")
-    ending.start()
-    return ending
+    """Release the port at once; the returned thread ends with the last running call."""
+    shutdown_thread = guarded_thread(service.shutdown, "flight-shutdown")
+    shutdown_thread.start()
+    return shutdown_thread
 
 
-def _listening(location: str, certificate: ServerCertificate, gateway: str, door: Gatekeeper) -> RemoteService:
-    """Listen; the server before may need a moment to let go of the port."""
-    deadline = time.monotonic() + _PORT_S
+def _listen(
+    location: str, certificate: ServerCertificate, gateway_location: str, authenticator: CallAuthenticator
+) -> RemoteService:
+    """Start listening; retries while the previous server releases the port."""
+    deadline = time.monotonic() + _PORT_TIMEOUT_S
     while True:
         try:
-            return RemoteService(location, certificate, gateway, door)
+            return RemoteService(location, certificate, gateway_location, authenticator)
         except GatewayError:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.1)
 
 
-def _say(words: Mapping[str, object]) -> None:
-    sys.stdout.write(json.dumps(words) + "\n")
+def _report(report: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
 
 

@@ -1,14 +1,13 @@
-"""Identity of a state directory: whose journal and outbox it holds, and which MQTT sessions are its own.
+"""Identity of a state directory: its journal and outbox, and its MQTT sessions.
 
-Restored copies and swapped directories make an offset mean other rows. Each offset that was handed out names the
-journal and the opening of it that wrote the row below, so each of them is recognised before anything is taken in or cut
-[I14]. An older copy of an outbox would send once more what was delivered since: so its newest answer stands beside the
-query's own logs, durable before Spark commits the batch; the gateway compares it before it connects, and the sink
-before each batch.
+In a restored copy or a swapped directory an offset means other rows. So each issued offset names the journal and the
+incarnation that wrote the row below it, and a mismatch is detected before rows are received or cut [I14]. An older copy
+of an outbox would send delivered messages again. So the query's checkpoint stores the outbox's newest offset before
+Spark commits the batch; the gateway compares it before it connects, and the sink before each batch.
 
-A client id that is given up without a word (a member taken out of the file, a changed ``client_id``) leaves its session
-at the broker, and nobody fetches what comes to it. So each id is written down in ``sessions.json``, for people: what a
-gateway must not forget stands in its journal.
+A client id that is no longer used (a member removed from the file, a changed ``client_id``) leaves its session at the
+broker, which goes on queueing messages. So ``sessions.json`` lists each client id, for people: the gateway's own state
+is in its journal.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from towline import files
 from towline.checkpoint import Checkpoint
-from towline.errors import Fenced, GatewayError
-from towline.gateway.endpoint import text_of
+from towline.errors import GatewayError, ReaderFenced
+from towline.gateway.endpoint import read_state_file
 
 if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
@@ -35,79 +34,78 @@ OUTBOX_FILE: Final = "towline-outbox.json"
 
 
 class Extent(NamedTuple):
-    """Where a journal stands: its oldest offset, and the one after its last row.
+    """Offset range of a journal: its first offset, and the offset after its last row.
 
-    ``incarnation`` is the opening that wrote the row below the offset that was asked about; "" where there is none.
+    ``incarnation`` is the opening that wrote the row below the requested offset; "" if there is none.
     """
 
     journal: str
-    first: int
-    tip: int
+    first_offset: int
+    end_offset: int
     incarnation: str
 
 
-class KnownOffset(NamedTuple):
-    """An offset that was handed out, with the journal and the incarnation that it came with."""
+class JournalOffset(NamedTuple):
+    """Offset with the journal and the incarnation that it was issued for."""
 
     journal: str
     offset: int
     incarnation: str = ""
 
     @classmethod
-    def read(cls, checkpoint: str, number: int = 0) -> Self | None:
-        """What a checkpoint keeps of its query's outbox, by its number among several; None for nothing.
+    def read_outbox_note(cls, checkpoint: str, number: int = 0) -> Self | None:
+        """Read the outbox offset from a checkpoint, by the outbox's number; None if there is none.
 
         Raises:
-            GatewayError: TL-G37, the file is not one of ours.
+            GatewayError: TL-G37, the file is invalid.
         """
         try:
-            text = Checkpoint(checkpoint).note(_outbox_file(number))
+            text = Checkpoint(checkpoint).read_note(_outbox_note_file(number))
             if text is None:
                 return None
             values = json.loads(text)
             return cls(str(values["journal"]), int(values["offset"]), str(values["incarnation"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"{_outbox_file(number)} can't be read ({type(error).__name__})"
-            do = "It tells which outbox the query writes to. If that is the newest one, remove the file."
-            raise GatewayError("TL-G37", checkpoint, what, do) from error
+            problem = f"{_outbox_note_file(number)} can't be read ({type(error).__name__})"
+            remedy = "It tells which outbox the query writes to. If that is the newest one, remove the file."
+            raise GatewayError("TL-G37", checkpoint, problem, remedy) from error
 
-    def keep(self, checkpoint: str, number: int = 0) -> None:
-        """Keep it for `read`, durable; or TL-J20, and the batch must not be committed.
+    def write_outbox_note(self, checkpoint: str, number: int = 0) -> None:
+        """Store the offset durably in a checkpoint; raises TL-J20, and then the batch must not be committed.
 
-        A checkpoint on no disk of this machine (an object store, HDFS) keeps nothing.
+        A checkpoint that is not on a local disk (an object store, HDFS) stores nothing.
         """
-        Checkpoint(checkpoint).keep_note(_outbox_file(number), json.dumps(self._asdict()) + "\n")
+        Checkpoint(checkpoint).write_note(_outbox_note_file(number), json.dumps(self._asdict()) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """What the outbox holds of a batch, as `towline.journal.outbox.Appended` says it, and where the outbox ends."""
+    """Rows of a batch that the outbox holds, as `towline.journal.outbox.BatchStatus`, and the end of the outbox."""
 
     rows: int
     end: int
     whole: bool
     already: bool
     newest: int
-    outbox: KnownOffset
+    outbox: JournalOffset
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Self:
-        """From a gateway's answer."""
-        return cls(**{**answer, "outbox": KnownOffset(*answer["outbox"])})
+    def from_answer(cls, answer: Mapping[str, Any]) -> Self:
+        """Parse a gateway's answer."""
+        return cls(**{**answer, "outbox": JournalOffset(*answer["outbox"])})
 
 
-def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
-    """Whether another opening of a journal wrote the row below an offset than the one that the offset came with.
+def is_other_incarnation(expected_incarnation: str, actual_incarnation: str, offset: int, first_offset: int) -> bool:
+    """Return True if another incarnation than the expected one wrote the row below an offset.
 
-    What was below an older offset than the journal's first was committed and is not compared; "" is that of an empty
-    journal.
+    Rows below an offset before the journal's first one were committed and are not compared. "" means an empty journal.
     """
-    return incarnation != "" and offset >= first and here != incarnation
+    return expected_incarnation != "" and offset >= first_offset and actual_incarnation != expected_incarnation
 
 
 #: Of whose rows → codes: another journal, an older copy, an older copy that has gone on.
-_CODES: Final = {"inbox": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
-_DO: Final = {
+_CODES_BY_STORE: Final = {"inbox": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
+_REMEDIES: Final = {
     "inbox": "Bring back the newest state directory of that query. Or start the query with a new checkpoint directory "
     "and get what waits here: rows that only the other one held stay there, and what both hold may come twice.",
     "outbox": "Bring back the newest state directory. Or start the query with a new checkpoint directory (a bridge "
@@ -115,100 +113,131 @@ _DO: Final = {
     "come again.",
 }
 #: Codes of the errors about an inbox that is not the one of a checkpoint.
-MISMATCHES: Final = frozenset(_CODES["inbox"])
+INBOX_MISMATCH_CODES: Final = frozenset(_CODES_BY_STORE["inbox"])
 
 
-def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "inbox") -> None:
-    """See that the rows below an offset are those that were below it when it was handed out.
+def check_offset(
+    gateway_name: str, expected_offset: JournalOffset, extent: Extent, *, journal_kind: str = "inbox"
+) -> None:
+    """Check that the rows below an offset are the same as when the offset was issued.
 
     Args:
-        name: Of the gateway.
-        known: The offset.
-        here: Of its inbox or outbox, asked about that offset.
-        rows: Which of them.
+        gateway_name: Name of the gateway.
+        expected_offset: The issued offset.
+        extent: Extent of its inbox or outbox, for that offset.
+        journal_kind: ``inbox`` or ``outbox``.
 
     Raises:
-        Fenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that has gone on: TL-G26.
-        GatewayError: An older copy: TL-G06, TL-G35 of an outbox, of one that has gone on too.
+        Fenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that was written to since: TL-G26.
+        GatewayError: An older copy: TL-G06, TL-G35 of an outbox, also of one that was written to since.
     """
-    store = "journal" if rows == "inbox" else rows
-    another, older, gone_on = _CODES[rows]
-    if known.journal != here.journal:
-        what = f"the query's checkpoint belongs to {store} {known.journal}, this gateway has {store} {here.journal}"
-        raise Fenced(another, name, what, _DO[rows])
-    if known.offset > here.tip:
-        what = f"the checkpoint has come to offset {known.offset:,}, the {store} ends at {here.tip:,}: an older copy"
-        raise GatewayError(older, name, what, _DO[rows])
-    if is_other(known.incarnation, here.incarnation, known.offset, here.first):
-        writer = f"opening {here.incarnation}" if here.incarnation else "another"
-        what = (
-            f"the row below offset {known.offset:,} was written by opening {known.incarnation} of the {store} when the "
+    store = "journal" if journal_kind == "inbox" else journal_kind
+    other_code, older_code, diverged_code = _CODES_BY_STORE[journal_kind]
+    if expected_offset.journal != extent.journal:
+        problem = (
+            f"the query's checkpoint belongs to {store} {expected_offset.journal}, this gateway has {store} "
+            f"{extent.journal}"
+        )
+        raise ReaderFenced(other_code, gateway_name, problem, _REMEDIES[journal_kind])
+    if expected_offset.offset > extent.end_offset:
+        problem = (
+            f"the checkpoint has come to offset {expected_offset.offset:,}, the {store} ends at {extent.end_offset:,}: "
+            "an older copy"
+        )
+        raise GatewayError(older_code, gateway_name, problem, _REMEDIES[journal_kind])
+    if is_other_incarnation(
+        expected_offset.incarnation, extent.incarnation, expected_offset.offset, extent.first_offset
+    ):
+        writer = f"opening {extent.incarnation}" if extent.incarnation else "another"
+        problem = (
+            f"the row below offset {expected_offset.offset:,} was written by opening {expected_offset.incarnation} of "
+            f"the {store} when the "
             f"query saw it, and here by {writer}: this is an older copy that has gone on"
         )
-        raise (GatewayError if rows == "outbox" else Fenced)(gone_on, name, what, _DO[rows])
+        raise (GatewayError if journal_kind == "outbox" else ReaderFenced)(
+            diverged_code, gateway_name, problem, _REMEDIES[journal_kind]
+        )
 
 
-def extent(journal: Journal, offset: int | None = None) -> Extent:
-    """Where a journal stands, and who wrote the row below an offset; its end by default."""
-    tip = journal.end
-    return Extent(journal.journal_id, journal.first, tip, journal.incarnation_of(tip if offset is None else offset))
+def journal_extent(journal: Journal, offset: int | None = None) -> Extent:
+    """Return the offset range of a journal, and the incarnation of the row below `offset`, by default the last row."""
+    end_offset = journal.end
+    return Extent(
+        journal.journal_id,
+        journal.first_offset,
+        end_offset,
+        journal.incarnation_of(end_offset if offset is None else offset),
+    )
 
 
-def check_checkpoint(name: str, journal: Journal, location: str, *, alone: bool = True) -> None:
-    """See that the newest batch a query has planned lies in this journal; raises as `check_offset`.
+def check_checkpoint(gateway_name: str, journal: Journal, location: str, *, is_only_gateway: bool = True) -> None:
+    """Check that the newest batch that a query has planned lies in this journal; raises as `check_offset`.
 
-    What lies below the journal's first row is left to the reader: those rows were committed.
+    Rows below the journal's first one were committed: the reader checks them.
 
     Args:
-        name: Of the gateway.
+        gateway_name: Name of the gateway.
         journal: Its inbox.
-        location: Of the query's checkpoint; "" for none. One on no disk of this machine can't be read here.
-        alone: It is the only gateway that the query reads: a place under another name is its own from before.
+        location: Location of the query's checkpoint; "" for none. One that is not on a local disk can't be read here.
+        is_only_gateway: The query reads no other gateway: an offset under another name is an earlier one of this
+            gateway.
     """
     if not location:
         return
-    places = [place for offset in Checkpoint(location).newest_offsets() for place in _places(offset)]
-    ours = [known for _, known in places if known.journal == journal.journal_id]
-    for known in ours or [known for gateway, known in places if gateway == name or (alone and len(places) == 1)]:
-        check_offset(name, known, extent(journal, known.offset))
+    gateway_offsets = [
+        gateway_offset
+        for source_offset in Checkpoint(location).newest_offsets()
+        for gateway_offset in _gateway_offsets(source_offset)
+    ]
+    own_offsets = [
+        expected_offset for _, expected_offset in gateway_offsets if expected_offset.journal == journal.journal_id
+    ]
+    for expected_offset in own_offsets or [
+        expected_offset
+        for gateway, expected_offset in gateway_offsets
+        if gateway == gateway_name or (is_only_gateway and len(gateway_offsets) == 1)
+    ]:
+        check_offset(gateway_name, expected_offset, journal_extent(journal, expected_offset.offset))
 
 
-def _places(offset: Any) -> list[tuple[str, KnownOffset]]:
-    """The places by gateway in one source's offset; nothing for another kind of source (`towline.spark.offsets`)."""
+def _gateway_offsets(source_offset: Any) -> list[tuple[str, JournalOffset]]:
+    """Return the offset of each gateway in a Spark source's offset (`towline.spark.offsets`), empty for others."""
     try:
         return [
-            (name, KnownOffset(str(place["journal"]), int(place["offset"]), str(place.get("incarnation", ""))))
-            for name, place in offset["gateways"].items()
+            (name, JournalOffset(str(fields["journal"]), int(fields["offset"]), str(fields.get("incarnation", ""))))
+            for name, fields in source_offset["gateways"].items()
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
         return []
 
 
-def check_outbox(name: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
-    """Compare an outbox with what a query's checkpoint keeps of it; raises as `check_offset` and `KnownOffset.read`."""
-    known = KnownOffset.read(checkpoint, number)
-    if known is not None:
-        check_offset(name, known, extent(outbox, known.offset), rows="outbox")
+def check_outbox(gateway_name: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
+    """Compare an outbox with the offset in a query's checkpoint; raises as `check_offset` and `read_outbox_note`."""
+    expected_offset = JournalOffset.read_outbox_note(checkpoint, number)
+    if expected_offset is not None:
+        check_offset(
+            gateway_name, expected_offset, journal_extent(outbox, expected_offset.offset), journal_kind="outbox"
+        )
 
 
-def _outbox_file(number: int) -> str:
+def _outbox_note_file(number: int) -> str:
     return OUTBOX_FILE if number == 0 else OUTBOX_FILE.replace(".json", f"-{number}.json")
 
 
-CLIENTS_FILE: Final = "sessions.json"
+SESSIONS_FILE: Final = "sessions.json"
 #: Directory in a line's state directory that has one for each member.
-MEMBERS: Final = "members"
+MEMBERS_DIR: Final = "members"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSession:
-    """The session of a client id of a state directory.
+    """MQTT session of a client id, as recorded in a state directory.
 
     Attributes:
-        broker: Where it may be, as last connected to.
-        since: When its first connection stood, in seconds since 1970.
-        ended: When it was ended at the broker; None while it may be there.
-        how: ``drained`` when it was empty then, ``discarded`` when it was given up with what it held; "" before.
+        broker: Broker of the last connection.
+        since: Time of the first connection, in seconds since 1970.
+        ended: Time when the session was ended at the broker; None while it may exist.
+        how: ``drained`` if it was empty then, ``discarded`` if its messages were dropped; "" before.
     """
 
     client_id: str
@@ -218,67 +247,80 @@ class ClientSession:
     how: str = ""
 
 
-def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
-    """What is written down in a state directory; nothing where there is no such file, or another's."""
+def read_client_sessions(state_dir: Path) -> tuple[ClientSession, ...]:
+    """Return the recorded sessions of a state directory; empty if the file is missing or invalid."""
     try:
-        values = json.loads(text_of(state_dir / CLIENTS_FILE) or "")["clients"]
-        return tuple(ClientSession(**each) for each in values)
+        values = json.loads(read_state_file(state_dir / SESSIONS_FILE) or "")["clients"]
+        return tuple(ClientSession(**fields) for fields in values)
     except (ValueError, KeyError, TypeError):
         return ()
 
 
-def note_client(state_dir: Path, client_id: str, broker: str) -> None:
-    """Write down that a client id has a session at a broker, since when it has one stays; nothing on a full disk.
+def record_client_session(state_dir: Path, client_id: str, broker: str) -> None:
+    """Record that a client id has a session at a broker; `since` stays the first time, and a full disk is ignored.
 
     Raises:
-        JournalFailed: TL-J04, the disk that holds the journal too has failed.
+        JournalFailed: TL-J04, the disk of the journal has failed.
     """
-    there = _session(state_dir, client_id) or ClientSession(client_id, since=time.time())
-    _write(state_dir, replace(there, broker=broker))
+    client_session = _open_session(state_dir, client_id) or ClientSession(client_id, since=time.time())
+    _write_session(state_dir, replace(client_session, broker=broker))
 
 
-def end_client(state_dir: Path, client_id: str, how: str) -> None:
-    """Write down that the session of a client id was ended, if one was noted; raises as `note_client`."""
-    if there := _session(state_dir, client_id):
-        _write(state_dir, replace(there, ended=time.time(), how=how))
+def record_session_end(state_dir: Path, client_id: str, outcome: str) -> None:
+    """Record that the session of a client id was ended, if it was recorded; raises as `record_client_session`."""
+    if client_session := _open_session(state_dir, client_id):
+        _write_session(state_dir, replace(client_session, ended=time.time(), how=outcome))
 
 
-def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
-    """The client id that the settings give up, if the journal's session or a noted one is of it; "" for none."""
+def abandoned_client_id(settings: GatewaySettings, journal_session: Mapping[str, object]) -> str:
+    """Return the client id to abandon by the settings, if the journal or a record has its session; "" for none."""
     client_id, share = settings.abandon_session, settings.share
-    others = [share.id_of(name) for name in share.members] if share else []
-    if not client_id or client_id in (settings.mqtt_client_id, *others):
+    member_ids = [share.member_client_id(name) for name in share.members] if share else []
+    if not client_id or client_id in (settings.mqtt_client_id, *member_ids):
         return ""
-    known = session.get("client_id") == client_id or any(_session(each, client_id) for each in directories(settings))
-    of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
-    return client_id if known or of_line else ""
+    is_recorded = journal_session.get("client_id") == client_id or any(
+        _open_session(directory, client_id) for directory in session_directories(settings)
+    )
+    is_of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
+    return client_id if is_recorded or is_of_line else ""
 
 
-def directories(settings: GatewaySettings) -> list[Path]:
-    """Where it may be written down that a session of the line is there: of a member, beside the others and above."""
-    own = settings.state_dir
+def session_directories(settings: GatewaySettings) -> list[Path]:
+    """Return the directories that may record a session of the line: a member's own, its siblings and their parent."""
+    own_directory = settings.state_dir
     if settings.share is None:
-        return [own]
+        return [own_directory]
     with contextlib.suppress(OSError):
-        return [own, *(path for path in sorted(own.parent.iterdir()) if path.name != own.name), own.parent.parent]
-    return [own, own.parent.parent]
+        return [
+            own_directory,
+            *(path for path in sorted(own_directory.parent.iterdir()) if path.name != own_directory.name),
+            own_directory.parent.parent,
+        ]
+    return [own_directory, own_directory.parent.parent]
 
 
-def _session(state_dir: Path, client_id: str) -> ClientSession | None:
-    """The session of a client id that may be at a broker."""
-    return next((one for one in read_clients(state_dir) if one.client_id == client_id and one.ended is None), None)
+def _open_session(state_dir: Path, client_id: str) -> ClientSession | None:
+    """Return the recorded session of a client id that is not ended."""
+    return next(
+        (
+            session
+            for session in read_client_sessions(state_dir)
+            if session.client_id == client_id and session.ended is None
+        ),
+        None,
+    )
 
 
-def _write(state_dir: Path, session: ClientSession) -> None:
-    before = read_clients(state_dir)
-    if session in before:
+def _write_session(state_dir: Path, session: ClientSession) -> None:
+    previous_sessions = read_client_sessions(state_dir)
+    if session in previous_sessions:
         return
-    others = [each for each in before if each.client_id != session.client_id]
-    text = json.dumps({"clients": [asdict(each) for each in (*others, session)]}, indent=1)
+    other_sessions = [entry for entry in previous_sessions if entry.client_id != session.client_id]
+    text = json.dumps({"clients": [asdict(entry) for entry in (*other_sessions, session)]}, indent=1)
     try:
-        files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")
+        files.replace_durably(state_dir / SESSIONS_FILE, text + "\n")
     except OSError as error:
-        from towline.journal.disk import NO_ROOM, failed  # noqa: PLC0415 - workers need none
+        from towline.journal.disk import NO_ROOM, journal_failed  # noqa: PLC0415 - workers need none
 
         if error.errno not in NO_ROOM:  # which keeps no gateway from going on [I7]
-            raise failed(state_dir, f"writing {CLIENTS_FILE}", error) from error
+            raise journal_failed(state_dir, f"writing {SESSIONS_FILE}", error) from error

@@ -1,4 +1,4 @@
-"""Finds the running gateway of a state directory, or starts one.
+"""Finds or starts the gateway of a state directory.
 
 Safe in Spark's forked workers, as `towline.gateway.client` is: no gRPC and no pydantic before a call.
 """
@@ -20,8 +20,8 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable, Journa
 from towline.files import check_owner
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, error_from
-from towline.processes import ProcessMark
-from towline.timing import until
+from towline.processes import ProcessIdentity
+from towline.timing import poll_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,145 +29,151 @@ if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
 
 #: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
-START_S = 20.0
+START_TIMEOUT_S = 20.0
 
 #: Longest time for a living gateway to say that it lives, in seconds.
-_GLANCE_S = 5.0
+_STATUS_TIMEOUT_S = 5.0
 #: Pause before another look, in seconds.
-_GLANCE_PAUSE_S = 0.02
+_POLL_S = 0.02
 #: Pause before another try to start a gateway whose journal is locked, in seconds.
 _RETRY_S = 0.3
 #: Gateways started here: kept so that they can be reaped, never to be ended from here.
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def discover(state_dir: Path) -> GatewayClient | None:
-    """The running gateway of a state directory, which has just answered; None without one. Raises as `text_of`."""
+def find_running(state_dir: Path) -> GatewayClient | None:
+    """Return a client of the running gateway, once it has answered; None if none runs. Raises as `read_state_file`."""
     endpoint = GatewayEndpoint.read(state_dir)
-    if endpoint is None or endpoint.process.gone():
+    if endpoint is None or endpoint.process.has_ended():
         return None
     client = GatewayClient(endpoint.location)
     with contextlib.suppress(GatewayError):
-        if client.status(timeout_s=_GLANCE_S)["journal"] == endpoint.journal:
+        if client.status(timeout_s=_STATUS_TIMEOUT_S)["journal"] == endpoint.journal:
             return client
     client.close()
     return None
 
 
-def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
-    """Attach to the running gateway of ``settings.state_dir``, or start one.
+def ensure_running(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
+    """Connect to the running gateway of ``settings.state_dir``, or start one.
 
-    The started gateway outlives this process and ends with ``owner_pid``, or is ended by `towline gateway --stop` where
-    its settings say ``detached``. Callers that come at the same moment get the same gateway. A gateway of the same
-    owner that nobody reads and that has other settings is ended first and started again; any other one is refused.
-    Its output goes to `log`, by default ``gateway.log`` in the state directory.
+    The started gateway outlives this process and ends with ``owner_pid``; with ``detached`` in its settings it runs
+    until `towline gateway --stop`. Concurrent callers get the same gateway. A gateway of the same owner with other
+    settings and without readers is stopped and restarted; any other one raises an error. Output goes to `log`, by
+    default ``gateway.log`` in the state directory.
 
     Raises:
-        ConfigError: TL-C25 when the state directory can't be used, TL-J23 when it is another user's, TL-C27 when a
-            gateway with other settings runs.
-        GatewayUnreachable: TL-G02 when the gateway does not listen within `START_S` seconds.
-        TowlineError: Whatever kept the gateway from starting, in its own words.
+        ConfigError: TL-C25 if the state directory can't be used, TL-J23 if it is another user's, TL-C27 if a gateway
+            with other settings runs.
+        GatewayUnreachable: TL-G02 if the gateway does not listen within `START_TIMEOUT_S` seconds.
+        TowlineError: The error that stopped the gateway from starting.
     """
     state_dir = settings.state_dir.absolute()
-    deadline = time.monotonic() + START_S
-    with _alone(state_dir, deadline):
-        running = discover(state_dir)
-        if running and _fits(running, settings, owner_pid, deadline):
-            return running
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with _start_lock(state_dir, deadline):
+        client = find_running(state_dir)
+        if client and _matches_settings(client, settings, owner_pid, deadline):
+            return client
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
         owner = None if settings.detached else owner_pid
-        own = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner})
-        return _launched(state_dir, own.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
+        child_settings = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner})
+        return _start_until_running(
+            state_dir, child_settings.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline
+        )
 
 
-def end_running(state_dir: Path) -> None:
-    """End the gateway of this machine that runs in a state directory, for another that goes on with its journal.
+def stop_running(state_dir: Path) -> None:
+    """Stop the gateway that runs in a state directory on this machine, so that another can take over its journal.
 
     Raises:
-        ConfigError: TL-C25 when the state directory can't be used.
-        GatewayError: TL-G02, it has been ending for `START_S` seconds.
+        ConfigError: TL-C25 if the state directory can't be used.
+        GatewayError: TL-G02, it did not end within `START_TIMEOUT_S` seconds.
     """
-    deadline = time.monotonic() + START_S
-    with _alone(state_dir.absolute(), deadline):
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with _start_lock(state_dir.absolute(), deadline):
         endpoint = GatewayEndpoint.read(state_dir)
-        if endpoint is not None and endpoint.process.runs_here():
-            _end(endpoint.process, deadline)
+        if endpoint is not None and endpoint.process.is_running():
+            _terminate(endpoint.process, deadline)
 
 
-def usable(state_dir: Path) -> None:
-    """Make a state directory where there is none; raises ConfigError, TL-C25, when it can't be used."""
-    os.close(state_lock(state_dir))
+def prepare_state_dir(state_dir: Path) -> None:
+    """Create a state directory if it is missing; raises ConfigError, TL-C25, if it can't be used."""
+    os.close(open_state_lock(state_dir))
 
 
-def state_lock(state_dir: Path, name: str = "starting.lock") -> int:
-    """The open file of a state directory that one process at a time locks; raises as `usable`, which makes both."""
+def open_state_lock(state_dir: Path, name: str = "starting.lock") -> int:
+    """Open a lock file of a state directory, which is created if missing; raises as `prepare_state_dir`."""
     check_owner(state_dir)
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return files.open_lock(state_dir / name)
     except OSError as error:
-        what = f"the state directory can't be used ({error.strerror})"
-        do = "Give a directory on a local disk that this user may write."
-        raise ConfigError("TL-C25", str(state_dir), what, do) from error
+        problem = f"the state directory can't be used ({error.strerror})"
+        remedy = "Give a directory on a local disk that this user may write."
+        raise ConfigError("TL-C25", str(state_dir), problem, remedy) from error
 
 
 @contextlib.contextmanager
-def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
-    """Make the state directory and let one starter in at a time."""
-    handle = state_lock(state_dir)
+def _start_lock(state_dir: Path, deadline: float) -> Iterator[None]:
+    """Create the state directory and hold its start lock."""
+    lock_fd = open_state_lock(state_dir)
     try:
-        _until(lambda: files.locked(handle), deadline, str(state_dir), "another process has been starting the gateway")
+        _wait_until(
+            lambda: files.try_lock(lock_fd), deadline, str(state_dir), "another process has been starting the gateway"
+        )
         yield
     finally:
-        os.close(handle)
+        os.close(lock_fd)
 
 
-def _until(happened: Callable[[], bool], deadline: float, where: str, what: str) -> None:
-    if not until(happened, deadline - time.monotonic()):
-        raise _late(where, what, "It is tried again; look at that process if it stays.")
+def _wait_until(is_done: Callable[[], bool], deadline: float, location: str, problem: str) -> None:
+    if not poll_until(is_done, deadline - time.monotonic()):
+        raise _start_timeout(location, problem, "It is tried again; look at that process if it stays.")
 
 
-def _late(where: str, what: str, do: str) -> GatewayUnreachable:
-    return GatewayUnreachable("TL-G02", where, f"{what} for {START_S:.0f} s", do)
+def _start_timeout(location: str, problem: str, remedy: str) -> GatewayUnreachable:
+    return GatewayUnreachable("TL-G02", location, f"{problem} for {START_TIMEOUT_S:.0f} s", remedy)
 
 
-def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
-    """Whether the running gateway is what the settings ask for; an idle one of our own that is not is ended."""
+def _matches_settings(client: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
+    """Return True if the running gateway has these settings; stops an idle one of the same owner that has others."""
     endpoint = GatewayEndpoint.read(settings.state_dir)
     if endpoint is None or endpoint.settings in ("", settings.digest()):
         return True
-    readers = running.status()["readers"]
-    running.close()
+    readers = client.status()["readers"]
+    client.close()
     if endpoint.owner_pid == owner_pid and not readers:
-        _end(endpoint.process, deadline)
+        _terminate(endpoint.process, deadline)
         return False
-    what = (
+    problem = (
         f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other settings '
         "(broker, subscriptions, guarantee, limits ...)"
     )
-    do = f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
-    raise ConfigError("TL-C27", str(settings.state_dir), what, do + "stateDir of its own.")
+    remedy = (
+        f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
+    )
+    raise ConfigError("TL-C27", str(settings.state_dir), problem, remedy + "stateDir of its own.")
 
 
-def _end(process: ProcessMark, deadline: float) -> None:
-    if not process.gone():
+def _terminate(process: ProcessIdentity, deadline: float) -> None:
+    if not process.has_ended():
         os.kill(process.pid, signal.SIGTERM)
-    _until(process.gone, deadline, f"pid {process.pid}", "the gateway before has been ending")
+    _wait_until(process.has_ended, deadline, f"pid {process.pid}", "the gateway before has been ending")
 
 
-def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
+def _spawn(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
     _children[:] = [child for child in _children if child.poll() is None]
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         child = subprocess.Popen(
             [sys.executable, "-m", "towline.gateway"],
             stdin=subprocess.PIPE,
-            stdout=handle,
-            stderr=handle,
+            stdout=log_fd,
+            stderr=log_fd,
             start_new_session=True,  # a Ctrl-C at the driver's terminal is not for the gateway
         )
     finally:
-        os.close(handle)
+        os.close(log_fd)
     _children.append(child)
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
@@ -175,28 +181,30 @@ def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
     return child
 
 
-def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
-    """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
-    locked: TowlineError | None = None
-    child = _start(settings, log)
+def _start_until_running(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
+    """Start gateways until one answers: the previous one may still be ending, or another caller was quicker."""
+    start_error: TowlineError | None = None
+    child = _spawn(settings, log)
     while True:
-        ended = child.poll() is not None
-        if running := discover(state_dir):
-            return running
-        if ended and not isinstance(locked := _start_error(state_dir, child, log), JournalLocked):
-            raise locked
+        has_exited = child.poll() is not None
+        if client := find_running(state_dir):
+            return client
+        if has_exited and not isinstance(start_error := _start_error(state_dir, child, log), JournalLocked):
+            raise start_error
         if time.monotonic() >= deadline:
             # Who holds the journal says more than that this try came too late.
-            late = _late(str(state_dir), f"the gateway (pid {child.pid}) has been starting", f"See {log}.")
-            raise locked or late
-        time.sleep(_RETRY_S if ended else _GLANCE_PAUSE_S)
-        if ended:
-            child = _start(settings, log)
+            timeout_error = _start_timeout(
+                str(state_dir), f"the gateway (pid {child.pid}) has been starting", f"See {log}."
+            )
+            raise start_error or timeout_error
+        time.sleep(_RETRY_S if has_exited else _POLL_S)
+        if has_exited:
+            child = _spawn(settings, log)
 
 
 def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:
     try:
         return error_from(json.loads((state_dir / ERROR_FILE).read_text()))
     except (OSError, ValueError, AttributeError):
-        what = f"the gateway ended with code {child.returncode} before it listened"
-        return GatewayError("TL-G02", str(state_dir), what, f"See {log}.")
+        problem = f"the gateway ended with code {child.returncode} before it listened"
+        return GatewayError("TL-G02", str(state_dir), problem, f"See {log}.")

@@ -1,6 +1,6 @@
-"""The gateway process: a journal, a Flight service and a pump, from start to the last frame.
+"""Gateway process: runs a journal, a Flight service and a pump.
 
-The pump has the main thread; the service runs on Arrow's own.
+The pump has the main thread; the service runs on Arrow's threads.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from towline.errors import ConfigError, GatewayError, TowlineError
 from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
 from towline.gateway.identity import check_checkpoint, check_outbox
-from towline.gateway.pump import Pump, time_of_row
-from towline.gateway.service import InboxService, unforeseen
+from towline.gateway.pump import Pump, row_time
+from towline.gateway.service import GatewayService, unexpected_error
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
-from towline.journal.disk import Disk, prepare
-from towline.logfile import MOST_BYTES, LogStream, log_settings
+from towline.journal.disk import Disk, prepare_directory
+from towline.logfile import MAX_LOG_BYTES, LogStream, log_settings
 from towline.processes import notify
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
@@ -47,7 +47,7 @@ from towline.version import revision, version
 ALLOCATIONS_PER_COLLECTION = 200_000
 #: mallopt(3), and the bytes of a buffer from which on it is mapped: larger than what a chunk needs.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-_MAPPED_FROM: Final = 4 << 20
+_MMAP_THRESHOLD_BYTES: Final = 4 << 20
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
@@ -56,16 +56,16 @@ def main() -> int:
     """Read the settings from standard input, run the gateway, return its exit code."""
     os.environ.pop("NOTIFY_SOCKET", None)  # the service is who started it
     try:
-        configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
+        configure_logging(LogStream(sys.stderr, MAX_LOG_BYTES))  # the file is ours, and nobody else looks after it
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
     try:
         settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "settings"
-        sys.stderr.write(f"{place}: {first['msg']}.   [TL-C01]\n")
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        field_name = ".".join(str(part) for part in first_error["loc"]) or "settings"
+        sys.stderr.write(f"{field_name}: {first_error['msg']}.   [TL-C01]\n")
         return EXIT_CONFIG
     return run(settings)
 
@@ -73,158 +73,169 @@ def main() -> int:
 def run(settings: GatewaySettings) -> int:
     """Run one gateway until SIGTERM, SIGINT, the end of its owner, or the end of its drain; return the exit code.
 
-    A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and a code other than 0.
+    A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and an exit code other than 0.
     """
     log = structlog.get_logger("towline.gateway").bind(line=settings.name)
     log.info("begins", version=version(), revision=revision())
     try:
-        give_memory_back()
-        prepare(settings.state_dir, Disk())
+        return_free_memory()
+        prepare_directory(settings.state_dir, Disk())
         with contextlib.suppress(PermissionError):  # a volume of root's that lets this user write
             settings.state_dir.chmod(0o700)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
-        with contextlib.ExitStack() as opened:
-            _Gateway(settings, opened).run()
+        with contextlib.ExitStack() as exit_stack:
+            _Gateway(settings, exit_stack).run()
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
-        failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
+        failure = error if isinstance(error, TowlineError) else unexpected_error(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
         if failure.code != "TL-J23":  # nothing is written where another user's state is
             with contextlib.suppress(OSError):  # the log has it
-                files.replace(settings.state_dir / ERROR_FILE, json.dumps(error_fields(failure)), synced=False)
+                files.replace(settings.state_dir / ERROR_FILE, json.dumps(error_fields(failure)), sync=False)
         return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
     log.info("ended", reason="as asked" if settings.drain_s is None else "drained")
     return 0
 
 
 def configure_logging(stream: Any = None) -> None:
-    """Log to stderr, or to another stream: JSON lines with UTC times, or for people when it is a terminal.
+    """Log to stderr or to `stream`: JSON lines with UTC times, or readable text on a terminal.
 
     Raises as `towline.logfile.log_settings`.
     """
-    stream, (level, form) = stream or LogStream(sys.stderr), log_settings()
-    text = stream.isatty() if form == "auto" else form == "text"
+    stream, (level, log_format) = stream or LogStream(sys.stderr), log_settings()
+    is_text = stream.isatty() if log_format == "auto" else log_format == "text"
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S" if text else "iso", utc=not text),
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_text else "iso", utc=not is_text),
             structlog.processors.format_exc_info,  # plain: a renderer's own would print the locals of frames [I12]
-            *([_escaped] if text else []),
+            *([_escape_event] if is_text else []),
             structlog.dev.ConsoleRenderer(
                 colors=stream.isatty() and "NO_COLOR" not in os.environ,
                 exception_formatter=structlog.dev.plain_traceback,
             )
-            if text
+            if is_text
             else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(stream),
     )
-    if not (threads := logging.getLogger("towline.threads")).handlers:
-        threads.addHandler(_Faults())
+    if not (thread_log := logging.getLogger("towline.threads")).handlers:
+        thread_log.addHandler(_ThreadFaultHandler())
 
 
-def give_memory_back() -> None:
-    """Let large buffers go back to the system as soon as they are free.
+def return_free_memory() -> None:
+    """Configure the allocators to return large buffers to the system as soon as they are free.
 
-    Arrow's own pool keeps them, glibc raises the size from which on it maps buffers with each one that is freed, and
-    each of its arenas keeps what the network's threads took piece by piece. Messages of 60 MB took 400 MB on the way
-    up and 720 MB on the way down with all three, 280 MB and 550 MB without (measured). Where there is no glibc, its
-    part is left out.
+    Arrow's own pool keeps them. glibc raises its mmap threshold with each freed buffer, and each of its arenas keeps
+    what the network threads allocated. Messages of 60 MB took 400 MB on the way up and 720 MB on the way down with all
+    three, 280 MB and 550 MB without (measured). Without glibc only Arrow's part is set.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
-class _Faults(logging.Handler):
-    """Faults of threads (`towline.threads`), as lines of this log."""
+class _ThreadFaultHandler(logging.Handler):
+    """Log handler for faults of threads (`towline.threads`)."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger("towline.gateway").error(record.getMessage(), code="TL-B55")
 
 
-def _escaped(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What brokers and devices said, fit for a terminal; JSON escapes by itself."""
-    shown = {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
-    return shown | {name: printable_lines(event[name]) for name in ("exception",) if name in event}
+def _escape_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape control characters in texts of brokers and devices for a terminal; JSON escapes by itself."""
+    escaped_fields = {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+    return escaped_fields | {name: printable_lines(event[name]) for name in ("exception",) if name in event}
 
 
-def waiting_since(journal: Journal, column: str) -> Callable[[], float | None]:
-    """Says when the first message came that still waits in a journal, in seconds since 1970; None when nothing waits.
+def oldest_waiting_time(journal: Journal, column: str) -> Callable[[], float | None]:
+    """Return a function for the arrival time of a journal's oldest uncommitted row.
 
-    A row, which has that time in `column`, is read once for each place the watermark comes to.
+    The time is in seconds since 1970, None if no row waits. It is in `column` of the row, which is read once per
+    position of the watermark.
     """
-    time_of = lru_cache(maxsize=1)(lambda offset: time_of_row(journal, offset, column))
+    time_of = lru_cache(maxsize=1)(lambda offset: row_time(journal, offset, column))
     return lambda: None if journal.committed >= journal.end else time_of(journal.committed)
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, opened: contextlib.ExitStack) -> None:
+    def __init__(self, settings: GatewaySettings, exit_stack: contextlib.ExitStack) -> None:
         self._settings = settings
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
-        self._service: InboxService | None = None
+        self._service: GatewayService | None = None
         self._front: NetworkFront | None = None
         if settings.listen is not None:  # judged before a broker is asked; they are read by a process of its own
             TokenFile(settings.listen.token_file)
             ServerCertificate.read(settings.listen)
         #: How long nothing had been written here, in seconds; 0 at the first start.
-        written = [version[0] / 1e9 for file in settings.inbox.glob("*") if (version := files.version(file))]
-        self._absent_s = time.time() - max(written) if written else 0.0
-        self._started = time.monotonic()
-        self._journal = opened.enter_context(Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal))
-        if note := self._journal.repair:
+        write_times = [
+            file_version[0] / 1e9 for file in settings.inbox_dir.glob("*") if (file_version := files.file_version(file))
+        ]
+        self._downtime_s = time.time() - max(write_times) if write_times else 0.0
+        self._started_at = time.monotonic()
+        self._journal = exit_stack.enter_context(
+            Journal.open(settings.inbox_dir, schema=ROW_SCHEMA, limits=settings.journal)
+        )
+        if note := self._journal.repair_note:
             self._log.warning("journal repaired", note=note)
         session: Mapping[str, Any] = self._journal.session
-        former = session["subscriptions"] if session.get("client_id") == settings.mqtt_client_id else ()
-        if problem := settings.passing_problem(former, settings.name):
+        previous_filters = session["subscriptions"] if session.get("client_id") == settings.mqtt_client_id else ()
+        if problem := settings.filter_change_error(previous_filters, settings.name):
             raise problem
-        check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
+        check_checkpoint(settings.name, self._journal, settings.checkpoint, is_only_gateway=settings.share is None)
         self._outbox: Outbox | None = None
-        self._oldest = waiting_since(self._journal, "received_at")
+        self._oldest_waiting = oldest_waiting_time(self._journal, "received_at")
         if settings.outbox is not None:
             limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
-            self._outbox = opened.enter_context(Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits))
-            if note := self._outbox.repair:
+            self._outbox = exit_stack.enter_context(
+                Outbox.open(settings.outbox_dir, schema=OUTBOX_SCHEMA, limits=limits)
+            )
+            if note := self._outbox.repair_note:
                 self._log.warning("outbox repaired", note=note)
             check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
-            self._oldest = waiting_since(self._outbox, "arrived_at")
-        self._began = self._journal.end
-        self._pump = Pump(settings, self._journal, self._outbox, news=self._notify)
+            self._oldest_waiting = oldest_waiting_time(self._outbox, "arrived_at")
+        self._start_offset = self._journal.end
+        self._pump = Pump(settings, self._journal, self._outbox, on_progress=self._notify)
 
     def run(self) -> None:
         # A chunk makes some ten thousand lists that die with it: collecting among them cost a tenth of the CPU.
         gc.freeze()
         gc.set_threshold(ALLOCATIONS_PER_COLLECTION)
-        with _signals(self._pump.stop, self._pump.wake_fd):
+        with _signal_handlers(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
-                guarded_thread(self._watch_owner, "owner", self._settings.owner_pid, again_s=1.0).start()
-            serving = guarded_thread(self._serve, "serve", ended=self._unserved)
-            serving.start()
+                guarded_thread(self._watch_owner, "owner", self._settings.owner_pid, retry_s=1.0).start()
+            serve_thread = guarded_thread(self._serve, "serve", on_fault=self._fail_serving)
+            serve_thread.start()
             try:
                 self._pump.run()
             finally:
                 notify(STOPPING="1")
-                serving.join()
+                serve_thread.join()
                 if self._service is not None:
                     self._service.close()  # who waits is answered by it, on the network too
                 if self._front is not None:
                     self._front.close()
         if self._failure:
             raise self._failure
-        if self._settings.drain_s is not None and not self._pump.drained:
-            what, do = "it ended before it was drained", "Nothing is lost. Run the same command again."
-            raise GatewayError("TL-G58", self._settings.name, what, do)
+        if self._settings.drain_s is not None and not self._pump.is_drained:
+            problem, remedy = "it ended before it was drained", "Nothing is lost. Run the same command again."
+            raise GatewayError("TL-G58", self._settings.name, problem, remedy)
 
     def _serve(self) -> None:
-        """Publish the endpoint once a broker has answered: whoever started us learns of a wrong password."""
-        self._pump.heard.wait()
-        if self._pump.ended:
+        """Publish the endpoint once a broker has answered, so that a wrong password is reported to the starter."""
+        self._pump.broker_answered.wait()
+        if self._pump.has_ended:
             return
-        self._service = InboxService(
-            self._settings, self._journal, self._pump, outbox=self._outbox, status=self._status, failed=self._failed
+        self._service = GatewayService(
+            self._settings,
+            self._journal,
+            self._pump,
+            outbox=self._outbox,
+            status=self._status,
+            report_failure=self._fail,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:
@@ -232,9 +243,9 @@ class _Gateway:
             self._log.info("listening", **self._front.status())
         notify(READY="1")
 
-    def _unserved(self, error: BaseException) -> None:
-        """A gateway that nobody can reach must end, not receive until its disk is full; raised by `run`."""
-        self._failed(error if isinstance(error, TowlineError) else unforeseen(self._settings.name, error))
+    def _fail_serving(self, error: BaseException) -> None:
+        """Stop the gateway if its service fails: unreachable, it would receive until the disk is full."""
+        self._fail(error if isinstance(error, TowlineError) else unexpected_error(self._settings.name, error))
 
     def _notify(self) -> None:
         if self._service is not None:
@@ -247,41 +258,41 @@ class _Gateway:
             "guarantee": self._settings.guarantee.value,
             "journaled": journal.end,
             "waiting": journal.end - journal.committed,
-            "recovered": journal.repair or None,
-            "absent_s": self._absent_s,
-            "up_s": time.monotonic() - self._started,
-            "arrived": journal.end - self._began,
-            "oldest": self._oldest(),
-            "measured": {"inbox": journal.measured()}
-            | ({} if self._outbox is None else {"outbox": self._outbox.measured()}),
+            "recovered": journal.repair_note or None,
+            "absent_s": self._downtime_s,
+            "up_s": time.monotonic() - self._started_at,
+            "arrived": journal.end - self._start_offset,
+            "oldest": self._oldest_waiting(),
+            "measured": {"inbox": journal.disk_status()}
+            | ({} if self._outbox is None else {"outbox": self._outbox.disk_status()}),
             **({"listen": self._front.status()} if self._front else {}),
         }
 
     def _watch_owner(self, pid: int) -> None:
-        """End when the process has ended; a pidfd can't be fooled by a pid that is used again."""
+        """Stop the gateway when its owner's process has ended; a pidfd is safe against reuse of the pid."""
         with contextlib.suppress(OSError):  # it is not there any more
             select.select([os.pidfd_open(pid)], [], [])
         self._log.info("owner ended, ending too", owner=pid)
         self._pump.stop()
 
-    def _failed(self, error: TowlineError) -> None:
+    def _fail(self, error: TowlineError) -> None:
         self._failure = error
         self._pump.stop()
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a clean end; a second one ends at once, which loses nothing acknowledged."""
-    asked: list[int] = []
+def _signal_handlers(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
+    """Handle SIGTERM and SIGINT: the first stops cleanly, the second exits at once and loses nothing acknowledged."""
+    received_signals: list[int] = []
 
     def on_signal(number: int, _frame: object) -> None:
-        if asked:
+        if received_signals:
             os._exit(128 + number)
-        asked.append(number)
+        received_signals.append(number)
         stop()
 
     # One that is ignored stays so: nohup, or a shell's background job.
-    numbers = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    numbers = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
     # The kernel may hand the signal to a thread of Arrow's; the pump must wake up all the same.
     signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
     for number in numbers:
@@ -295,58 +306,58 @@ def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
 
 
 #: Longest time for it to listen, in seconds: the start of Python, and a port that is not free yet.
-_START_S: Final = 30.0
+_FRONT_START_TIMEOUT_S: Final = 30.0
 #: Longest time for the process that faces the network to end calls that run, in seconds.
-END_S: Final = 5.0
+FRONT_STOP_TIMEOUT_S: Final = 5.0
 
 
 class NetworkFront:
-    """Keeps `towline.gateway.front` running, and raises what keeps the first one from listening, such as TL-G45.
+    """Supervisor of `towline.gateway.front`; raises the error if the first process can't listen, such as TL-G45.
 
     Args:
-        settings: Of the gateway; it listens.
-        gateway: Location of its unix socket.
-        most_bytes: What it may have in memory; default a quarter of the machine's, 2 GB at least.
+        settings: Settings of the gateway, with ``listen``.
+        gateway_location: Location of its unix socket.
+        max_bytes: Memory limit; default a quarter of the machine's, 2 GB at least.
     """
 
-    def __init__(self, settings: GatewaySettings, gateway: str, *, most_bytes: int | None = None) -> None:
+    def __init__(self, settings: GatewaySettings, gateway_location: str, *, max_bytes: int | None = None) -> None:
         assert settings.listen is not None
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        self._told: dict[str, Any] = {
+        self._front_settings: dict[str, Any] = {
             "name": settings.name,
             "state_dir": str(settings.state_dir),
-            "gateway": gateway,
-            "most_bytes": most_bytes,
+            "gateway": gateway_location,
+            "most_bytes": max_bytes,
             "listen": settings.listen.model_dump(mode="json"),
         }
         self._status: dict[str, Any] = {}
-        self._where = settings.listen.location
+        self._location = settings.listen.location
         #: What is to be told where the process ends, or says nothing.
-        self._failure: TowlineError = self._silent("nothing listens yet")
-        self._heard = threading.Event()
+        self._failure: TowlineError = self._silent_error("nothing listens yet")
+        self._report_received = threading.Event()
         self._closing = threading.Event()
-        self._pauses = Backoff(first=0.1, most=10.0)
+        self._backoff = Backoff(first_s=0.1, max_s=10.0)
         self._process = self._start()
-        self._thread = guarded_thread(self._keep, "network", again_s=1.0)
+        self._thread = guarded_thread(self._supervise, "network", retry_s=1.0)
         self._thread.start()
-        self._heard.wait(_START_S)
+        self._report_received.wait(_FRONT_START_TIMEOUT_S)
         if not self._status:
             self.close()
             raise self._failure
 
-    def _silent(self, what: str) -> GatewayError:
-        return GatewayError("TL-G45", self._where, what, "See the gateway's log.")
+    def _silent_error(self, problem: str) -> GatewayError:
+        return GatewayError("TL-G45", self._location, problem, "See the gateway's log.")
 
     def status(self) -> dict[str, Any]:
-        """What it said last; ``running`` tells whether it is there."""
+        """Return the process's last status report; ``running`` says whether it is alive."""
         return {**self._status, "running": self._process.poll() is None}
 
     def close(self) -> None:
-        """Let it end; calls that hang are not waited for."""
+        """Stop the process; waits `FRONT_STOP_TIMEOUT_S` seconds at most for running calls."""
         self._closing.set()
-        _end(self._process)
-        self._thread.join(END_S)
-        _end(self._process).close()  # it may be one that was started meanwhile
+        _stop_process(self._process)
+        self._thread.join(FRONT_STOP_TIMEOUT_S)
+        _stop_process(self._process).close()  # it may be one that was started meanwhile
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -359,50 +370,50 @@ class NetworkFront:
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(self._told) + "\n")
+            process.stdin.write(json.dumps(self._front_settings) + "\n")
             process.stdin.flush()
         return process
 
-    def _keep(self) -> None:
-        """Hear it until it ends, and start another; only the first one has to come up."""
+    def _supervise(self) -> None:
+        """Read reports until the process ends, then restart it; only the first one has to start successfully."""
         while True:
-            self._hear(self._process, int(self._status.get("refused", 0)))
-            output = _end(self._process)
-            self._heard.set()
+            self._read_reports(self._process, int(self._status.get("refused", 0)))
+            output = _stop_process(self._process)
+            self._report_received.set()
             if self._closing.is_set() or not self._status:
                 return
-            code, reason = self._process.returncode, self._failure.what
+            code, reason = self._process.returncode, self._failure.problem
             self._log.warning("the network's process ended", code="TL-G49", exit=code, reason=reason)
-            if self._closing.wait(self._pauses.next()):
+            if self._closing.wait(self._backoff.next_pause()):
                 return
-            self._failure = self._silent("it was killed")
+            self._failure = self._silent_error("it was killed")
             self._process = self._start()
             output.close()
 
-    def _hear(self, process: subprocess.Popen[str], refused_before: int) -> None:
-        """Hear it until it ends."""
+    def _read_reports(self, process: subprocess.Popen[str], previous_refused: int) -> None:
+        """Read the process's JSON reports until it ends."""
         assert process.stdout is not None
         for line in iter(process.stdout.readline, ""):
-            words = json.loads(line)
-            if "error" in words:
-                self._failure = error_from(words["error"])
+            report = json.loads(line)
+            if "error" in report:
+                self._failure = error_from(report["error"])
                 return
-            words["refused"] += refused_before
-            self._status, self._failure = words, self._silent("it was killed")
-            self._pauses.reset()
+            report["refused"] += previous_refused
+            self._status, self._failure = report, self._silent_error("it was killed")
+            self._backoff.reset()
             # Another one listens on the same port, whichever was free at first.
-            self._told["listen"]["address"] = words["location"].partition("://")[2]
-            self._heard.set()
+            self._front_settings["listen"]["address"] = report["location"].partition("://")[2]
+            self._report_received.set()
 
 
-def _end(process: subprocess.Popen[str]) -> IO[str]:
-    """Close its standard input, which ends it, in a while by force; its standard output."""
+def _stop_process(process: subprocess.Popen[str]) -> IO[str]:
+    """Close the process's standard input, which ends it, and kill it after a timeout; return its standard output."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
     try:
-        process.wait(END_S)
+        process.wait(FRONT_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,20 +1,19 @@
-"""The session of a gateway that runs: other filters for it, and its end.
+"""Filter changes and the drain of a gateway's MQTT session.
 
-Where other filters are wanted, the broker is asked for the difference only (`towline.mqtt.events.Want`); a filter that
-it refuses takes the whole change back. A gateway leaves its line in one pass, ``towline gateway --drain``:
+For a change of filters the broker is asked for the difference only (`towline.mqtt.events.ChangeSubscriptions`). A
+filter that it refuses takes the whole change back. ``towline gateway --drain`` takes these steps:
 
-    step         until
-    LEAVING      UNSUBACK has come for every filter
-    TAKING       nothing is unacknowledged, and nothing has come for a while, over which every PINGREQ is answered
-    COMMITTING   every consumer has committed the end of the journal, publishers have their receipts, and the outbox
-                 has nothing left to send
-    ENDING       a CONNECT with Clean Start is answered: the broker has no session any more
+    step             until
+    UNSUBSCRIBING    UNSUBACK has come for every filter
+    RECEIVING        nothing is unacknowledged, and nothing has come for the idle time, with every PINGREQ answered
+    COMMITTING       every consumer has committed the end of the journal, publishers have their receipts, and the
+                     outbox is empty
+    ENDING_SESSION   a CONNECT with Clean Start is answered: the broker has no session any more
 
-Nothing of it is written down: after a kill the same command takes the same steps, and where the session was ended
-already an empty one is made, and ended. Nothing new may be queued before what is queued can be taken out
-[MQTT-3.10.4-2, -3], and what a session holds that is ended the broker gives to no other. Nor does MQTT say when a
-session is empty, a broker answers a PINGREQ while it has yet to send: only silence tells, and how much of it is enough
-is for the user to say.
+No step is stored: after a kill the same command takes the same steps. If the session was ended already, an empty one is
+created and ended. New messages must not be queued before the queued ones are received [MQTT-3.10.4-2, -3], because the
+broker discards what an ended session holds. MQTT does not say when a session is empty: a broker answers a PINGREQ while
+it has yet to send. So only silence shows it, and the user sets how long (``--idle``).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, Unreachable
-from towline.mqtt.events import Event, Filter, Want
+from towline.mqtt.events import ChangeSubscriptions, Event, Filter
 from towline.mqtt.session import Session
 from towline.net.driver import Hooks, SessionDriver
 
@@ -38,179 +37,186 @@ if TYPE_CHECKING:
 #: So many PINGREQs are answered over that time.
 _PROBES: Final = 4
 #: Pause before another try to end the session, in seconds.
-_AGAIN_S: Final = 2.0
+_RETRY_S: Final = 2.0
 #: Patience in seconds with a broker whose session is to be ended, at least.
-_ENDING_S: Final = 10.0
+_SESSION_END_TIMEOUT_S: Final = 10.0
 
 
-class ChangeState(StrEnum):
-    """How far a change of filters is."""
+class FilterChangeState(StrEnum):
+    """State of a change of filters."""
 
     #: Not all of it is answered by the broker; also while there is no connection.
-    ASKED = "asked"
+    PENDING = "asked"
     #: The session is subscribed to exactly these filters.
     GRANTED = "granted"
     #: The broker does not want one of them, and the filters are those before.
     REFUSED = "refused"
 
 
-class WantedFilters:
-    """The filters that a gateway wants, at first those of its settings; it belongs to the pump's thread."""
+class RequestedFilters:
+    """Topic filters that a gateway requests, at first those of its settings. Belongs to the pump's thread."""
 
-    def __init__(self, settings: GatewaySettings, handle: Callable[[Event], None]) -> None:
+    def __init__(self, settings: GatewaySettings, handle_event: Callable[[Event], None]) -> None:
         self._settings = settings
         #: Gives the session an event.
-        self._handle = handle
+        self._handle_event = handle_event
         #: The change that was asked for last: its name, and its filters.
         self._change = ("", settings.filters)
         #: Those of the next session.
-        self._wanted = settings.filters
+        self._filters = settings.filters
 
-    def of(self, former: Session | None) -> tuple[Filter, ...]:
-        """What a session that follows another is to be subscribed to: what was refused is wanted no more."""
-        if former is not None and former.refusal is not None:
-            self._wanted = former.config.filters
-        return self._wanted
+    def for_session(self, previous_session: Session | None) -> tuple[Filter, ...]:
+        """Return the filters for the session that follows another; a refused change is not requested again."""
+        if previous_session is not None and previous_session.filter_refusal is not None:
+            self._filters = previous_session.config.filters
+        return self._filters
 
-    def ask(self, change: str, filters: Sequence[Filter], session: Session) -> dict[str, str]:
-        """Want these filters; with the same name and filters it is asked how far the change is.
+    def request(self, change: str, filters: Sequence[Filter], session: Session) -> dict[str, str]:
+        """Request these filters, or report the state of that change if it was requested already.
 
-        Who asks comes with the same words until it is told, so that a gateway that was killed meanwhile is asked anew.
+        The caller repeats the call until the state is final, so a gateway that was killed meanwhile gets the request
+        again.
 
         Returns:
-            ``state``, a `ChangeState`, and ``text``: why the broker refused.
+            ``state``, a `FilterChangeState`, and ``text``: the broker's reason for a refusal.
         """
-        wanted = self._settings.model_copy(update={"subscriptions": tuple(filters)}).filters
-        if (change, wanted) != self._change:
-            self._change, self._wanted = (change, wanted), wanted
-            self._handle(Want(wanted, or_back=True))
+        requested_filters = self._settings.model_copy(update={"subscriptions": tuple(filters)}).filters
+        if (change, requested_filters) != self._change:
+            self._change, self._filters = (change, requested_filters), requested_filters
+            self._handle_event(ChangeSubscriptions(requested_filters, revert_on_refusal=True))
         if not session.subscribed:
-            return {"state": ChangeState.ASKED.value, "text": ""}
-        if session.config.filters == wanted:
-            return {"state": ChangeState.GRANTED.value, "text": ""}
-        return {"state": ChangeState.REFUSED.value, "text": str(session.refusal or "a filter was refused")}
+            return {"state": FilterChangeState.PENDING.value, "text": ""}
+        if session.config.filters == requested_filters:
+            return {"state": FilterChangeState.GRANTED.value, "text": ""}
+        return {"state": FilterChangeState.REFUSED.value, "text": str(session.filter_refusal or "a filter was refused")}
 
 
 class DrainStep(StrEnum):
-    """Where a drain stands."""
+    """Step of a drain."""
 
-    LEAVING = "unsubscribing"
-    TAKING = "taking what the broker holds"
+    UNSUBSCRIBING = "unsubscribing"
+    RECEIVING = "taking what the broker holds"
     COMMITTING = "waiting for commits"
-    ENDING = "ending the session"
+    ENDING_SESSION = "ending the session"
     DRAINED = "drained"
 
 
 class Drain:
-    """The drain of one gateway: which step it stands at, and when its session counts as empty. Pure: no clock.
+    """State machine of one gateway's drain, without a clock.
 
-    Nothing may come for `idle_s` seconds before it does.
+    The session counts as empty when nothing has come for `idle_s` seconds.
     """
 
     def __init__(self, idle_s: float) -> None:
-        self.step = DrainStep.LEAVING
+        self.step = DrainStep.UNSUBSCRIBING
         #: When to look again by the clock; None where commits and answers of the broker wake.
-        self.due: float | None = None
+        self.next_check_at: float | None = None
         self._idle_s = idle_s
         #: All that had come when the silence began, None for no silence; when that was; and PINGREQs since then.
-        self._here: tuple[int, ...] | None = None
-        self._since, self._probes = 0.0, 0
+        self._last_activity: tuple[int, ...] | None = None
+        self._idle_since, self._probes_sent = 0.0, 0
         #: When the end of the session is tried again.
-        self._again_at = 0.0
+        self._retry_at = 0.0
 
-    def look(
+    def advance(
         self,
         now: float,
-        probe: Callable[[], None],
-        came: tuple[int, ...] | None,
+        send_probe: Callable[[], None],
+        activity: tuple[int, ...] | None,
         *,
         subscribed: bool,
-        probed: bool,
-        owing: bool,
+        probes_answered: bool,
+        work_pending: bool,
     ) -> bool:
-        """See how far it is; whether the session is to be ended now.
+        """Update the step; return True if the session is to be ended now.
 
         Args:
-            now: Seconds on a clock that never goes back.
-            probe: Sends a PINGREQ.
-            came: Changes with all that comes: connection, messages received (those too that were not stored), QoS 2
-                ids that are not released. None while it is not online, or a message is unacknowledged or not on disk.
+            now: Seconds on a monotonic clock.
+            send_probe: Sends a PINGREQ.
+            activity: Changes with whatever comes: connection, messages received (also those not stored), QoS 2 ids that
+                are not released. None while offline, or while a message is unacknowledged or not on disk.
             subscribed: A filter is subscribed, or may be.
-            probed: Every PINGREQ is answered.
-            owing: A row is to be committed, a publisher is to get a receipt, or a message is to be sent.
+            probes_answered: Every PINGREQ is answered.
+            work_pending: A row is not committed, a receipt is due, or a message is to be sent.
         """
-        self.due = None
+        self.next_check_at = None
         if subscribed:
-            self.step = DrainStep.LEAVING
-        elif not self._is_empty(now, probe, came, probed=probed):
-            self.step = DrainStep.TAKING
-        elif owing:
+            self.step = DrainStep.UNSUBSCRIBING
+        elif not self._is_session_empty(now, send_probe, activity, probes_answered=probes_answered):
+            self.step = DrainStep.RECEIVING
+        elif work_pending:
             self.step = DrainStep.COMMITTING
         else:
-            self.step, self.due = DrainStep.ENDING, self._again_at
-        return self.step is DrainStep.ENDING and now >= self._again_at
+            self.step, self.next_check_at = DrainStep.ENDING_SESSION, self._retry_at
+        return self.step is DrainStep.ENDING_SESSION and now >= self._retry_at
 
-    def _is_empty(self, now: float, probe: Callable[[], None], came: tuple[int, ...] | None, *, probed: bool) -> bool:
-        """Whether the broker has no more to send: nothing has come for a while, and the connection is alive."""
-        if came is None or came != self._here:
-            self._here, self._since, self._probes = came, now, 0
-        if came is None:
+    def _is_session_empty(
+        self, now: float, send_probe: Callable[[], None], activity: tuple[int, ...] | None, *, probes_answered: bool
+    ) -> bool:
+        """Return True if the session was idle for `idle_s` seconds and every PINGREQ of that time is answered."""
+        if activity is None or activity != self._last_activity:
+            self._last_activity, self._idle_since, self._probes_sent = activity, now, 0
+        if activity is None:
             return False
-        if self._probes < _PROBES and now >= self._since + self._idle_s * self._probes / _PROBES:
-            self._probes, probed = self._probes + 1, False
-            probe()
-        at = self._since + self._idle_s * self._probes / _PROBES
-        self.due = at if at > now else None
-        return probed and self._probes == _PROBES and now >= at
+        if self._probes_sent < _PROBES and now >= self._idle_since + self._idle_s * self._probes_sent / _PROBES:
+            self._probes_sent, probes_answered = self._probes_sent + 1, False
+            send_probe()
+        next_probe_at = self._idle_since + self._idle_s * self._probes_sent / _PROBES
+        self.next_check_at = next_probe_at if next_probe_at > now else None
+        return probes_answered and self._probes_sent == _PROBES and now >= next_probe_at
 
-    def put_off(self, now: float) -> None:
-        """The session could not be ended."""
-        self._again_at = self.due = now + _AGAIN_S
+    def postpone_end(self, now: float) -> None:
+        """Postpone the next attempt to end the session."""
+        self._retry_at = self.next_check_at = now + _RETRY_S
 
 
-def drainable(settings: GatewaySettings) -> None:
-    """See that a gateway can be drained; raises ConfigError, TL-G57, where it can't."""
+def check_drainable(settings: GatewaySettings) -> None:
+    """Check that a gateway can be drained; raises ConfigError, TL-G57, if it can't."""
     if settings.connection.several_sessions:
-        what = "its brokers may each have a session of its own, and only the one in use would be emptied"
-        do = "Set brokers_share_sessions where they are one cluster, or drain it at each broker by itself."
-        raise ConfigError("TL-G57", settings.name, what, do)
+        problem = "its brokers may each have a session of its own, and only the one in use would be emptied"
+        remedy = "Set brokers_share_sessions where they are one cluster, or drain it at each broker by itself."
+        raise ConfigError("TL-G57", settings.name, problem, remedy)
 
 
 def end_session(connection: BrokerConnection, client_id: str, cancelled: Callable[[], bool]) -> None:
-    """End a session at every broker where one may be.
+    """End a session at every broker that may have it.
 
-    A CONNECT with Clean Start discards the session that is there [MQTT-3.1.2-4], and CONNACK says that it is done; with
-    expiry 0 (MQTT 3.x: CleanSession 1) the one that it makes ends with the connection.
+    A CONNECT with Clean Start discards the present session [MQTT-3.1.2-4], and CONNACK confirms it. With expiry 0 (MQTT
+    3.x: CleanSession 1) the new session ends with the connection.
 
     Args:
-        connection: How to get there.
-        client_id: Whose session; nobody may be connected with it.
-        cancelled: Whether to give it up.
+        connection: Brokers and settings of the connection.
+        client_id: Client id of the session; no client may be connected with it.
+        cancelled: Returns True to stop waiting.
 
     Raises:
-        BrokerError: It is not known to be ended.
+        BrokerError: No broker confirmed the end.
         ConfigError: A broker can't be reached as configured.
     """
-    session = connection.settings.session(
-        client_id, connection.session.where, will=None, session_expiry_s=0, clean_start=True, durable=False
+    session = connection.settings.session_config(
+        client_id, connection.session.location, will=None, session_expiry_s=0, clean_start=True, durable=False
     )
-    ending = replace(connection, session=session)
-    patience_s = max(_ENDING_S, connection.settings.connect_timeout_s)
-    places = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
-    for brokers in places:
-        given_up = partial(lambda end: cancelled() or time.monotonic() >= end, time.monotonic() + patience_s)
+    clean_connection = replace(connection, session=session)
+    timeout_s = max(_SESSION_END_TIMEOUT_S, connection.settings.connect_timeout_s)
+    broker_groups = (
+        [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
+    )
+    for broker_group in broker_groups:
+        is_expired = partial(lambda deadline: cancelled() or time.monotonic() >= deadline, time.monotonic() + timeout_s)
         hooks = Hooks(  # nothing is received, and nothing is to be remembered
-            new_session=lambda level: Session(ending.session_at(level)), perform=lambda _: None, cancelled=given_up
+            new_session=lambda level: Session(clean_connection.session_config_for(level)),
+            perform=lambda _: None,
+            cancelled=is_expired,
         )
-        driver = SessionDriver(replace(ending, brokers=brokers), hooks)
+        driver = SessionDriver(replace(clean_connection, brokers=broker_group), hooks)
         try:
             while not driver.online:
-                if driver.fatal is not None:
-                    raise driver.fatal
-                if given_up():
-                    what = "the broker did not let the session be ended in time"
-                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
-                driver.turn(time.monotonic() + 0.1)
-            driver.leave()
+                if driver.fatal_error is not None:
+                    raise driver.fatal_error
+                if is_expired():
+                    problem = "the broker did not let the session be ended in time"
+                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), problem, "Trying again.")
+                driver.run_once(time.monotonic() + 0.1)
+            driver.send_disconnect()
         finally:
             driver.dispose()

@@ -1,4 +1,4 @@
-"""What a gateway is told: one validated value, the same for a bridge line, a Spark option map and the command line."""
+"""Settings of a gateway: one validated model for bridge lines, Spark options and the command line."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from towline.delivery.receipts.payload import PREFIX
+from towline.delivery.receipts.payload import TOPIC_PREFIX
 from towline.errors import ConfigError
-from towline.gateway.access import REMOTE
+from towline.gateway.access import REMOTE_SCHEME
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
-from towline.mqtt.filters import overlapping
+from towline.mqtt.filters import overlapping_pairs
 from towline.mqtt.rules import filter_problem
 from towline.net.settings import BrokerConnection, Brokers, MqttSettings
-from towline.options import OptionText, host_port, label, parts
+from towline.options import OptionSpelling, parse_host_port, parse_label, parse_list
 from towline.validation import SettingsModel
 
 
-def subscriptions(text: str) -> list[dict[str, object]]:
-    """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma), or of objects.
+def parse_subscriptions(text: str) -> list[dict[str, object]]:
+    """Parse ``telemetry/#:1, alarms/+``, or a JSON list of such texts (for filters with a comma) or of objects.
 
     Raises:
-        ValueError: For an empty list, or JSON that is none of these.
+        ValueError: The list is empty, or the JSON is neither.
     """
-    filters = parts(text, "filters", '["a,b/#:1"]', str | dict)
+    filters = parse_list(text, "filters", '["a,b/#:1"]', str | dict)
     if not filters:
         raise ValueError("it has no topic filter")
-    return [_subscription(part) for part in filters]
+    return [_parse_subscription(part) for part in filters]
 
 
 #: Keys of a subscription as a JSON object, and what the gateway calls them [MQTT 5 section 3.8.3.1].
-_SUBSCRIPTION: Final = {
+_SUBSCRIPTION_KEYS: Final = {
     "filter": "pattern",
     "qos": "qos",
     "noLocal": "no_local",
@@ -49,26 +49,28 @@ _SUBSCRIPTION: Final = {
 }
 
 
-def _subscription(said: str | dict[str, object]) -> dict[str, object]:
-    if isinstance(said, dict):
-        unknown = next((name for name in said if name not in _SUBSCRIPTION), None)
-        if unknown is not None or "filter" not in said:
-            known = ", ".join(_SUBSCRIPTION)
-            raise ValueError(f'a subscription has {known}, and no "{unknown}"' if unknown else "a filter is missing")
-        return {_SUBSCRIPTION[name]: value for name, value in said.items()}
-    text = said.strip()
+def _parse_subscription(entry: str | dict[str, object]) -> dict[str, object]:
+    if isinstance(entry, dict):
+        unknown_key = next((name for name in entry if name not in _SUBSCRIPTION_KEYS), None)
+        if unknown_key is not None or "filter" not in entry:
+            known_keys = ", ".join(_SUBSCRIPTION_KEYS)
+            raise ValueError(
+                f'a subscription has {known_keys}, and no "{unknown_key}"' if unknown_key else "a filter is missing"
+            )
+        return {_SUBSCRIPTION_KEYS[name]: value for name, value in entry.items()}
+    text = entry.strip()
     match = re.fullmatch(r"(.*):([0-9]+)", text, re.DOTALL)
     return {"pattern": match[1], "qos": int(match[2])} if match else {"pattern": text}
 
 
-def _life(text: str) -> bool:
-    """Whether a gateway outlives who has it started."""
+def _parse_detached(text: str) -> bool:
+    """Parse ``gatewayLife``: True for ``detached``, False for ``query``."""
     if text.lower() not in ("query", "detached"):
         raise ValueError("must be query or detached")
     return text.lower() == "detached"
 
 
-def _subscribable(value: Filter) -> Filter:
+def _check_filter(value: Filter) -> Filter:
     if problem := filter_problem(value.pattern):
         raise ValueError(problem)
     if value.no_local and value.pattern.startswith("$share/"):
@@ -77,18 +79,18 @@ def _subscribable(value: Filter) -> Filter:
 
 
 #: A topic filter and its options. What it leaves open about retained messages the gateway's own setting decides.
-SubscribedFilter = Annotated[Filter, AfterValidator(_subscribable)]
+SubscribedFilter = Annotated[Filter, AfterValidator(_check_filter)]
 
 
 class OutboxLimits(SettingsModel):
-    """When the outbox takes no more, and when its messages are too old [I7].
+    """Size and age limits of an outbox [I7].
 
     Attributes:
-        max_bytes: Most bytes on disk; default no limit but the disk. More is refused until something was delivered; a
+        max_bytes: Maximum bytes on disk; default no limit but the disk. More is refused until messages are delivered; a
             partition of a batch has to fit (TL-J15).
-        min_free_bytes: Space left free on the file system.
-        segment_bytes: Size at which a new segment begins.
-        max_age_s: Messages that came so many seconds ago are not sent any more, and counted as expired; default never.
+        min_free_bytes: Bytes left free on the file system.
+        segment_bytes: Size in bytes at which a new segment begins.
+        max_age_s: Messages older than this, in seconds, are not sent, and counted as expired; default no limit.
     """
 
     max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
@@ -98,12 +100,12 @@ class OutboxLimits(SettingsModel):
 
 
 class OutboxSettings(OutboxLimits):
-    """An outbox: its limits, and the query that writes to it.
+    """Limits of an outbox, and the query that writes to it.
 
     Attributes:
-        checkpoint: Location of the checkpoint of a query that writes here: an outbox that is an older copy than what it
-            remembers sends nothing [I14]. "" for one that is not known.
-        number: Of the outbox, where that query writes to several.
+        checkpoint: Location of the checkpoint of the query that writes here: an outbox that is an older copy than the
+            checkpoint records sends nothing [I14]. "" if unknown.
+        number: Number of the outbox, if the query writes to several.
     """
 
     checkpoint: str = ""
@@ -111,46 +113,46 @@ class OutboxSettings(OutboxLimits):
 
 
 class ReceiptSettings(SettingsModel):
-    """End-to-end receipts for publishers that ask for them (docs/receipts.md).
+    """End-to-end receipts for publishers that request them (docs/receipts.md).
 
     Attributes:
-        key_file: Holds the line's keys; only publishers with one of them, or with one made of it, are heard.
+        key_file: File of the line's keys; only publishers with one of them, or with one derived from it, get receipts.
         prefix: Receipts go to this topic, a slash, and the publisher's id.
-        max_publishers: More are not known: their messages pass, get no receipt, and repeats are doubles.
-        max_ranges: Ranges of one publisher's numbers with others missing between them; what would make one more is
-            dropped and comes again.
-        keep_s: A publisher that is silent for so long is forgotten, and with it what it had sent.
+        max_publishers: Maximum number of publishers. Messages of further ones pass without receipt and deduplication.
+        max_ranges: Maximum ranges of one publisher's numbers with gaps between them; a message that would add one is
+            dropped, and the publisher sends it again.
+        keep_s: Seconds until the state of a silent publisher is removed.
     """
 
     key_file: Path
-    prefix: Annotated[str, Field(pattern=r"^[^+#\x00$/](?:[^+#\x00]{0,198}[^+#\x00/])?$")] = PREFIX
+    prefix: Annotated[str, Field(pattern=r"^[^+#\x00$/](?:[^+#\x00]{0,198}[^+#\x00/])?$")] = TOPIC_PREFIX
     max_publishers: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_ranges: Annotated[int, Field(ge=1, le=100_000)] = 256
     keep_s: Annotated[float, Field(ge=60)] = 30 * 86400
 
 
-def _address(value: str) -> str:
-    host_port(value)
+def _parse_address(value: str) -> str:
+    parse_host_port(value)
     return value.strip() if ":" in value else f"127.0.0.1:{value.strip()}"
 
 
 #: ``HOST:PORT``.
-ListenAddress = Annotated[str, AfterValidator(_address)]
-_NEEDED: Final = ("cert_file", "key_file", "token_file")
+ListenAddress = Annotated[str, AfterValidator(_parse_address)]
+_REQUIRED_KEYS: Final = ("cert_file", "key_file", "token_file")
 
 
 class ListenSettings(SettingsModel):
-    """A network address of a gateway.
+    """Network address of a gateway, with its TLS and token files.
 
-    There is no form without TLS and token, not on loopback either: whoever is on this machine has the unix socket,
-    which the rights of a file protect and which needs neither.
+    TLS and token are required on loopback too: local clients use the unix socket, which its file mode protects and
+    which needs neither.
 
     Attributes:
         address: ``HOST:PORT`` to listen on, or a port of 127.0.0.1 alone; ``0.0.0.0`` or ``[::]`` for every address of
-            the machine, port 0 for one that is free.
+            the machine, port 0 for a free one.
         cert_file: Certificate chain of the gateway (PEM).
         key_file: Its private key (PEM).
-        token_file: Tokens, one a line; each of them lets a client in, so that one can be replaced without a stop.
+        token_file: Tokens, one a line; each is accepted, so that one can be replaced without a stop.
     """
 
     address: ListenAddress
@@ -160,21 +162,21 @@ class ListenSettings(SettingsModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _secured(cls, value: Any) -> Any:
-        missing = [name for name in _NEEDED if not value.get(name)] if isinstance(value, Mapping) else []
-        if missing:
-            what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
-            raise ValueError(f"{what}; add it, in a bridge file to [gateway], or remove listen")
+    def _require_tls_and_token(cls, value: Any) -> Any:
+        missing_keys = [name for name in _REQUIRED_KEYS if not value.get(name)] if isinstance(value, Mapping) else []
+        if missing_keys:
+            problem = f"what listens on a network has TLS and a token, and {' and '.join(missing_keys)} is missing"
+            raise ValueError(f"{problem}; add it, in a bridge file to [gateway], or remove listen")
         return value
 
     @property
     def location(self) -> str:
-        """As a location of Arrow Flight."""
-        return f"{REMOTE}{self.address}"
+        """Arrow Flight location of the address."""
+        return f"{REMOTE_SCHEME}{self.address}"
 
 
-class ShareWay(StrEnum):
-    """How a line's messages are shared among its gateways."""
+class ShareMethod(StrEnum):
+    """Method by which the gateways of a line share its messages."""
 
     #: Each member has filters of its own, and no topic is taken by two of them: order per topic and device.
     FILTERS = "filters"
@@ -183,62 +185,62 @@ class ShareWay(StrEnum):
 
 
 class ShareSettings(SettingsModel):
-    """One member among the gateways of a line.
+    """Place of one member among the gateways of a line.
 
     Attributes:
-        member: This one.
-        members: The names of all, sorted.
-        way: How they share.
-        client_id: The line's, without the name of a member.
+        member: Name of this member.
+        members: Names of all members, sorted.
+        way: Method of sharing.
+        client_id: Client id of the line, without a member's name.
     """
 
     member: str = Field(min_length=1)
     members: tuple[str, ...] = Field(min_length=1)
-    way: ShareWay
+    way: ShareMethod
     client_id: str = ""
 
-    def id_of(self, member: str) -> str:
-        """The MQTT client id of a member."""
+    def member_client_id(self, member: str) -> str:
+        """Return the MQTT client id of a member."""
         return f"{self.client_id}-{member}"
 
 
 #: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.
-_WINDOW_QOS_2: Final = 2000
+_QOS_2_WINDOW: Final = 2000
 
 
 class GatewaySettings(MqttSettings):
-    """Everything one gateway needs; secrets only as names of files.
+    """Settings of one gateway; secrets only as file names.
 
     Attributes:
-        name: Names the gateway in rows, logs and metrics; default the last part of the state directory.
+        name: Name of the gateway in rows, logs and metrics; default the last part of the state directory.
         state_dir: Directory of this gateway alone: journal, lock, endpoint.
         subscriptions: At least one, unless there is an outbox: ``FILTER:QOS``, several with commas or as a JSON list;
             ``$share/GROUP/FILTER`` works. A JSON object says more: ``[{"filter": "a/#", "qos": 1, "noLocal": true,
             "retainAsPublished": true, "retainHandling": 2, "subscriptionId": 7}]``.
-        outbox: What to send is taken and delivered; None for a gateway that only receives.
-        receipts: Publishers that ask for it learn what is in Kafka, and their repeats are dropped; None for neither.
+        outbox: Outbox for messages to send; None for a gateway that only receives.
+        receipts: Receipts and deduplication for publishers that request them; None for neither.
         guarantee: Sets ``ack_after`` unless it is given.
-        ack_after: When the broker is answered: ``journal``, ``kafka`` (committed by every consumer), ``received`` (at
-            most once only). Default by guarantee.
-        journal: How much disk the inbox may take.
-        linger_after_silence_ms: How long it may wait after a moment of silence, for who is in no hurry.
-        owner_pid: End when this process has died.
-        detached: Go on when whoever had it started has ended: ``query`` ends with the driver; ``detached`` goes on
-            receiving until ``towline gateway --stop DIR``, or whatever ends all processes of its service or container.
-            While a query runs, one that was killed is started again at once (docs/guarantees.md#outage-budget).
-        drain_s: Leave the line (`towline.gateway.sessions`), and end the session after so many seconds in which nothing
-            came; None to take part.
-        checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
-            nothing in [I14]. "" for one that is not known.
-        listen: Where to listen on a network, besides the unix socket; None for not at all.
-        share: Which member of a line this is; None for a line's only gateway.
-        repeatable: Filters of which a message may come twice, because who reads drops repeats by a key, or promises at
-            least once. Others may have no topic in common, unless the guarantee is at_least_once.
+        ack_after: When the broker gets its acknowledgement: ``journal``, ``kafka`` (committed by every consumer),
+            ``received`` (at most once only). Default by guarantee.
+        journal: Disk limits of the inbox.
+        linger_after_silence_ms: Milliseconds to wait for more messages after a pause, for throughput over latency.
+        owner_pid: Process whose end ends the gateway.
+        detached: Keep running after the starting process has ended: ``query`` ends with the driver; ``detached`` goes
+            on receiving until ``towline gateway --stop DIR``, or until its service or container ends. While a query
+            runs, a killed gateway is restarted at once (docs/guarantees.md#outage-budget).
+        drain_s: Drain the gateway (`towline.gateway.sessions`), and end the session after so many seconds without a
+            message; None for normal operation.
+        checkpoint: Location of the checkpoint of the query that reads here: a journal of another query receives nothing
+            [I14]. "" if unknown.
+        listen: Network address besides the unix socket; None for none.
+        share: This member of a line; None for a line's only gateway.
+        repeatable: Filters whose messages may come twice, because the reader deduplicates them by a key or promises at
+            least once. Other filters may have no topic in common, unless the guarantee is at_least_once.
     """
 
-    name: Annotated[str, AfterValidator(label)]
+    name: Annotated[str, AfterValidator(parse_label)]
     state_dir: Path
-    subscriptions: Annotated[tuple[SubscribedFilter, ...], OptionText("subscribe", subscriptions)] = ()
+    subscriptions: Annotated[tuple[SubscribedFilter, ...], OptionSpelling("subscribe", parse_subscriptions)] = ()
     outbox: OutboxSettings | None = None
     receipts: ReceiptSettings | None = None
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
@@ -246,7 +248,7 @@ class GatewaySettings(MqttSettings):
     linger_after_silence_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
     journal: Limits = Limits()
     owner_pid: int | None = None
-    detached: Annotated[bool, OptionText("gatewayLife", _life)] = False
+    detached: Annotated[bool, OptionSpelling("gatewayLife", _parse_detached)] = False
     drain_s: Annotated[float, Field(ge=0)] | None = None
     checkpoint: str = ""
     listen: ListenSettings | None = None
@@ -255,77 +257,88 @@ class GatewaySettings(MqttSettings):
     brokers: Brokers = Field(min_length=1, description='Add it, as brokers = ["mqtt://localhost:1883"].')
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         self.check_connection(self.brokers)
-        shared = [one.pattern for one in self.subscriptions if one.pattern.startswith("$share/")]
-        problems = chain(self._contradictions(), self._problems_of_protocol(shared), self._problems_of_shares(shared))
+        shared_filters = [
+            subscription.pattern for subscription in self.subscriptions if subscription.pattern.startswith("$share/")
+        ]
+        problems = chain(
+            self._conflicts(), self._protocol_conflicts(shared_filters), self._share_conflicts(shared_filters)
+        )
         if problem := next(problems, None):
             raise ValueError(problem)
         return self
 
-    def _contradictions(self) -> Iterator[str]:
+    def _conflicts(self) -> Iterator[str]:
         if not self.subscriptions and self.outbox is None:
             yield "subscriptions is empty, and there is no outbox: nothing to do"
-        if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
+        if len({subscription.pattern for subscription in self.subscriptions}) != len(self.subscriptions):
             yield "a topic filter is subscribed twice; give each filter one QoS"
-        table = policy(self.guarantee)
-        if table.persistent and self.session_expiry_s == 0:
+        guarantee_policy = policy(self.guarantee)
+        if guarantee_policy.persistent_session and self.session_expiry_s == 0:
             yield f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
-        if self.acks not in table.acks:
-            wanted = " or ".join(table.acks)
-            yield f"guarantee {self.guarantee} needs ack_after {wanted}, not {self.acks}; change one of the two"
-        if self.receipts is not None and not table.serves_again:
+        if self.effective_ack_after not in guarantee_policy.ack_choices:
+            allowed_acks = " or ".join(guarantee_policy.ack_choices)
+            needs = f"guarantee {self.guarantee} needs ack_after {allowed_acks}"
+            yield f"{needs}, not {self.effective_ack_after}; change one of the two"
+        if self.receipts is not None and not guarantee_policy.replays_batches:
             yield f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} gives messages up"
-        if pair := next(overlapping(self.single), None):
+        if overlapping_filters := next(overlapping_pairs(self.unrepeatable_filters), None):
+            first_filter, second_filter = overlapping_filters
             yield (
-                f'"{pair[0]}" and "{pair[1]}" have topics in common, and a broker may send a message for each '
+                f'"{first_filter}" and "{second_filter}" have topics in common; a broker may send a message for each '
                 f"[MQTT-3.3.4-2]: guarantee {self.guarantee} does not bear it; take one wider filter, a line or query "
                 "for each, or a dedupe key of the line"
             )
 
-    def _problems_of_protocol(self, shared: list[str]) -> Iterator[str]:
-        if self.protocol != "5" and any((self.retain_handling, *(s.retain_handling for s in self.subscriptions))):
+    def _protocol_conflicts(self, shared_filters: list[str]) -> Iterator[str]:
+        if self.protocol != "5" and any(
+            (self.retain_handling, *(subscription.retain_handling for subscription in self.subscriptions))
+        ):
             yield 'retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages'
-        if shared and self.protocol in {"3.1.1", "3.1"}:
-            yield f'"{shared[0]}" needs protocol "5": to MQTT 3.x it is a filter as any other, and nothing comes'
+        if shared_filters and self.protocol in {"3.1.1", "3.1"}:
+            yield f'"{shared_filters[0]}" needs protocol "5": for MQTT 3.x it is a plain filter, and matches nothing'
         if self.receipts is not None and self.protocol != "5":
             yield 'receipts need protocol "5": marks are user properties'
 
-    def _problems_of_shares(self, shared: list[str]) -> Iterator[str]:
-        if self.receipts is not None and shared:
-            yield f'receipts need every message of a publisher, "{shared[0]}" shares them with others'
+    def _share_conflicts(self, shared_filters: list[str]) -> Iterator[str]:
+        if self.receipts is not None and shared_filters:
+            yield f'receipts need every message of a publisher, "{shared_filters[0]}" shares them with others'
         if self.share is not None:
             if self.outbox is not None:
                 yield "share is for what is received, and there is an outbox"
-            if len(shared) != (len(self.subscriptions) if self.share.way is ShareWay.SUBSCRIPTION else 0):
+            if len(shared_filters) != (len(self.subscriptions) if self.share.way is ShareMethod.SUBSCRIPTION else 0):
                 yield 'share = "subscription" and filters with $share/ go together, all of them'
 
     @property
     def filters(self) -> tuple[Filter, ...]:
-        """What the session is to be subscribed to; the gateway's own retain handling where a filter has none."""
+        """Topic filters to subscribe to; a filter without retain handling gets the gateway's."""
         return tuple(
-            replace(one, retain_handling=self.retain_handling) if one.retain_handling is None else one
-            for one in self.subscriptions
+            replace(subscription, retain_handling=self.retain_handling)
+            if subscription.retain_handling is None
+            else subscription
+            for subscription in self.subscriptions
         )
 
-    def least_qos(self, filters: Iterable[Filter]) -> int:
-        """Messages with less are counted; with a dedupe key a line may subscribe with less than its promise takes."""
-        return min(policy(self.guarantee).qos, min((one.qos for one in filters), default=0))
+    def min_qos(self, filters: Iterable[Filter]) -> int:
+        """Return the lowest QoS that is not counted as too low; with a dedupe key it may be below the guarantee's."""
+        return min(policy(self.guarantee).qos, min((topic_filter.qos for topic_filter in filters), default=0))
 
     @property
     def connection(self) -> BrokerConnection:
-        """The gateway's connection and its session; secrets are read at each connection."""
-        delivers = self.outbox is not None
-        session = self.session(
+        """Broker connection of the gateway with its session; secrets are read at each connection."""
+        has_outbox = self.outbox is not None
+        session = self.session_config(
             self.mqtt_client_id,
             self.name,
             self.filters,
             session_expiry_s=self.session_expiry_s,
-            receive_maximum=self.window,
-            unknown_session=self.unknown_session or ("adopt" if self.acks is AckAfter.KAFKA else "refuse"),
-            durable=policy(self.guarantee).persistent,
-            durable_ids=delivers,
-            exactly_once=delivers and self.guarantee is Guarantee.EXACTLY_ONCE,
+            receive_maximum=self.receive_window,
+            unknown_session=self.unknown_session
+            or ("adopt" if self.effective_ack_after is AckAfter.KAFKA else "refuse"),
+            durable=policy(self.guarantee).persistent_session,
+            durable_ids=has_outbox,
+            exactly_once=has_outbox and self.guarantee is Guarantee.EXACTLY_ONCE,
         )
         return BrokerConnection(
             settings=self,
@@ -335,65 +348,78 @@ class GatewaySettings(MqttSettings):
             linger_after_silence_s=self.linger_after_silence_ms / 1000 if self.linger_ms else 0.0,
         )
 
-    def passing_problem(self, former: Iterable[str], where: str) -> ConfigError | None:
-        """Why a session can't pass from former filters to these: TL-C170; None where it can.
+    def filter_change_error(self, previous_filters: Iterable[str], location: str) -> ConfigError | None:
+        """Return TL-C170 if a session can't change from the previous filters to these; None if it can.
 
-        What may be neither lost nor doubled can't pass from a filter that goes to one that takes the same topics.
+        With exactly_once a new filter must not share topics with a removed one: messages could be lost or duplicated.
         """
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return None
-        former, wanted = list(former), {one.pattern for one in self.subscriptions}
-        pairs = ((one, gone) for one in self.single if one not in former for gone in former if gone not in wanted)
-        comes, goes = next((pair for pair in pairs if any(overlapping(pair))), ("", ""))
-        what = (
-            f'"{comes}" takes topics of "{goes}", which the session has and which goes: while both are subscribed a '
-            "broker may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, and exactly_once "
-            "allows neither"
+        previous_filters, new_filters = (
+            list(previous_filters),
+            {new_filter.pattern for new_filter in self.subscriptions},
         )
-        do = "Take filters that share no topic; or pass in two steps, first without the former: what comes between is "
-        return ConfigError("TL-C170", where, what, do + "lost.") if goes else None
+        pairs = (
+            (new_filter, old_filter)
+            for new_filter in self.unrepeatable_filters
+            if new_filter not in previous_filters
+            for old_filter in previous_filters
+            if old_filter not in new_filters
+        )
+        added_filter, removed_filter = next((pair for pair in pairs if any(overlapping_pairs(pair))), ("", ""))
+        problem = (
+            f'"{added_filter}" takes topics of "{removed_filter}", which the session has and which goes: while both '
+            "are subscribed a broker may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, and "
+            "exactly_once allows neither"
+        )
+        remedy = (
+            "Take filters that share no topic; or pass in two steps, first without the former: what comes between is "
+        )
+        return ConfigError("TL-C170", location, problem, remedy + "lost.") if removed_filter else None
 
     @property
-    def single(self) -> list[str]:
-        """Filters of which no message may come twice."""
+    def unrepeatable_filters(self) -> list[str]:
+        """Filters whose messages must not come twice."""
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
             return []
-        return [one.pattern for one in self.subscriptions if one.pattern not in self.repeatable]
+        return [
+            subscription.pattern for subscription in self.subscriptions if subscription.pattern not in self.repeatable
+        ]
 
     @property
-    def window(self) -> int:
-        """The Receive Maximum announced: as set, or by the highest QoS subscribed."""
+    def receive_window(self) -> int:
+        """Receive Maximum to announce: as set, or by the highest QoS subscribed."""
         if self.receive_maximum is not None:
             return self.receive_maximum
-        return _WINDOW_QOS_2 if any(s.qos == 2 for s in self.subscriptions) else 65534
+        return _QOS_2_WINDOW if any(subscription.qos == 2 for subscription in self.subscriptions) else 65534
 
     @property
-    def acks(self) -> AckAfter:
-        """The watermark that drives acknowledgements, from ``ack_after`` or the guarantee."""
-        return self.ack_after or policy(self.guarantee).acks[0]
+    def effective_ack_after(self) -> AckAfter:
+        """Watermark that drives acknowledgements, from ``ack_after`` or the guarantee."""
+        return self.ack_after or policy(self.guarantee).ack_choices[0]
 
     @property
     def mqtt_client_id(self) -> str:
-        """The client id sent in CONNECT."""
+        """Client id sent in CONNECT."""
         return self.client_id or self.name
 
     @property
-    def inbox(self) -> Path:
+    def inbox_dir(self) -> Path:
         """Directory of the inbox journal."""
         return self.state_dir / "inbox"
 
     @property
-    def outgoing(self) -> Path:
+    def outbox_dir(self) -> Path:
         """Directory of the outbox journal."""
         return self.state_dir / "outbox"
 
     @property
-    def refused(self) -> Path:
-        """Directory of what the broker refused."""
+    def refused_dir(self) -> Path:
+        """Directory of the messages that the broker refused."""
         return self.state_dir / "refused"
 
     def digest(self) -> str:
-        """Eight hex digits that change with any setting but owner and checkpoint: a running gateway has these."""
-        apart: dict[str, Any] = {"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint", "number"}}
-        text = self.model_dump_json(exclude=apart)
+        """Return eight hex digits that identify the settings, without owner and checkpoint."""
+        excluded_fields: dict[str, Any] = {"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint", "number"}}
+        text = self.model_dump_json(exclude=excluded_fields)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,10 +1,10 @@
-"""The journal: rows that were received, durable on disk before they are acknowledged. Independent of MQTT and Spark."""
+"""Append-only journal of rows, durable on disk before a message is acknowledged. Independent of MQTT and Spark."""
 
 from __future__ import annotations
 
 from towline.journal.disk import Disk, Limits
 from towline.journal.journal import Journal
-from towline.journal.outbox import Batch, Flight, Outbox
-from towline.journal.segment import largest_frame
+from towline.journal.outbox import Batch, InFlight, Outbox
+from towline.journal.segment import max_frame_bytes
 
-__all__ = ["Batch", "Disk", "Flight", "Journal", "Limits", "Outbox", "largest_frame"]
+__all__ = ["Batch", "Disk", "InFlight", "Journal", "Limits", "Outbox", "max_frame_bytes"]

@@ -1,7 +1,7 @@
-"""What a journal does to its disk: directory, lock, room, and the few system calls, a port that a test can let fail.
+"""Disk access of a journal: directory, lock, free space, and the system calls behind a class that a test can replace.
 
-The rules that make a write durable are here: data by `fdatasync`, a new name by `fsync` of its directory. A disk
-without room is `full`, any other failed call ends the journal object [I6].
+A write becomes durable by `fdatasync`, a new file name by `fsync` of its directory. A full disk raises `JournalFull`;
+any other failed call ends the journal object [I6].
 """
 
 from __future__ import annotations
@@ -31,45 +31,45 @@ _IOV_MAX = 1024  # Linux: UIO_MAXIOV
 
 
 class Disk:
-    """The real file system; every method raises `OSError` as the system call does."""
+    """File system calls of a journal; every method raises `OSError` as the system call does."""
 
     def create(self, path: Path) -> int:
-        """Create a new file that only its owner reads, whatever the umask, and return its descriptor."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, files.PRIVATE)
-        os.fchmod(descriptor, files.PRIVATE)
+        """Create a new file with mode 0600, whatever the umask, and return its descriptor."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, files.PRIVATE_MODE)
+        os.fchmod(descriptor, files.PRIVATE_MODE)
         return descriptor
 
     def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
-        """Write what the kernel takes of `buffers` at once and return the number of bytes, which may be short."""
+        """Write `buffers` by one `writev` call and return the number of bytes written, which may be short."""
         return os.writev(descriptor, buffers[:_IOV_MAX])
 
     def sync_data(self, descriptor: int) -> None:
-        """Make the content of a file durable."""
+        """Sync the content of a file (fdatasync)."""
         os.fdatasync(descriptor)
 
     def sync(self, descriptor: int) -> None:
-        """Make content and attributes of a new file durable."""
+        """Sync content and attributes of a new file (fsync)."""
         os.fsync(descriptor)
 
     def sync_directory(self, directory: Path) -> None:
-        """Make the names in a directory durable."""
+        """Sync a directory, so that the names in it are durable."""
         files.sync_directory(directory)
 
     def truncate(self, descriptor: int, size: int) -> None:
-        """Cut a file to `size` bytes and write on from there."""
+        """Truncate a file to `size` bytes and continue writing from there."""
         os.ftruncate(descriptor, size)
         os.lseek(descriptor, size, os.SEEK_SET)
 
-    def rename(self, old: Path, new: Path) -> None:
-        """Give a file its name in one step, over an older one if there is one."""
-        old.replace(new)
+    def rename(self, old_path: Path, new_path: Path) -> None:
+        """Rename a file atomically, replacing an existing one."""
+        old_path.replace(new_path)
 
     def remove(self, path: Path) -> None:
-        """Take a file's name away; readers that have it mapped keep its content."""
+        """Unlink a file, if it exists; readers that have it mapped keep its content."""
         path.unlink(missing_ok=True)
 
     def free(self, directory: Path) -> int:
-        """Return how many bytes a file of ours may still take on this file system."""
+        """Return the free bytes of the file system that an unprivileged process may use."""
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
 
@@ -77,102 +77,102 @@ class Disk:
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def full(
-    where: Path | str, what: str, do: str = "Free some disk; intake goes on by itself when there is room."
+def journal_full(
+    location: Path | str, problem: str, remedy: str = "Free some disk; intake goes on by itself when there is room."
 ) -> JournalFull:
-    """Return the error for a write that found no room; nothing of it stays [I7]."""
-    return JournalFull("TL-J02", str(where), what, do)
+    """Return the error for a write without free disk space; nothing of it was written [I7]."""
+    return JournalFull("TL-J02", str(location), problem, remedy)
 
 
 @contextlib.contextmanager
-def failing(where: Path, what: str) -> Iterator[None]:
-    """Turn a failed system call into the end of this journal object [I6]."""
+def map_os_errors(location: Path, problem: str) -> Iterator[None]:
+    """Raise `JournalFailed`, which ends this journal object, when a system call in the block fails [I6]."""
     try:
         yield
     except OSError as error:
-        raise failed(where, what, error) from error
+        raise journal_failed(location, problem, error) from error
 
 
-def failed(where: Path, what: str, error: OSError) -> JournalFailed:
-    """Return the error for a system call whose failure ends this journal object [I6]."""
-    what = f"{what} failed ({error.strerror}); what was not acknowledged before is not promised"
-    do = "Check the disk and start again: recovery copies what is valid into a new file."
-    return JournalFailed("TL-J04", str(where), what, do)
+def journal_failed(location: Path, problem: str, error: OSError) -> JournalFailed:
+    """Return the error for a failed system call, which ends this journal object [I6]."""
+    problem = f"{problem} failed ({error.strerror}); what was not acknowledged before is not promised"
+    remedy = "Check the disk and start again: recovery copies what is valid into a new file."
+    return JournalFailed("TL-J04", str(location), problem, remedy)
 
 
 def write_all(disk: Disk, descriptor: int, buffers: Sequence[Bytes]) -> None:
-    """Write every byte; a short write goes on where it stopped."""
-    left = list(buffers)
-    while left:
-        written = disk.write(descriptor, left)
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if written:
-            left[0] = memoryview(left[0]).cast("B")[written:]
+    """Write every byte of `buffers`, continuing after short writes."""
+    remaining_buffers = list(buffers)
+    while remaining_buffers:
+        byte_count = disk.write(descriptor, remaining_buffers)
+        while remaining_buffers and byte_count >= len(remaining_buffers[0]):
+            byte_count -= len(remaining_buffers.pop(0))
+        if byte_count:
+            remaining_buffers[0] = memoryview(remaining_buffers[0]).cast("B")[byte_count:]
 
 
-def new_file(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
-    """Write a whole file under another name, sync it, give it its name, sync the directory; return its descriptor.
+def write_new_file(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
+    """Write and sync a file under a temporary name, rename it, sync its directory; return the file's descriptor.
 
-    A crash in between leaves the old state and a file that the next opening removes.
+    A crash in between leaves the old state and a temporary file that the next opening removes.
 
     Raises:
-        JournalFull: TL-J02, no room; nothing changed.
+        JournalFull: TL-J02, no free space; nothing changed.
         JournalFailed: TL-J04, a system call failed.
     """
-    unfinished = path.with_suffix(UNFINISHED)
+    temporary_path = path.with_suffix(TEMPORARY_SUFFIX)
     descriptor = -1
     try:
-        with failing(path, "writing a new segment"):
+        with map_os_errors(path, "writing a new segment"):
             try:
-                descriptor = disk.create(unfinished)
+                descriptor = disk.create(temporary_path)
                 write_all(disk, descriptor, buffers)
             except OSError as error:
                 if error.errno in NO_ROOM:
-                    raise full(path.parent, f"no room for a new segment ({error.strerror})") from error
+                    raise journal_full(path.parent, f"no room for a new segment ({error.strerror})") from error
                 raise
             disk.sync(descriptor)
-            disk.rename(unfinished, path)
+            disk.rename(temporary_path, path)
             disk.sync_directory(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.close(descriptor)
         with contextlib.suppress(OSError):
-            disk.remove(unfinished)
+            disk.remove(temporary_path)
         raise
     return descriptor
 
 
-SUFFIX = ".seg"
-UNFINISHED = ".tmp"  # a file that has not got its name yet: never acknowledged, removed at the next opening
-_PATTERN = re.compile(r"(\d{20})-(\d{10})\.seg")
+SEGMENT_SUFFIX = ".seg"
+TEMPORARY_SUFFIX = ".tmp"  # a file that has not got its name yet: never acknowledged, removed at the next opening
+_SEGMENT_NAME = re.compile(r"(\d{20})-(\d{10})\.seg")
 
 
-class Name(NamedTuple):
-    """A segment's name. The sequence distinguishes segments that begin at the same row, and shows holes."""
+class SegmentName(NamedTuple):
+    """File name of a segment. The sequence distinguishes files with the same first offset, and shows missing ones."""
 
     sequence: int
-    first: int
+    first_offset: int
 
     def path(self, directory: Path) -> Path:
-        """Return where the segment lies."""
-        return directory / f"{self.first:020d}-{self.sequence:010d}{SUFFIX}"
+        """Return the path of the segment file."""
+        return directory / f"{self.first_offset:020d}-{self.sequence:010d}{SEGMENT_SUFFIX}"
 
 
-def prepare(directory: Path, disk: Disk) -> None:
-    """Make the directory, readable by its owner only, and durable. One that exists keeps its mode; files are 0600.
+def prepare_directory(directory: Path, disk: Disk) -> None:
+    """Create the directory, durable and with mode 0700. An existing one keeps its mode; files are 0600.
 
-    Every directory above it is synced too: whoever made the state directory a moment ago did not care to, and a power
-    failure would take the journal with it.
+    Every parent directory is synced too: whoever created the state directory may not have synced it, and a power
+    failure would remove the journal with it.
 
     Raises:
-        ConfigError: TL-J23, it belongs to another user.
-        JournalError: TL-J01, it can't be made or written to.
+        ConfigError: TL-J23, the directory belongs to another user.
+        JournalError: TL-J01, the directory can't be created or written to.
     """
     check_owner(directory)
     try:
-        missing = [path for path in (directory, *directory.parents) if not path.exists()]
-        for path in reversed(missing):
+        missing_directories = [path for path in (directory, *directory.parents) if not path.exists()]
+        for path in reversed(missing_directories):
             path.mkdir(mode=0o700, exist_ok=True)
             path.chmod(0o700)
         for path in directory.absolute().parents:
@@ -182,43 +182,46 @@ def prepare(directory: Path, disk: Disk) -> None:
             raise PermissionError(0, "no right to write here")
         os.listdir(directory)  # noqa: PTH208 a file in its place shows here
     except OSError as error:
-        raise _unusable(directory, "can't keep a journal here", error) from error
+        raise _unusable_directory(directory, "can't keep a journal here", error) from error
 
 
-def segment_names(directory: Path) -> list[Name]:
-    """Return the names of the segments in the order in which they were written; none where there is no directory.
+def segment_names(directory: Path) -> list[SegmentName]:
+    """Return the segment names in the order in which they were written; none without a directory.
 
     Raises:
-        JournalError: TL-J09, a file has a segment's suffix, but not its form of name.
+        JournalError: TL-J09, a file has the suffix of a segment, but not its name pattern.
         OSError: The directory can't be read.
     """
     names = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in directory.iterdir():  # glob would take one that can't be read for empty
-            if match := _PATTERN.fullmatch(path.name):
-                names.append(Name(int(match[2]), int(match[1])))
-            elif path.name.endswith(SUFFIX):
-                what, do = "is no segment of a journal of this format", "Move it away, or give another directory."
-                raise JournalError("TL-J09", str(path), what, do)
+            if match := _SEGMENT_NAME.fullmatch(path.name):
+                names.append(SegmentName(int(match[2]), int(match[1])))
+            elif path.name.endswith(SEGMENT_SUFFIX):
+                problem, remedy = (
+                    "is no segment of a journal of this format",
+                    "Move it away, or give another directory.",
+                )
+                raise JournalError("TL-J09", str(path), problem, remedy)
     return sorted(names)
 
 
-_CHECK_BYTES = 8 << 20  # free space is asked for once in so many bytes: far below any sensible guard
-_SHARE = 8  # a size limit holds at least so many segments, so that it can be met by removing whole ones
-_RESERVE = "reserve"
+_CHECK_INTERVAL_BYTES = 8 << 20  # free space is asked for once in so many bytes: far below any sensible guard
+_MIN_SEGMENTS = 8  # a size limit holds at least so many segments, so that it can be met by removing whole ones
+_RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 1 << 16  # room for the watermarks on a full disk, so that committed rows can always be removed
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much disk a journal may take; sizes in bytes, bounds are what a configuration may say.
+    """Disk space limits of a journal; sizes in bytes.
 
     Attributes:
-        max_bytes: Most bytes of all segments together, no limit by default. Beyond it nothing is taken, unless no row
-            waits: a frame that is larger than the limit by itself is taken then.
-        min_free_bytes: What must stay free on the file system, or nothing is taken.
-        segment_bytes: A new file is begun when this one would grow beyond it.
-        retain_bytes: Committed segments are kept up to this size in all, for a replay.
+        max_bytes: Most bytes of all segments together, no limit by default. Beyond it rows are refused. While no row
+            waits, a frame that is larger than the limit is accepted.
+        min_free_bytes: Bytes that must stay free on the file system; below it rows are refused.
+        segment_bytes: Size at which a new segment file starts.
+        retain_bytes: Most bytes of committed segments that are retained for a replay.
     """
 
     max_bytes: Annotated[int, Ge(1 << 20)] | None = None
@@ -227,96 +230,98 @@ class Limits:
     retain_bytes: Annotated[int, Ge(0)] = 0
 
 
-class Room:
-    """The room in one directory."""
+class DiskSpace:
+    """Disk space of one journal directory."""
 
     def __init__(self, directory: Path, limits: Limits, disk: Disk) -> None:
         self._directory = directory
         self.limits = limits
         self._disk = disk
         #: Bytes written since the file system was asked for its free space; asked for with the first.
-        self._unasked = _CHECK_BYTES
+        self._unchecked_bytes = _CHECK_INTERVAL_BYTES
         #: The size at which a new segment is begun.
         self.segment_bytes = limits.segment_bytes
         if limits.max_bytes is not None:
-            self.segment_bytes = min(limits.segment_bytes, limits.max_bytes // _SHARE)
+            self.segment_bytes = min(limits.segment_bytes, limits.max_bytes // _MIN_SEGMENTS)
 
-    def check(self, used: int, more: int, *, limited: bool = True) -> None:
-        """Refuse `more` bytes that don't fit beside those used by all segments; if not `limited`, by the disk alone.
+    def check(self, used_bytes: int, new_bytes: int, *, apply_limit: bool = True) -> None:
+        """Refuse `new_bytes` above the size limit or the free disk space; without `apply_limit` above the latter only.
 
         Raises:
             JournalFull: TL-J02.
         """
         limits = self.limits
-        if limited and limits.max_bytes is not None and used + more > limits.max_bytes:
-            what = f"{used:,} of at most {limits.max_bytes:,} bytes are used, {more:,} more don't fit"
-            raise full(self._directory, what, "Intake goes on when rows are committed; or raise the limit.")
-        self._unasked += more
-        if self._unasked >= _CHECK_BYTES:
+        if apply_limit and limits.max_bytes is not None and used_bytes + new_bytes > limits.max_bytes:
+            problem = f"{used_bytes:,} of at most {limits.max_bytes:,} bytes are used, {new_bytes:,} more don't fit"
+            raise journal_full(self._directory, problem, "Intake goes on when rows are committed; or raise the limit.")
+        self._unchecked_bytes += new_bytes
+        if self._unchecked_bytes >= _CHECK_INTERVAL_BYTES:
             free = self._disk.free(self._directory)
-            if free - more < limits.min_free_bytes:
+            if free - new_bytes < limits.min_free_bytes:
                 # To a megabyte: it changes from moment to moment, and each text that differs is said once more.
-                wanted = limits.min_free_bytes / 1e6
-                what = f"{free / 1e6:,.0f} MB are free on this disk, {wanted:,.0f} MB must stay free"
-                raise full(self._directory, what)
-            self._unasked = 0
+                required_mb = limits.min_free_bytes / 1e6
+                problem = f"{free / 1e6:,.0f} MB are free on this disk, {required_mb:,.0f} MB must stay free"
+                raise journal_full(self._directory, problem)
+            self._unchecked_bytes = 0
 
-    def left(self, used: int) -> int:
-        """Bytes that may be written beside those used: by the journal's own limit or the disk's, whichever is less.
+    def available_bytes(self, used_bytes: int) -> int:
+        """Return the bytes that may still be written: by the journal's limit or the free disk space, whichever is less.
 
         Raises:
-            OSError: The file system does not tell.
+            OSError: The free space of the file system is unknown.
         """
         limits = self.limits
-        left = self._disk.free(self._directory) - limits.min_free_bytes
-        return max(0, left if limits.max_bytes is None else min(left, limits.max_bytes - used))
+        available_bytes = self._disk.free(self._directory) - limits.min_free_bytes
+        return max(
+            0, available_bytes if limits.max_bytes is None else min(available_bytes, limits.max_bytes - used_bytes)
+        )
 
-    def prepare(self) -> None:
-        """Let a disk that is nearly full be recovered on: a segment may have to be copied."""
+    def release_reserve_if_low(self) -> None:
+        """Free the reserve file on a nearly full disk, because recovery may have to copy a segment."""
         if self._disk.free(self._directory) < self.limits.segment_bytes:
-            self.use_reserve()
+            self.release_reserve()
 
-    def use_reserve(self) -> None:
-        """Give the reserve to what must be written now."""
-        self._disk.remove(self._directory / _RESERVE)
+    def release_reserve(self) -> None:
+        """Remove the reserve file, to free space for a write that must succeed."""
+        self._disk.remove(self._directory / _RESERVE_FILE)
 
-    def reserve(self) -> None:
-        """Set the reserve apart, where there is none."""
-        reserve = self._directory / _RESERVE
+    def create_reserve(self) -> None:
+        """Create the reserve file, if it is missing."""
+        path = self._directory / _RESERVE_FILE
         with contextlib.suppress(OSError):  # a convenience for the day when the disk is full
-            if not reserve.exists():
-                files.replace(reserve, os.urandom(_RESERVE_BYTES), synced=False)  # no file system makes it smaller
+            if not path.exists():
+                files.replace(path, os.urandom(_RESERVE_BYTES), sync=False)  # no file system makes it smaller
 
 
 _LOCK_FILE = "lock"
 _LOCK_BYTES = 63
-_NO_LOCK = "the journal's lock can't be taken here"
+_LOCK_PROBLEM = "the journal's lock can't be taken here"
 #: A lock file can be removed between its opening and the lock on it; this often in a row is no coincidence.
-_TRIES = 100
+_MAX_LOCK_ATTEMPTS = 100
 #: Lock files that are held here, by which process and descriptor: a fork inherits the table, and containers repeat the
 #: pids that stand in the files.
-_HELD: dict[tuple[int, int], tuple[int, int]] = {}
+_OWN_LOCKS: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 class Lock:
-    """The lock file of a journal directory, held until `release`: an advisory lock, which the kernel takes back [I8].
+    """Advisory lock on the lock file of a journal directory, held until `release` or the end of the process [I8].
 
-    The lock is on a file, not on its name: somebody who removes or replaces the file, or the directory around it, lets
-    a second owner in. So the holder looks again and again whether the name still means its file.
+    The lock is on a file, not on its name: removing or replacing the file, or the directory around it, lets a second
+    owner in. So the holder checks regularly that the name still refers to its file.
 
     Raises:
-        JournalLocked: TL-J03, another process, or another journal object of this one, holds it.
-        JournalError: TL-J01, the file can't be made, or this file system has no locks.
+        JournalLocked: TL-J03, another process, or another journal object of this one, holds the lock.
+        JournalError: TL-J01, the file can't be created, or this file system has no locks.
     """
 
     def __init__(self, directory: Path) -> None:
         path = directory.absolute() / _LOCK_FILE
-        self._name = os.fspath(path)
+        self._path = os.fspath(path)
         try:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_LOCK_ATTEMPTS):
                 self._descriptor = files.open_lock(path)
                 try:
-                    self._take(directory)
+                    self._acquire(directory)
                     self.check()
                 except JournalFailed:
                     self.release()  # the file has another name, or none, since it was opened: it locks nobody out
@@ -324,78 +329,79 @@ class Lock:
                     self.release()
                     raise
                 else:
-                    _HELD[self._file] = os.getpid(), self._descriptor
+                    _OWN_LOCKS[self._file_id] = os.getpid(), self._descriptor
                     return
         except OSError as error:
-            raise _unusable(directory, _NO_LOCK, error) from error
-        raise _unusable(directory, _NO_LOCK, OSError(0, "the lock file is removed again and again"))
+            raise _unusable_directory(directory, _LOCK_PROBLEM, error) from error
+        raise _unusable_directory(directory, _LOCK_PROBLEM, OSError(0, "the lock file is removed again and again"))
 
-    def _take(self, directory: Path) -> None:
+    def _acquire(self, directory: Path) -> None:
         #: what is locked
-        self._file = _file(os.fstat(self._descriptor))
-        if not files.locked(self._descriptor):
-            raise self._taken(directory)
+        self._file_id = _file_id(os.fstat(self._descriptor))
+        if not files.try_lock(self._descriptor):
+            raise self._locked_error(directory)
         os.fchmod(self._descriptor, 0o600)
         text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
         os.pwrite(self._descriptor, text.ljust(_LOCK_BYTES).encode() + b"\n", 0)  # over all of the last holder's
 
-    def _taken(self, directory: Path) -> JournalLocked:
-        """Say who holds the lock; this process may, by another object."""
-        if _HELD.get(self._file, (0, 0))[0] == os.getpid():
-            what = "this process has it open already, in another Publisher or gateway"
-            advice = "Close that one first, or give each a directory of its own."
-            return JournalLocked("TL-J03", str(directory), what, advice)
-        holder = _holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
-        advice = "One gateway or Publisher per directory: stop that one, or give this one another directory."
-        return JournalLocked("TL-J03", str(directory), f"locked by {holder}", advice)
+    def _locked_error(self, directory: Path) -> JournalLocked:
+        """Return the error that names the lock's holder, which may be another object of this process."""
+        if _OWN_LOCKS.get(self._file_id, (0, 0))[0] == os.getpid():
+            problem = "this process has it open already, in another Publisher or gateway"
+            remedy = "Close that one first, or give each a directory of its own."
+            return JournalLocked("TL-J03", str(directory), problem, remedy)
+        holder = _describe_holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
+        remedy = "One gateway or Publisher per directory: stop that one, or give this one another directory."
+        return JournalLocked("TL-J03", str(directory), f"locked by {holder}", remedy)
 
     def check(self) -> None:
-        """See that the lock file is still the one that is locked.
+        """Check that the name of the lock file still refers to the locked file.
 
-        What was made durable before this returns, no other owner has missed. One system call, about a microsecond.
+        Rows that were durable before this call returns are visible to any later owner. One system call, about a
+        microsecond.
 
         Raises:
-            JournalFailed: TL-J11, it was removed or replaced: another process may own the directory.
+            JournalFailed: TL-J11, the file was removed or replaced: another process may own the directory.
         """
         try:
-            stat, why = os.stat(self._name), "replaced"  # noqa: PTH116  # before each acknowledgement
-            if (stat.st_dev, stat.st_ino) == self._file:
+            stat, reason = os.stat(self._path), "replaced"  # noqa: PTH116  # before each acknowledgement
+            if (stat.st_dev, stat.st_ino) == self._file_id:
                 return
         except OSError as error:
-            why = f"removed ({error.strerror})"
+            reason = f"removed ({error.strerror})"
         raise JournalFailed(
             "TL-J11",
-            self._name,
-            f"the lock file was {why} while this process owned the directory; another process may own it now, so "
+            self._path,
+            f"the lock file was {reason} while this process owned the directory; another process may own it now, so "
             "nothing more is acknowledged here",
             "Stop whoever else uses this directory and start again. Never replace the files of a running process.",
         )
 
     def release(self) -> None:
-        """Let another process have it; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
-            if _HELD.get(self._file) == (os.getpid(), self._descriptor):
-                del _HELD[self._file]
+            if _OWN_LOCKS.get(self._file_id) == (os.getpid(), self._descriptor):
+                del _OWN_LOCKS[self._file_id]
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-def _file(stat: os.stat_result) -> tuple[int, int]:
-    """What identifies a file; no other gets the same numbers while a descriptor is open."""
+def _file_id(stat: os.stat_result) -> tuple[int, int]:
+    """Return device and inode number, which are unique while a descriptor is open."""
     return stat.st_dev, stat.st_ino
 
 
-def _unusable(directory: Path, what: str, error: OSError) -> JournalError:
-    do = "Give a directory on a local disk that this user may write to."
-    return JournalError("TL-J01", str(directory), f"{what} ({error.strerror})", do)
+def _unusable_directory(directory: Path, problem: str, error: OSError) -> JournalError:
+    remedy = "Give a directory on a local disk that this user may write to."
+    return JournalError("TL-J01", str(directory), f"{problem} ({error.strerror})", remedy)
 
 
-def _holder(text: str) -> str:
-    """Return who holds the lock, in words; the file may be half written."""
+def _describe_holder(lock_text: str) -> str:
+    """Return pid and time of the lock's holder as text; the lock file may be half written."""
     try:
-        pid, since = text.split()
-        moment = datetime.fromisoformat(since).astimezone()
+        pid, timestamp = lock_text.split()
+        locked_at = datetime.fromisoformat(timestamp).astimezone()
     except ValueError:
         return "another process"
-    today = moment.date() == datetime.now().astimezone().date()
-    return f"the process with pid {int(pid)} (since {moment:{'%H:%M' if today else '%Y-%m-%d %H:%M'}})"
+    today = locked_at.date() == datetime.now().astimezone().date()
+    return f"the process with pid {int(pid)} (since {locked_at:{'%H:%M' if today else '%Y-%m-%d %H:%M'}})"

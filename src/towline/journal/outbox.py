@@ -1,18 +1,17 @@
-"""What is to be sent, on disk: rows that come in once, go out in order, and are done when the receiver has them.
+"""Outbox: a journal of rows to send. Each batch is appended once, sent in order, and done when the receiver has it.
 
-A journal like the inbox, with the same frames, recovery and limits (ADR 12). What is its own lies in the notes and the
-packet ids of that journal's frames, so that each becomes durable together with the rows it is about:
+The outbox is a journal like the inbox, with the same frames, recovery and limits (ADR 12). The notes and packet ids of
+its frames hold the state of sending, so that each becomes durable together with its rows:
 
-    batch     ``batch:<writer>`` → the newest batch of a writer and how much is here: a repeat enters nothing [I10]
-    dropped   rows of a batch that never became whole and was brought anew: they are never sent (ADR 14)
-    flight    packet id → number of the row and its phase, durable before the packet that depends on it leaves [I10];
-              written, not synced, for QoS 1: what a power failure takes costs a repeat, as QoS 1 may
-    done      ranges of rows that need no more sending; not synced by itself: after a crash a few rows may be done a
-              second time. A packet id is freed in the frame that says its row is done, or a crash would send it anew
-    outcomes  how many of them are done in which way, in each frame that says which are done: after a crash both are
-              known or none [I11]
+    batch     ``batch:<writer>`` → the newest batch of a writer and its rows here: a repeat appends nothing [I10]
+    dropped   rows of a partial batch that another attempt replaced: they are never sent (ADR 14)
+    held      packet id → row number and phase, durable before the packet that depends on it is sent [I10]; for QoS 1
+              written without a sync: a power failure may cause a repeat, as QoS 1 allows
+    done      ranges of rows that need no more sending, without a sync: a crash may send a few rows again. A packet id
+              is released in the frame that marks its row as done, or a crash would send the row again
+    outcomes  number of done rows by outcome, in the same frame as ``done``: a crash keeps both or neither [I11]
 
-Any thread may append; what is done is noted by one thread, the one that sends.
+Any thread may append; only the sending thread marks rows as done.
 """
 
 from __future__ import annotations
@@ -26,265 +25,292 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 from annotated_types import Ge, Len
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.disk import full
+from towline.journal.disk import journal_full
 from towline.journal.journal import Journal
 from towline.journal.ranges import Range, Ranges
-from towline.journal.recovery import state_in
+from towline.journal.recovery import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from towline.journal.disk import Disk, Lock, Room
+    from towline.journal.disk import Disk, DiskSpace, Lock
     from towline.journal.recovery import RecoveredJournal
 
 #: Phases of a flight: the receiver may have the row; it owns the row, and the id is being given back; as the first, of
 #: QoS 1, which has no second.
-PUBLISHED, RELEASED, SENT = 0, 1, 2
+PHASE_PUBLISHED, PHASE_RELEASED, PHASE_QOS1 = 0, 1, 2
 
-_SENDER = "sender"
-_DONE = "done"
-_OUTCOMES = "outcomes"
-_BATCH = "batch:"
-_DROPPED = "dropped"
-_OVER = "over:"
+_SENDER_CONSUMER = "sender"
+_DONE_NOTE = "done"
+_OUTCOMES_NOTE = "outcomes"
+_BATCH_NOTE = "batch:"
+_DROPPED_NOTE = "dropped"
+_ENDED_JOB_NOTE = "over:"
 
 #: A batch that is not whole and gets nothing for so many seconds is given up; sooner where its room is needed. A task
 #: that lives on all the same is refused and begins again.
-_IDLE_S: Final = 86_400.0
-_IDLE_FULL_S: Final = 600.0
+_IDLE_BATCH_S: Final = 86_400.0
+_IDLE_BATCH_FULL_S: Final = 600.0
 #: That a job is over is known for so many seconds: so long a task that Spark has stopped may still come.
-_OVER_S: Final = 3_600
+_ENDED_JOB_S: Final = 3_600
 #: The last batches of a job that nobody ended (the driver was killed) stay for so many seconds.
-_JOB_S: Final = 7 * 86_400
+_JOB_BATCH_S: Final = 7 * 86_400
 #: What a frame takes beyond the bytes of its rows, at most.
-_FRAME_MORE: Final = 1 << 16
+_FRAME_OVERHEAD_BYTES: Final = 1 << 16
 #: Seconds between two looks at what may go.
-_LOOK_S: Final = 600.0
+_CLEAN_UP_INTERVAL_S: Final = 600.0
 
 
-class Flight(NamedTuple):
-    """A row on its way under a packet id.
+class InFlight(NamedTuple):
+    """Row in flight under a packet id.
 
     Attributes:
-        reason: What PUBREC said, below 0x80; 0 before it.
+        row_number: Number of the row in the outbox.
+        phase: `PHASE_PUBLISHED`, `PHASE_RELEASED` or `PHASE_QOS1`.
+        reason: Reason code of PUBREC, below 0x80; 0 before PUBREC.
     """
 
-    number: int
+    row_number: int
     phase: int
     reason: int = 0
 
 
 class Outbox(Journal):
-    """A durable queue; `open` makes one, and offsets, limits, ledger and session are the journal's.
+    """Durable send queue; `open` returns one. Offsets, limits, ledger and session are the journal's.
 
     Attributes:
-        done: Rows that need no more sending; only the sending thread changes it.
+        done_rows: Rows that need no more sending; only the sending thread changes the set.
     """
 
     def __init__(
-        self, directory: Path, schema: Any, room: Room, disk: Disk, lock: Lock, opened: RecoveredJournal
+        self, directory: Path, schema: Any, space: DiskSpace, disk: Disk, lock: Lock, recovered: RecoveredJournal
     ) -> None:
-        super().__init__(directory, schema, room, disk, lock, opened)
-        watermark = self.consumers.get(_SENDER, self.first)
-        self.done = _done(watermark, self.notes)
+        super().__init__(directory, schema, space, disk, lock, recovered)
+        watermark = self.consumers.get(_SENDER_CONSUMER, self.first_offset)
+        self.done_rows = _done_rows_of(watermark, self.notes)
         #: by outcome, rows that are done
-        self._outcomes: Mapping[str, int] = dict(self.notes.get(_OUTCOMES, {}))
+        self._outcome_counts: Mapping[str, int] = dict(self.notes.get(_OUTCOMES_NOTE, {}))
         #: packet ids that are free again and whose frame does not say so yet
-        self._freed: set[int] = set()
+        self._freed_ids: set[int] = set()
         #: a last batch is looked up and replaced in one step
-        self._entering = threading.Lock()
+        self._append_lock = threading.Lock()
         #: guards all below; held for moments, never during a system call
-        self._guard = threading.Lock()
+        self._rows_lock = threading.Lock()
         #: rows below may be sent, but for those that must not leave: of a batch that is not whole, or dropped and not
         #: noted as done; replaced, never changed
-        self._visible, self._skipped = 0, Ranges()
+        self._visible_end, self._withheld_rows = 0, Ranges()
         #: a batch became whole: the sending thread has to go back to its first row
-        self._back: int | None = None
+        self._rewind_offset: int | None = None
         #: by writer, when rows of its batch came last
-        self._touched: dict[str, float] = {}
+        self._last_append_at: dict[str, float] = {}
         self._opened_at = time.monotonic()
-        self._renew()
-        self._look_at = 0.0
-        if _SENDER not in self.consumers:
-            self.commit(_SENDER, watermark)
+        self._update_visible_rows()
+        self._next_clean_up_at = 0.0
+        if _SENDER_CONSUMER not in self.consumers:
+            self.commit(_SENDER_CONSUMER, watermark)
 
     # -- coming in; any thread --
 
-    def stored(self, batch: Batch) -> Appended:
-        """How much of a batch is here: all of one that is older than the writer's newest.
+    def batch_status(self, batch: Batch) -> BatchStatus:
+        """Return the status of a batch; an older one than the writer's newest is whole.
 
         Raises:
-            JournalError: TL-J17, the job of its writer is over. TL-J22, another batch with this number is here.
+            JournalError: TL-J17, the job of its writer has ended. TL-J22, another batch has this number.
         """
-        if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.notes:
-            what = f"the job of {batch.writer} is over, this task comes too late"
-            raise JournalError("TL-J17", self.where, what, "Nothing: the job has its result.")
-        last = self._last_batch(batch.writer)
-        if last is None or last.number < batch.number:
-            return Appended(0, self.end, whole=False, already=False, newest=last.number if last else -1)
-        if last.number == batch.number and last.origin and batch.origin and last.origin != batch.origin:
-            what = f"batch {batch.number} of {batch.writer} is here already, and was made from something else"
-            do = "bring back the newest one, or start the query with a new checkpoint directory."
-            do = f"The query's checkpoint was restored from an older copy: {do}"
-            raise JournalError("TL-J22", self.where, what, do)
-        whole = last.whole or last.number > batch.number
-        if not whole and last.attempt != batch.attempt:
-            return Appended(0, self.end, whole=False, already=False, newest=last.number)
-        return Appended(last.rows, last.end, whole, already=True, newest=last.number)
+        if job_of(batch.writer) and _ENDED_JOB_NOTE + job_of(batch.writer) in self.notes:
+            problem = f"the job of {batch.writer} is over, this task comes too late"
+            raise JournalError("TL-J17", self.location, problem, "Nothing: the job has its result.")
+        last_batch = self._last_batch(batch.writer)
+        if last_batch is None or last_batch.number < batch.number:
+            return BatchStatus(0, self.end, whole=False, already=False, newest=last_batch.number if last_batch else -1)
+        if (
+            last_batch.number == batch.number
+            and last_batch.origin
+            and batch.origin
+            and last_batch.origin != batch.origin
+        ):
+            problem = f"batch {batch.number} of {batch.writer} is here already, and was made from something else"
+            remedy = "bring back the newest one, or start the query with a new checkpoint directory."
+            remedy = f"The query's checkpoint was restored from an older copy: {remedy}"
+            raise JournalError("TL-J22", self.location, problem, remedy)
+        whole = last_batch.whole or last_batch.number > batch.number
+        if not whole and last_batch.attempt != batch.attempt:
+            return BatchStatus(0, self.end, whole=False, already=False, newest=last_batch.number)
+        return BatchStatus(last_batch.rows, last_batch.end, whole, already=True, newest=last_batch.number)
 
     def _last_batch(self, writer: str) -> LastBatch | None:
-        values = self.notes.get(_BATCH + writer)
+        values = self.notes.get(_BATCH_NOTE + writer)
         return None if values is None else LastBatch(*values)
 
-    def enter(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
-        """Make rows durable, exactly once if they belong to a batch [I10].
+    def append_batch(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> BatchStatus:
+        """Append rows durably, exactly once if they belong to a batch [I10].
 
-        A large batch may come in pieces, in order; what of a piece is here already is left out. Rows and note are in
-        one frame, so that no crash parts them. The pieces of an attempt leave when the batch is whole; those of an
-        attempt that another one follows never do (ADR 14).
+        A large batch may come in several calls, in order; rows that are already here are deduplicated. Rows and note
+        are in one frame, so a crash never separates them. The rows of an attempt are sent when its batch is whole;
+        those of an attempt that another one replaces are never sent (ADR 14).
 
         Args:
             rows: A record batch of the outbox's schema.
-            batch: Whose rows they are; None for rows that nobody repeats.
+            batch: Batch of these rows; None for rows that are never repeated.
             start: Number of the first of these rows within the batch.
             whole: The batch ends with these rows.
 
         Raises:
-            JournalFull: TL-J02, no room: nothing was stored, the same call may succeed later [I7].
-            JournalFailed: TL-J04, nothing of it is promised; the outbox is dead [I6].
+            JournalFull: TL-J02, no free space: nothing was stored, the same call may succeed later [I7].
+            JournalFailed: TL-J04, these rows may be lost; the outbox is dead [I6].
             JournalError: TL-J06 another schema, TL-J08 too large for one frame, TL-J10 closed, TL-J15 the batch can
-                never become whole, TL-J16 the rows before `start` are not here, TL-J17 the job is over, TL-J22 another
+                never become whole, TL-J16 the rows before `start` are missing, TL-J17 the job has ended, TL-J22 another
                 batch.
         """
-        with self._entering:
+        with self._append_lock:
             if batch is None:
                 end = self.append(rows)
-                self._renew()
-                return Appended(rows.num_rows, end, whole=True, already=False)
-            self._look()
-            here = self.stored(batch)
-            if here.whole or (here.already and start + rows.num_rows <= here.rows and not whole):
-                return here
-            if start > here.rows:
-                what = f"rows {here.rows:,} to {start:,} of batch {batch.number} of {batch.writer} are missing"
-                what = f"{what}: the task was started once more meanwhile, or paused for too long"
-                do = "Let the task run again: it brings the batch from its first row."
-                raise JournalError("TL-J16", self.where, what, do)
-            if not here.rows:
-                self._give_up([batch.writer])  # of an attempt before this one
-            fresh = rows.slice(here.rows - start)
-            count = start + rows.num_rows
-            if not count:
-                return Appended(0, self.end, whole=True, already=False)  # an empty batch needs no note
-            return self._bring(fresh, batch, count, whole=whole)
+                self._update_visible_rows()
+                return BatchStatus(rows.num_rows, end, whole=True, already=False)
+            self._clean_up()
+            status = self.batch_status(batch)
+            if status.whole or (status.already and start + rows.num_rows <= status.rows and not whole):
+                return status
+            if start > status.rows:
+                problem = f"rows {status.rows:,} to {start:,} of batch {batch.number} of {batch.writer} are missing"
+                problem = f"{problem}: the task was started once more meanwhile, or paused for too long"
+                remedy = "Let the task run again: it brings the batch from its first row."
+                raise JournalError("TL-J16", self.location, problem, remedy)
+            if not status.rows:
+                self._drop_partial_batches([batch.writer])  # of an attempt before this one
+            new_rows = rows.slice(status.rows - start)
+            row_count = start + rows.num_rows
+            if not row_count:
+                return BatchStatus(0, self.end, whole=True, already=False)  # an empty batch needs no note
+            return self._append_new_rows(new_rows, batch, row_count, whole=whole)
 
-    def _bring(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
-        """Append rows and last batch."""
-        writer, former = batch.writer, self._last_batch(batch.writer)
-        end, before = self.end + fresh.num_rows, former.ranges if former else ()
-        ranges = Ranges(0, [*before, (self.end, end)]).ranges if before or not whole else ()
-        at = int(time.time()) if job_of(writer) else 0
-        attempt, waiting = ("", ()) if whole else (batch.attempt, ranges)
+    def _append_new_rows(self, new_rows: Any, batch: Batch, row_count: int, *, whole: bool) -> BatchStatus:
+        """Append new rows together with the note of the writer's newest batch."""
+        writer, last_batch = batch.writer, self._last_batch(batch.writer)
+        end, previous_ranges = self.end + new_rows.num_rows, last_batch.ranges if last_batch else ()
+        ranges = Ranges(0, [*previous_ranges, (self.end, end)]).ranges if previous_ranges or not whole else ()
+        updated_at = int(time.time()) if job_of(writer) else 0
+        attempt, partial_ranges = ("", ()) if whole else (batch.attempt, ranges)
         try:
-            self._store(fresh, batch, LastBatch(batch.number, count, whole, end, batch.origin, attempt, waiting, at))
+            self._append_with_note(
+                new_rows,
+                batch,
+                LastBatch(batch.number, row_count, whole, end, batch.origin, attempt, partial_ranges, updated_at),
+            )
         except JournalError as error:
             if error.code == "TL-J15":
-                self._give_up([writer])
+                self._drop_partial_batches([writer])
             raise
-        self._touched[writer] = time.monotonic()
-        self._renew(back=ranges[0][0] if whole and ranges else None)  # its rows leave, the oldest first
-        return Appended(count, end, whole, already=False, newest=batch.number)
+        self._last_append_at[writer] = time.monotonic()
+        self._update_visible_rows(
+            rewind_offset=ranges[0][0] if whole and ranges else None
+        )  # its rows leave, the oldest first
+        return BatchStatus(row_count, end, whole, already=False, newest=batch.number)
 
-    def _store(self, fresh: Any, batch: Batch, last: LastBatch) -> None:
+    def _append_with_note(self, new_rows: Any, batch: Batch, last_batch: LastBatch) -> None:
         for last_try in (False, True):
             try:
-                self.append(fresh, notes={_BATCH + batch.writer: last})
+                self.append(new_rows, notes={_BATCH_NOTE + batch.writer: last_batch})
             except JournalFull as error:
                 if not last_try:
-                    self._give_up(writer for writer in self._idle(_IDLE_FULL_S) if writer != batch.writer)
-                if not self._stuck(fresh):
+                    self._drop_partial_batches(
+                        writer for writer in self._idle_writers(_IDLE_BATCH_FULL_S) if writer != batch.writer
+                    )
+                if not self._is_blocked(new_rows):
                     raise
                 if last_try:  # what made room may have come before
-                    what = f"batch {batch.number} of {batch.writer} can't become whole: {error.what}"
+                    problem = f"batch {batch.number} of {batch.writer} can't become whole: {error.problem}"
                     raise JournalError(
                         "TL-J15",
-                        self.where,
-                        f"{what}, and nothing there can leave",
+                        self.location,
+                        f"{problem}, and nothing there can leave",
                         "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or bring less at a time: smaller "
                         "batches or more partitions. Nothing of this batch was sent; it is brought anew.",
                     ) from error
             else:
                 return
 
-    def _stuck(self, fresh: Any) -> bool:
-        """Whether the limit is in the way of these rows for ever: nothing that is here can leave."""
+    def _is_blocked(self, new_rows: Any) -> bool:
+        """Return whether these rows can never fit the size limit, because no row in the outbox can be sent."""
         limit = self.limits.max_bytes
-        if limit is None or self.bytes_on_disk + fresh.nbytes + _FRAME_MORE <= limit:
+        if limit is None or self.bytes_on_disk + new_rows.nbytes + _FRAME_OVERHEAD_BYTES <= limit:
             return False
-        with self._guard:
-            noted = self.consumers.get(_SENDER) == self.done.watermark and not self._unsettled()
-        return noted and self.reached(self.end)
+        with self._rows_lock:
+            is_watermark_written = (
+                self.consumers.get(_SENDER_CONSUMER) == self.done_rows.watermark and not self._dropped_not_done()
+            )
+        return is_watermark_written and self.is_done_below(self.end)
 
-    def _give_up(self, writers: Iterable[str]) -> None:
-        """Never send what is here of these writers' batches that are not whole; one frame says so."""
-        partial = {writer: last for writer in writers if (last := self._last_batch(writer)) and last.ranges}
-        gone = [piece for last in partial.values() for piece in last.ranges]
-        if not gone:
+    def _drop_partial_batches(self, writers: Iterable[str]) -> None:
+        """Drop the rows of these writers' partial batches, so that they are never sent; in one frame."""
+        partial_batches = {writer: last for writer in writers if (last := self._last_batch(writer)) and last.ranges}
+        dropped_ranges = [piece for last in partial_batches.values() for piece in last.ranges]
+        if not dropped_ranges:
             return
-        rows, dropped = self._dropped
-        kept = Ranges(0, [*((s, e) for s, e in dropped if e > self.first), *gone]).ranges
-        notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
-        for writer, last in partial.items():
-            notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
+        dropped_count, previous_ranges = self._dropped_note
+        all_ranges = Ranges(0, [*((s, e) for s, e in previous_ranges if e > self.first_offset), *dropped_ranges]).ranges
+        notes: dict[str, Any] = {
+            _DROPPED_NOTE: [dropped_count + sum(end - start for start, end in dropped_ranges), all_ranges]
+        }
+        for writer, last in partial_batches.items():
+            notes[_BATCH_NOTE + writer] = LastBatch(
+                last.number, 0, False, last.end, last.origin, updated_at=last.updated_at
+            )
         self.append(notes=notes)
-        self._renew()
+        self._update_visible_rows()
 
-    def _renew(self, *, back: int | None = None) -> None:
-        """Let the sending thread see what has entered, and what of it must not leave."""
-        with self._guard:
+    def _update_visible_rows(self, *, rewind_offset: int | None = None) -> None:
+        """Update the rows that the sending thread may send, after an append or drop."""
+        with self._rows_lock:
             end = self.end  # before the notes are read, which know of all rows below it
             partial = (piece for last in self.last_batches.values() for piece in last.ranges)
-            self._visible, self._skipped = end, Ranges(0, (*partial, *self._unsettled()))
-            if back is not None:
-                self._back = back if self._back is None else min(self._back, back)
+            self._visible_end, self._withheld_rows = end, Ranges(0, (*partial, *self._dropped_not_done()))
+            if rewind_offset is not None:
+                self._rewind_offset = (
+                    rewind_offset if self._rewind_offset is None else min(self._rewind_offset, rewind_offset)
+                )
 
-    def _unsettled(self) -> list[Range]:
-        """Rows that were dropped and are not noted as done; the guard is held."""
-        return [piece for start, end in self._dropped[1] for piece in self.done.missing(start, end)]
+    def _dropped_not_done(self) -> list[Range]:
+        """Return the ranges of dropped rows that are not marked as done; the caller holds the lock."""
+        return [piece for start, end in self._dropped_note[1] for piece in self.done_rows.missing(start, end)]
 
-    def _idle(self, seconds: float) -> list[str]:
-        """Writers whose batch is not whole and has got nothing for so long."""
-        limit = time.monotonic() - seconds
-        every = self.last_batches.items()
-        return [name for name, last in every if last.ranges and self._touched.get(name, self._opened_at) <= limit]
+    def _idle_writers(self, seconds: float) -> list[str]:
+        """Return the writers whose partial batch has got no rows for this many seconds."""
+        idle_since = time.monotonic() - seconds
+        batches = self.last_batches.items()
+        return [
+            name
+            for name, last in batches
+            if last.ranges and self._last_append_at.get(name, self._opened_at) <= idle_since
+        ]
 
     def end_job(self, job: str) -> None:
-        """Forget the batches of a job; what is here of them is sent if it is whole, and nothing more enters.
+        """End a job: drop its partial batches, forget its whole ones, and refuse more rows of it.
 
         Raises:
-            JournalFull: TL-J02, the disk took no more: the last batches go later by themselves.
+            JournalFull: TL-J02, the disk is full: the notes of its batches expire later.
         """
-        with self._entering:
+        with self._append_lock:
             writers = [writer for writer in self.last_batches if job_of(writer) == job]
-            self._give_up(writers)
-            notes: dict[str, Any] = {_BATCH + writer: None for writer in writers}
-            self.append(notes={**notes, _OVER + job: int(time.time())})
+            self._drop_partial_batches(writers)
+            notes: dict[str, Any] = {_BATCH_NOTE + writer: None for writer in writers}
+            self.append(notes={**notes, _ENDED_JOB_NOTE + job: int(time.time())})
 
-    def _look(self) -> None:
-        """Give up what no writer asked for in a while; now and then."""
-        if time.monotonic() < self._look_at:
+    def _clean_up(self) -> None:
+        """Drop idle partial batches and remove notes of old jobs; at most once in `_CLEAN_UP_INTERVAL_S`."""
+        if time.monotonic() < self._next_clean_up_at:
             return
-        self._look_at = time.monotonic() + _LOOK_S
-        self._give_up(self._idle(_IDLE_S))
+        self._next_clean_up_at = time.monotonic() + _CLEAN_UP_INTERVAL_S
+        self._drop_partial_batches(self._idle_writers(_IDLE_BATCH_S))
         now, notes = int(time.time()), dict[str, Any]()
         for name, value in dict(self.notes).items():
-            if name.startswith(_OVER):
-                if value < now - _OVER_S:
+            if name.startswith(_ENDED_JOB_NOTE):
+                if value < now - _ENDED_JOB_S:
                     notes[name] = None
-            elif name.startswith(_BATCH) and job_of(name.removeprefix(_BATCH)):
-                last = LastBatch(*value)
-                if last.at < now - _JOB_S and not last.ranges:
+            elif name.startswith(_BATCH_NOTE) and job_of(name.removeprefix(_BATCH_NOTE)):
+                last_batch = LastBatch(*value)
+                if last_batch.updated_at < now - _JOB_BATCH_S and not last_batch.ranges:
                     notes[name] = None
         if notes:
             self.append(notes=notes)
@@ -292,161 +318,175 @@ class Outbox(Journal):
     # -- going out; the sending thread --
 
     @property
-    def waiting(self) -> int:
-        """Rows that are not done, of whole batches."""
-        return self._visible - self.done.count() - self._skipped.count()
+    def waiting_rows(self) -> int:
+        """Number of rows of whole batches that are not done."""
+        return self._visible_end - self.done_rows.count() - self._withheld_rows.count()
 
     @property
-    def incomplete(self) -> int:
-        """Rows that are held back, because their batch is not whole."""
+    def incomplete_rows(self) -> int:
+        """Number of rows that may not be sent yet, because their batch is partial."""
         return sum(end - start for last in self.last_batches.values() for start, end in last.ranges)
 
     @property
-    def dropped(self) -> int:
-        """Rows that are never sent: their batch was brought anew, or never became whole."""
-        return int(self._dropped[0])
+    def dropped_rows(self) -> int:
+        """Number of rows that are never sent, because their partial batch was dropped."""
+        return int(self._dropped_note[0])
 
     @property
-    def _dropped(self) -> tuple[int, Sequence[Range]]:
-        rows, ranges = self.notes.get(_DROPPED, (0, ()))
-        return rows, ranges
+    def _dropped_note(self) -> tuple[int, Sequence[Range]]:
+        row_count, ranges = self.notes.get(_DROPPED_NOTE, (0, ()))
+        return row_count, ranges
 
-    def following(self, cursor: int) -> Range | None:
-        """The next rows that may leave, from `cursor` on; from further back when a batch has become whole."""
-        with self._guard:
-            start = max(cursor if self._back is None else min(cursor, self._back), self.done.watermark)
-            self._back = None
-            return next(iter(self._skipped.missing(start, self._visible)), None)
+    def next_rows(self, cursor: int) -> Range | None:
+        """Return the next range of rows to send, from `cursor` on; from an older row after a batch became whole."""
+        with self._rows_lock:
+            start = max(
+                cursor if self._rewind_offset is None else min(cursor, self._rewind_offset), self.done_rows.watermark
+            )
+            self._rewind_offset = None
+            return next(iter(self._withheld_rows.missing(start, self._visible_end)), None)
 
-    def settle(self) -> bool:
-        """Note as done what was dropped since the last time; return whether there was any."""
-        if not self._dropped[1]:
+    def finish_dropped(self) -> bool:
+        """Mark newly dropped rows as done; return whether there were any."""
+        if not self._dropped_note[1]:
             return False
-        with self._guard:
-            dropped = self._unsettled()
-            for start, end in dropped:
-                self.done.add(start, end)
-        if dropped:
-            self._renew()
-        return bool(dropped)
+        with self._rows_lock:
+            dropped_ranges = self._dropped_not_done()
+            for start, end in dropped_ranges:
+                self.done_rows.add(start, end)
+        if dropped_ranges:
+            self._update_visible_rows()
+        return bool(dropped_ranges)
 
-    def reached(self, upto: int) -> bool:
-        """Whether every row below `upto` is done that may leave; from any thread."""
-        if self.done.watermark >= upto:
+    def is_done_below(self, offset: int) -> bool:
+        """Return whether every row below `offset` that may be sent is done; from any thread."""
+        if self.done_rows.watermark >= offset:
             return True
-        with self._guard:
-            done = self.done.copy()
-            done.unite(self._skipped)
-        return done.watermark >= upto
+        with self._rows_lock:
+            done_rows = self.done_rows.copy()
+            done_rows.unite(self._withheld_rows)
+        return done_rows.watermark >= offset
 
     @property
-    def flights(self) -> dict[int, Flight]:
-        """Packet ids in use, as they are on disk, in the order of their rows."""
-        in_order = sorted(self.held.items(), key=lambda entry: entry[1][0])
-        return {i: Flight(number, said & 255, said >> 8) for i, (number, said) in in_order if i not in self._freed}
+    def in_flight(self) -> dict[int, InFlight]:
+        """Rows in flight by packet id, as they are on disk, in the order of their rows."""
+        ordered_ids = sorted(self.held_ids.items(), key=lambda entry: entry[1][0])
+        return {
+            i: InFlight(number, phase_and_reason & 255, phase_and_reason >> 8)
+            for i, (number, phase_and_reason) in ordered_ids
+            if i not in self._freed_ids
+        }
 
-    def fly(self, flights: Mapping[int, Flight], *, durable: bool = True) -> None:
-        """Make durable which row a packet id stands for, and its phase, before the packets leave.
+    def write_in_flight(self, in_flight: Mapping[int, InFlight], *, durable: bool = True) -> None:
+        """Write packet ids with their rows and phases, durable before their packets are sent.
 
-        If not `durable`, for QoS 1 alone, it is written, so that it outlives this process, and not synced.
+        Without `durable`, for QoS 1 only, the frame is not synced: it survives the process, but perhaps not a power
+        failure.
 
         Raises:
-            JournalFull: TL-J02, the disk took no more: none of the packets may leave, but those of QoS 1.
+            JournalFull: TL-J02, the disk is full: no packet but those of QoS 1 may be sent.
         """
-        phases = {i: (flight.number, flight.phase | flight.reason << 8) for i, flight in flights.items()}
-        if not durable and self._freed.isdisjoint(phases):
+        phases = {
+            i: (in_flight_row.row_number, in_flight_row.phase | in_flight_row.reason << 8)
+            for i, in_flight_row in in_flight.items()
+        }
+        if not durable and self._freed_ids.isdisjoint(phases):
             self.append(held=phases, durable=False)
             return
-        notes = self._finished() if self._freed else {}
-        self.append(held=phases, released=tuple(self._freed), notes=notes, durable=durable)
-        self._freed = set()
+        notes = self._done_notes() if self._freed_ids else {}
+        self.append(held=phases, released=tuple(self._freed_ids), notes=notes, durable=durable)
+        self._freed_ids = set()
 
-    def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
-        """Note in memory that rows are done, and which packet ids that frees; `flush` brings it to the disk.
+    def mark_done(self, numbers: Iterable[int], freed_ids: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
+        """Mark rows as done in memory, and their packet ids as released; `flush` writes both to disk.
 
-        `outcomes` are counters of the ledger that grow by one, in the frame that says that they are done [I11].
+        `outcomes` are counters of the ledger that grow by one, in the frame that marks the rows as done [I11].
         """
-        with self._guard:  # `reached` looks from other threads
+        with self._rows_lock:  # `reached` looks from other threads
             for number in numbers:
-                self.done.add(number)
+                self.done_rows.add(number)
             for outcome in outcomes:
-                self._outcomes = {**self._outcomes, outcome: self._outcomes.get(outcome, 0) + 1}
-        self._freed.update(freed)
+                self._outcome_counts = {**self._outcome_counts, outcome: self._outcome_counts.get(outcome, 0) + 1}
+        self._freed_ids.update(freed_ids)
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write what is done; segments whose rows are all done are removed.
+        """Write the done rows to disk; segments whose rows are all done are removed.
 
-        If `durable`, wait for the disk: before rows leave that must not leave twice (QoS 0).
+        With `durable`, wait for a sync: before rows are sent that must not be sent twice (QoS 0).
 
         Raises:
-            JournalFull: TL-J02, with `durable` and a disk that took no more.
+            JournalFull: TL-J02, with `durable` on a full disk.
         """
-        freed = tuple(self._freed)
-        written = self.commit(_SENDER, self.done.watermark, released=freed, notes=self._finished())
-        if written:
-            self._freed = set()
+        freed_ids = tuple(self._freed_ids)
+        is_written = self.commit(
+            _SENDER_CONSUMER, self.done_rows.watermark, released=freed_ids, notes=self._done_notes()
+        )
+        if is_written:
+            self._freed_ids = set()
         if durable:
-            if not written:
-                raise full(self.where, "no room to note what is done")
+            if not is_written:
+                raise journal_full(self.location, "no room to note what is done")
             self.sync()
 
-    def _finished(self) -> dict[str, Any]:
-        return {_DONE: self.done.ranges, _OUTCOMES: self._outcomes}
+    def _done_notes(self) -> dict[str, Any]:
+        return {_DONE_NOTE: self.done_rows.ranges, _OUTCOMES_NOTE: self._outcome_counts}
 
     @property
     def ledger(self) -> Mapping[str, int]:
-        """The counters' totals, with what is not on the disk yet."""
+        """Totals of the ledger's counters, including outcomes that are not on disk yet."""
         ledger = dict(super().ledger)
-        for outcome, count in self._outcomes.items():
+        for outcome, count in self._outcome_counts.items():
             ledger[outcome] = ledger.get(outcome, 0) + count
         return ledger
 
     @property
     def last_batches(self) -> Mapping[str, LastBatch]:
-        """The newest batch of each writer."""
+        """Newest batch of each writer."""
         return _last_batches(self.notes)
 
 
-def waiting_in(directory: Path) -> int:
-    """Count the rows of a journal or an outbox, open or not, that a consumer or the sender is not done with.
+def count_waiting_rows(directory: Path) -> int:
+    """Return the number of rows in a journal or outbox directory that are not committed or not sent. Needs no lock.
 
     Raises:
-        JournalError, OSError: As `towline.journal.recovery.session_in`.
+        JournalError, OSError: As `towline.journal.recovery.read_session`.
     """
-    state = state_in(directory)
+    state = read_state(directory)
     if state is None:
         return 0
-    done = _done(min(state.consumers.values(), default=state.floor), state.notes)
+    done_rows = _done_rows_of(min(state.consumers.values(), default=state.floor), state.notes)
     for last in _last_batches(state.notes).values():  # of a batch that is not whole: whoever brings it has it still
-        done.unite(Ranges(0, last.ranges))
-    return sum(end - start for start, end in done.missing(0, state.end))
+        done_rows.unite(Ranges(0, last.ranges))
+    return sum(end - start for start, end in done_rows.missing(0, state.end))
 
 
-def _done(watermark: int, notes: Mapping[str, Any]) -> Ranges:
-    """Rows below a watermark, and those that are noted as sent, or are never sent."""
-    return Ranges(watermark, (*notes.get(_DONE, ()), *notes.get(_DROPPED, (0, ()))[1]))
+def _done_rows_of(watermark: int, notes: Mapping[str, Any]) -> Ranges:
+    """Return the rows below a watermark, and those that the notes mark as done or dropped."""
+    return Ranges(watermark, (*notes.get(_DONE_NOTE, ()), *notes.get(_DROPPED_NOTE, (0, ()))[1]))
 
 
 def _last_batches(notes: Mapping[str, Any]) -> dict[str, LastBatch]:
-    every = dict(notes).items()
-    return {name.removeprefix(_BATCH): LastBatch(*value) for name, value in every if name.startswith(_BATCH)}
+    entries = dict(notes).items()
+    return {
+        name.removeprefix(_BATCH_NOTE): LastBatch(*value) for name, value in entries if name.startswith(_BATCH_NOTE)
+    }
 
 
 #: Writers that belong to a job, which ends: ``job-<id>/<part>``. A query's id is a UUID and never begins so.
-_OF_A_JOB: Final = re.compile(r"(job-[0-9a-f]{32})/[0-9]+")
+_JOB_WRITER: Final = re.compile(r"(job-[0-9a-f]{32})/[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Names some rows for ever, so that they enter once, however often they are brought; bounds are for requests.
+    """Identity of a batch of rows, so that repeats are appended once; bounds are for requests.
 
     Attributes:
-        writer: Who writes one batch after the other, such as a query and a partition of it.
-        number: Grows with each of the writer's batches.
-        origin: What the batch was made from, such as a hash; tells another batch with the same number. Empty for
-            unknown.
-        attempt: Names one run through the rows, from the first on: another run may have them in another order. Empty
-            for a batch that comes whole.
+        writer: Source of one batch after another, such as a query and one of its partitions.
+        number: Grows with each batch of the writer.
+        origin: Fingerprint of the batch's source, such as a hash; distinguishes another batch with the same number.
+            Empty for unknown.
+        attempt: Name of one run through the rows from the first on: another run may have them in another order. Empty
+            for a batch in one call.
     """
 
     #: Of requests that name one.
@@ -458,15 +498,15 @@ class Batch:
     attempt: Annotated[str, Len(0, 256)] = ""
 
 
-class Appended(NamedTuple):
-    """What became of rows that were brought.
+class BatchStatus(NamedTuple):
+    """Status of a batch in the outbox.
 
     Attributes:
-        rows: Rows of this batch that are here now, durable; of this attempt, as long as the batch is not whole.
+        rows: Number of durable rows of this batch; of this attempt, while the batch is partial.
         end: The offset after the last of them.
-        whole: The batch is complete: whatever more is brought of it is a repeat.
-        already: Nothing of what was brought was new.
-        newest: Number of the writer's newest batch; -1 when it has none.
+        whole: The batch is complete: further rows of it are repeats.
+        already: All rows of this call were here before.
+        newest: Number of the writer's newest batch; -1 without one.
     """
 
     rows: int
@@ -477,16 +517,16 @@ class Appended(NamedTuple):
 
 
 class LastBatch(NamedTuple):
-    """The newest batch of a writer, as the notes have it under ``batch:<writer>``.
+    """Newest batch of a writer, as the note ``batch:<writer>`` holds it.
 
     Attributes:
-        rows: So many of its rows are here.
-        whole: No more are expected.
+        rows: Number of its rows here.
+        whole: No more rows are expected.
         end: The offset after the last of them.
-        origin: As `Batch` has it.
-        attempt: Whose rows they are, until the batch is whole.
-        ranges: Where they are, until the batch is whole.
-        at: Seconds since 1970 of the newest rows; only of a writer that belongs to a job.
+        origin: As in `Batch`.
+        attempt: Attempt that brought the rows, while the batch is partial.
+        ranges: Offsets of the rows, while the batch is partial.
+        updated_at: Seconds since 1970 of the newest rows; only for a writer of a job.
     """
 
     number: int
@@ -496,10 +536,10 @@ class LastBatch(NamedTuple):
     origin: str = ""
     attempt: str = ""
     ranges: Sequence[Range] = ()
-    at: int = 0
+    updated_at: int = 0
 
 
 def job_of(writer: str) -> str:
-    """The job a writer belongs to; "" for a writer that goes on for ever."""
-    match = _OF_A_JOB.fullmatch(writer)
+    """Return the job of a writer; "" for a writer without a job."""
+    match = _JOB_WRITER.fullmatch(writer)
     return match[1] if match else ""

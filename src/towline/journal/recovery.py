@@ -1,9 +1,9 @@
-"""What is on disk when a journal is opened, and what of it is good.
+"""Recovery of a journal at its opening: checks segments and cuts an unfinished write.
 
-Sealed segments are checked by their snapshots: each knows its number and the size of the one before, so that a
-missing or shortened file shows without reading rows (those are checked whenever they are read). The last segment is
-read frame by frame. What follows the last good frame is an unfinished write and is cut; unless a good frame behind it
-says that it was durable: that is damage, and an operator's decision.
+Sealed segments are checked by their snapshots: each holds its sequence number and the size of the previous segment, so
+that a missing or shortened file is detected without reading rows (those are checked at every read). The last segment is
+read frame by frame. Bytes after the last good frame are an unfinished write and are cut. If a good frame after them
+proves that they were durable, they are damage, and an operator's decision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.disk import UNFINISHED, Name, full, new_file, segment_names
+from towline.journal.disk import TEMPORARY_SUFFIX, SegmentName, journal_full, segment_names, write_new_file
 from towline.journal.frames import (
     HEADER_BYTES,
     MAGIC,
@@ -22,14 +22,14 @@ from towline.journal.frames import (
     JournalState,
     Snapshot,
     apply_frame,
-    damaged,
-    foreign,
-    intact_after,
+    foreign_file,
     intact_at,
+    intact_frames_after,
+    journal_damaged,
     payload_at,
     section_at,
 )
-from towline.journal.segment import Segment, View
+from towline.journal.segment import Segment, SegmentView
 from towline.version import version
 
 if TYPE_CHECKING:
@@ -40,141 +40,154 @@ if TYPE_CHECKING:
 
 
 class RecoveredJournal(NamedTuple):
-    """A journal ready to go on in a new segment.
+    """Recovered journal, ready to continue in a new segment.
 
     Attributes:
-        state: The state after the last good frame; its epoch is that of the run before.
+        state: The state after the last good frame, with the epoch of the previous opening.
         segments: Sealed segments with rows and those between them, oldest first.
-        note: One line for a person when an unfinished write at the end was cut; else "".
+        sequence: Sequence number of the new segment.
+        previous_bytes: Size of the last sealed segment in bytes.
+        repair_note: One line for the operator when an unfinished write at the end was cut; else "".
     """
 
     state: JournalState
     segments: list[Segment]
     sequence: int
     previous_bytes: int
-    note: str = ""
+    repair_note: str = ""
 
 
-class _Head(NamedTuple):
-    """A segment, whose end is not known yet, and its snapshot."""
+class _SegmentHead(NamedTuple):
+    """Segment with its snapshot, before its end is known."""
 
     segment: Segment
     snapshot: Snapshot
 
 
 def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
-    """Return what the directory holds, made durable again, or a new journal if it holds none.
+    """Recover the journal of a directory, durable again; an empty directory gives a new journal.
 
     Raises:
-        JournalDamaged: TL-J05, durable rows are gone or unreadable; nothing was changed.
+        JournalDamaged: TL-J05, durable rows are missing or unreadable; nothing was changed.
         JournalError: TL-J06, the rows have another schema. TL-J09, a file is foreign or newer; nothing was changed.
-        JournalFull: TL-J02, no room for the copy of the last segment; nothing was changed.
+        JournalFull: TL-J02, no free space for the copy of the last segment; nothing was changed.
         JournalFailed: TL-J04, a write or sync failed.
     """
-    heads = [_head(directory, name) for name in segment_names(directory)]
+    heads = [_read_head(directory, name) for name in segment_names(directory)]
     if not heads:
-        _remove_unfinished(directory, disk)
+        _remove_temporary_files(directory, disk)
         return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0)
-    chain = _chain(heads)
-    last, snapshot = chain[-1]
+    chain = _last_chain(heads)
+    last_segment, snapshot = chain[-1]
     _check_schema(directory, snapshot, schema)
-    state, good = _scan(chain[-1])
+    state, valid_bytes = _scan_frames(chain[-1])
     segments = [head.segment for head in chain]
-    if segments[0].first > state.floor:  # above what may have been removed [I5]
-        what = f"the segments with rows {state.floor:,} to {segments[0].first:,} are missing"
-        raise damaged(directory, what)
-    _remove_unfinished(directory, disk)
+    if segments[0].first_offset > state.floor:  # above what may have been removed [I5]
+        problem = f"the segments with rows {state.floor:,} to {segments[0].first_offset:,} are missing"
+        raise journal_damaged(directory, problem)
+    _remove_temporary_files(directory, disk)
     for head in heads[: len(heads) - len(chain)]:  # removal was not durable yet
         disk.remove(head.segment.path)
-    cut = last.size - good
-    what = f"{last.path}: cut {cut:,} bytes of an unfinished write at byte {good:,}"
-    note = f"{what}; rows up to {state.end:,} are whole" if cut else ""
-    for segment, following in pairwise(segments):
-        segment.end = following.first
-    last.size, last.end = good, state.end
-    sequence = last.name.sequence
-    if state.end == last.first:  # without rows it is replaced: the next one takes its number, and its name
-        return RecoveredJournal(state, segments[:-1], sequence, snapshot.previous_bytes, note)
-    _copy(last, disk)
-    return RecoveredJournal(state, segments, sequence + 1, good, note)
+    cut_bytes = last_segment.size - valid_bytes
+    problem = f"{last_segment.path}: cut {cut_bytes:,} bytes of an unfinished write at byte {valid_bytes:,}"
+    repair_note = f"{problem}; rows up to {state.end:,} are whole" if cut_bytes else ""
+    for segment, next_segment in pairwise(segments):
+        segment.end = next_segment.first_offset
+    last_segment.size, last_segment.end = valid_bytes, state.end
+    sequence = last_segment.name.sequence
+    if (
+        state.end == last_segment.first_offset
+    ):  # without rows it is replaced: the next one takes its number, and its name
+        return RecoveredJournal(state, segments[:-1], sequence, snapshot.previous_bytes, repair_note)
+    _copy_segment(last_segment, disk)
+    return RecoveredJournal(state, segments, sequence + 1, valid_bytes, repair_note)
 
 
-def session_in(directory: Path) -> Mapping[str, Any]:
-    """Return what `Journal.set_session` was given last in a journal, open or not; empty when never, or without one.
+def read_session(directory: Path) -> Mapping[str, Any]:
+    """Return the last argument of `Journal.set_session` from a journal's directory; empty without one.
 
-    The newest segment alone is read; nothing is locked, and nothing changed.
+    Only the newest segment is read; no lock is needed, and nothing is changed.
 
     Raises:
-        JournalDamaged: TL-J05, it no longer reads as it was written.
+        JournalDamaged: TL-J05, the segment has a damaged frame.
         JournalError: TL-J09, a file is foreign or newer.
         OSError: Directory or file can't be read.
     """
-    state = state_in(directory)
+    state = read_state(directory)
     return {} if state is None else state.session
 
 
-def state_in(directory: Path) -> JournalState | None:
-    """Return what a journal holds besides its rows, as `session_in` does; None without one."""
+def read_state(directory: Path) -> JournalState | None:
+    """Return the state of a journal from its directory, as `read_session` does; None without a journal."""
     names = segment_names(directory)
-    return _scan(_head(directory, names[-1]))[0] if names else None
+    return _scan_frames(_read_head(directory, names[-1]))[0] if names else None
 
 
-def _remove_unfinished(directory: Path, disk: Disk) -> None:
-    for path in directory.glob(f"*{UNFINISHED}"):
+def _remove_temporary_files(directory: Path, disk: Disk) -> None:
+    for path in directory.glob(f"*{TEMPORARY_SUFFIX}"):
         disk.remove(path)
 
 
-def _head(directory: Path, name: Name) -> _Head:
+def _read_head(directory: Path, name: SegmentName) -> _SegmentHead:
     """Read the snapshot of a segment."""
     path = name.path(directory)
     size = path.stat().st_size
     if size < HEADER_BYTES:
-        raise damaged(path, f"is only {size} bytes long; its snapshot was durable")
-    view = View(path, size)
-    if view.memory[: len(MAGIC)] == MAGIC and (found := view.memory[len(MAGIC)]) != VERSION:
-        raise foreign(str(path), f"has frames of version {found}; this Towline, {version()}, reads version {VERSION}")
+        raise journal_damaged(path, f"is only {size} bytes long; its snapshot was durable")
+    view = SegmentView(path, size)
+    if view.memory[: len(MAGIC)] == MAGIC and (frame_version := view.memory[len(MAGIC)]) != VERSION:
+        raise foreign_file(
+            str(path), f"has frames of version {frame_version}; this Towline, {version()}, reads version {VERSION}"
+        )
     header = intact_at(view.memory, 0, size)
     if header is None:
-        raise damaged(path, "its snapshot, which was durable, no longer reads as it was written")
+        raise journal_damaged(path, "its snapshot, which was durable, no longer reads as it was written")
     start = payload_at(0, header)
-    snapshot = Snapshot.decode(str(path), header, bytes(view.memory[start : start + header.payload]))
-    if (snapshot.sequence, header.first) != name:
-        raise foreign(str(path), f"holds segment {snapshot.sequence} from row {header.first:,}, which is not its name")
-    return _Head(Segment(directory, name, size=size, end=name.first, origin=snapshot.state.origin), snapshot)
+    snapshot = Snapshot.decode(str(path), header, bytes(view.memory[start : start + header.payload_bytes]))
+    if (snapshot.sequence, header.first_offset) != name:
+        raise foreign_file(
+            str(path), f"holds segment {snapshot.sequence} from row {header.first_offset:,}, which is not its name"
+        )
+    return _SegmentHead(
+        Segment(directory, name, size=size, end=name.first_offset, provenance=snapshot.state.provenance), snapshot
+    )
 
 
-def _chain(heads: list[_Head]) -> list[_Head]:
-    """Return the unbroken row of segments that ends with the last one."""
+def _last_chain(heads: list[_SegmentHead]) -> list[_SegmentHead]:
+    """Return the unbroken chain of segments that ends with the last one."""
     start = len(heads) - 1
-    while start and _joined(heads[start - 1], heads[start]):
+    while start and _is_successor(heads[start - 1], heads[start]):
         start -= 1
     return heads[start:]
 
 
-def _joined(older: _Head, newer: _Head) -> bool:
-    """Return whether no segment is missing between these two; refuse two that can't belong together."""
+def _is_successor(older: _SegmentHead, newer: _SegmentHead) -> bool:
+    """Return whether no segment is missing between these two; refuse two that can't belong to one journal."""
     if older.snapshot.state.journal_id != newer.snapshot.state.journal_id:
-        ids = f"{older.snapshot.state.journal_id}, the next one to {newer.snapshot.state.journal_id}"
-        raise foreign(str(older.segment.path), f"belongs to journal {ids}")
-    before, after = older.segment, newer.segment
-    if before.name.sequence == after.name.sequence or before.first > after.first:
-        raise foreign(str(after.path), f"and {before.path.name} can't both belong to one journal")
-    if before.name.sequence + 1 != after.name.sequence:
+        journal_ids = f"{older.snapshot.state.journal_id}, the next one to {newer.snapshot.state.journal_id}"
+        raise foreign_file(str(older.segment.path), f"belongs to journal {journal_ids}")
+    older_segment, newer_segment = older.segment, newer.segment
+    if (
+        older_segment.name.sequence == newer_segment.name.sequence
+        or older_segment.first_offset > newer_segment.first_offset
+    ):
+        raise foreign_file(str(newer_segment.path), f"and {older_segment.path.name} can't both belong to one journal")
+    if older_segment.name.sequence + 1 != newer_segment.name.sequence:
         return False
-    if before.size != newer.snapshot.previous_bytes:
-        what = f"is {before.size:,} bytes long, but {newer.snapshot.previous_bytes:,} were durable"
-        raise damaged(before.path, what)
+    if older_segment.size != newer.snapshot.previous_bytes:
+        problem = f"is {older_segment.size:,} bytes long, but {newer.snapshot.previous_bytes:,} were durable"
+        raise journal_damaged(older_segment.path, problem)
     return True
 
 
-def _check_schema(directory: Path, snapshot: Snapshot, wanted: Any) -> None:
-    """Refuse rows of another schema."""
-    if (stored := snapshot.schema).equals(wanted):
+def _check_schema(directory: Path, snapshot: Snapshot, schema: Any) -> None:
+    """Refuse stored rows of another schema."""
+    if (stored_schema := snapshot.schema).equals(schema):
         return
-    differing = sorted({field.name for field in stored} ^ {field.name for field in wanted}) or [
-        field.name for field in wanted if not stored.field(field.name).equals(field)
+    different_columns = sorted({field.name for field in stored_schema} ^ {field.name for field in schema}) or [
+        field.name for field in schema if not stored_schema.field(field.name).equals(field)
     ]
-    names = f"column {', '.join(differing)}" if differing else "the order of the columns"
+    names = f"column {', '.join(different_columns)}" if different_columns else "the order of the columns"
     raise JournalError(
         "TL-J06",
         str(directory),
@@ -183,27 +196,31 @@ def _check_schema(directory: Path, snapshot: Snapshot, wanted: Any) -> None:
     )
 
 
-def _scan(head: _Head) -> tuple[JournalState, int]:
-    """Follow the frames of the last segment to the first that is not good: the state there, and the place."""
-    last, state, position = head.segment, head.snapshot.state, 0
-    view, where = last.view(), str(last.path)
-    while header := intact_at(view.memory, position, last.size):
+def _scan_frames(head: _SegmentHead) -> tuple[JournalState, int]:
+    """Apply the frames of the last segment up to the first bad one; return the state and its byte position."""
+    last_segment, state, position = head.segment, head.snapshot.state, 0
+    view, location = last_segment.view(), str(last_segment.path)
+    while header := intact_at(view.memory, position, last_segment.size):
         if position:
-            apply_frame(where, state, header, section_at(view.memory, position, header))
+            apply_frame(location, state, header, section_at(view.memory, position, header))
         position += header.size
-    for at, header in intact_after(view.memory, position, last.size):
-        if header.durable > position:  # what a later frame says was durable is not cut
-            what = f"row {state.end:,} on (byte {position:,}) no longer reads as it was written, though a later frame"
-            raise damaged(last.path, f"{what} (byte {at:,}) is whole")
-    if any(upto > state.end for upto in state.consumers.values()):
-        raise damaged(last.path, f"rows were committed that are not there; the last one is {state.end:,}")
+    for valid_position, header in intact_frames_after(view.memory, position, last_segment.size):
+        if header.durable_bytes > position:  # what a later frame says was durable is not cut
+            problem = (
+                f"row {state.end:,} on (byte {position:,}) no longer reads as it was written, though a later frame"
+            )
+            raise journal_damaged(last_segment.path, f"{problem} (byte {valid_position:,}) is whole")
+    if any(offset > state.end for offset in state.consumers.values()):
+        raise journal_damaged(
+            last_segment.path, f"rows were committed that are not there; the last one is {state.end:,}"
+        )
     return state, position
 
 
-def _copy(segment: Segment, disk: Disk) -> None:
-    """Write the good frames anew: the page cache may hold bytes that a failed sync never brought to the disk [I6]."""
+def _copy_segment(segment: Segment, disk: Disk) -> None:
+    """Copy the good frames to a new file: cached bytes may never have reached the disk after a failed sync [I6]."""
     try:
-        os.close(new_file(disk, segment.path, [segment.view().memory]))
+        os.close(write_new_file(disk, segment.path, [segment.view().memory]))
     except JournalFull as error:
-        what = f"no room for the {segment.size:,} bytes that recovery copies; nothing was changed"
-        raise full(segment.path.parent, what, "Free that much.") from error
+        problem = f"no room for the {segment.size:,} bytes that recovery copies; nothing was changed"
+        raise journal_full(segment.path.parent, problem, "Free that much.") from error

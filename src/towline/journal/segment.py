@@ -1,11 +1,11 @@
-"""Segment files: written to at the end, mapped for the time of a read, found by a sparse index; and ranges of rows.
+"""Segment files of a journal: appended at the end, mapped for reading, with a sparse index; and ranges of rows.
 
-A range is the same rows in the same order, for ever, until they are removed [I4].
+A range of offsets gives the same rows in the same order, until they are removed [I4].
 
-The index holds one entry for each `STRIDE` bytes, so that 10 M rows in frames of their own (15 GB) cost 2 MB of
-memory; the way from an entry to a row goes over the headers in the mapped file. Maps are not kept: what a reader no
-longer holds is unmapped, and a removed file stays readable for the one that still holds its map. What is written is
-durable when the file says so, and the file dead after a failed sync [I6].
+The index holds one entry for each `INDEX_STRIDE` bytes, so that 10 M rows in a frame each (15 GB) cost 2 MB of memory;
+from an entry to a row the reader follows the frame headers in the mapped file. Mappings are not cached: an unused one
+is unmapped, and a removed file stays readable through an existing mapping. Written frames are durable after a sync;
+after a failed sync the file is dead [I6].
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from towline.errors import JournalError
-from towline.journal.disk import NO_ROOM, Name, failed, failing, full, new_file, write_all
+from towline.journal.disk import (
+    NO_ROOM,
+    SegmentName,
+    journal_failed,
+    journal_full,
+    map_os_errors,
+    write_all,
+    write_new_file,
+)
 from towline.journal.frames import (
     HEADER_BYTES,
-    Header,
-    Kind,
-    Provenance,
-    damaged,
-    encode,
-    foreign,
+    FrameHeader,
+    FrameKind,
+    SegmentProvenance,
+    encode_frame,
+    foreign_file,
     header_at,
     intact_at,
+    journal_damaged,
     payload_at,
 )
 
@@ -41,218 +49,233 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from towline.journal.disk import Disk
-    from towline.journal.frames import Encoded, Snapshot
+    from towline.journal.frames import EncodedFrame, Snapshot
     from towline.timing import Histogram
 
-STRIDE = 1 << 16
+INDEX_STRIDE = 1 << 16
 
 
-class View:
-    """The first `size` bytes of a file, mapped; alive as long as anything cut from it."""
+class SegmentView:
+    """Memory mapping of the first `size` bytes of a segment file; valid as long as any slice of it."""
 
     def __init__(self, path: Path, size: int) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+            mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
-        self._mapped = mapped
-        self.memory = memoryview(mapped)
-        self.buffer: Any = pa.py_buffer(mapped)
+        self._mapping = mapping
+        self.memory = memoryview(mapping)
+        self.buffer: Any = pa.py_buffer(mapping)
 
-    def passed(self, start: int, size: int) -> None:
-        """Bytes were looked at and handed on: their pages need not count as this process's memory any longer.
+    def release_pages(self, start: int, size: int) -> None:
+        """Release the memory pages of a byte range that was read, so that they no longer count for this process.
 
-        Whoever still looks at them gets them back from the kernel's cache [madvise(2), shared file mappings].
+        A later access loads them again from the kernel's page cache [madvise(2), shared file mappings].
         """
-        first = start - start % mmap.PAGESIZE
+        page_start = start - start % mmap.PAGESIZE
         with contextlib.suppress(AttributeError, OSError):  # not every system has it
-            self._mapped.madvise(mmap.MADV_DONTNEED, first, start + size - first)
+            self._mapping.madvise(mmap.MADV_DONTNEED, page_start, start + size - page_start)
 
 
 class Segment:
-    """A file of frames.
+    """Segment file of frames.
 
     Attributes:
-        size: Bytes that readers may look at: all of them durable.
-        end: The offset after its last durable row; what lies below it lies below `size`, too.
-        origin: Which openings of the journal wrote its rows and the row below them.
+        size: Bytes that readers may access: all of them durable.
+        end: The offset after its last durable row; rows below it lie within `size`.
+        provenance: Incarnations of the journal that wrote its rows and the row before them.
     """
 
     def __init__(
-        self, directory: Path, name: Name, *, size: int, end: int, origin: Provenance, index: array[int] | None = None
+        self,
+        directory: Path,
+        name: SegmentName,
+        *,
+        size: int,
+        end: int,
+        provenance: SegmentProvenance,
+        index: array[int] | None = None,
     ) -> None:
         self.path = name.path(directory)
         self.name = name
         self.size = size
         self.end = end
-        self.origin = origin
+        self.provenance = provenance
         #: Where some of the frames with rows begin, in order, at least `STRIDE` bytes apart.
         self._index = index
 
     @property
-    def first(self) -> int:
-        """The offset of its first row."""
-        return self.name.first
+    def first_offset(self) -> int:
+        """Offset of the segment's first row."""
+        return self.name.first_offset
 
-    def view(self) -> View:
-        """Map what is durable now.
+    def view(self) -> SegmentView:
+        """Map the durable bytes of the file.
 
         Raises:
             JournalError: TL-J07, the segment was removed after its rows were committed.
             JournalDamaged: TL-J05, the file is shorter than it was.
         """
         try:
-            return View(self.path, self.size)
+            return SegmentView(self.path, self.size)
         except FileNotFoundError as error:
             raise JournalError(
                 "TL-J07",
                 str(self.path),
-                f"rows {self.first:,} to {self.end:,} were committed and removed",
+                f"rows {self.first_offset:,} to {self.end:,} were committed and removed",
                 "Read from the journal's first row on.",
             ) from error
         except ValueError as error:
-            raise damaged(self.path, f"is shorter than the {self.size:,} bytes that were durable") from error
+            raise journal_damaged(self.path, f"is shorter than the {self.size:,} bytes that were durable") from error
 
-    def index(self, view: View) -> array[int]:
-        """Return the index; that of a segment from an earlier run is built at its first use."""
+    def index(self, view: SegmentView) -> array[int]:
+        """Return the sparse index; that of a segment from an earlier opening is built at its first use."""
         if self._index is None:
             index = array("Q")
-            for position, _ in self.records(view, 0):
-                _note(index, position)
+            for position, _ in self.frames(view, 0):
+                _add_to_index(index, position)
             self._index = index
         return self._index
 
-    def records(self, view: View, position: int) -> Iterator[tuple[int, Header]]:
-        """Yield position and header of the frames with rows from the frame at `position` on; checksums are not checked.
+    def frames(self, view: SegmentView, position: int) -> Iterator[tuple[int, FrameHeader]]:
+        """Yield position and header of frames with rows, from the frame at `position` on; checksums are not verified.
 
         Raises:
-            JournalDamaged: TL-J05, a header does not continue the one before it.
-            JournalError: TL-J09, a frame of a kind that only a newer Towline knows.
+            JournalDamaged: TL-J05, a header does not continue the previous one.
+            JournalError: TL-J09, a frame has an unknown kind, of a newer Towline.
         """
         limit = len(view.memory)
-        reached = None
+        next_offset = None
         while position < limit:
             header = header_at(view.memory, position, limit)
-            if header is None or (reached is not None and header.first != reached):
-                raise damaged(self.path, f"the frame at byte {position:,} no longer reads as it was written")
-            if header.kind not in _KINDS:
-                raise foreign(str(self.path), f"has a frame of kind {header.kind}, which this Towline doesn't know")
+            if header is None or (next_offset is not None and header.first_offset != next_offset):
+                raise journal_damaged(self.path, f"the frame at byte {position:,} no longer reads as it was written")
+            if header.kind not in _FRAME_KINDS:
+                raise foreign_file(
+                    str(self.path), f"has a frame of kind {header.kind}, which this Towline doesn't know"
+                )
             if header.rows:
                 yield position, header
-            reached = header.end
+            next_offset = header.end
             position += header.size
 
-    def find(self, view: View, offset: int) -> tuple[int, Header]:
+    def find_frame(self, view: SegmentView, offset: int) -> tuple[int, FrameHeader]:
         """Return position and header of the frame that holds a row of this segment.
 
         Raises:
-            JournalDamaged: TL-J05, the frames do not hold it.
+            JournalDamaged: TL-J05, no frame holds the row.
         """
 
-        def first_row(position: int) -> int:  # one beyond the view was noted after it was made
+        def first_row_at(position: int) -> int:  # one beyond the view was noted after it was made
             header = header_at(view.memory, position, len(view.memory))
-            return header.first if header else offset + 1
+            return header.first_offset if header else offset + 1
 
-        for position, header in self.records(view, _last(self.index(view), offset, first_row)):
-            if header.end > offset >= header.first:
+        for position, header in self.frames(view, _indexed_position(self.index(view), offset, first_row_at)):
+            if header.end > offset >= header.first_offset:
                 return position, header
-        raise damaged(self.path, f"row {offset:,} is not where it should be")
+        raise journal_damaged(self.path, f"row {offset:,} is not where it should be")
 
-    def find_byte(self, view: View, byte: int) -> tuple[int, Header] | None:
-        """Return the last frame with rows that begins at or before this byte, or none."""
+    def find_frame_at_byte(self, view: SegmentView, byte: int) -> tuple[int, FrameHeader] | None:
+        """Return the last frame with rows that begins at or before this byte, or None."""
         frame = None
-        for position, header in self.records(view, _last(self.index(view), byte)):
+        for position, header in self.frames(view, _indexed_position(self.index(view), byte)):
             if position > byte:
                 break
             frame = position, header
         return frame
 
 
-def _note(index: array[int], position: int) -> None:
-    if not index or position - index[-1] >= STRIDE:
+def _add_to_index(index: array[int], position: int) -> None:
+    if not index or position - index[-1] >= INDEX_STRIDE:
         index.append(position)
 
 
-def _last(index: array[int], most: int, key: Callable[[int], int] = int) -> int:
-    """The last noted position with a key of at most this, else the first."""
-    return index[max(bisect_right(index, most, key=key) - 1, 0)] if index else 0
+def _indexed_position(index: array[int], max_key: int, key: Callable[[int], int] = int) -> int:
+    """Return the last indexed position whose key is at most `max_key`, else the first one."""
+    return index[max(bisect_right(index, max_key, key=key) - 1, 0)] if index else 0
 
 
-_KINDS = frozenset(Kind)
+_FRAME_KINDS = frozenset(FrameKind)
 assert HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
 
 
-def removable(sealed: Sequence[Segment], committed: int, retain: int) -> int:
-    """How many segments, from the oldest on, lie below the watermark and beyond the bytes that are to be kept."""
-    below = sum(1 for segment in sealed if segment.end <= committed)
-    kept = 0
-    while below and kept + sealed[below - 1].size <= retain:
-        kept += sealed[below - 1].size
-        below -= 1
-    return below
+def count_removable(sealed_segments: Sequence[Segment], committed: int, retain_bytes: int) -> int:
+    """Return the number of oldest segments that are below the watermark and beyond the bytes to retain."""
+    count = sum(1 for segment in sealed_segments if segment.end <= committed)
+    retained_bytes = 0
+    while count and retained_bytes + sealed_segments[count - 1].size <= retain_bytes:
+        retained_bytes += sealed_segments[count - 1].size
+        count -= 1
+    return count
 
 
-class Active(Segment):
-    """The newest segment, which is written to; its file is made, durable with its name, with this object.
+class ActiveSegment(Segment):
+    """Newest segment, which accepts writes; creating the object creates its file, durable with its name.
 
     Raises:
-        JournalFull: TL-J02, no room; nothing changed.
+        JournalFull: TL-J02, no free space; nothing changed.
         JournalFailed: TL-J04, a system call failed.
 
     Attributes:
-        written: Bytes written, all of them whole frames.
-        synced: Bytes known to be durable; <= written. Between them lie only watermarks, never rows.
+        written_bytes: Bytes written, all of them whole frames.
+        synced_bytes: Durable bytes; <= written_bytes. Between them are only watermarks, never rows.
     """
 
     def __init__(self, disk: Disk, directory: Path, snapshot: Snapshot, syncs: Histogram) -> None:
-        state, name = snapshot.state, Name(snapshot.sequence, snapshot.state.end)
-        frame = encode(Kind.SNAPSHOT, epoch=state.epoch, first=state.end, durable=0, payload=snapshot.encode())
-        self._descriptor = new_file(disk, name.path(directory), frame.buffers)
-        self._rows = array("Q")
-        super().__init__(directory, name, size=frame.size, end=state.end, origin=state.origin, index=self._rows)
+        state, name = snapshot.state, SegmentName(snapshot.sequence, snapshot.state.end)
+        frame = encode_frame(
+            FrameKind.SNAPSHOT, epoch=state.epoch, first_offset=state.end, durable_bytes=0, payload=snapshot.encode()
+        )
+        self._descriptor = write_new_file(disk, name.path(directory), frame.buffers)
+        self._row_index = array("Q")
+        super().__init__(
+            directory, name, size=frame.size, end=state.end, provenance=state.provenance, index=self._row_index
+        )
         self._disk, self._syncs = disk, syncs
-        self.written = self.synced = frame.size
+        self.written_bytes = self.synced_bytes = frame.size
 
-    def write(self, frame: Encoded) -> None:
-        """Put a frame behind the last one, not yet durable.
+    def write(self, frame: EncodedFrame) -> None:
+        """Append a frame, not yet durable.
 
         Raises:
-            JournalFull: TL-J02, no room on the disk; the file is as it was.
-            JournalFailed: TL-J04, anything else.
+            JournalFull: TL-J02, the disk is full; the file is unchanged.
+            JournalFailed: TL-J04, another system call error.
         """
         try:
             write_all(self._disk, self._descriptor, frame.buffers)
         except OSError as error:
             if error.errno not in NO_ROOM:
-                raise failed(self.path, "writing a frame", error) from error
-            with failing(self.path, "writing a frame"):
-                self._disk.truncate(self._descriptor, self.written)
-            raise full(self.path.parent, f"the disk took no more ({error.strerror}); nothing was written") from error
-        self.written += frame.size
+                raise journal_failed(self.path, "writing a frame", error) from error
+            with map_os_errors(self.path, "writing a frame"):
+                self._disk.truncate(self._descriptor, self.written_bytes)
+            raise journal_full(
+                self.path.parent, f"the disk took no more ({error.strerror}); nothing was written"
+            ) from error
+        self.written_bytes += frame.size
 
     def sync(self) -> None:
-        """Make what was written durable.
+        """Sync the written frames.
 
         Raises:
             JournalFailed: TL-J04; this file must not be synced again [I6].
         """
-        if self.synced < self.written:
-            begun = time.perf_counter()
+        if self.synced_bytes < self.written_bytes:
+            started_at = time.perf_counter()
             try:
                 self._disk.sync_data(self._descriptor)
             except OSError as error:
-                raise failed(self.path, "fdatasync", error) from error
-            self._syncs.observe(time.perf_counter() - begun)
-            self.synced = self.written
+                raise journal_failed(self.path, "fdatasync", error) from error
+            self._syncs.observe(time.perf_counter() - started_at)
+            self.synced_bytes = self.written_bytes
 
-    def grow(self, position: int, end: int) -> None:
+    def expose_frame(self, position: int, end: int) -> None:
         """Let readers see the frame with rows at `position`, durable now; `end` is the offset after its last row."""
-        _note(self._rows, position)
-        self.size, self.end = self.synced, end
+        _add_to_index(self._row_index, position)
+        self.size, self.end = self.synced_bytes, end
 
     def close(self) -> None:
-        """Give the descriptor back; a second call does nothing."""
+        """Close the file descriptor; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -261,152 +284,155 @@ class Active(Segment):
 #: Most bytes of a batch that is read, unless it is one row: whoever reads holds a few of them at a time.
 BATCH_BYTES: Final = 32 << 20
 #: Bytes of a frame whose pages are given back once its rows were handed on.
-_LARGE: Final = 1 << 20
+_LARGE_FRAME_BYTES: Final = 1 << 20
 #: Most bytes of a frame, unless it is one row; and so many frames fit below a limit of the journal at least, or one
 #: might never find room.
-_LARGEST_FRAME: Final = 16 << 20
-_FRAMES_BELOW_LIMIT: Final = 16
+_MAX_FRAME_BYTES: Final = 16 << 20
+_MIN_FRAMES_IN_LIMIT: Final = 16
 #: Bytes that a null takes at most, an offset and a bit.
-_MOST_A_NULL: Final = 9
-_CHUNK = 64  # so many small batches are joined at a time: a batch of 15 columns takes 8 KB until it is
+_MAX_NULL_BYTES: Final = 9
+_JOINED_BATCHES = 64  # so many small batches are joined at a time: a batch of 15 columns takes 8 KB until it is
 
 
-def largest_frame(limit: int | None) -> int:
-    """Bytes of rows that are appended at a time, unless it is one row, to a journal with this limit (None for none)."""
-    return _LARGEST_FRAME if limit is None else min(_LARGEST_FRAME, limit // _FRAMES_BELOW_LIMIT)
+def max_frame_bytes(limit: int | None) -> int:
+    """Return the most bytes per append to a journal with this size limit (None: unlimited), but at least one row."""
+    return _MAX_FRAME_BYTES if limit is None else min(_MAX_FRAME_BYTES, limit // _MIN_FRAMES_IN_LIMIT)
 
 
-def _overlapping(segments: Sequence[Segment], start: int) -> Iterator[Segment]:
+def _segments_from(segments: Sequence[Segment], start: int) -> Iterator[Segment]:
     """Yield the segments with rows from `start` on."""
-    at = max(bisect_right(segments, start, key=lambda segment: segment.first) - 1, 0)
-    return (segment for segment in islice(segments, at, None) if segment.end > max(start, segment.first))
+    index = max(bisect_right(segments, start, key=lambda segment: segment.first_offset) - 1, 0)
+    return (segment for segment in islice(segments, index, None) if segment.end > max(start, segment.first_offset))
 
 
 class RowSlice(NamedTuple):
-    """Rows as they lie in one frame.
+    """Rows of one frame.
 
     Attributes:
         rows: A record batch.
-        size: Its bytes, or somewhat more: `nbytes` costs five times as much as reading a small frame does (measured).
+        size: Its bytes, or slightly more: `nbytes` costs five times as much as reading a small frame does (measured).
     """
 
     rows: Any
     size: int
 
 
-def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> Iterator[RowSlice]:
-    """Yield the rows from `start` to `end` as they were appended, cut at the ends, without a copy.
+def row_slices(segments: Sequence[Segment], schema: Any, start: int, end: int) -> Iterator[RowSlice]:
+    """Yield the rows from `start` to `end` as they were appended, cut at both ends, without a copy.
 
     Raises:
-        JournalDamaged: TL-J05, a frame is not as it was written; nothing of it is handed out.
+        JournalDamaged: TL-J05, a frame has a wrong checksum; none of its rows is returned.
         JournalError: TL-J07, the rows were removed meanwhile.
     """
-    for segment in _overlapping(segments, start):
+    for segment in _segments_from(segments, start):
         if start >= end:
             return
         stop = min(end, segment.end)
         view = segment.view()
-        for position, header in segment.records(view, segment.find(view, start)[0]):
-            batch = _batch(segment, view, position, header, schema)
-            rows = batch.slice(start - header.first, min(stop, header.end) - start)
-            yield RowSlice(rows, header.payload if rows.num_rows == header.rows else rows.nbytes)
+        for position, header in segment.frames(view, segment.find_frame(view, start)[0]):
+            batch = _read_batch(segment, view, position, header, schema)
+            rows = batch.slice(start - header.first_offset, min(stop, header.end) - start)
+            yield RowSlice(rows, header.payload_bytes if rows.num_rows == header.rows else rows.nbytes)
             start = min(stop, header.end)
-            if header.size >= _LARGE:
+            if header.size >= _LARGE_FRAME_BYTES:
                 del batch, rows
-                view.passed(position, header.size)
+                view.release_pages(position, header.size)
             if start == stop:
                 break
         if start < stop:
-            raise damaged(segment.path, f"rows {start:,} to {stop:,} are missing at its end")
+            raise journal_damaged(segment.path, f"rows {start:,} to {stop:,} are missing at its end")
 
 
-def _batch(segment: Segment, view: View, position: int, header: Header, schema: Any) -> Any:
+def _read_batch(segment: Segment, view: SegmentView, position: int, header: FrameHeader, schema: Any) -> Any:
     if intact_at(view.memory, position, len(view.memory)) is None:
-        what = f"rows {header.first:,} to {header.end:,} (from byte {position:,}) no longer read as they were written"
-        raise damaged(segment.path, what)
-    return pa.ipc.read_record_batch(view.buffer.slice(payload_at(position, header), header.payload), schema)
+        problem = (
+            f"rows {header.first_offset:,} to {header.end:,} (from byte {position:,}) no longer read as they were "
+            "written"
+        )
+        raise journal_damaged(segment.path, problem)
+    return pa.ipc.read_record_batch(view.buffer.slice(payload_at(position, header), header.payload_bytes), schema)
 
 
-def combined(pieces: Iterable[RowSlice], batch_rows: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
-    """Yield the same rows in batches within both bounds: large ones sliced without a copy, small ones joined.
+def combine_slices(slices: Iterable[RowSlice], batch_rows: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
+    """Yield rows in batches within both bounds: large slices are split without a copy, small ones concatenated.
 
-    A row larger than `batch_bytes` is a batch of its own. What is joined stays far below the 2 GiB that Arrow's 32-bit
-    offsets of a binary column can tell.
+    A row larger than `batch_bytes` is a batch by itself. Concatenated batches stay far below the 2 GiB limit of the
+    32-bit offsets in Arrow's binary columns.
     """
-    chunks, small, held, held_bytes = list[Any](), list[Any](), 0, 0
-    for rows, size in pieces:
+    joined_batches, small_batches, row_count, byte_count = list[Any](), list[Any](), 0, 0
+    for rows, size in slices:
         count = rows.num_rows
         large = 2 * count > batch_rows or 2 * size > batch_bytes
-        if held and (large or held + count > batch_rows or held_bytes + size > batch_bytes):
-            yield _joined(chunks + small)
-            chunks, small, held, held_bytes = [], [], 0, 0
+        if row_count and (large or row_count + count > batch_rows or byte_count + size > batch_bytes):
+            yield _join_batches(joined_batches + small_batches)
+            joined_batches, small_batches, row_count, byte_count = [], [], 0, 0
         if large:
-            yield from cut(rows, batch_rows, batch_bytes)
+            yield from split_batch(rows, batch_rows, batch_bytes)
         else:
-            small.append(rows)
-            held, held_bytes = held + count, held_bytes + size
-            if len(small) == _CHUNK:
-                chunks.append(_joined(small))
-                small = []
+            small_batches.append(rows)
+            row_count, byte_count = row_count + count, byte_count + size
+            if len(small_batches) == _JOINED_BATCHES:
+                joined_batches.append(_join_batches(small_batches))
+                small_batches = []
         del rows  # the next one may be as large
-    if held:
-        yield _joined(chunks + small)
+    if row_count:
+        yield _join_batches(joined_batches + small_batches)
 
 
-def _joined(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+def _join_batches(batches: list[Any]) -> Any:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def cut(rows: Any, batch_rows: int, batch_bytes: int) -> list[Any]:
-    """Return the rows of one record batch in slices within both bounds, at least one row each, without a copy."""
+def split_batch(rows: Any, batch_rows: int, batch_bytes: int) -> list[Any]:
+    """Split the rows of one record batch into slices within both bounds, at least one row each, without a copy."""
     # To ask each column for its share, as `nbytes` does, takes 25 us. Columns of nulls may share what is counted once.
-    shared = _MOST_A_NULL * rows.num_columns * (rows.num_rows + 1)
-    if rows.num_rows <= batch_rows and rows.get_total_buffer_size() + shared <= batch_bytes:
+    null_bytes = _MAX_NULL_BYTES * rows.num_columns * (rows.num_rows + 1)
+    if rows.num_rows <= batch_rows and rows.get_total_buffer_size() + null_bytes <= batch_bytes:
         return [rows]
-    parts, at = [], 0
-    while at < rows.num_rows:
-        most = min(batch_rows, rows.num_rows - at)
-        if rows.slice(at, most).nbytes > batch_bytes:
-            sizes = range(1, most)
-            most = max(1, bisect_right(sizes, batch_bytes, key=lambda count: rows.slice(at, count).nbytes))
-        parts.append(rows.slice(at, most))
-        at += most
-    return parts
+    slices, start = [], 0
+    while start < rows.num_rows:
+        slice_rows = min(batch_rows, rows.num_rows - start)
+        if rows.slice(start, slice_rows).nbytes > batch_bytes:
+            sizes = range(1, slice_rows)
+            slice_rows = max(1, bisect_right(sizes, batch_bytes, key=lambda count: rows.slice(start, count).nbytes))
+        slices.append(rows.slice(start, slice_rows))
+        start += slice_rows
+    return slices
 
 
 def offset_after_bytes(segments: Sequence[Segment], start: int, end: int, max_bytes: int) -> int:
-    """Return how far `max_bytes` on disk reach from row `start`; a frame's bytes count evenly for its rows."""
-    budget = max_bytes
-    for segment in _overlapping(segments, start):
+    """Return the offset that `max_bytes` on disk reach from row `start`; a frame's bytes count evenly for its rows."""
+    remaining_bytes = max_bytes
+    for segment in _segments_from(segments, start):
         view = segment.view()
-        position, header = segment.find(view, max(start, segment.first))
-        byte = _byte_at(position, header, max(start, segment.first)) + budget
+        position, header = segment.find_frame(view, max(start, segment.first_offset))
+        byte = _byte_at(position, header, max(start, segment.first_offset)) + remaining_bytes
         if byte < len(view.memory):
-            position, header = segment.find_byte(view, byte) or (position, header)
-            return min(header.first + (byte - position) * header.rows // header.size, header.end, end)
-        budget = byte - len(view.memory)
+            position, header = segment.find_frame_at_byte(view, byte) or (position, header)
+            return min(header.first_offset + (byte - position) * header.rows // header.size, header.end, end)
+        remaining_bytes = byte - len(view.memory)
     return end
 
 
 def bytes_between(segments: Sequence[Segment], start: int, end: int) -> int:
-    """Return how many bytes on disk the rows from `start` to `end` are, counted as `offset_after_bytes` counts them."""
+    """Return the bytes on disk of the rows from `start` to `end`, counted as in `offset_after_bytes`."""
     total = 0
-    for segment in _overlapping(segments, start):
-        if segment.first >= end:
+    for segment in _segments_from(segments, start):
+        if segment.first_offset >= end:
             break
-        view, first = segment.view(), max(start, segment.first)
-        position, header = segment.find(view, first)
-        begin = _byte_at(position, header, first)
-        last, header = segment.find(view, min(end, segment.end) - 1)
-        total += _byte_at(last, header, min(end, segment.end)) - begin
+        view, first_row = segment.view(), max(start, segment.first_offset)
+        position, header = segment.find_frame(view, first_row)
+        start_byte = _byte_at(position, header, first_row)
+        end_position, header = segment.find_frame(view, min(end, segment.end) - 1)
+        total += _byte_at(end_position, header, min(end, segment.end)) - start_byte
     return total
 
 
-def _byte_at(position: int, header: Header, row: int) -> int:
-    return position + (row - header.first) * header.size // header.rows
+def _byte_at(position: int, header: FrameHeader, row: int) -> int:
+    return position + (row - header.first_offset) * header.size // header.rows
 
 
-def origin_below(segments: Sequence[Segment], offset: int) -> str:
-    """Return which opening of the journal wrote the row below `offset`, which is the first one's or lies above it."""
-    at = bisect_right(segments, offset - 1, key=lambda segment: segment.first) - 1
-    return segments[0].origin.below if at < 0 else segments[at].origin.rows
+def incarnation_below(segments: Sequence[Segment], offset: int) -> str:
+    """Return the incarnation that wrote the row before `offset`, which is at or above the first segment's."""
+    index = bisect_right(segments, offset - 1, key=lambda segment: segment.first_offset) - 1
+    return segments[0].provenance.previous_incarnation if index < 0 else segments[index].provenance.rows_incarnation

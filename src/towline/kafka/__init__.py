@@ -1,1 +1,1 @@
-"""Kafka without Spark: the transactional writer, its markers, dead letters and look-ups. Thin over confluent-kafka."""
+"""Kafka without Spark: transactional sink, batch markers, dead letters, admin requests. Thin over confluent-kafka."""

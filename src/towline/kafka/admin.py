@@ -1,4 +1,4 @@
-"""Look-ups in a Kafka cluster for the sink, the bridge and doctor: quiet, bounded in time, with one line on failure."""
+"""Admin requests to a Kafka cluster, for sink, bridge and doctor: time-limited, and one line per failure."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.clientconfig import connect
-from towline.kafka.faults import LastWord, Meaning
+from towline.kafka.faults import ErrorKind, LastConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 #: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
-_PATIENCE: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
+_RECONNECT_BACKOFF: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
 #: Seconds between two looks at a topic whose transaction is not decided, or that has no leader yet.
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 #: Seconds a leader has to answer before it is asked anew who leads.
-_LEADER_S: Final = 3.0
+_LEADER_TIMEOUT_S: Final = 3.0
 #: Seconds beyond a request's own time-out for its answer to come through.
-_GRACE_S: Final = 2.0
+_ANSWER_GRACE_S: Final = 2.0
 #: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
-_LONGEST_MS: Final = 900_000
+_DEFAULT_MAX_TRANSACTION_MS: Final = 900_000
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """What a cluster says about itself.
+    """Metadata of a Kafka cluster.
 
     Attributes:
         cluster_id: None from very old brokers.
-        brokers: ``host:port`` of each broker, by id.
-        topics: Partitions of each topic this user may see; internal ones (``__...``) included.
+        brokers: ``host:port`` of each broker, by broker id.
+        topics: Number of partitions by topic, for all topics this user may see; internal ones (``__...``) included.
     """
 
     cluster_id: str | None
@@ -59,74 +59,74 @@ class ClusterInfo:
 
 
 @dataclass(frozen=True)
-class TopicFacts:
-    """What a topic takes; a limit that can't be read (no right to describe it) is None.
+class TopicLimits:
+    """Limits of a topic; a limit that this user may not read is None.
 
     Attributes:
-        partitions: How many it has.
-        max_bytes: Most bytes of a record batch, compressed: its max.message.bytes, and no more than segment.bytes.
-        after_ms: How far ahead of now a record's time may be; None too where the topic keeps its own time.
-        before_ms: How far behind.
-        policy: Its cleanup.policy, such as ``compact`` or ``compact,delete``; empty if it can't be read.
-        batch_bytes: Bytes of a batch that it takes for sure, where it refused one; None for ``max_bytes``.
+        partitions: Number of partitions.
+        max_bytes: Largest record batch in bytes, compressed: the lower one of max.message.bytes and segment.bytes.
+        max_ahead_ms: How far in the future a record's timestamp may be, in ms; None too for LogAppendTime.
+        max_behind_ms: How far in the past a record's timestamp may be, in ms.
+        cleanup_policy: Its cleanup.policy, such as ``compact`` or ``compact,delete``; empty if it can't be read.
+        batch_bytes: Safe batch size in bytes after the topic refused a larger batch; None: use ``max_bytes``.
     """
 
     partitions: int
     max_bytes: int | None = None
-    after_ms: int | None = None
-    before_ms: int | None = None
-    policy: str = ""
+    max_ahead_ms: int | None = None
+    max_behind_ms: int | None = None
+    cleanup_policy: str = ""
     batch_bytes: int | None = None
 
     @property
-    def compacted(self) -> bool:
-        """Whether a record needs a key."""
-        return "compact" in self.policy
+    def is_compacted(self) -> bool:
+        """True if the topic is compacted, so that each record needs a key."""
+        return "compact" in self.cleanup_policy
 
     @classmethod
-    def of(cls, partitions: int, config: Mapping[str, str | None]) -> TopicFacts:
-        """From what ``describe_configs`` says; empty if nothing."""
+    def from_config(cls, partitions: int, config: Mapping[str, str | None]) -> TopicLimits:
+        """Read the limits from the topic's configuration, as ``describe_configs`` returns it; may be empty."""
         limits = {name: int(text) for name, text in config.items() if text and text.isdecimal()}
-        after, before = (limits.get(f"message.timestamp.{side}.max.ms") for side in ("after", "before"))
+        max_ahead_ms, max_behind_ms = (limits.get(f"message.timestamp.{side}.max.ms") for side in ("after", "before"))
         if config.get("message.timestamp.type") == "LogAppendTime":
-            after = before = None
-        size = least(limits.get("max.message.bytes"), limits.get("segment.bytes"))
-        return cls(partitions, size, after, before, config.get("cleanup.policy") or "")
+            max_ahead_ms = max_behind_ms = None
+        max_bytes = min_limit(limits.get("max.message.bytes"), limits.get("segment.bytes"))
+        return cls(partitions, max_bytes, max_ahead_ms, max_behind_ms, config.get("cleanup.policy") or "")
 
-    def narrowed(self, other: TopicFacts) -> TopicFacts:
-        """What is taken by this and by another."""
-        return TopicFacts(
-            min(self.partitions, other.partitions),
-            least(self.max_bytes, other.max_bytes),
-            least(self.after_ms, other.after_ms),
-            least(self.before_ms, other.before_ms),
-            self.policy if self.compacted else other.policy or self.policy,
-            least(self.batch_bytes, other.batch_bytes),
+    def intersect(self, limits: TopicLimits) -> TopicLimits:
+        """Return the limits that satisfy both topics: the lower one of each pair."""
+        return TopicLimits(
+            min(self.partitions, limits.partitions),
+            min_limit(self.max_bytes, limits.max_bytes),
+            min_limit(self.max_ahead_ms, limits.max_ahead_ms),
+            min_limit(self.max_behind_ms, limits.max_behind_ms),
+            self.cleanup_policy if self.is_compacted else limits.cleanup_policy or self.cleanup_policy,
+            min_limit(self.batch_bytes, limits.batch_bytes),
         )
 
 
 #: Takes everything, as far as anybody knows.
-ANY: Final = TopicFacts(1 << 31)
+NO_LIMITS: Final = TopicLimits(1 << 31)
 
 
-def least(*limits: int | None) -> int | None:
-    """The lowest limit of those that there are."""
+def min_limit(*limits: int | None) -> int | None:
+    """Return the lowest of the limits that are not None; None if there is none."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 class KafkaAdmin:
-    """A cluster and the client that asks it, which is made at the first question and again after one without an answer.
+    """Kafka admin client: connects at the first request, and again after a request without an answer.
 
-    A name of a topic is looked up in the cluster's whole list, or described, so nothing is created.
+    Topics are looked up in the cluster's whole list, or described, so no request creates a topic.
 
     Args:
         client: Bootstrap servers, or a whole client configuration, unresolved (`towline.kafka.clientconfig`).
         timeout: Seconds to wait at most for each answer.
 
     Raises:
-        KafkaError: By every question: TL-K01, no server answered; says which and why (refused, unknown host,
-            authentication).
-        ConfigError: By every question: as `connect`.
+        KafkaError: By every request: TL-K01, no server answered; names the server and the cause (connection refused,
+            unknown host, authentication).
+        ConfigError: By every request: as `connect`.
     """
 
     def __init__(self, client: str | Mapping[str, str], timeout: float = 10.0) -> None:
@@ -135,279 +135,309 @@ class KafkaAdmin:
         self._timeout = timeout
         self._admin: AdminClient | None = None
         #: Why there is no answer, of the client in use.
-        self._last = LastWord()
+        self._last_error = LastConnectionError()
 
-    def ask(self, question: Callable[[AdminClient], T]) -> T:
-        """The answer to a question; of an error of librdkafka's in it, the KafkaError (TL-K01)."""
+    def request(self, call: Callable[[AdminClient], T]) -> T:
+        """Run a request with the admin client and return its result; librdkafka's error becomes KafkaError TL-K01."""
         admin = self._admin
         if admin is None:  # its truth is that of its queue's length
-            self._last.why = ""
-            admin = connect(AdminClient, {**_PATIENCE, **self._client}, {"error_cb": self._last.note})
-        self._admin, began = None, time.monotonic()
+            self._last_error.reason = ""
+            admin = connect(
+                AdminClient, {**_RECONNECT_BACKOFF, **self._client}, {"error_cb": self._last_error.on_error}
+            )
+        self._admin, started_at = None, time.monotonic()
         try:
-            reply = question(admin)
-        except faults.FOREIGN as problem:
+            result = call(admin)
+        except faults.CLIENT_ERRORS as error:
             admin.poll(0)  # serves error_cb, which a blocking look-up does not
-            why = self._last.why or faults.reason(problem)
-            raise faults.unreachable(self._servers, time.monotonic() - began, why) from None
-        self._admin, self._last.why = admin, ""
-        return reply
+            reason = self._last_error.reason or faults.error_text(error)
+            raise faults.unreachable_error(self._servers, time.monotonic() - started_at, reason) from None
+        self._admin, self._last_error.reason = admin, ""
+        return result
 
-    def ask_each(
+    def request_each(
         self,
-        request: Callable[[AdminClient], Mapping[Any, Any]],
-        refusal: Callable[[BaseException], bool] = lambda _: True,
+        call: Callable[[AdminClient], Mapping[Any, Any]],
+        is_answer: Callable[[BaseException], bool] = lambda _: True,
     ) -> dict[Any, Any]:
-        """The answers to a request that gives a future for each of several things.
+        """Run a request that returns one future per resource, and return the results by resource.
 
         Args:
-            request: What is asked.
-            refusal: Whether an error is Kafka's answer, which then stands for it; any other one is silence.
+            call: Starts the request with the admin client.
+            is_answer: Whether an error is an answer of Kafka, which then is the result; other errors are raised.
         """
 
-        def outcome(future: Any) -> Any:
+        def result_of(future: Any) -> Any:
             try:
-                return answer(future, self._timeout)
-            except confluent_kafka.KafkaException as problem:
-                if not refusal(problem):
+                return wait_for_result(future, self._timeout)
+            except confluent_kafka.KafkaException as error:
+                if not is_answer(error):
                     raise
-                return problem
+                return error
 
-        return self.ask(lambda admin: {thing: outcome(future) for thing, future in request(admin).items()})
+        return self.request(lambda admin: {resource: result_of(future) for resource, future in call(admin).items()})
 
-    def answers(self) -> None:
-        """Ask whether it is there, by the brokers' addresses that all clients are told to come to."""
+    def check_reachable(self) -> None:
+        """Check that the cluster answers, at the addresses that its brokers advertise to clients."""
 
-        def look(admin: AdminClient) -> None:
-            answer(admin.describe_cluster(request_timeout=self._timeout), self._timeout)
+        def describe_cluster(admin: AdminClient) -> None:
+            wait_for_result(admin.describe_cluster(request_timeout=self._timeout), self._timeout)
             admin.poll(0)
 
-        self.ask(look)
+        self.request(describe_cluster)
 
     def info(self) -> ClusterInfo:
-        """Who it is, and all its topics."""
-        metadata = self.ask(lambda admin: admin.list_topics(timeout=self._timeout))
-        brokers = {number: f"{broker.host}:{broker.port}" for number, broker in metadata.brokers.items()}
+        """Return the metadata of the cluster and of all its topics."""
+        metadata = self.request(lambda admin: admin.list_topics(timeout=self._timeout))
+        brokers = {broker_id: f"{broker.host}:{broker.port}" for broker_id, broker in metadata.brokers.items()}
         topics = {name: len(topic.partitions) for name, topic in metadata.topics.items()}
         return ClusterInfo(metadata.cluster_id, brokers, topics)
 
-    def facts(self, names: Iterable[str]) -> dict[str, TopicFacts]:
-        """Partitions and limits of topics; one that does not exist, or may not be seen, is left out."""
-        listed = self.info().topics
-        present = {name: listed[name] for name in names if name in listed}
-        configs = self.settings(present)
-        return {name: TopicFacts.of(count, configs.get(name, {})) for name, count in present.items()}
+    def topic_limits(self, names: Iterable[str]) -> dict[str, TopicLimits]:
+        """Return partitions and limits by topic; without topics that do not exist or that this user may not see."""
+        partition_counts = self.info().topics
+        existing = {name: partition_counts[name] for name in names if name in partition_counts}
+        configs = self.configs(existing)
+        return {name: TopicLimits.from_config(count, configs.get(name, {})) for name, count in existing.items()}
 
-    def settings(self, names: Iterable[str], kind: Any = ResourceType.TOPIC) -> dict[str, dict[str, str]]:
-        """Settings of topics, or of brokers by their ids; those that this user may not see are left out."""
-        resources = [ConfigResource(kind, name) for name in names]
-        if kind is ResourceType.BROKER and len(resources) > 1:  # librdkafka takes one a call: each tells its own
-            return dict(chain.from_iterable(self.settings([broker.name], kind).items() for broker in resources))
+    def configs(self, names: Iterable[str], resource_type: Any = ResourceType.TOPIC) -> dict[str, dict[str, str]]:
+        """Return the configs of topics, or of brokers by broker id; without configs that this user may not read."""
+        resources = [ConfigResource(resource_type, name) for name in names]
+        if (
+            resource_type is ResourceType.BROKER and len(resources) > 1
+        ):  # librdkafka takes one a call: each tells its own
+            return dict(chain.from_iterable(self.configs([broker.name], resource_type).items() for broker in resources))
         if not resources:
             return {}
-        replies = self.ask_each(lambda admin: admin.describe_configs(resources, request_timeout=self._timeout))
+        results = self.request_each(lambda admin: admin.describe_configs(resources, request_timeout=self._timeout))
         return {
             resource.name: {name: entry.value for name, entry in entries.items() if entry.value is not None}
-            for resource, entries in replies.items()
+            for resource, entries in results.items()
             if not isinstance(entries, confluent_kafka.KafkaException)
         }
 
-    def longest_transaction_ms(self) -> int:
-        """The longest transaction that it allows, in ms; Kafka's own limit where this user may not see it."""
-        brokers = self.settings(map(str, self.info().brokers), ResourceType.BROKER).values()
-        allowed = [int(settings.get("transaction.max.timeout.ms", _LONGEST_MS)) for settings in brokers]
-        return min(allowed, default=_LONGEST_MS)
+    def max_transaction_ms(self) -> int:
+        """Return the longest transaction that all brokers allow, in ms; Kafka's default if they are not readable."""
+        broker_configs = self.configs(map(str, self.info().brokers), ResourceType.BROKER).values()
+        limits = [
+            int(config.get("transaction.max.timeout.ms", _DEFAULT_MAX_TRANSACTION_MS)) for config in broker_configs
+        ]
+        return min(limits, default=_DEFAULT_MAX_TRANSACTION_MS)
 
-    def described(self, names: Iterable[str]) -> dict[str, Any]:
-        """Kafka's descriptions of topics, with what this user may do with each (KIP-430).
+    def describe_topics(self, names: Iterable[str]) -> dict[str, Any]:
+        """Describe topics, with the operations that this user is authorized to do on each (KIP-430).
 
         Returns:
-            By name; one that does not exist is left out, and one that this user may not see is None.
+            Descriptions by topic; without topics that do not exist, None for a topic that this user may not see.
         """
         topics: Any = TopicCollection(sorted(set(names)))
         if not topics.topic_names:
             return {}
-        more: Any = {"include_authorized_operations": True, "request_timeout": self._timeout}
+        request_options: Any = {"include_authorized_operations": True, "request_timeout": self._timeout}
 
-        def missing(outcome: Any) -> bool:
-            return faults.name_of(outcome) == "UNKNOWN_TOPIC_OR_PART"
+        def is_missing(result: Any) -> bool:
+            return faults.error_name(result) == "UNKNOWN_TOPIC_OR_PART"
 
-        outcomes = self.ask_each(
-            lambda admin: admin.describe_topics(topics, **more),
-            lambda problem: missing(problem) or faults.means(problem, Meaning.DENIED),
+        results = self.request_each(
+            lambda admin: admin.describe_topics(topics, **request_options),
+            lambda error: is_missing(error) or faults.is_kind(error, ErrorKind.ACCESS_RIGHTS),
         )
         return {
-            name: None if isinstance(outcome, confluent_kafka.KafkaException) else outcome
-            for name, outcome in outcomes.items()
-            if not missing(outcome)
+            name: None if isinstance(result, confluent_kafka.KafkaException) else result
+            for name, result in results.items()
+            if not is_missing(result)
         }
 
-    def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of topics (KIP-516) as Kafka's tools show them, by name.
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the topic ids (KIP-516) by topic name, in the text form of Kafka's tools.
 
         Returns:
-            "" for one that is unknown, because the broker gives none (before Kafka 2.8) or this user may not ask; one
-            that is not there is left out.
+            Without topics that do not exist; "" for an unknown id: the broker has none (before Kafka 2.8), or this user
+            may not read it.
         """
-        topics, none = self.described(names).items(), str(Uuid(0, 0))
-        return {name: "" if topic is None else str(topic.topic_id).replace(none, "") for name, topic in topics}
+        topics, null_id = self.describe_topics(names).items(), str(Uuid(0, 0))
+        return {name: "" if topic is None else str(topic.topic_id).replace(null_id, "") for name, topic in topics}
 
-    def denied(self, names: Iterable[str]) -> list[str]:
-        """Those of some topics that this user may not write to, as far as Kafka says it."""
-        topics = self.described(names).items()
-        rights = {name: [] if topic is None else topic.authorized_operations for name, topic in topics}
-        return [name for name, those in rights.items() if those is not None and "WRITE" not in {r.name for r in those}]
+    def unwritable_topics(self, names: Iterable[str]) -> list[str]:
+        """Return the topics that this user may not write to, as far as Kafka reports the operations."""
+        topics = self.describe_topics(names).items()
+        allowed_operations = {name: [] if topic is None else topic.authorized_operations for name, topic in topics}
+        return [
+            name
+            for name, operations in allowed_operations.items()
+            if operations is not None and "WRITE" not in {operation.name for operation in operations}
+        ]
 
     def create(
         self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] | None = None
     ) -> list[str]:
-        """Create topics that do not exist yet, by name and partitions, and wait until the list has them.
+        """Create topics that do not exist yet, and wait until the metadata lists them.
 
         Args:
-            topics: Partitions by name.
+            topics: Number of partitions by topic name.
             replication: Replicas of each; -1 for the cluster's default (KIP-464).
-            config: Topic settings such as ``cleanup.policy``.
+            config: Topic configs such as ``cleanup.policy``.
 
         Returns:
-            The names that were created, sorted.
+            The names of the topics created, sorted.
 
         Raises:
             KafkaError: TL-K09 too, when Kafka refuses to create one.
         """
-        new = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
-        if not new:
+        new_topics = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
+        if not new_topics:
             return []
-        patience: Any = {"operation_timeout": self._timeout, "request_timeout": self._timeout}
-        outcomes = self.ask_each(
-            lambda admin: admin.create_topics(new, **patience),
-            lambda problem: not faults.means(problem, Meaning.PASSING),
+        timeouts: Any = {"operation_timeout": self._timeout, "request_timeout": self._timeout}
+        results = self.request_each(
+            lambda admin: admin.create_topics(new_topics, **timeouts),
+            lambda error: not faults.is_kind(error, ErrorKind.TRANSIENT),
         )
-        refused = {name: one for name, one in outcomes.items() if isinstance(one, confluent_kafka.KafkaException)}
-        for name, problem in refused.items():
-            if faults.name_of(problem) != "TOPIC_ALREADY_EXISTS":
-                what = f'topic "{name}" can not be created: {faults.reason(problem)}'
-                raise KafkaError("TL-K09", self._servers, what, "Create it by hand, or give this user the right to.")
-        made = outcomes.keys() - refused.keys()
-        comes(lambda: made <= set(self.info().topics), self._timeout)  # the controller answers before the brokers know
-        return sorted(made)
+        errors = {
+            name: result for name, result in results.items() if isinstance(result, confluent_kafka.KafkaException)
+        }
+        for name, error in errors.items():
+            if faults.error_name(error) != "TOPIC_ALREADY_EXISTS":
+                problem = f'topic "{name}" can not be created: {faults.error_text(error)}'
+                raise KafkaError("TL-K09", self._servers, problem, "Create it by hand, or give this user the right to.")
+        created_topics = results.keys() - errors.keys()
+        wait_until(
+            lambda: created_topics <= set(self.info().topics), self._timeout
+        )  # the controller answers before the brokers know
+        return sorted(created_topics)
 
-    def settled(self, topic: str) -> bool:
-        """Wait until no transaction is open in a topic: a reader of committed records then sees all there is.
+    def wait_for_open_transactions(self, topic: str) -> bool:
+        """Wait until no transaction is open in a topic, so that a read_committed consumer sees every record.
 
         Kafka answers a commit once the decision is logged; the control records that show it to readers follow (KIP-98).
 
         Returns:
-            False when a transaction was still open at the end of the time; a topic that does not exist is settled.
+            False when a transaction was still open at the end of the time; True for a topic that does not exist.
         """
-        start = {topic: {str(number): 0 for number in range(self.info().topics.get(topic, 0))}}
-        return self.ask(lambda admin: comes(lambda: not self._behind(admin, start)[1], self._timeout))
+        offsets = {topic: {str(partition): 0 for partition in range(self.info().topics.get(topic, 0))}}
+        return self.request(lambda admin: wait_until(lambda: not self._backlog(admin, offsets)[1], self._timeout))
 
-    def backlog(self, taken: Mapping[str, Mapping[str, int]], timeout: float | None = None) -> tuple[int, int]:
-        """Offsets from a reader of committed records to the high watermarks, and those of them that it can't get yet.
+    def backlog(self, positions: Mapping[str, Mapping[str, int]], timeout: float | None = None) -> tuple[int, int]:
+        """Return the lag of a read_committed reader, and the part of it above the last stable offset.
 
-        Those lie behind an open transaction, from the last stable offset on; control records take offsets too (KIP-98).
+        The lag counts offsets up to the high watermarks; control records take offsets too (KIP-98). The part above the
+        last stable offset can't be read yet, because a transaction is open.
 
         Args:
-            taken: The next offset of the reader, by topic and number of the partition.
-            timeout: Seconds to wait at most for each of two answers, if not the cluster's.
+            positions: The reader's next offset, by topic and number of the partition.
+            timeout: Seconds to wait at most for each of two answers; by default that of the client.
 
         Raises:
-            KafkaError: Also for one partition that is not there, or ends before the reader's offset: he stands in a
-                topic that was deleted.
+            KafkaError: Also for a partition that does not exist, or ends before the reader's offset: the topic was
+                deleted.
         """
-        return self.ask(lambda admin: self._behind(admin, taken, timeout))
+        return self.request(lambda admin: self._backlog(admin, positions, timeout))
 
-    def _behind(
-        self, admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout: float | None = None
+    def _backlog(
+        self, admin: AdminClient, positions: Mapping[str, Mapping[str, int]], timeout: float | None = None
     ) -> tuple[int, int]:
-        offsets = {(topic, int(part)): offset for topic, parts in taken.items() for part, offset in parts.items()}
+        offsets = {
+            (topic, int(partition)): offset
+            for topic, partitions in positions.items()
+            for partition, offset in partitions.items()
+        }
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        limit = timeout or self._timeout
-        stable = _offsets(admin, offsets, latest, limit, IsolationLevel.READ_COMMITTED)
-        high = _offsets(admin, offsets, latest, limit)
-        if any(offset > high[place] for place, offset in offsets.items()):
-            beyond = confluent_kafka.KafkaError(confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE)
-            raise confluent_kafka.KafkaException(beyond)
-        behind = sum(high[place] - offset for place, offset in offsets.items())
-        return behind, sum(max(0, high[place] - max(offset, stable[place])) for place, offset in offsets.items())
+        answer_timeout = timeout or self._timeout
+        stable_offsets = _offsets(admin, offsets, latest, answer_timeout, IsolationLevel.READ_COMMITTED)
+        high_watermarks = _offsets(admin, offsets, latest, answer_timeout)
+        if any(offset > high_watermarks[partition] for partition, offset in offsets.items()):
+            out_of_range = confluent_kafka.KafkaError(confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE)
+            raise confluent_kafka.KafkaException(out_of_range)
+        backlog = sum(high_watermarks[partition] - offset for partition, offset in offsets.items())
+        return backlog, sum(
+            max(0, high_watermarks[partition] - max(offset, stable_offsets[partition]))
+            for partition, offset in offsets.items()
+        )
 
     def first_offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """The first offset that Kafka still has of each of some partitions of a topic."""
-        places, first = [(topic, number) for number in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        found = self.ask(lambda admin: comes(lambda: [_offsets(admin, places, first, self._timeout)], self._timeout))
-        return {partition: offset for (_, partition), offset in found[0].items()}
+        """Return the earliest offset that Kafka still has, by partition of a topic."""
+        topic_partitions, earliest = [(topic, partition) for partition in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        results = self.request(
+            lambda admin: wait_until(
+                lambda: [_offsets(admin, topic_partitions, earliest, self._timeout)], self._timeout
+            )
+        )
+        return {partition: offset for (_, partition), offset in results[0].items()}
 
 
-def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
-    """The first offset of a partition and its end, as a consumer of that isolation level may read it.
+def watermarks(consumer: Any, partition: TopicPartition, timeout_s: float) -> tuple[int, int]:
+    """Return the low watermark and the end offset of a partition, at the consumer's isolation level.
 
     Args:
         consumer: A ``confluent_kafka.Consumer``.
-        place: The partition.
-        seconds: How long to wait for the answer, and to ask again while the partition has no leader, or another.
+        partition: The partition.
+        timeout_s: Seconds to wait for the answer; retries meanwhile, while the partition has no leader or a new one.
 
     Raises:
-        KafkaException, SystemError: There is no answer, at the end or at all.
+        KafkaException, SystemError: There is no answer in time.
     """
-    each = min(_LEADER_S, seconds)
+    attempt_s = min(_LEADER_TIMEOUT_S, timeout_s)
 
-    def ask() -> Any:
+    def query_watermarks() -> Any:
         try:
-            return consumer.get_watermark_offsets(place, timeout=each)
-        except faults.FOREIGN:
+            return consumer.get_watermark_offsets(partition, timeout=attempt_s)
+        except faults.CLIENT_ERRORS:
             # It asks the leader that librdkafka knows, for minutes after that was killed, unless it is told anew.
-            with suppress(*faults.FOREIGN):
-                consumer.list_topics(place.topic, timeout=each)
+            with suppress(*faults.CLIENT_ERRORS):
+                consumer.list_topics(partition.topic, timeout=attempt_s)
             raise
 
-    first, end = comes(ask, seconds)
-    return int(first), int(end)
+    low, high = wait_until(query_watermarks, timeout_s)
+    return int(low), int(high)
 
 
-def comes(look: Callable[[], T], seconds: float, pause_s: float = _LOOK_S) -> T:
-    """What a look-up says once it is true, or at the end of the time.
+def wait_until(poll: Callable[[], T], timeout_s: float, pause_s: float = _POLL_S) -> T:
+    """Poll until the result is true or the time is over, and return the last result.
 
-    It looks again after a pause, in seconds, while a topic is being made or changes its leader too: a broker tells of a
-    topic before it leads it, and whoever asks for its offsets then is told NOT_LEADER_OR_FOLLOWER.
+    Retries after ``pause_s`` seconds on transient errors too, while a topic is being created or changes its leader. A
+    broker announces a topic before it leads it, and then answers a request for offsets NOT_LEADER_OR_FOLLOWER.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            if (seen := look()) or time.monotonic() > deadline:
-                return seen
-        except faults.FOREIGN as problem:
-            if not faults.means(problem, Meaning.PASSING) or time.monotonic() > deadline:
+            if (result := poll()) or time.monotonic() > deadline:
+                return result
+        except faults.CLIENT_ERRORS as error:
+            if not faults.is_kind(error, ErrorKind.TRANSIENT) or time.monotonic() > deadline:
                 raise
         time.sleep(pause_s)
 
 
-def answer(future: Any, timeout: float) -> Any:
-    """The answer to a request of the admin client.
+def wait_for_result(future: Any, timeout: float) -> Any:
+    """Wait for the result of an admin request.
 
     Args:
-        future: Of the request.
-        timeout: Its ``request_timeout`` in seconds, at which librdkafka ends it: a client must not be let go before.
+        future: Future of the request.
+        timeout: The ``request_timeout`` of the request in seconds. librdkafka ends the request after it; the client
+            must not be closed earlier.
 
     Raises:
-        KafkaException: `_TIMED_OUT` in place of the future's TimeoutError, too, which nobody would take for Kafka's.
+        KafkaException: Also `_TIMED_OUT` in place of the future's TimeoutError.
     """
     try:
-        return future.result(timeout + _GRACE_S)
+        return future.result(timeout + _ANSWER_GRACE_S)
     except TimeoutError:
-        late = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT, "no answer in time")  # noqa: SLF001
-        raise confluent_kafka.KafkaException(late) from None
+        timed_out = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT, "no answer in time")  # noqa: SLF001
+        raise confluent_kafka.KafkaException(timed_out) from None
 
 
 def _offsets(
     admin: AdminClient,
-    places: Iterable[tuple[str, int]],
-    which: OffsetSpec,
+    partitions: Iterable[tuple[str, int]],
+    spec: OffsetSpec,
     timeout: float,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[tuple[str, int], int]:
-    wanted: Any = {TopicPartition(*place): which for place in places}
-    answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout) if wanted else {}
-    return {(place.topic, place.partition): answer(future, timeout).offset for place, future in answers.items()}
+    specs: Any = {TopicPartition(*partition): spec for partition in partitions}
+    futures = admin.list_offsets(specs, isolation_level=isolation, request_timeout=timeout) if specs else {}
+    return {
+        (partition.topic, partition.partition): wait_for_result(future, timeout).offset
+        for partition, future in futures.items()
+    }
 
 
 # -- topics are known by their ids --
@@ -417,68 +447,78 @@ def _offsets(
 # beside Spark's own files, and compared before the tasks of each batch that reads the topic, and after them [I17]. A
 # broker that gives no ids leaves them unknown, and nothing is compared.
 
-_NOTE: Final = "towline.topics"
+_TOPIC_IDS_NOTE: Final = "towline.topics"
 #: By process and configuration: a new connection for each batch would cost 20 ms.
-_clusters: Final[dict[tuple[int, frozenset[tuple[str, str]]], KafkaAdmin]] = {}
+_admins: Final[dict[tuple[int, frozenset[tuple[str, str]]], KafkaAdmin]] = {}
 
 
-def kept_ids(checkpoint: Checkpoint, note: str = _NOTE) -> dict[str, str]:
-    """The ids noted in a checkpoint, by topic; none where the note can't be read."""
+def saved_topic_ids(checkpoint: Checkpoint, note: str = _TOPIC_IDS_NOTE) -> dict[str, str]:
+    """Return the topic ids saved in a checkpoint, by topic name; empty where the note can't be read."""
     with suppress(OSError, ValueError):
-        return dict(json.loads(checkpoint.note(note) or "{}"))
+        return dict(json.loads(checkpoint.read_note(note) or "{}"))
     return {}
 
 
-def keep_ids(checkpoint: Checkpoint, ids: Mapping[str, str], note: str = _NOTE) -> None:
-    """Note ids in a checkpoint, durably; nothing where it is on no disk of this machine.
+def save_topic_ids(checkpoint: Checkpoint, ids: Mapping[str, str], note: str = _TOPIC_IDS_NOTE) -> None:
+    """Save topic ids in a checkpoint, durably; does nothing for a checkpoint that is on no local disk.
 
     Raises:
-        JournalError: TL-J20, the disk did not take them.
+        JournalError: TL-J20, the ids could not be written.
     """
-    if ids != kept_ids(checkpoint, note):
-        checkpoint.keep_note(note, json.dumps(ids))
+    if ids != saved_topic_ids(checkpoint, note):
+        checkpoint.write_note(note, json.dumps(ids))
 
 
-def remade(kept: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Topics with another id than the one that was noted, sorted; an unknown id is no other one."""
-    return sorted(name for name, one in now.items() if one and kept.get(name, "") not in ("", one))
+def recreated_topics(saved_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> list[str]:
+    """Return the topics whose id differs from the saved id, sorted; an unknown id never differs."""
+    return sorted(
+        name for name, topic_id in current_ids.items() if topic_id and saved_ids.get(name, "") not in ("", topic_id)
+    )
 
 
-def check_ids(
-    where: str, do: str, offsets: Mapping[str, Mapping[str, int]], kept: Mapping[str, str], now: Mapping[str, str]
+def check_topic_ids(
+    location: str,
+    remedy: str,
+    offsets: Mapping[str, Mapping[str, int]],
+    saved_ids: Mapping[str, str],
+    current_ids: Mapping[str, str],
 ) -> None:
-    """Refuse topics that were deleted and made again: the query stands at offsets of the old ones (TL-B06)."""
-    told = [
-        f'"{name}" (its id was {kept[name]}, and is {now[name]}): offset '
-        + ", ".join(f"{at:,} of partition {part}" for part, at in offsets.get(name, {}).items())
-        for name in remade(kept, now)
+    """Raise TL-B06 for topics that were deleted and recreated: the query's offsets belong to the old topics."""
+    descriptions = [
+        f'"{name}" (its id was {saved_ids[name]}, and is {current_ids[name]}): offset '
+        + ", ".join(f"{offset:,} of partition {partition}" for partition, offset in offsets.get(name, {}).items())
+        for name in recreated_topics(saved_ids, current_ids)
     ]
-    if told:
-        what = f"Kafka topics were deleted and made again, and the query stands in the old ones, {'; '.join(told)}"
-        raise KafkaError("TL-B06", where, f"{what}; nothing is read from there", do)
+    if descriptions:
+        problem = (
+            f"Kafka topics were deleted and made again, and the query stands in the old ones, {'; '.join(descriptions)}"
+        )
+        raise KafkaError("TL-B06", location, f"{problem}; nothing is read from there", remedy)
 
 
-def check_source_topics(client: Mapping[str, str], location: str, where: str, do: str) -> None:
-    """Compare the topics that a query reads with Spark's Kafka source, and note the ids of those new in its batch.
+def check_source_topics(client: Mapping[str, str], checkpoint_path: str, location: str, remedy: str) -> None:
+    """Compare the ids of a query's source topics with the saved ids, and save the ids of new topics.
 
-    Call it when a writer is made, which Spark does on the driver before the tasks of a batch and again for its commit.
-    Only topics with records in the newest batch are asked about: one that stands still is not read from a wrong offset.
+    Call it when a writer is created, which Spark does on the driver before the tasks of a batch and again for its
+    commit. Only topics with records in the newest batch are checked: an idle topic is not read from a wrong offset.
 
     Args:
         client: A client configuration, unresolved.
-        location: The query's checkpoint.
-        where: Whose query it is, for messages.
-        do: The ways out of TL-B06.
+        checkpoint_path: The query's checkpoint directory.
+        location: The query, for error texts.
+        remedy: Remedy of TL-B06, for its text.
 
     Raises:
-        KafkaError: TL-B06, a topic was made anew; TL-K01, no answer.
-        JournalError: TL-J20, the ids can't be noted.
+        KafkaError: TL-B06, a topic was recreated; TL-K01, no answer.
+        JournalError: TL-J20, the ids could not be written.
     """
-    logs = Checkpoint(location)
-    batch, kept = logs.last_offsets_batch(), kept_ids(logs)
-    begun = kafka_offsets_in(logs.offsets(batch - 1) if batch else [logs.first_offsets()])
-    ends = kafka_offsets_in(logs.offsets(batch))
-    cluster = _clusters.setdefault((os.getpid(), frozenset(client.items())), KafkaAdmin(client))
-    now = cluster.ids(name for name in ends if name not in kept or begun.get(name) != ends[name])
-    check_ids(where, do, begun, kept, now)
-    keep_ids(logs, {name: kept.get(name) or now.get(name, "") for name in ends})
+    checkpoint = Checkpoint(checkpoint_path)
+    batch, saved_ids = checkpoint.last_planned_batch(), saved_topic_ids(checkpoint)
+    start_offsets = kafka_offsets_in(checkpoint.offsets(batch - 1) if batch else [checkpoint.kafka_start_offsets()])
+    end_offsets = kafka_offsets_in(checkpoint.offsets(batch))
+    admin = _admins.setdefault((os.getpid(), frozenset(client.items())), KafkaAdmin(client))
+    current_ids = admin.topic_ids(
+        name for name in end_offsets if name not in saved_ids or start_offsets.get(name) != end_offsets[name]
+    )
+    check_topic_ids(location, remedy, start_offsets, saved_ids, current_ids)
+    save_topic_ids(checkpoint, {name: saved_ids.get(name) or current_ids.get(name, "") for name in end_offsets})

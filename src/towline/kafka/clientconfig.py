@@ -1,13 +1,13 @@
-"""What librdkafka is told: names it knows, Java's among them, and secrets that are read only where they are used.
+"""Client configurations of librdkafka: checks, secrets from files and variables, translation of Java's names.
 
 A client configuration is a mapping of librdkafka's property names to text. It may travel (into a Spark plan, a log, a
-status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` a variable of the
-environment, `PROVIDER` a function that gives tokens, and `resolve` replaces all in the process that opens the
-connection. A `PlainSecret`, which a user wrote in the words of Java's client into the options of a query, travels with
-them and is shown nowhere.
+status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` an environment variable,
+`PROVIDER_PROPERTY` a function that returns tokens. `resolve` replaces all of them in the process that opens the
+connection. The exception is `PlainSecret`: a password in ``sasl.jaas.config``, which travels with the options of a
+query and is never shown.
 
-A program that wrote with ``format("kafka")`` changes the format's name and nothing else (ADR 39): the settings of
-Java's producer (Kafka 4.3) that its users write and librdkafka has not are `translated` (ADR 58).
+A program that wrote with ``format("kafka")`` changes the format's name and nothing else (ADR 39): settings that only
+Java's producer (Kafka 4.3) has are translated by `translate_java_settings` (ADR 58).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from confluent_kafka import KafkaException, Producer
 
 from towline.errors import ConfigError, KafkaError, did_you_mean
 from towline.kafka import faults
-from towline.providers import check_provider, credential, secret_of
-from towline.threads import later
+from towline.providers import call_provider, check_provider, read_secret
+from towline.threads import call_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -49,10 +49,10 @@ SECRETS: Final = frozenset(
 )
 
 #: Names a function that gives tokens for OAUTHBEARER, ``module:function``; it is no property of librdkafka's.
-PROVIDER: Final = "sasl.oauthbearer.token.provider"
+PROVIDER_PROPERTY: Final = "sasl.oauthbearer.token.provider"
 
 #: What Java's producer has and librdkafka has not; `translated` knows some of it.
-JAVAS: Final = re.compile(
+JAVA_ONLY_PROPERTIES: Final = re.compile(
     r"buffer\.memory|compression\.\w+\.level|config\.providers|interceptor\.classes|(key|value)\.serializer"
     r"|max\.(block\.ms|request\.size)|metrics?\.(reporters|num|recording|sample).*|partitioner\..+"
     r"|(receive|send)\.buffer\.bytes|sasl\.(jaas|login|client\.callback)\..+|ssl\.(truststore|engine|provider).*"
@@ -60,10 +60,12 @@ JAVAS: Final = re.compile(
 )
 
 #: Ours alone: callbacks of the binding, and a library path, which would run code somebody put into an option.
-_OURS: Final = re.compile(r"\w+_cb|on_delivery|delivery\.report\.only\.error|logger|plugin\.library\.paths")
+_RESERVED_PROPERTIES: Final = re.compile(
+    r"\w+_cb|on_delivery|delivery\.report\.only\.error|logger|plugin\.library\.paths"
+)
 
 #: Names to guess from when somebody mistypes one; librdkafka itself judges what exists.
-COMMON: Final = (
+COMMON_PROPERTIES: Final = (
     "acks",
     "batch.num.messages",
     "batch.size",
@@ -88,7 +90,7 @@ COMMON: Final = (
     "retries",
     "retry.backoff.ms",
     "sasl.mechanism",
-    PROVIDER,
+    PROVIDER_PROPERTY,
     "sasl.password.file",
     "sasl.username",
     "security.protocol",
@@ -103,7 +105,7 @@ COMMON: Final = (
 
 
 class PlainSecret(str):
-    """A secret of ``sasl.jaas.config``, which travels with the sink's settings: it prints as ``<secret>``."""
+    """Secret from ``sasl.jaas.config``, which travels with the sink's settings: it prints as ``<secret>``."""
 
     __slots__ = ()
 
@@ -116,253 +118,292 @@ class PlainSecret(str):
         return format(repr(self), spec)
 
     def reveal(self) -> str:
-        """The secret, for the client that opens a connection; the result must never be shown."""
+        """Return the secret, for the client that opens a connection; it must never be shown."""
         return "".join([*self])
 
 
 #: A variable of the environment, whose value is taken where the connection is opened.
-REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+ENV_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A password in a URL, as ``https://user:password@host``.
 _LOGIN_IN_URL: Final = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
-_LISTED: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
+_PROPERTIES_URL: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
 
 
 #: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16). What
 #: is logged is kept off stderr, and seen by whoever adds a handler.
-QUIET: Final = logging.getLogger("towline.librdkafka")
-QUIET.addHandler(logging.NullHandler())
-QUIET.propagate = False
+QUIET_LOGGER: Final = logging.getLogger("towline.librdkafka")
+QUIET_LOGGER.addHandler(logging.NullHandler())
+QUIET_LOGGER.propagate = False
 
 
-def file_property(name: str) -> str | None:
-    """The secret that ``name`` reads from a file: ``sasl.password`` for ``sasl.password.file``; None for others."""
+def secret_of_file_property(name: str) -> str | None:
+    """Return the secret property of a ``*.file`` property: ``sasl.password`` for ``sasl.password.file``; else None."""
     secret = name.removesuffix(".file")
     return secret if secret != name and secret in SECRETS else None
 
 
-def largest_message(client: Mapping[str, str]) -> int:
-    """The ``message.max.bytes`` of a client configuration, librdkafka's default where it says none."""
+def max_message_bytes(client: Mapping[str, str]) -> int:
+    """Return ``message.max.bytes`` of a client configuration; librdkafka's default where it is not set."""
     return int(client.get("message.max.bytes", 1_000_000))
 
 
-def insecurities(client: Mapping[str, str]) -> list[str]:
-    """What a client configuration gives up on the way to Kafka, a line for each setting; usually none.
+def insecure_settings(client: Mapping[str, str]) -> list[str]:
+    """List the insecure settings of a client configuration, one line each; usually none.
 
-    It is allowed, and shown as ``insecure`` wherever the sink or the bridge tells how it is.
+    Insecure settings are allowed, and shown as ``insecure`` in the status of the sink and the bridge.
     """
-    said = {name: value.strip().lower() for name, value in client.items()}
-    protocol, mechanism = said.get("security.protocol", "plaintext"), _mechanism(said)
-    found = []
+    settings = {name: value.strip().lower() for name, value in client.items()}
+    protocol, mechanism = settings.get("security.protocol", "plaintext"), _sasl_mechanism(settings)
+    warnings = []
     if protocol in {"ssl", "sasl_ssl"}:
-        if said.get("enable.ssl.certificate.verification") in _FALSE:
-            found.append(f"enable.ssl.certificate.verification=false: Kafka's certificate is not verified; {_ANYONE}")
-        elif said.get("ssl.endpoint.identification.algorithm") == "none":
-            found.append(f"ssl.endpoint.identification.algorithm=none: any trusted name passes for Kafka's; {_ANYONE}")
+        if settings.get("enable.ssl.certificate.verification") in _FALSE:
+            warnings.append(
+                f"enable.ssl.certificate.verification=false: Kafka's certificate is not verified; {_INTERCEPTION}"
+            )
+        elif settings.get("ssl.endpoint.identification.algorithm") == "none":
+            warnings.append(
+                f"ssl.endpoint.identification.algorithm=none: any trusted name passes for Kafka's; {_INTERCEPTION}"
+            )
     if protocol == "sasl_plaintext" and mechanism in {"PLAIN", "OAUTHBEARER"}:
-        found.append(f"security.protocol=sasl_plaintext: the secret of {mechanism} crosses the network in clear text.")
-    if said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
-        found.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
+        warnings.append(
+            f"security.protocol=sasl_plaintext: the secret of {mechanism} crosses the network in clear text."
+        )
+    if settings.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
+        warnings.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
     if any(isinstance(value, PlainSecret) for value in client.values()):
-        found.append("sasl.jaas.config: the secret stands in plain text in the options of the query.")
-    return found
+        warnings.append("sasl.jaas.config: the secret stands in plain text in the options of the query.")
+    return warnings
 
 
-_ANYONE: Final = "anyone in between can read and change."
+_INTERCEPTION: Final = "anyone in between can read and change."
 #: librdkafka's words for a flag (rd_kafka_anyconf_set_prop).
 _FALSE: Final = frozenset({"false", "f", "0"})
 _TRUE: Final = frozenset({"true", "t", "1"})
 
 
-def _mechanism(said: Mapping[str, str]) -> str:
-    return (said.get("sasl.mechanism") or said.get("sasl.mechanisms") or "").upper()
+def _sasl_mechanism(settings: Mapping[str, str]) -> str:
+    return (settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "").upper()
 
 
 def check_client(
-    client: Mapping[str, str], where: str, prefix: str = "kafka.", written: Mapping[str, str] = MappingProxyType({})
+    client: Mapping[str, str],
+    location: str,
+    prefix: str = "kafka.",
+    original_names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Check names and values of a client configuration, without a connection and without reading a secret.
+    """Check property names and values of a client configuration, without connecting and without reading a secret.
 
     Args:
         client: librdkafka's names with text values; unresolved.
-        where: Whom an error is about.
-        prefix: What stands before a name where the user wrote it.
-        written: The names that the user wrote in other words.
+        location: The option or file that an error names.
+        prefix: Prefix of the names as the user wrote them.
+        original_names: Names as the user wrote them, by translated name.
 
     Raises:
-        ConfigError: TL-C01 unknown name, TL-C43 a name of Java's client or one that is ours, TL-C44 a plain secret,
-            TL-C45 a value that librdkafka does not take, TL-C42 no or impossible ``bootstrap.servers``, TL-C179 and
-            TL-C180 a provider of tokens that is none, or none where one is needed.
+        ConfigError: TL-C01 unknown name, TL-C43 a name of Java's client or a reserved one, TL-C44 a secret in plain
+            text, TL-C45 a value that librdkafka rejects, TL-C42 missing or malformed ``bootstrap.servers``, TL-C179 and
+            TL-C180 an invalid token provider, or a missing one.
     """
     for name, value in client.items():
         option = f'option "{prefix}{name}"'
-        if JAVAS.fullmatch(name):
-            what = f"{option} is a Java client's setting that Towline does not translate"
-            raise ConfigError("TL-C43", where, what, f"Write librdkafka's name, see {_LISTED}; or leave it out.")
-        if _OURS.fullmatch(name):
-            do = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
-            raise ConfigError("TL-C43", where, f"{option} can not be set, Towline uses it itself", do)
-        plain = not REFERENCE.fullmatch(value) if name in SECRETS else _LOGIN_IN_URL.search(REFERENCE.sub("", value))
-        if plain and not isinstance(value, PlainSecret):
-            do = f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable."
-            what = f"{option} holds a secret in plain text, which Spark would show in its plans"
-            raise ConfigError("TL-C44", where, what, do)
+        if JAVA_ONLY_PROPERTIES.fullmatch(name):
+            problem = f"{option} is a Java client's setting that Towline does not translate"
+            raise ConfigError(
+                "TL-C43", location, problem, f"Write librdkafka's name, see {_PROPERTIES_URL}; or leave it out."
+            )
+        if _RESERVED_PROPERTIES.fullmatch(name):
+            remedy = f"Name the function in {prefix}{PROVIDER_PROPERTY}." if name == "oauth_cb" else "Leave it out."
+            raise ConfigError("TL-C43", location, f"{option} can not be set, Towline uses it itself", remedy)
+        is_plain_text = (
+            not ENV_REFERENCE.fullmatch(value)
+            if name in SECRETS
+            else _LOGIN_IN_URL.search(ENV_REFERENCE.sub("", value))
+        )
+        if is_plain_text and not isinstance(value, PlainSecret):
+            remedy = (
+                f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable."
+            )
+            problem = f"{option} holds a secret in plain text, which Spark would show in its plans"
+            raise ConfigError("TL-C44", location, problem, remedy)
     servers, option = client.get("bootstrap.servers", ""), f'option "{prefix}bootstrap.servers"'
     for server in map(str.strip, servers.split(",")):
         host, _, port = server.rpartition("://")[2].rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-            what = f'"{server}" in {option} is not HOST:PORT' if servers.strip() else f"{option} is missing"
-            raise ConfigError("TL-C42", where, what, "Name one or more HOST:PORT, with commas between.")
-    if _without_tokens(client):
-        provider = f"{prefix}{PROVIDER} = module:function, [kafka] token_provider in a bridge file"
-        what = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
-        do = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
-        raise ConfigError("TL-C180", where, f'"{prefix}sasl.mechanism": {what}', do)
-    _check_words(client, where, prefix, written)
-    if PROVIDER in client:
-        check_provider(client[PROVIDER], where)
+            problem = f'"{server}" in {option} is not HOST:PORT' if servers.strip() else f"{option} is missing"
+            raise ConfigError("TL-C42", location, problem, "Name one or more HOST:PORT, with commas between.")
+    if _lacks_token_source(client):
+        provider = f"{prefix}{PROVIDER_PROPERTY} = module:function, [kafka] token_provider in a bridge file"
+        problem = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
+        remedy = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
+        raise ConfigError("TL-C180", location, f'"{prefix}sasl.mechanism": {problem}', remedy)
+    _check_with_librdkafka(client, location, prefix, original_names)
+    if PROVIDER_PROPERTY in client:
+        check_provider(client[PROVIDER_PROPERTY], location)
 
 
-def _without_tokens(client: Mapping[str, str]) -> bool:
-    """Whether OAUTHBEARER has not one source of tokens: librdkafka starts without, and waits for one for ever."""
-    said = {name: value.strip().lower() for name, value in client.items()}
-    others = said.get("sasl.oauthbearer.method") == "oidc", said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
-    return (PROVIDER in client) + sum(others) != 1 if _mechanism(said) == "OAUTHBEARER" else PROVIDER in client
+def _lacks_token_source(client: Mapping[str, str]) -> bool:
+    """Return whether OAUTHBEARER lacks its source of tokens, or has two; librdkafka then waits for ever."""
+    settings = {name: value.strip().lower() for name, value in client.items()}
+    other_sources = (
+        settings.get("sasl.oauthbearer.method") == "oidc",
+        settings.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE,
+    )
+    return (
+        (PROVIDER_PROPERTY in client) + sum(other_sources) != 1
+        if _sasl_mechanism(settings) == "OAUTHBEARER"
+        else PROVIDER_PROPERTY in client
+    )
 
 
-def _check_words(client: Mapping[str, str], where: str, prefix: str, written: Mapping[str, str]) -> None:
-    """Let librdkafka judge names and values: a producer without servers opens no connection and costs 1 ms.
+def _check_with_librdkafka(
+    client: Mapping[str, str], location: str, prefix: str, original_names: Mapping[str, str]
+) -> None:
+    """Validate names and values with librdkafka: a producer without servers opens no connection and costs 1 ms.
 
     Files and keys may exist on executors only, so TLS material is first loaded where it is used.
     """
-    offered = {}
+    config = {}
     for name, value in client.items():
-        secret = file_property(name) or (name if name in SECRETS else None)
-        of_tls = name.startswith("ssl.") or (name.endswith(".pem") and not secret)
-        if not of_tls and name not in {"bootstrap.servers", PROVIDER}:
-            offered[secret or name] = "-" if secret or REFERENCE.search(value) else value
-    what = _complaint(offered)
-    if not what:
+        secret = secret_of_file_property(name) or (name if name in SECRETS else None)
+        is_tls_material = name.startswith("ssl.") or (name.endswith(".pem") and not secret)
+        if not is_tls_material and name not in {"bootstrap.servers", PROVIDER_PROPERTY}:
+            config[secret or name] = "-" if secret or ENV_REFERENCE.search(value) else value
+    error_text = _librdkafka_error(config)
+    if not error_text:
         return
     # Alone, the culprit makes the same complaint, and is named as the user wrote it.
-    culprit = next((name for name, value in offered.items() if _complaint({name: value}) == what), "")
-    if what.startswith("no such configuration property"):
-        hint = did_you_mean(culprit, COMMON, f"See {_LISTED}.")
+    bad_name = next((name for name, value in config.items() if _librdkafka_error({name: value}) == error_text), "")
+    if error_text.startswith("no such configuration property"):
+        hint = did_you_mean(bad_name, COMMON_PROPERTIES, f"See {_PROPERTIES_URL}.")
         hint = hint.replace('n "', f'n "{prefix}')
-        raise ConfigError("TL-C01", where, f'unknown option "{prefix}{culprit}"', hint)
-    option = f'option "{prefix}{written.get(culprit, culprit)}" = {offered.get(culprit)}'
-    subject = option if culprit else "these options together"
-    raise ConfigError("TL-C45", where, f"Kafka's client does not take {subject}: {what}", "Change the value.")
+        raise ConfigError("TL-C01", location, f'unknown option "{prefix}{bad_name}"', hint)
+    option = f'option "{prefix}{original_names.get(bad_name, bad_name)}" = {config.get(bad_name)}'
+    subject = option if bad_name else "these options together"
+    raise ConfigError("TL-C45", location, f"Kafka's client does not take {subject}: {error_text}", "Change the value.")
 
 
-def _complaint(offered: Mapping[str, str]) -> str:
+def _librdkafka_error(config: Mapping[str, str]) -> str:
     try:
-        Producer(dict(offered), logger=QUIET)
-    except KafkaException as problem:
-        return faults.reason(problem)
+        Producer(dict(config), logger=QUIET_LOGGER)
+    except KafkaException as error:
+        return faults.error_text(error)
     return ""
 
 
-def resolve(client: Mapping[str, str], where: str = "kafka") -> dict[str, Any]:
-    """Replace ``${NAME}``, ``*.file`` and `PROVIDER` by what they stand for; the result must never be shown.
+def resolve(client: Mapping[str, str], location: str = "kafka") -> dict[str, Any]:
+    """Replace ``${NAME}``, ``*.file`` and `PROVIDER_PROPERTY` by their values; the result must never be shown.
 
     Raises:
-        ConfigError: TL-C46 for a variable that is not set, or a file that can't be read or is empty.
-        KafkaError: TL-K73, the provider gives no token; another try may get one.
+        ConfigError: TL-C46 for an environment variable that is not set, or a file that is empty or can't be read.
+        KafkaError: TL-K73, the token provider returned no token; a retry may get one.
     """
-    resolved: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for name, value in client.items():
-        if name == PROVIDER:
-            resolved["oauth_cb"] = _tokens(value, where, client.get("sasl.oauthbearer.config", ""))
+        if name == PROVIDER_PROPERTY:
+            config["oauth_cb"] = _token_callback(value, location, client.get("sasl.oauthbearer.config", ""))
         elif isinstance(value, PlainSecret):  # as it is: a dollar sign may be a part of it
-            resolved[name] = value.reveal()
+            config[name] = value.reveal()
         else:
-            text = REFERENCE.sub(partial(_variable, name, where), value)
-            if (secret := file_property(name)) is not None:
+            text = ENV_REFERENCE.sub(partial(_environment_value, name, location), value)
+            if (secret := secret_of_file_property(name)) is not None:
                 key = f'the file of option "kafka.{name}" on {socket.gethostname()}'
-                text = secret_of(key, text, bytes.decode, "TL-C46", _MEND)
-            resolved[secret or name] = text
-    return resolved
+                text = read_secret(key, text, bytes.decode, "TL-C46", _FILE_REMEDY)
+            config[secret or name] = text
+    return config
 
 
-def _variable(name: str, where: str, reference: re.Match[str]) -> str:
+def _environment_value(name: str, location: str, reference: re.Match[str]) -> str:
     value = os.environ.get(reference[1])
     if value is None:
-        what = f'option "kafka.{name}" refers to the environment variable {reference[1]}, which is not set on '
-        do = "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file."
-        raise ConfigError("TL-C46", where, f"{what}{socket.gethostname()}", do)
+        problem = f'option "kafka.{name}" refers to the environment variable {reference[1]}, which is not set on '
+        remedy = "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file."
+        raise ConfigError("TL-C46", location, f"{problem}{socket.gethostname()}", remedy)
     return value
 
 
-def connect(kind: Callable[..., T], client: Mapping[str, str], more: Mapping[str, Any], where: str = "kafka") -> T:
-    """A client of librdkafka's: its class, its configuration, unresolved, and what it is told beside that.
+def connect(
+    client_class: Callable[..., T], client: Mapping[str, str], extra: Mapping[str, Any], location: str = "kafka"
+) -> T:
+    """Create a client of librdkafka.
+
+    Args:
+        client_class: Class of the client, such as ``confluent_kafka.Producer``.
+        client: Its configuration, unresolved.
+        extra: Further settings, which override the configuration.
+        location: The option or file that an error names.
 
     Raises:
-        ConfigError, KafkaError: As `resolve`; TL-C45, it can't be made of this here, mostly for TLS files.
+        ConfigError, KafkaError: As `resolve`; TL-C45, librdkafka rejects the configuration, mostly because of TLS
+        files.
     """
     try:
-        return kind({**resolve(client, where), **more}, logger=QUIET)
-    except faults.FOREIGN as problem:
-        what = f"Kafka's client can not be set up: {faults.reason(problem)}"
-        raise ConfigError("TL-C45", where, what, "Correct the options.") from None
+        return client_class({**resolve(client, location), **extra}, logger=QUIET_LOGGER)
+    except faults.CLIENT_ERRORS as error:
+        problem = f"Kafka's client can not be set up: {faults.error_text(error)}"
+        raise ConfigError("TL-C45", location, problem, "Correct the options.") from None
 
 
 @contextlib.contextmanager
-def lent(
-    clients: dict[Any, Any], key: object, make: Callable[[], Any], healthy: Callable[[Any], bool] = lambda _: True
+def pooled_client(
+    pool: dict[Any, Any], key: object, create: Callable[[], Any], is_healthy: Callable[[Any], bool] = lambda _: True
 ) -> Iterator[Any]:
-    """A client that belongs to the process, made when there is none to lend.
+    """Lend a client from the pool of this process; creates it if there is none.
 
-    One that is not healthy at the end, or whose block ends in an error, a KeyboardInterrupt and a stopped query too, is
-    closed: what it has left must not meet the next task. The process id keeps a forked child off its parent's sockets.
+    The client is closed, not returned to the pool, when it is not healthy at the end or the block raises, also
+    KeyboardInterrupt and for a stopped query: its pending records must not meet the next task. The key has the process
+    id, so that a forked child does not use its parent's sockets.
     """
-    place, keep = (os.getpid(), key), False
-    client = clients.pop(place) if place in clients else make()
+    pool_key, is_reusable = (os.getpid(), key), False
+    client = pool.pop(pool_key) if pool_key in pool else create()
     try:
         yield client
-        keep = healthy(client)
+        is_reusable = is_healthy(client)
     finally:
-        if keep:
-            clients[place] = client
+        if is_reusable:
+            pool[pool_key] = client
         else:
             with contextlib.suppress(KafkaException, SystemError, RuntimeError):  # it failed already
                 client.close()
 
 
 #: Seconds that a provider of tokens has; other lines may wait as long.
-TOKEN_S: Final = 15.0
+TOKEN_TIMEOUT_S: Final = 15.0
 #: As confluent-kafka's ``oauth_cb`` returns it; extensions are KIP-342's.
-_FORM: Final = "(token, end in seconds since 1970), and perhaps principal and extensions, the end to come"
+_REPLY_FORMAT: Final = "(token, end in seconds since 1970), and perhaps principal and extensions, the end to come"
 #: The end of a token in milliseconds, as AWS's signer says it, would never come: that is the year 5138.
-_NOT_SECONDS: Final = 1e11
+_MAX_EXPIRY_S: Final = 1e11
 
 
-def _tokens(provider: str, where: str, config: str) -> Callable[[str], tuple[Any, ...]]:
-    """The ``oauth_cb`` of a client: a token asked for now, so that what is wrong is told, and anew at each request."""
-    who = f"{where} token provider"
+def _token_callback(provider: str, location: str, config: str) -> Callable[[str], tuple[Any, ...]]:
+    """Return the ``oauth_cb`` of a client; requests the first token now, so that errors show early."""
+    provider_location = f"{location} token provider"
 
-    def ask(config: str) -> tuple[Any, ...]:
+    def request_token(config: str) -> tuple[Any, ...]:
         try:
-            return later(partial(credential, provider, who, _token, _FORM, config), "token-provider").result(TOKEN_S)
+            return call_in_thread(
+                partial(call_provider, provider, provider_location, _validated_token, _REPLY_FORMAT, config),
+                "token-provider",
+            ).result(TOKEN_TIMEOUT_S)
         except TimeoutError:
-            what = f'"{provider}" gave no token within {TOKEN_S:g} s'
-            raise ConfigError("TL-C179", who, what, "Call it by hand, as the same user.") from None
+            problem = f'"{provider}" gave no token within {TOKEN_TIMEOUT_S:g} s'
+            raise ConfigError("TL-C179", provider_location, problem, "Call it by hand, as the same user.") from None
 
     try:
-        asked = [ask(config)]
+        unused_tokens = [request_token(config)]
     except ConfigError as error:
-        raise KafkaError("TL-K73", error.where, error.what, error.do) from None
-    return lambda config: asked.pop() if asked else ask(config)
+        raise KafkaError("TL-K73", error.location, error.problem, error.remedy) from None
+    return lambda config: unused_tokens.pop() if unused_tokens else request_token(config)
 
 
-def _token(given: Any) -> tuple[Any, ...]:
-    token, end, *more = given
-    if not isinstance(token, str) or not token or not time.time() < end < _NOT_SECONDS:
+def _validated_token(reply: Any) -> tuple[Any, ...]:
+    token, expires_at, *extras = reply
+    if not isinstance(token, str) or not token or not time.time() < expires_at < _MAX_EXPIRY_S:
         raise ValueError
-    return (token, float(end), *more)
+    return (token, float(expires_at), *extras)
 
 
 #: A secret does not travel with a plan: each machine that connects has its own file.
-_MEND: Final = "Mend the file there; on a cluster each executor's machine needs it."
+_FILE_REMEDY: Final = "Mend the file there; on a cluster each executor's machine needs it."
 
 
 # -- Java's words --
@@ -386,54 +427,58 @@ JAVA_NAMES: Final[Mapping[str, str | None]] = {
     "ssl.truststore.type": None,
 }
 #: A login as Kafka's JaasConfig reads it, of one of the two modules whose mechanisms librdkafka has.
-_VALUE: Final = r"""(?: "(?:[^"\\\n]|\\["'\\])*" | '(?:[^'\\\n]|\\["'\\])*' | [\w.$-]+ )"""
-_LOGIN: Final = re.compile(
-    rf"[\w.$]*? (?P<module>Plain|Scram)LoginModule \s+ \w+ (?: \s+ (?: username \s*=\s* (?P<user>{_VALUE}) "
-    rf"| password \s*=\s* (?P<password>{_VALUE}) | [\w.-]+ \s*=\s* {_VALUE} ) )*+ \s* ;",
+_JAAS_VALUE: Final = r"""(?: "(?:[^"\\\n]|\\["'\\])*" | '(?:[^'\\\n]|\\["'\\])*' | [\w.$-]+ )"""
+_JAAS_LOGIN: Final = re.compile(
+    rf"[\w.$]*? (?P<module>Plain|Scram)LoginModule \s+ \w+ (?: \s+ (?: username \s*=\s* (?P<user>{_JAAS_VALUE}) "
+    rf"| password \s*=\s* (?P<password>{_JAAS_VALUE}) | [\w.-]+ \s*=\s* {_JAAS_VALUE} ) )*+ \s* ;",
     re.VERBOSE,
 )
 _MECHANISMS: Final = {"Plain": ("PLAIN",), "Scram": ("SCRAM-SHA-256", "SCRAM-SHA-512")}
 
 
-def translated(settings: Mapping[str, str], where: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Translate what only Java's client has, by names in lower case without ``kafka.``; all else passes as it is.
+def translate_java_settings(settings: Mapping[str, str], location: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Translate settings that only Java's client has to librdkafka's; others pass unchanged.
+
+    Args:
+        settings: Values by name in lower case, without ``kafka.``.
+        location: The option or file that an error names.
 
     Returns:
-        What librdkafka is told, a secret in plain text as a `PlainSecret`; and, of what was translated, librdkafka's
-        name -> the name as the user wrote it.
+        Librdkafka's settings, a secret in plain text as `PlainSecret`; and the user's name of each translated setting,
+        by librdkafka's name.
 
     Raises:
-        ConfigError: TL-C43 a setting that is said in both clients' words; TL-C45 a value that can't be translated.
+        ConfigError: TL-C43 a setting given in both clients' names; TL-C45 a value that can't be translated.
     """
     client: dict[str, str] = {}
-    written: dict[str, str] = {}
+    original_names: dict[str, str] = {}
     for name, value in settings.items():
         if name not in JAVA_NAMES:
             client[name] = value
             continue
         try:
-            own = _translated(name, value.strip(), settings)
-        except ValueError as problem:
-            what, _, do = str(problem).partition("; ")
-            raise ConfigError("TL-C45", where, f'option "kafka.{name}" {what}', do) from None
-        if twice := next((target for target in own if target != name and target in settings), None):
-            what = f'options "kafka.{name}" and "kafka.{twice}" say the same thing'
-            raise ConfigError("TL-C43", where, what, "Give one of the two.")
-        client |= own
-        written |= dict.fromkeys(own, name)
-    return client, written
+            translation = _translate_setting(name, value.strip(), settings)
+        except ValueError as error:
+            problem, _, remedy = str(error).partition("; ")
+            raise ConfigError("TL-C45", location, f'option "kafka.{name}" {problem}', remedy) from None
+        if duplicate := next((target for target in translation if target != name and target in settings), None):
+            problem = f'options "kafka.{name}" and "kafka.{duplicate}" say the same thing'
+            raise ConfigError("TL-C43", location, problem, "Give one of the two.")
+        client |= translation
+        original_names |= dict.fromkeys(translation, name)
+    return client, original_names
 
 
-def _translated(name: str, value: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Librdkafka's settings for one of Java's; a ValueError says what is wrong and, behind "; ", what to do."""
+def _translate_setting(name: str, value: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Translate one setting of Java's client; a ValueError has the problem and, after "; ", the remedy."""
     match name.split("."):
         case ["sasl", *_]:
-            return _login(value, settings)
+            return _translate_login(value, settings)
         case ["compression", codec, _] if settings.get("compression.type", "").strip().lower() != codec:
             return {}  # the level of a codec that is not used
         case ["ssl", "truststore", "location" | "type"]:
-            kind = value if name.endswith("type") else settings.get("ssl.truststore.type", "JKS").strip()
-            if kind.upper() != "PEM":  # all that librdkafka reads; Java's default is JKS
+            store_type = value if name.endswith("type") else settings.get("ssl.truststore.type", "JKS").strip()
+            if store_type.upper() != "PEM":  # all that librdkafka reads; Java's default is JKS
                 raise ValueError(
                     "is about a store that is not PEM; Write its certificates into a PEM file (keytool -list -rfc "
                     "-keystore FILE) and give kafka.ssl.truststore.type=PEM with that file."
@@ -453,9 +498,9 @@ def _translated(name: str, value: str, settings: Mapping[str, str]) -> dict[str,
     return {} if target is None else {target: value}
 
 
-def _login(value: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """``sasl.jaas.config`` of PLAIN and SCRAM; the text of its errors quotes nothing of it [I12]."""
-    login = _LOGIN.fullmatch(value)
+def _translate_login(value: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Translate ``sasl.jaas.config`` of PLAIN and SCRAM; error texts never quote its value [I12]."""
+    login = _JAAS_LOGIN.fullmatch(value)
     if login is None or not login["user"] or not login["password"]:
         raise ValueError(
             'can not be read; Write CLASS required username="..." password="..."; with the PlainLoginModule or the '
@@ -465,11 +510,11 @@ def _login(value: str, settings: Mapping[str, str]) -> dict[str, str]:
     mechanism = settings.get("sasl.mechanism", mechanisms[0] if len(mechanisms) == 1 else "").strip().upper()
     if mechanism not in mechanisms:
         raise ValueError(f"is for {mechanisms[0]}; Give kafka.sasl.mechanism={' or '.join(mechanisms)}.")
-    user, password = (_unquoted(login[name]) for name in ("user", "password"))
-    secret = password if REFERENCE.fullmatch(password) else PlainSecret(password)
-    chosen = {} if "sasl.mechanism" in settings else {"sasl.mechanism": mechanism}
-    return {"sasl.username": user, "sasl.password": secret, **chosen}
+    user, password = (_unquote(login[name]) for name in ("user", "password"))
+    secret = password if ENV_REFERENCE.fullmatch(password) else PlainSecret(password)
+    mechanism_setting = {} if "sasl.mechanism" in settings else {"sasl.mechanism": mechanism}
+    return {"sasl.username": user, "sasl.password": secret, **mechanism_setting}
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[0] in "\"'" else text

@@ -1,4 +1,4 @@
-"""Columns of a row, as Spark's Kafka sink has them, and how an Arrow batch of them becomes arguments of ``produce``.
+"""Columns of the sink, as of Spark's Kafka sink, and conversion of an Arrow batch to arguments of ``produce``.
 
 The hot path of the sink: whole columns are turned into Python values in C, headers are cut out of flat child columns,
 and a row costs a tuple and, with headers, a list.
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from towline.errors import KafkaError
-from towline.kafka.deadletters import A_HEADER
+from towline.kafka.deadletters import HEADER_OVERHEAD
 from towline.kafka.options import FORMAT
 from towline.sinks import check_columns
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from towline.kafka.deadletters import Header
-    from towline.kafka.screening import Fault
+    from towline.kafka.recordcheck import RecordFault
 
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
 #: decides), callback, on_delivery (both None), timestamp in ms (0: now), headers. Keywords cost 0.3 to 1 us a record
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Record: TypeAlias = tuple[Any, ...]
 
 #: Column -> its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
-ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
+COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
     "headers": ("array<struct<key:string,value:binary>>",),
@@ -39,19 +39,19 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "timestamp": ("timestamp",),
 }
 #: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
-_UNASSIGNED: Final = -1
+_NO_PARTITION: Final = -1
 #: For librdkafka timestamp 0 is the time of the call.
-_NOW: Final = 0
+_TIME_OF_CALL: Final = 0
 
 
 class Rows(NamedTuple):
-    """One Arrow batch, ready to be produced.
+    """Rows of one Arrow batch, as arguments of ``produce``.
 
     Attributes:
-        size: Rows.
+        size: Number of rows.
         bytes: Bytes of keys and values.
-        topics: Distinct topics among the rows.
-        records: One for each row, to be read once.
+        topics: Distinct topics of the rows.
+        records: One record per row; can be iterated once.
     """
 
     size: int
@@ -62,33 +62,35 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns are written; made on the driver, used in the tasks.
+    """Columns that the sink writes; created on the driver, used in the tasks.
 
     Attributes:
-        topic: Topic of every record; None when the column says it. The option wins, as in Spark's Kafka sink.
-        present: Columns that are written.
+        topic: Topic of every record; None for the topic of each row. The option wins, as in Spark's Kafka sink.
+        written_columns: Names of the columns that are written.
     """
 
     topic: str | None
-    present: frozenset[str]
+    written_columns: frozenset[str]
 
     @classmethod
     def bind(cls, schema: Mapping[str, str], topic: str | None, *, include_headers: bool) -> Columns:
-        """Check a schema, as `column_types` has it, against the contract of the sink and its options.
+        """Check a schema, as `column_types` returns it, and select the columns to write.
 
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
         """
-        check_columns(FORMAT, "Kafka", schema, ACCEPTED, topic)
-        unused = {name for name, without in (("headers", not include_headers), ("topic", topic is not None)) if without}
-        return cls(topic, frozenset(schema) - unused)
+        check_columns(FORMAT, "Kafka", schema, COLUMN_TYPES, topic)
+        ignored_columns = {
+            name for name, is_ignored in (("headers", not include_headers), ("topic", topic is not None)) if is_ignored
+        }
+        return cls(topic, frozenset(schema) - ignored_columns)
 
-    def refusals(self, batch: Any) -> list[Fault] | None:  # noqa: ARG002 - of columns that have them
-        """Why each row of a batch can't be a record, where whoever made the batch knows; None for rows that can."""
+    def row_faults(self, batch: Any) -> list[RecordFault] | None:  # noqa: ARG002 - of columns that have them
+        """Return the fault of each row if the batch has refused rows only; None for a batch of valid rows."""
         return None
 
     def rows(self, batch: Any, *, any_topic: bool = False) -> Rows:
-        """Convert one ``pyarrow.RecordBatch``; with `any_topic` a row may be without a topic, which is then None.
+        """Convert one ``pyarrow.RecordBatch``; with `any_topic` a row may have no topic, which is then None.
 
         Raises:
             KafkaError: TL-K06 for a row without topic or a header without key.
@@ -96,35 +98,43 @@ class Columns:
         values = self._binary(batch, "value")
         keys = self._binary(batch, "key")
         topics, names = self._topics(batch, any_topic=any_topic)
-        places = topics, _listed(values), _listed(keys), self._partitions(batch)
-        records = zip(*places, repeat(None), repeat(None), self._timestamps(batch), self._headers(batch), strict=False)
-        return Rows(batch.num_rows, _size(values) + _size(keys), names, records)
+        leading_columns = topics, _python_values(values), _python_values(keys), self._partitions(batch)
+        records = zip(
+            *leading_columns, repeat(None), repeat(None), self._timestamps(batch), self._headers(batch), strict=False
+        )
+        return Rows(batch.num_rows, _total_bytes(values) + _total_bytes(keys), names, records)
 
-    def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see refusals
-        """The headers of the dead letter of the row that is `at` a place in a batch: those of its record."""
+    def original_headers(self, batch: Any, row_index: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see refusals
+        """Return the headers to keep in the dead letter of the row at `row_index`: the headers of its record."""
         return [*headers]
 
     def _headers(self, batch: Any) -> Iterator[Any]:
-        return header_lists(batch.column("headers")) if "headers" in self.present else repeat(None)
+        return header_lists(batch.column("headers")) if "headers" in self.written_columns else repeat(None)
 
-    def largest(self, batch: Any) -> int:
-        """At least the bytes of keys, values and headers of any record, and some for what Kafka adds to a header."""
-        size = sum(longest(batch.column(name)) for name in ("key", "value") if name in self.present)
-        if "headers" not in self.present:
+    def max_record_bytes(self, batch: Any) -> int:
+        """Return an upper bound of the bytes of any record: key, value, headers and Kafka's overhead per header."""
+        size = sum(max_value_bytes(batch.column(name)) for name in ("key", "value") if name in self.written_columns)
+        if "headers" not in self.written_columns:
             return size
         column = batch.column("headers")
-        pairs = column.flatten()
-        return size + most(column) * (A_HEADER + longest(pairs.field("key")) + longest(pairs.field("value")))
+        headers = column.flatten()
+        return size + max_list_length(column) * (
+            HEADER_OVERHEAD + max_value_bytes(headers.field("key")) + max_value_bytes(headers.field("value"))
+        )
 
-    def extremes(self, batch: Any) -> Iterator[tuple[int, int]]:
-        """Partition and time, as records have them, of two rows: no row asks for less than one, nor for more."""
-        ends = {name: pc.min_max(batch.column(name)) for name in ("partition", "timestamp") if name in self.present}
-        rows = pa.record_batch({name: pa.array([*end.values()], batch.column(name).type) for name, end in ends.items()})
+    def extreme_values(self, batch: Any) -> Iterator[tuple[int, int]]:
+        """Return two pairs of partition and timestamp: the lowest and the highest values of the batch."""
+        ranges = {
+            name: pc.min_max(batch.column(name)) for name in ("partition", "timestamp") if name in self.written_columns
+        }
+        rows = pa.record_batch(
+            {name: pa.array([*value_range.values()], batch.column(name).type) for name, value_range in ranges.items()}
+        )
         return islice(zip(self._partitions(rows), self._timestamps(rows), strict=False), 2)
 
     def _binary(self, batch: Any, name: str) -> Any:
         # A string is its UTF-8 bytes; the cast copies nothing.
-        return batch.column(name).cast(pa.binary()) if name in self.present else None
+        return batch.column(name).cast(pa.binary()) if name in self.written_columns else None
 
     def _topics(self, batch: Any, *, any_topic: bool) -> tuple[Iterator[str], frozenset[str]]:
         if self.topic is not None:
@@ -143,46 +153,46 @@ class Columns:
         return topics, frozenset(names.drop_null().to_pylist())
 
     def _partitions(self, batch: Any) -> Iterator[int]:
-        if "partition" not in self.present:
-            return repeat(_UNASSIGNED)
-        return iter(batch.column("partition").fill_null(_UNASSIGNED).to_pylist())
+        if "partition" not in self.written_columns:
+            return repeat(_NO_PARTITION)
+        return iter(batch.column("partition").fill_null(_NO_PARTITION).to_pylist())
 
     def _timestamps(self, batch: Any) -> Iterator[int]:
-        if "timestamp" not in self.present:
-            return repeat(_NOW)
+        if "timestamp" not in self.written_columns:
+            return repeat(_TIME_OF_CALL)
         # Kafka counts milliseconds, Spark microseconds; what is finer is cut off.
         millis = pc.divide(batch.column("timestamp").cast(pa.int64()), 1000)
         # librdkafka has no way to say 1970-01-01 00:00:00; a millisecond later is the nearest moment that it has.
-        return distinct_values(pc.if_else(pc.equal(millis, _NOW), 1, millis).fill_null(_NOW))
+        return values_of(pc.if_else(pc.equal(millis, _TIME_OF_CALL), 1, millis).fill_null(_TIME_OF_CALL))
 
 
-def most(lists: Any) -> int:
-    """The length of the longest list of a column."""
-    return pc.max(lists.value_lengths()).as_py() or 0
+def max_list_length(column: Any) -> int:
+    """Return the length of the longest list in a column."""
+    return pc.max(column.value_lengths()).as_py() or 0
 
 
-def distinct_values(column: Any) -> Iterator[Any]:
-    """The values of a column of numbers; messages that came together have the same."""
-    ends = pc.min_max(column).as_py()
-    same = ends["min"] == ends["max"] and not column.null_count
-    return repeat(ends["min"]) if same else iter(column.to_pylist())
+def values_of(column: Any) -> Iterator[Any]:
+    """Return the values of a numeric column; one repeated object where all are equal, as after one MQTT read."""
+    value_range = pc.min_max(column).as_py()
+    is_constant = value_range["min"] == value_range["max"] and not column.null_count
+    return repeat(value_range["min"]) if is_constant else iter(column.to_pylist())
 
 
-def longest(column: Any) -> int:
-    """Bytes of the longest value of a column."""
+def max_value_bytes(column: Any) -> int:
+    """Return the bytes of the longest value of a column."""
     return pc.max(pc.binary_length(column.cast(pa.binary()))).as_py() or 0
 
 
-def _listed(column: Any) -> Iterator[bytes | None]:
+def _python_values(column: Any) -> Iterator[bytes | None]:
     return repeat(None) if column is None else iter(column.to_pylist())
 
 
-def _size(column: Any) -> int:
+def _total_bytes(column: Any) -> int:
     return 0 if column is None else pc.sum(pc.binary_length(column)).as_py() or 0
 
 
 def header_lists(column: Any) -> Iterator[list[Header]]:
-    """Header lists of an array<struct<key, value>> column, order and repetition kept; empty for a null row.
+    """Return the header lists of an array<struct<key, value>> column, in order, with duplicates; empty for a null row.
 
     Raises:
         KafkaError: TL-K06 for a null header or one without key, which Kafka can't hold.

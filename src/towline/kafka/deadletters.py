@@ -1,12 +1,12 @@
-"""Dead letters: how a record that can't be written where it belongs is kept, every byte of it, and read back.
+"""Format of dead letters: records that can't be written to their topic, with every byte and a reason.
 
-A dead letter that fits into one record keeps its key and value as they were, so any Kafka tool shows them. Its headers
-are Towline's (docs/exactly-once.md#dead-letters), one for each field of `DeadLetter` that is known, in UTF-8 text, so
-Spark SQL can write them too; ``towline.dlq.headers`` is the last of them, and the original ones follow, untouched.
+A dead letter that fits into one record keeps its key and value as they were, so any Kafka tool shows them. Towline adds
+headers (docs/exactly-once.md#dead-letters), one for each field of `DeadLetter` that is known, in UTF-8 text, so Spark
+SQL can write them too; ``towline.dlq.headers`` is the last of them, and the original headers follow, unchanged.
 
-A larger one becomes chunks: key, value and headers as one blob (`pack`), cut into pieces that fit. A chunk has our
-headers, and ``towline.dlq.chunk`` = ``ID I/N`` (I from 1) as the last. All chunks of a dead letter are written in one
-transaction, with its ID as key, so they stand in order in one partition. `Collector` puts them together.
+A larger one becomes chunks: key, value and headers as one blob (`pack`), cut into pieces that fit. A chunk has
+Towline's headers, and ``towline.dlq.chunk`` = ``ID I/N`` (I from 1) as the last. All chunks of a dead letter are
+written in one transaction, with its ID as key, so they stand in order in one partition. `ChunkAssembler` joins them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Final, TypeAlias
 PREFIX: Final = "towline.dlq."
 _REASON, _COUNT, _CHUNK = PREFIX + "reason", PREFIX + "headers", PREFIX + "chunk"
 #: Fields of a dead letter that have a header of their own; the others are those of its record.
-_FIELDS: Final = ("reason", "detail", "topic", "partition", "timestamp", "source")
+_HEADER_FIELDS: Final = ("reason", "detail", "topic", "partition", "timestamp", "source")
 
 #: Longest detail kept, in characters: it explains, it must not itself make a record too large.
 _DETAIL_LIMIT: Final = 500
 #: Bytes a Kafka record needs beside key, value and headers: batch header 61, record header at most 21 (KIP-98), and a
 #: varint for each length. And what a header needs beside name and value.
-FRAME, A_HEADER = 100, 10
-_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
-_PLACE: Final = re.compile(r"(?P<name>[^ ]+) (?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")
+RECORD_OVERHEAD, HEADER_OVERHEAD = 100, 10
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+_CHUNK_NUMBER: Final = re.compile(r"(?P<name>[^ ]+) (?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")
 #: Longest name kept; Kafka's own limit is 249 (org.apache.kafka.common.internals.Topic), a wrong one may be longer.
 _NAME_LIMIT: Final = 1000
 
@@ -41,7 +41,7 @@ Record: TypeAlias = tuple[bytes | None, bytes | None, list[Header]]
 
 
 class Reason(StrEnum):
-    """Why a record could not go where it belongs."""
+    """Reason of a dead letter."""
 
     #: Larger than the topic's max.message.bytes, or the client's message.max.bytes.
     TOO_LARGE = "too_large"
@@ -76,37 +76,37 @@ class Reason(StrEnum):
 
 
 #: What names of topics begin with that are internal, by Kafka's custom.
-INTERNAL: Final = "__"
+INTERNAL_PREFIX: Final = "__"
 #: How the name of a marker topic ends; it begins with the sink's prefix and a dot.
-MARKERS: Final = ".markers"
+MARKER_TOPIC_SUFFIX: Final = ".markers"
 
 
-def reserved(names: Iterable[str] = (), prefix: str = "towline") -> str:
-    """A regular expression, for Python's ``fullmatch`` and for Java, of topics that no message may choose.
+def reserved_topics_pattern(extra_topics: Iterable[str] = (), prefix: str = "towline") -> str:
+    """Return a regular expression of the reserved topics, which no message may choose, for Python and for Java.
 
-    A row's column ``topic``, or a bridge's template, often holds text of a device. It must not reach a marker topic,
-    where a record would be taken for a sink's memory, nor what is internal to Kafka (``__consumer_offsets``), nor, in a
-    bridge, a dead-letter topic, whose records are carried on later.
+    A row's column ``topic``, or a bridge's template, often holds text of a device. It must not name a marker topic,
+    whose records are read as batch markers, an internal topic of Kafka (``__consumer_offsets``), nor, in a bridge, a
+    dead-letter topic, whose records are replayed later. Match the whole name (``fullmatch``).
 
     Args:
-        names: Further names, such as those of dead-letter topics.
-        prefix: What the marker topics of all sinks begin with (``transactionalIdPrefix``).
+        extra_topics: Further reserved names, such as those of dead-letter topics.
+        prefix: Prefix of the marker topics of all sinks (``transactionalIdPrefix``).
     """
-    markers = f"{re.escape(prefix)}[.].*{re.escape(MARKERS)}"
-    return "|".join([f"{INTERNAL}.*", markers, *map(re.escape, sorted(set(names)))])
+    marker_topics = f"{re.escape(prefix)}[.].*{re.escape(MARKER_TOPIC_SUFFIX)}"
+    return "|".join([f"{INTERNAL_PREFIX}.*", marker_topics, *map(re.escape, sorted(set(extra_topics)))])
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One record that could not be written, and why.
+    """Record that could not be written to its topic, with the reason.
 
     Attributes:
-        topic: Where it was to go; None if unknown.
-        headers: Its own headers, order and repetition kept.
-        partition: The partition asked for; None if the partitioner was to choose.
-        timestamp: Its own time in ms since 1970; None if it had none.
-        detail: Kafka's or our words for the reason, one line.
-        source: Who gave up on it: a sink id, the name of a line.
+        topic: Its destination topic; None if unknown.
+        headers: Its original headers, in order, with duplicates.
+        partition: The partition requested; None for the partitioner's choice.
+        timestamp: Its timestamp in ms since 1970; None if it had none.
+        detail: Explanation of the reason, one line.
+        source: Sink id or line that wrote the dead letter.
     """
 
     reason: Reason
@@ -121,110 +121,112 @@ class DeadLetter:
 
 
 def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
-    """The dead letter as one record, or as chunks where one would be larger than ``limit``.
+    """Encode a dead letter as one record, or as chunks where one record would be larger than ``limit`` bytes.
 
-    That is the smaller of the max.message.bytes of the dead-letter topic and of the client.
+    The limit is the lower one of the max.message.bytes of the dead-letter topic and of the client.
 
     Raises:
-        ValueError: ``limit`` leaves no room for a chunk beside the headers; nothing below 4,096 does for sure.
+        ValueError: ``limit`` leaves no room for a chunk beside the headers; 4,096 is always enough.
     """
-    ours, name = _ours(dead_letter), uuid.uuid4().hex
-    headers = [*ours, (_COUNT, b"%d" % len(dead_letter.headers)), *dead_letter.headers]
+    towline_headers, letter_id = _towline_headers(dead_letter), uuid.uuid4().hex
+    headers = [*towline_headers, (_COUNT, b"%d" % len(dead_letter.headers)), *dead_letter.headers]
     if record_bytes(dead_letter.key, dead_letter.value, headers) <= limit:
         return [(dead_letter.key, dead_letter.value, headers)]
-    room = limit - record_bytes(name.encode(), b"", [*ours, (_CHUNK, b"x" * 64)])
-    if room < 1:
+    chunk_bytes = limit - record_bytes(letter_id.encode(), b"", [*towline_headers, (_CHUNK, b"x" * 64)])
+    if chunk_bytes < 1:
         raise ValueError(f"{limit} bytes leave no room for a dead letter")
     blob = pack(dead_letter.key, dead_letter.value, dead_letter.headers)
-    parts = [blob[start : start + room] for start in range(0, len(blob), room)]
+    chunks = [blob[start : start + chunk_bytes] for start in range(0, len(blob), chunk_bytes)]
     return [
-        (name.encode(), part, [*ours, (_CHUNK, f"{name} {index}/{len(parts)}".encode())])
-        for index, part in enumerate(parts, 1)
+        (letter_id.encode(), chunk, [*towline_headers, (_CHUNK, f"{letter_id} {index}/{len(chunks)}".encode())])
+        for index, chunk in enumerate(chunks, 1)
     ]
 
 
 @dataclass
-class Collector:
-    """Puts dead letters together from the records of one partition, in their order.
+class ChunkAssembler:
+    """Assembler of dead letters from the records of one partition, in order.
 
     Attributes:
-        waiting: Chunks of dead letters that are not complete, by id; empty at the end of a topic, since all chunks of a
-            dead letter are written in one transaction.
-        left_out: Chunks that were taken and did not become a dead letter, because another one followed.
+        incomplete: Chunks of dead letters that are not complete, by id; empty at the end of a topic, since all chunks
+            of a dead letter are written in one transaction.
+        dropped_chunks: Number of chunks dropped because the next chunk of their dead letter was missing.
     """
 
-    waiting: dict[str, list[bytes]] = field(default_factory=dict)
-    left_out: int = 0
+    incomplete: dict[str, list[bytes]] = field(default_factory=dict)
+    dropped_chunks: int = 0
 
     def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter | None:
-        """The dead letter this record completes; None while chunks are missing.
+        """Add a record; return the dead letter that it completes, None while chunks are missing.
 
         Raises:
-            ValueError: `to_records` has not written it, or it is a chunk that does not follow those before; says why.
+            ValueError: The record is no dead letter of `to_records`, or a chunk out of order; has the cause.
         """
-        found = list(headers or ())
-        ours = _known(found)
-        if (chunk := ours.get(_CHUNK)) is None:
-            count = _number(ours, _COUNT)
-            if count is None or not 0 <= count <= len(found):
+        all_headers = list(headers or ())
+        towline_headers = _parse_towline_headers(all_headers)
+        if (chunk := towline_headers.get(_CHUNK)) is None:
+            count = _integer_header(towline_headers, _COUNT)
+            if count is None or not 0 <= count <= len(all_headers):
                 raise ValueError(f'no dead letter: header "{_COUNT}" is missing or wrong')
-            return _letter(ours, key, value, tuple(found[len(found) - count :]))
-        place = _PLACE.fullmatch(chunk)
-        if place is None or not 1 <= int(place["index"]) <= int(place["count"]):
+            return _to_dead_letter(towline_headers, key, value, tuple(all_headers[len(all_headers) - count :]))
+        chunk_number = _CHUNK_NUMBER.fullmatch(chunk)
+        if chunk_number is None or not 1 <= int(chunk_number["index"]) <= int(chunk_number["count"]):
             raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
-        name, index, count = place["name"], int(place["index"]), int(place["count"])
+        letter_id, index, count = chunk_number["name"], int(chunk_number["index"]), int(chunk_number["count"])
         if index == 1:
-            self.waiting[name] = []  # written again from the start: only the last attempt is whole
-        pieces = self.waiting.setdefault(name, [])
+            self.incomplete[letter_id] = []  # written again from the start: only the last attempt is whole
+        pieces = self.incomplete.setdefault(letter_id, [])
         pieces.append(value or b"")
         if index != len(pieces):
-            del self.waiting[name]
-            self.left_out += len(pieces) - 1
-            raise ValueError(f"chunk {index} of dead letter {name} does not follow chunk {len(pieces) - 1}")
+            del self.incomplete[letter_id]
+            self.dropped_chunks += len(pieces) - 1
+            raise ValueError(f"chunk {index} of dead letter {letter_id} does not follow chunk {len(pieces) - 1}")
         if index < count:
             return None
-        del self.waiting[name]
-        return _letter(ours, *unpack(b"".join(pieces)))
+        del self.incomplete[letter_id]
+        return _to_dead_letter(towline_headers, *unpack(b"".join(pieces)))
 
 
-def _ours(dead_letter: DeadLetter) -> list[Header]:
+def _towline_headers(dead_letter: DeadLetter) -> list[Header]:
     topic, detail = dead_letter.topic, " ".join(dead_letter.detail.split())[:_DETAIL_LIMIT]
-    short = replace(dead_letter, detail=detail, topic=topic and topic[:_NAME_LIMIT])
-    fields = {PREFIX + name: getattr(short, name) for name in _FIELDS}
+    truncated_letter = replace(dead_letter, detail=detail, topic=topic and topic[:_NAME_LIMIT])
+    fields = {PREFIX + name: getattr(truncated_letter, name) for name in _HEADER_FIELDS}
     return [(name, str(value).encode()) for name, value in fields.items() if value is not None]
 
 
-def _known(headers: Iterable[Header]) -> dict[str, str]:
-    """Our headers by name. The last of ours ends them: an original header may have a name like one of ours."""
-    ours: dict[str, str] = {}
+def _parse_towline_headers(headers: Iterable[Header]) -> dict[str, str]:
+    """Return Towline's headers by name, up to the last one: an original header may have the same name."""
+    towline_headers: dict[str, str] = {}
     for name, value in headers:
         if name.startswith(PREFIX) and value is not None:
-            ours.setdefault(name, value.decode("utf-8", "replace"))
+            towline_headers.setdefault(name, value.decode("utf-8", "replace"))
         if name in (_COUNT, _CHUNK):
             break
-    return ours
+    return towline_headers
 
 
-def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> DeadLetter:
-    reason = ours.get(_REASON)
+def _to_dead_letter(
+    towline_headers: dict[str, str], key: bytes | None, value: bytes | None, headers: tuple[Header, ...]
+) -> DeadLetter:
+    reason = towline_headers.get(_REASON)
     if reason is None or reason not in set(Reason):
         raise ValueError(f'no dead letter: header "{_REASON}" is missing or unknown')
-    topic, detail, source = (ours.get(PREFIX + name) for name in ("topic", "detail", "source"))
-    partition, timestamp = (_number(ours, PREFIX + name) for name in ("partition", "timestamp"))
+    topic, detail, source = (towline_headers.get(PREFIX + name) for name in ("topic", "detail", "source"))
+    partition, timestamp = (_integer_header(towline_headers, PREFIX + name) for name in ("partition", "timestamp"))
     return DeadLetter(Reason(reason), topic, key, value, headers, partition, timestamp, detail or "", source or "")
 
 
-def _number(ours: dict[str, str], name: str) -> int | None:
-    text = ours.get(name)
-    if text is not None and (not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63):
+def _integer_header(towline_headers: dict[str, str], name: str) -> int | None:
+    text = towline_headers.get(name)
+    if text is not None and (not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63):
         raise ValueError(f'no dead letter: header "{name}" is no number of 64 bits')
     return None if text is None else int(text)
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
-    """An upper bound of the bytes Kafka needs for a record of its own batch."""
-    total = FRAME + len(key or b"") + len(value or b"")
-    return total + sum(len(name.encode()) + len(content or b"") + A_HEADER for name, content in headers)
+    """Return an upper bound of the bytes of a record, alone in its batch."""
+    total = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
+    return total + sum(len(name.encode()) + len(content or b"") + HEADER_OVERHEAD for name, content in headers)
 
 
 #: Bytes of the length before each field of a blob, a big-endian signed integer; and what stands for null, which is not
@@ -233,7 +235,7 @@ _LENGTH, _NULL = 4, -1
 
 
 def pack(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> bytes:
-    """Key, value and headers as one blob: each a big-endian int32 length (-1: null) and its bytes."""
+    """Encode key, value and headers as one blob: each a big-endian int32 length (-1: null) and its bytes."""
     parts = [key, value]
     for name, content in headers:
         parts += [name.encode(), content]
@@ -245,10 +247,10 @@ def pack(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> b
 
 
 def unpack(blob: bytes) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:
-    """The reverse of `pack`.
+    """Decode the blob of `pack` to key, value and headers.
 
     Raises:
-        ValueError: The blob is cut or was not packed here.
+        ValueError: The blob is truncated or has another format.
     """
     stream, parts = io.BytesIO(blob), list[bytes | None]()
     while head := stream.read(_LENGTH):

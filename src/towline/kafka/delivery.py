@@ -1,11 +1,11 @@
-"""What each guarantee does with the rows of a task: one strategy class each, the same records and the same client.
+"""Delivery of a task's rows to Kafka: one class per guarantee, with the same records and the same client.
 
-A strategy sees one task: its identity and an iterator of Arrow batches. It returns what became of them, or raises, in
-which case Spark does not commit the batch and runs it again.
+A delivery sees one task: its identity and an iterator of Arrow batches. It returns the counts of its rows, or raises;
+then Spark does not commit the batch and runs it again.
 
 Exactly once: records and a marker in one transaction, and a batch whose marker is there is skipped [I9]. The steps are
-those of docs/exactly-once.md#the-algorithm. That the marker is read after `init_transactions`, which commits or aborts
-what older producers have open, makes a crash at any step harmless.
+those of docs/exactly-once.md#the-algorithm. The marker is read after `init_transactions`, which commits or aborts the
+open transactions of older producers; so a crash at any step is harmless.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from crc32c import crc32c
 
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
-from towline.kafka import faults, producers, screening
-from towline.kafka.admin import KafkaAdmin, keep_ids, kept_ids, remade
+from towline.kafka import faults, producers, recordcheck
+from towline.kafka.admin import KafkaAdmin, recreated_topics, save_topic_ids, saved_topic_ids
 from towline.kafka.columns import Rows
-from towline.kafka.faults import KEPT, Meaning
-from towline.kafka.markers import ANYONE, BEFORE_FIRST, Marker, Situation, TaskRefusal, situation
+from towline.kafka.faults import NOT_COMMITTED, ErrorKind
+from towline.kafka.markers import ANY_QUERY, NO_BATCH, Marker, MarkerVerdict, TaskRefusal, compare_marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
-from towline.kafka.producers import AttemptFailed, Transactional
-from towline.kafka.screening import Lessons, RecordCheck, has_learned, require_topics
+from towline.kafka.producers import AttemptError, TransactionalProducer
+from towline.kafka.recordcheck import RecordCheck, RefusalLearner, has_learned_limits, require_topics
 from towline.sinks import Task
 
 if TYPE_CHECKING:
@@ -44,69 +44,70 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
 
 #: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
-_TRIES: Final = 3
+_MAX_ATTEMPTS: Final = 3
 #: Seconds a stopping query waits for Kafka to end its producers.
-_FENCE_S: Final = 3.0
+_FENCE_TIMEOUT_S: Final = 3.0
 #: Seconds that the driver waits for Kafka's list of topics.
-_LOOK_S: Final = 2.0
+_METADATA_TIMEOUT_S: Final = 2.0
 #: Note in a checkpoint: the id of the topic of its markers.
-_MARKERS: Final = "towline.markers"
+_MARKER_TOPIC_NOTE: Final = "towline.markers"
 
 
 @dataclass(frozen=True)
 class BatchOrigin:
-    """What the driver knows when it hands out a batch; travels to the tasks.
+    """Data about the batch that the driver passes to the tasks.
 
     Attributes:
-        job: Names a batch query, the same for all attempts of its tasks; None for a stream.
-        newest: The newest batch in the checkpoint's offset log; None where the checkpoint is not local.
-        hashes: SHA-256 of the offset log's entries, of that batch and the one before it.
-        rate: Bytes a second that Kafka took of the batch before, 0 if that failed; None where that is not known.
+        job_id: Id of a batch query, the same for all attempts of its tasks; None for a stream.
+        newest_batch: Newest batch in the checkpoint's offset log; None where the checkpoint is not local.
+        hashes: SHA-256 of the offset log's entries, of that batch and the one before it, by batch.
+        rate: Throughput of the batch before, in bytes/s, 0 if that failed; None where unknown.
     """
 
-    job: str | None = None
-    newest: int | None = None
+    job_id: str | None = None
+    newest_batch: int | None = None
     hashes: Mapping[int, str] = field(default_factory=dict)
     rate: float | None = None
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """What became of a task's rows.
+class DeliveryResult:
+    """Delivery result of one task.
 
     Attributes:
-        rows: Rows that reached Kafka where they belong; with acks=0, that were handed to the network.
-        bytes: Bytes of keys and values of all rows seen; 0 if skipped.
-        lost: Rows given up; always 0 but for at_most_once.
-        why: Why rows were given up, in a few words.
-        dead_lettered: Rows that became dead letters, by whoever made the row or because Kafka would refuse it.
-        skipped: The batch was in Kafka already; the numbers are those of then.
-        seconds: How long it was written, from the first record to Kafka's last answer; None where none is waited for.
-        by_hand: It was skipped because a marker says so that a person set: nobody counted its rows.
-        marks: What its markers said before and say after it; None without.
+        rows: Rows acknowledged by Kafka in their topics; with acks=0, rows handed to the network.
+        bytes: Bytes of keys and values of all rows read; 0 if skipped.
+        dropped_rows: Rows dropped; always 0 but for at_most_once.
+        drop_reason: Why rows were dropped, in a few words.
+        dead_lettered: Rows that became dead letters: refused by the route or mapping, or because Kafka would refuse
+            them.
+        was_skipped: Whether the batch was in Kafka already; the numbers are then those of its first delivery.
+        seconds: From the first record to Kafka's last acknowledgement; None where none is waited for.
+        has_manual_marker: Whether a marker set by hand skipped it: its rows are not counted.
+        marker_step: Totals of its markers before and after; None without markers.
     """
 
     rows: int
     bytes: int
-    lost: int = 0
-    why: str = ""
+    dropped_rows: int = 0
+    drop_reason: str = ""
     dead_lettered: int = 0
-    skipped: bool = False
+    was_skipped: bool = False
     seconds: float | None = field(default=None, compare=False)
-    by_hand: bool = False
-    marks: MarkerStep | None = field(default=None, compare=False)
+    has_manual_marker: bool = False
+    marker_step: MarkerStep | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Delivery(ABC):
-    """How the rows of one task reach Kafka, in columns bound to the query's schema; picklable, made on the driver."""
+    """Delivery of the rows of one task to Kafka; picklable, created on the driver."""
 
     settings: SinkSettings
     columns: Columns
     origin: BatchOrigin = BatchOrigin()
 
     @abstractmethod
-    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
+    def deliver(self, task: Task, batches: Iterable[Any]) -> DeliveryResult:
         """Write ``pyarrow.RecordBatch``es.
 
         Raises:
@@ -116,341 +117,409 @@ class Delivery(ABC):
 
 
 class AtLeastOnce(Delivery):
-    """Idempotent producer, acks=all, and no success before every record is confirmed."""
+    """Delivery at least once: idempotent producer, acks=all, success only after every record is acknowledged."""
 
-    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:  # noqa: ARG002 - who writes is all one here
-        """Write and wait; any record without confirmation fails the task (TL-K02, TL-K03, TL-K29).
+    def deliver(self, task: Task, batches: Iterable[Any]) -> DeliveryResult:  # noqa: ARG002 - who writes is all one here
+        """Write and wait; a record without acknowledgement fails the task (TL-K02, TL-K03, TL-K29).
 
-        No record has a time of its own: what Kafka takes slowly is waited for as long as it takes anything. Rows among
-        which it refuses one are written again with what that tells, as far as they are at hand.
+        No record has a time limit of its own: the task waits as long as Kafka accepts anything. After a refused record
+        the rows are written again with the limits learned from it, if they are still buffered.
         """
-        copies = _Copies(batches, self.settings.spool_memory)
-        lessons = Lessons(self.settings)
-        if self.settings.dead_letter_topic is None and has_learned(self.settings):
-            copies.complete()
+        buffer = _RowBuffer(batches, self.settings.spool_memory)
+        learner = RefusalLearner(self.settings)
+        if self.settings.dead_letter_topic is None and has_learned_limits(self.settings):
+            buffer.read_all()
         while True:
-            screen = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
-            rows = iter(copies)
-            first = [*islice(rows, 1)]
-            screen.look(copies.batches or first)  # all that are at hand, before any is written
-            fitting = screen.fitting(self.origin.rate) if lessons.unclear is None else {"batch.num.messages": "1"}
-            settings = replace(self.settings, client={**self.settings.client, "message.timeout.ms": "0", **fitting})
+            record_check = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
+            rows = iter(buffer)
+            first_batches = [*islice(rows, 1)]
+            record_check.check_batches(buffer.batches or first_batches)  # all that are at hand, before any is written
+            size_settings = (
+                record_check.size_settings(self.origin.rate)
+                if learner.unclear_refusal is None
+                else {"batch.num.messages": "1"}
+            )
+            settings = replace(
+                self.settings, client={**self.settings.client, "message.timeout.ms": "0", **size_settings}
+            )
             try:
-                with producers.borrowed(settings) as client:
-                    return self._write(client, screen, chain(first, rows), lessons)
-            except AttemptFailed as problem:
-                lessons.take(problem)
-                if not copies.complete():
-                    raise problem.final from None
+                with producers.pooled_producer(settings) as client:
+                    return self._write(client, record_check, chain(first_batches, rows), learner)
+            except AttemptError as error:
+                learner.learn(error)
+                if not buffer.read_all():
+                    raise error.final_error from None
 
     def _write(
-        self, client: producers.KafkaProducer, screen: RecordCheck, batches: Iterable[Any], lessons: Lessons
-    ) -> Delivered:
+        self,
+        client: producers.KafkaProducer,
+        record_check: RecordCheck,
+        batches: Iterable[Any],
+        learner: RefusalLearner,
+    ) -> DeliveryResult:
         rows = size = 0
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             for batch in batches:
-                screen.look([batch])
-                converted = screen.rows(batch)
-                rows += converted.size
-                size += converted.bytes
-                if (unclear := lessons.unclear) is not None:
-                    alone = client.alone(converted.records, unclear.topic, screen.size)
-                    converted = converted._replace(records=alone)
-                client.send(converted)
-                if client.failures and lessons.unclear is None:
+                record_check.check_batches([batch])
+                batch_rows = record_check.checked_rows(batch)
+                rows += batch_rows.size
+                size += batch_rows.bytes
+                if (refusal := learner.unclear_refusal) is not None:
+                    single_records = client.one_per_request(batch_rows.records, refusal.topic, record_check.record_size)
+                    batch_rows = batch_rows._replace(records=single_records)
+                client.send(batch_rows)
+                if client.failure_count and learner.unclear_refusal is None:
                     break
-            left = client.flush(self.settings.timeout_s)
+            pending_count = client.flush(self.settings.timeout_s)
         except producers.QueueStuck:
-            left = client.pending
-        except faults.FOREIGN as problem:
-            raise AttemptFailed(faults.gave_up(self.settings.servers, problem), client.refused) from None
-        if lost := left + client.failures:
-            raise AttemptFailed(self._undelivered(client, lost, rows), client.refused)
-        if lessons.unclear is not None:  # each alone was taken
-            lessons.conclude()
-        dead = screen.dead_letters
-        return Delivered(rows - dead, size, dead_lettered=dead, seconds=time.perf_counter() - begun)
+            pending_count = client.pending
+        except faults.CLIENT_ERRORS as error:
+            raise AttemptError(faults.fatal_client_error(self.settings.servers, error), client.refused_record) from None
+        if failed_count := pending_count + client.failure_count:
+            raise AttemptError(self._delivery_error(client, failed_count, rows), client.refused_record)
+        if learner.unclear_refusal is not None:  # each alone was taken
+            learner.resolve_refusal()
+        dead_letters = record_check.dead_letters
+        return DeliveryResult(
+            rows - dead_letters, size, dead_lettered=dead_letters, seconds=time.perf_counter() - started_at
+        )
 
-    def _undelivered(self, client: producers.KafkaProducer, lost: int, rows: int) -> KafkaError:
-        """TL-K02: Kafka did not confirm records in time; TL-K03: it refused them."""
-        failed, why = client.failed, client.last.why
-        if failed is None or faults.means(failed.error, Meaning.TIMEOUT):
-            within = f"within {self.settings.timeout_s:g} s{why and f': {why}'}"
-            what = f"Kafka did not take {lost:,} of {rows:,} records {within}"
-            return KafkaError("TL-K02", self.settings.servers, what, f"Is it up and reachable? {KEPT}")
-        why = f'the first for topic "{failed.topic}": {faults.reason(failed.error)}'
-        what = f"Kafka refused {lost:,} of {rows:,} records, {why}"
-        return KafkaError("TL-K03", self.settings.servers, what, faults.advice(faults.name_of(failed.error)))
+    def _delivery_error(self, client: producers.KafkaProducer, failed_count: int, rows: int) -> KafkaError:
+        """Return TL-K02: Kafka did not acknowledge records in time; or TL-K03: it refused them."""
+        failed_record, reason = client.failed_record, client.last_error.reason
+        if failed_record is None or faults.is_kind(failed_record.error, ErrorKind.TIMEOUT):
+            time_limit = f"within {self.settings.timeout_s:g} s{reason and f': {reason}'}"
+            problem = f"Kafka did not take {failed_count:,} of {rows:,} records {time_limit}"
+            return KafkaError("TL-K02", self.settings.servers, problem, f"Is it up and reachable? {NOT_COMMITTED}")
+        reason = f'the first for topic "{failed_record.topic}": {faults.error_text(failed_record.error)}'
+        problem = f"Kafka refused {failed_count:,} of {rows:,} records, {reason}"
+        return KafkaError(
+            "TL-K03", self.settings.servers, problem, faults.remedy_for(faults.error_name(failed_record.error))
+        )
 
 
-class _Copies:
-    """Rows as they come, and again as long as there is room for all of them."""
+class _RowBuffer:
+    """Buffer of a task's batches, which can be read again while all of them fit."""
 
-    def __init__(self, batches: Iterable[Any], room: int) -> None:
-        self._rest = iter(batches)
+    def __init__(self, batches: Iterable[Any], max_bytes: int) -> None:
+        self._unread = iter(batches)
         #: Bytes that more rows may have; below 0 there is no room.
-        self._room = room
+        self._free_bytes = max_bytes
         self.batches: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
         yield from [*self.batches]
-        for batch in self._rest:
-            self._keep(batch)
-            if self._room < 0:
+        for batch in self._unread:
+            self._store(batch)
+            if self._free_bytes < 0:
                 self.batches.clear()
             yield batch
 
-    def _keep(self, batch: Any) -> None:
-        self._room -= batch.nbytes
+    def _store(self, batch: Any) -> None:
+        self._free_bytes -= batch.nbytes
         self.batches.append(batch)
 
-    def complete(self) -> bool:
-        """Read the rest, as far as there is room; whether all rows are at hand."""
-        while self._room >= 0:
-            if (batch := next(self._rest, None)) is None:
+    def read_all(self) -> bool:
+        """Read the remaining batches while they fit; return True if all rows are buffered."""
+        while self._free_bytes >= 0:
+            if (batch := next(self._unread, None)) is None:
                 return True
-            self._keep(batch)
+            self._store(batch)
         return False
 
 
 class AtMostOnce(Delivery):
-    """acks=0, nothing sent twice: a repeated attempt writes nothing, and Kafka's silence costs rows, not time."""
+    """Delivery at most once: acks=0, nothing sent twice. Rows that Kafka does not take in time are dropped."""
 
-    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
-        """Write what can be written now; the rest is counted as lost."""
+    def deliver(self, task: Task, batches: Iterable[Any]) -> DeliveryResult:
+        """Write the rows that can be written now; count the others as dropped."""
         if task.attempt > 0:
-            return _count(batches, f"attempt {task.attempt + 1} of a task writes nothing")
-        rows = size = sent = 0
-        remaining = iter(batches)
-        why, screen = "", RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
-        with producers.borrowed(self.settings) as client:
+            return _count_rows(batches, f"attempt {task.attempt + 1} of a task writes nothing")
+        rows = size = sent_rows = 0
+        unread_batches = iter(batches)
+        drop_reason, record_check = "", RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
+        with producers.pooled_producer(self.settings) as client:
             try:
-                for batch in remaining:
-                    refused = self.columns.refusals(batch) is not None
-                    converted = screen.rows(batch) if refused else self.columns.rows(batch)
-                    rows, size = rows + converted.size, size + converted.bytes
-                    require_topics(self.settings, converted.topics)
-                    client.send(converted)
-                    sent = rows
+                for batch in unread_batches:
+                    has_faults = self.columns.row_faults(batch) is not None
+                    batch_rows = record_check.checked_rows(batch) if has_faults else self.columns.rows(batch)
+                    rows, size = rows + batch_rows.size, size + batch_rows.bytes
+                    require_topics(self.settings, batch_rows.topics)
+                    client.send(batch_rows)
+                    sent_rows = rows
                 client.flush(self.settings.timeout_s)
-            except (KafkaError, producers.QueueStuck, *faults.FOREIGN) as problem:
-                if isinstance(problem, KafkaError) and problem.code not in faults.SILENCE:
+            except (KafkaError, producers.QueueStuck, *faults.CLIENT_ERRORS) as error:
+                if isinstance(error, KafkaError) and error.code not in faults.NO_ANSWER_CODES:
                     raise
-                why = problem.what if isinstance(problem, KafkaError) else faults.reason(problem)
-            rest = _count(remaining)
-            reached = max(0, sent - client.pending - client.failures)
-            if lost := rows + rest.lost - reached:
-                client.healthy, failed = False, client.failed
-                why = why or ("Kafka did not take them in time" if failed is None else faults.reason(failed.error))
-        dead = min(screen.dead_letters, reached)
-        return Delivered(reached - dead, size + rest.bytes, lost, why, dead)
+                drop_reason = error.problem if isinstance(error, KafkaError) else faults.error_text(error)
+            unsent = _count_rows(unread_batches)
+            delivered_rows = max(0, sent_rows - client.pending - client.failure_count)
+            if dropped_rows := rows + unsent.dropped_rows - delivered_rows:
+                client.is_healthy, failed_record = False, client.failed_record
+                drop_reason = drop_reason or (
+                    "Kafka did not take them in time"
+                    if failed_record is None
+                    else faults.error_text(failed_record.error)
+                )
+        dead_letters = min(record_check.dead_letters, delivered_rows)
+        return DeliveryResult(
+            delivered_rows - dead_letters, size + unsent.bytes, dropped_rows, drop_reason, dead_letters
+        )
 
 
-def _count(batches: Iterable[Any], why: str = "") -> Delivered:
-    """Read rows to the end without writing them."""
+def _count_rows(batches: Iterable[Any], drop_reason: str = "") -> DeliveryResult:
+    """Read rows to the end without writing them, and count them as dropped."""
     rows = size = 0
     for batch in batches:
         rows, size = rows + batch.num_rows, size + batch.nbytes
-    return Delivered(0, size, rows, why)
+    return DeliveryResult(0, size, rows, drop_reason)
 
 
 class ExactlyOnce(Delivery):
-    """One transaction for each batch and partition, with its marker."""
+    """Delivery exactly once: one transaction per batch and partition, with its marker."""
 
-    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
-        """Write a partition of a batch, or find that it is written.
+    def deliver(self, task: Task, batches: Iterable[Any]) -> DeliveryResult:
+        """Write a partition of a batch, or skip it if its marker is in Kafka.
 
         Raises:
-            KafkaError: TL-K01 no answer; TL-K04 to K06 what can't be written; TL-K10 to K18 marker and checkpoint do
-                not belong together; TL-K19 fenced; TL-K20 aborted; TL-K21 undecided; TL-K23 to K25 the surroundings;
-                TL-K28 Kafka is too slow; TL-K29 it refuses records of too many kinds.
+            KafkaError: TL-K01 no answer; TL-K04 to K06 a record that can't be written; TL-K10 to K18 marker and
+                checkpoint do not belong together; TL-K19 fenced; TL-K20 aborted; TL-K21 undecided; TL-K23 to K25 the
+                environment; TL-K28 Kafka is too slow; TL-K29 it refuses records of too many kinds.
             ConfigError: A secret can't be read here.
         """
-        newest = self.origin.newest
-        if task.batch is not None and newest is not None and newest != task.batch:
-            what = f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest}"
-            do = "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
-            raise KafkaError("TL-K24", FORMAT, what, do)
-        store = MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job or FORMAT)
+        newest_batch = self.origin.newest_batch
+        if task.batch is not None and newest_batch is not None and newest_batch != task.batch:
+            problem = (
+                f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest_batch}"
+            )
+            remedy = (
+                "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
+            )
+            raise KafkaError("TL-K24", FORMAT, problem, remedy)
+        store = MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job_id or FORMAT)
         if task.partition >= self.settings.parallelism and task.batch is not None:
-            raise self._refuse(task, store)
+            raise self._refuse_task(task, store)
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
-        name = f"{store.sink_id}.{self.origin.job}" if task.batch is None else store.sink_id
+        sink_name = f"{store.sink_id}.{self.origin.job_id}" if task.batch is None else store.sink_id
         # As far as it is known before the rows are: of what their topics take, nothing.
-        requests = RecordCheck(self.settings, self.columns, "").fitting(self.origin.rate)
-        starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition), requests)
-        with closing(starting), Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
+        size_settings = RecordCheck(self.settings, self.columns, "").size_settings(self.origin.rate)
+        starting_producer = producers.StartingProducer(
+            self.settings, self.settings.transactional_id(sink_name, task.partition), size_settings
+        )
+        with closing(starting_producer), Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
-            return _Batch(self, task, store, spool, starting, Lessons(self.settings), self.origin.rate).persist()
+            return _BatchWriter(
+                self, task, store, spool, starting_producer, RefusalLearner(self.settings), self.origin.rate
+            ).persist()
 
-    def _refuse(self, task: Task, store: MarkerStore) -> KafkaError:
-        """A task too many: leave word, so that what partition 0 writes of this batch is never taken for all of it."""
-        first, batch = replace(task, partition=0), task.batch or 0
-        store.ensure()
+    def _refuse_task(self, task: Task, store: MarkerStore) -> KafkaError:
+        """Record in the marker that the batch has too many tasks, so that partition 0 never passes for all of it."""
+        first_task, batch = replace(task, partition=0), task.batch or 0
+        store.ensure_topic()
 
-        def revised(before: Marker | None) -> Marker:
-            marker = before or Marker(BEFORE_FIRST, self.settings.parallelism, writer=task.query or ANYONE)
+        def add_refusal(previous: Marker | None) -> Marker:
+            marker = previous or Marker(NO_BATCH, self.settings.parallelism, writer=task.query or ANY_QUERY)
             marker = replace(marker, refused=TaskRefusal(batch, task.run, task.partition))
-            found = situation(before, first, self.settings.parallelism, self.origin.hashes)
-            if found not in {Situation.WRITE, Situation.DONE}:  # then the marker already stops every task
-                raise store.mismatch(found, marker, first)
+            verdict = compare_marker(previous, first_task, self.settings.parallelism, self.origin.hashes)
+            if verdict not in {
+                MarkerVerdict.WRITE,
+                MarkerVerdict.ALREADY_WRITTEN,
+            }:  # then the marker already stops every task
+                raise store.mismatch_error(verdict, marker, first_task)
             return marker
 
-        marker = store.rewrite(0, revised)
-        found = Situation.TORN if marker and marker.batch == batch else Situation.REFUSED
-        return store.mismatch(found, marker, first)
+        marker = store.rewrite(0, add_refusal)
+        verdict = MarkerVerdict.HALF_WRITTEN if marker and marker.batch == batch else MarkerVerdict.TASK_REFUSED
+        return store.mismatch_error(verdict, marker, first_task)
 
     def fence(self, query: str | None) -> None:
-        """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon."""
+        """Fence the producers of this sink's tasks, which ends open transactions; never raises, waits at most 3 s."""
         sink_id = self.settings.sink_id or query
         if sink_id is None:
             return
-        patience = replace(self.settings, timeout_s=min(self.settings.timeout_s, _FENCE_S))
+        fence_settings = replace(self.settings, timeout_s=min(self.settings.timeout_s, _FENCE_TIMEOUT_S))
         for partition in range(self.settings.parallelism):
             try:
-                Transactional(patience, self.settings.transactional_id(sink_id, partition)).close()
+                TransactionalProducer(fence_settings, self.settings.transactional_id(sink_id, partition)).close()
             except TowlineError:
                 return  # Kafka is away: the time-out of the transaction ends it
 
 
 @dataclass
-class _Batch:
-    """The rows of one task on their way into Kafka: attempt after attempt, each with a producer of its own.
+class _BatchWriter:
+    """Writer of one task's rows: attempt after attempt, each with a new producer.
 
-    `rate` is how many bytes Kafka took in a second; None where nobody has seen it.
+    `rate` is Kafka's throughput in bytes/s; None where unknown.
     """
 
     sink: ExactlyOnce
     task: Task
     store: MarkerStore
     spool: Spool
-    starting: producers.Starting
-    lessons: Lessons
+    starting_producer: producers.StartingProducer
+    learner: RefusalLearner
     rate: float | None
 
-    def persist(self) -> Delivered:
-        """Write, as long as errors are of the kind that passes."""
-        tries_left = _TRIES
+    def persist(self) -> DeliveryResult:
+        """Write the rows, and retry on errors that a new producer may avoid."""
+        remaining_attempts = _MAX_ATTEMPTS
         while True:
             try:
                 return self._attempt()
-            except AttemptFailed as problem:
-                if problem.refused is not None:
-                    self.lessons.take(problem)
+            except AttemptError as error:
+                if error.refused_record is not None:
+                    self.learner.learn(error)
                     continue
-                tries_left -= problem.rate is None
-                if not tries_left or (problem.rate is not None and not self._slowed(problem.rate)):
-                    raise problem.final from None
-                screening.forget(self.sink.settings)
+                remaining_attempts -= error.rate is None
+                if not remaining_attempts or (error.rate is not None and not self._extend_timeouts(error.rate)):
+                    raise error.final_error from None
+                recordcheck.forget_limits(self.sink.settings)
 
-    def _slowed(self, rate: float) -> bool:
-        """Whether a batch that Kafka took too slowly gets more time."""
-        before = self._longer()
+    def _extend_timeouts(self, rate: float) -> bool:
+        """Halve the expected rate; return whether the next attempt has longer time-outs."""
+        old_timeouts = self._longer_timeouts()
         self.rate = min(rate, self.rate or rate) / 2  # a quota lets a burst pass first, so it may be less
-        return self._longer() != before
+        return self._longer_timeouts() != old_timeouts
 
-    def _attempt(self) -> Delivered:
-        if self.lessons.unclear is not None:
-            self._probe(self._looked())
-        screen, task = self._looked(), self.task
+    def _attempt(self) -> DeliveryResult:
+        if self.learner.unclear_refusal is not None:
+            self._probe_refusal(self._check_records())
+        record_check, task = self._check_records(), self.task
         if task.batch is not None:
-            self.store.ensure()
-        producer = self._producer(screen)
+            self.store.ensure_topic()
+        producer = self._take_producer(record_check)
         try:
             if task.batch is None:  # a batch query: nothing can be skipped
-                return self._write(producer, screen, None)
-            marker = self.store.read(task.partition)
-            found = situation(marker, task, self.sink.settings.parallelism, self.sink.origin.hashes)
-            return self._write(producer, screen, marker) if found is Situation.WRITE else self._skip(found, marker)
+                return self._write(producer, record_check, None)
+            marker = self.store.read_marker(task.partition)
+            verdict = compare_marker(marker, task, self.sink.settings.parallelism, self.sink.origin.hashes)
+            return (
+                self._write(producer, record_check, marker)
+                if verdict is MarkerVerdict.WRITE
+                else self._skip(verdict, marker)
+            )
         except BaseException:
             # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
             producer.close()
             raise
 
-    def _looked(self) -> RecordCheck:
-        return RecordCheck(self.sink.settings, self.sink.columns, self.store.sink_id).look(self.spool)
+    def _check_records(self) -> RecordCheck:
+        return RecordCheck(self.sink.settings, self.sink.columns, self.store.sink_id).check_batches(self.spool)
 
-    def _longer(self, most: int | None = None) -> dict[str, str]:
-        longest = self.store.cluster.longest_transaction_ms if most is None else lambda: most
-        return producers.clock(self.sink.settings, self.spool.size, self.rate, longest)
+    def _longer_timeouts(self, max_ms: int | None = None) -> dict[str, str]:
+        max_transaction_ms = self.store.admin.max_transaction_ms if max_ms is None else lambda: max_ms
+        return producers.longer_timeouts(self.sink.settings, self.spool.size, self.rate, max_transaction_ms)
 
-    def _producer(self, screen: RecordCheck) -> Transactional:
-        most: int | None = None
+    def _take_producer(self, record_check: RecordCheck) -> TransactionalProducer:
+        max_ms: int | None = None
         while True:
-            longer = self._longer(most)
+            timeouts = self._longer_timeouts(max_ms)
             try:
-                return self.starting.take({**screen.fitting(self.rate), **longer})
-            except KafkaError as problem:
-                if not longer or problem.code != "TL-K20":
+                return self.starting_producer.take({**record_check.size_settings(self.rate), **timeouts})
+            except KafkaError as error:
+                if not timeouts or error.code != "TL-K20":
                     raise
-                most = int(longer[producers.MESSAGE_TIMEOUT]) // 2  # the cluster allows no longer one
+                max_ms = int(timeouts[producers.MESSAGE_TIMEOUT]) // 2  # the cluster allows no longer one
 
-    def _probe(self, screen: RecordCheck) -> None:
-        """Send the unclear topic one record a request, up to the first that it refuses; nothing is committed.
+    def _probe_refusal(self, record_check: RecordCheck) -> None:
+        """Send the topic with the unclear refusal one record per request, up to the first refusal; commits nothing.
 
-        In one partition, so that they go in order: of too large ones the smallest comes first, else those without key.
+        All go to one partition, to keep their order: too large records smallest first, else those without key first.
         """
-        assert self.lessons.unclear is not None, "there was a refusal"
-        topic = self.lessons.unclear.topic
+        assert self.learner.unclear_refusal is not None, "there was a refusal"
+        topic = self.learner.unclear_refusal.topic
 
-        def records(*, keyed: bool) -> Iterator[Record]:
-            rows = (one for batch in self.spool for one in screen.rows(batch).records if one[0] == topic)
-            return ((*one[:3], 0, *one[4:]) for one in rows if (one[2] is not None) is keyed)
+        def records(*, has_key: bool) -> Iterator[Record]:
+            rows = (
+                record
+                for batch in self.spool
+                for record in record_check.checked_rows(batch).records
+                if record[0] == topic
+            )
+            return ((*record[:3], 0, *record[4:]) for record in rows if (record[2] is not None) is has_key)
 
-        ordered: Iterable[Record] = chain(records(keyed=False), records(keyed=True))
-        if self.lessons.large:
-            sized = {screen.size(one): one for one in ordered}
-            ordered = map(sized.__getitem__, sorted(sized))
-        producer = self.starting.take({**screen.fitting(self.rate), "batch.num.messages": "1"})
+        probe_order: Iterable[Record] = chain(records(has_key=False), records(has_key=True))
+        if self.learner.is_size_refusal:
+            records_by_size = {record_check.record_size(record): record for record in probe_order}
+            probe_order = map(records_by_size.__getitem__, sorted(records_by_size))
+        producer = self.starting_producer.take({**record_check.size_settings(self.rate), "batch.num.messages": "1"})
         try:
             producer.begin()
-            with suppress(AttemptFailed, *faults.FOREIGN):  # from the first refusal on
-                producer.write(Rows(0, 0, frozenset({topic}), producer.alone(ordered, topic, screen.size)))
-                producer.flush(self.sink.settings.timeout_s, to_failure=True)
-            self.lessons.conclude(producer.refused)
+            with suppress(AttemptError, *faults.CLIENT_ERRORS):  # from the first refusal on
+                producer.write(
+                    Rows(
+                        0, 0, frozenset({topic}), producer.one_per_request(probe_order, topic, record_check.record_size)
+                    )
+                )
+                producer.flush(self.sink.settings.timeout_s, until_failure=True)
+            self.learner.resolve_refusal(producer.refused_record)
         finally:
             producer.close()
 
-    def _skip(self, found: Situation, marker: Marker | None) -> Delivered:
-        """The batch is in Kafka: say what was written then; TL-K10 to TL-K18 where it can't be told."""
-        if found is not Situation.DONE or marker is None:
-            raise self.store.mismatch(found, marker, self.task)
+    def _skip(self, verdict: MarkerVerdict, marker: Marker | None) -> DeliveryResult:
+        """Return the result of the batch that is already in Kafka; raise TL-K10 to TL-K18 on a mismatch."""
+        if verdict is not MarkerVerdict.ALREADY_WRITTEN or marker is None:
+            raise self.store.mismatch_error(verdict, marker, self.task)
         # `situation` has found the two hashes equal if both are there.
         same_offsets = marker.offsets is not None and marker.batch in self.sink.origin.hashes
-        by_hand, spool = marker.writer == ANYONE, self.spool  # a person's stands for rows that nobody counted
-        if self.sink.settings.verifies(same_offsets=same_offsets) and not by_hand:
+        has_manual_marker, spool = (
+            marker.writer == ANY_QUERY,
+            self.spool,
+        )  # a person's stands for rows that nobody counted
+        if self.sink.settings.verifies(same_offsets=same_offsets) and not has_manual_marker:
             crc = marker.crc  # none where its writer had no use for one
             if spool.rows != marker.rows or (crc is not None and crc != spool.crc()):
-                raise self.store.changed(marker, spool.rows, self.task)
-        done, dead, marks = marker.rows - marker.dead_lettered, marker.dead_lettered, marker.step(known=not by_hand)
-        return Delivered(done, 0, dead_lettered=dead, skipped=True, by_hand=by_hand, marks=marks)
+                raise self.store.changed_rows_error(marker, spool.rows, self.task)
+        delivered_rows, dead_letters, marker_step = (
+            marker.rows - marker.dead_lettered,
+            marker.dead_lettered,
+            marker.step(has_previous=not has_manual_marker),
+        )
+        return DeliveryResult(
+            delivered_rows,
+            0,
+            dead_lettered=dead_letters,
+            was_skipped=True,
+            has_manual_marker=has_manual_marker,
+            marker_step=marker_step,
+        )
 
-    def _write(self, producer: Transactional, screen: RecordCheck, before: Marker | None) -> Delivered:
+    def _write(
+        self, producer: TransactionalProducer, record_check: RecordCheck, previous: Marker | None
+    ) -> DeliveryResult:
         rows = size = 0
-        task, hashes, marks = self.task, self.sink.origin.hashes, None
+        task, hashes, marker_step = self.task, self.sink.origin.hashes, None
         # The checksum is for a replay to be compared with; it is taken before the transaction is open.
-        compared = task.batch is not None and self.sink.settings.verifies(same_offsets=task.batch in hashes)
-        crc = self.spool.crc() if compared else None
-        begun = time.perf_counter()
+        needs_checksum = task.batch is not None and self.sink.settings.verifies(same_offsets=task.batch in hashes)
+        crc = self.spool.crc() if needs_checksum else None
+        started_at = time.perf_counter()
         producer.begin()
         for batch in self.spool:
-            converted = screen.rows(batch)
-            producer.write(converted)
-            rows, size = rows + converted.size, size + converted.bytes
-        dead = screen.dead_letters
+            batch_rows = record_check.checked_rows(batch)
+            producer.write(batch_rows)
+            rows, size = rows + batch_rows.size, size + batch_rows.bytes
+        dead_letters = record_check.dead_letters
         if task.batch is not None:
-            parallelism, writer, offsets = self.sink.settings.parallelism, task.query or ANYONE, hashes.get(task.batch)
-            marker = Marker(task.batch, parallelism, rows, crc, writer, offsets, dead).following(before)
-            producer.mark(self.store.topic, task.partition, self.store.key(task.partition), marker)
-            marks = marker.step(known=before is not None and before.writer != ANYONE)
+            parallelism, writer, offsets = (
+                self.sink.settings.parallelism,
+                task.query or ANY_QUERY,
+                hashes.get(task.batch),
+            )
+            marker = Marker(task.batch, parallelism, rows, crc, writer, offsets, dead_letters).with_totals_after(
+                previous
+            )
+            producer.write_marker(self.store.topic, task.partition, self.store.key(task.partition), marker)
+            marker_step = marker.step(has_previous=previous is not None and previous.writer != ANY_QUERY)
         producer.commit()
-        took = time.perf_counter() - begun
-        return Delivered(rows - dead, size, dead_lettered=dead, seconds=took, marks=marks)
+        seconds = time.perf_counter() - started_at
+        return DeliveryResult(
+            rows - dead_letters, size, dead_lettered=dead_letters, seconds=seconds, marker_step=marker_step
+        )
 
 
 def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> Delivery:
-    """The strategy of the sink's guarantee, with the columns bound to the query's schema."""
+    """Return the delivery of the sink's guarantee."""
     if settings.guarantee == "exactly_once":
         return ExactlyOnce(settings, columns, origin)
     return (AtLeastOnce if settings.guarantee == "at_least_once" else AtMostOnce)(settings, columns, origin)
@@ -459,60 +528,62 @@ def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin =
 # -- before the tasks of a batch, on the driver --
 
 
-def require_named_topics(settings: SinkSettings) -> None:
-    """See that the topics that are always written to are there, before a task or a row asks.
+def require_configured_topics(settings: SinkSettings) -> None:
+    """Check that the sink's configured topics exist, before any task starts.
 
     Raises:
-        KafkaError: TL-K04. No answer is no reason: the tasks wait longer for Kafka, and tell it.
+        KafkaError: TL-K04. A missing answer is not raised: the tasks wait longer for Kafka, and report it.
     """
-    named = {name for name in (settings.topic, settings.dead_letter_topic) if name}
+    topics = {name for name in (settings.topic, settings.dead_letter_topic) if name}
     try:
-        require_topics(replace(settings, timeout_s=_LOOK_S), named)
-    except KafkaError as problem:
-        if problem.code == "TL-K04":
+        require_topics(replace(settings, timeout_s=_METADATA_TIMEOUT_S), topics)
+    except KafkaError as error:
+        if error.code == "TL-K04":
             raise
 
 
-def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
-    """Sync the query's checkpoint, and learn which batch is about to run.
+def batch_origin(settings: SinkSettings, checkpoint_path: str) -> BatchOrigin:
+    """Sync the query's checkpoint, and read the number of the batch that is about to run.
 
     Raises:
-        JournalError: TL-J20, the checkpoint can't be made durable.
-        KafkaError: Before a first batch: TL-K10 the marker topic was made anew; TL-K13 the markers are another query's;
-            TL-K22 they can't be read.
+        JournalError: TL-J20, the checkpoint can't be synced.
+        KafkaError: Before a first batch: TL-K10 the marker topic was recreated; TL-K13 the markers belong to another
+            query; TL-K22 they can't be read.
     """
-    checkpoint = Checkpoint(location)
+    checkpoint = Checkpoint(checkpoint_path)
     checkpoint.sync()
-    newest = checkpoint.last_offsets_batch()
-    if newest is None:
+    newest_batch = checkpoint.last_planned_batch()
+    if newest_batch is None:
         return BatchOrigin()
-    sink_id = settings.sink_id or checkpoint.query
-    if sink_id and newest == 0 and checkpoint.last_commit_batch() is None:
+    sink_id = settings.sink_id or checkpoint.query_id
+    if sink_id and newest_batch == 0 and checkpoint.last_committed_batch() is None:
         _check_first_batch(settings, MarkerStore(settings, sink_id), checkpoint)
-    batches = (newest - 1, newest)
-    return BatchOrigin(newest=newest, hashes={one: text for one in batches if (text := checkpoint.offsets_hash(one))})
+    batches = (newest_batch - 1, newest_batch)
+    return BatchOrigin(
+        newest_batch=newest_batch, hashes={batch: text for batch in batches if (text := checkpoint.offsets_hash(batch))}
+    )
 
 
 def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint) -> None:
-    """Check the markers before any task of batch 0: none is another query's, and their topic is not made anew [I17].
+    """Check all markers before any task of batch 0: none is another query's, their topic was not recreated [I17].
 
-    The marker of one partition may say less than that of another: a task that looks at its own would write its part.
+    Each task reads only the marker of its own partition, and would write before another one finds a mismatch.
     """
     try:
-        store.ensure()
-        now, markers = KafkaAdmin(settings.client).ids([store.topic]), store.read_all()
-    except KafkaError as problem:
-        if problem.code not in faults.SILENCE:  # then the tasks wait longer for Kafka, and tell it
+        store.ensure_topic()
+        current_ids, markers = KafkaAdmin(settings.client).topic_ids([store.topic]), store.read_markers()
+    except KafkaError as error:
+        if error.code not in faults.NO_ANSWER_CODES:  # then the tasks wait longer for Kafka, and tell it
             raise
         return
     for partition, marker in markers.items():
-        task = Task(partition, batch=0, query=checkpoint.query)
+        task = Task(partition, batch=0, query=checkpoint.query_id)
         # The query is unknown where no disk of ours has its checkpoint.
-        if checkpoint.query and situation(marker, task, settings.parallelism, {}) is Situation.FOREIGN:
-            raise store.mismatch(Situation.FOREIGN, marker, task)
-    if remade(kept_ids(checkpoint, _MARKERS), now) and not any(markers.values()):
-        raise store.mismatch(Situation.MISSING, None, Task(0, batch=0))
-    keep_ids(checkpoint, now, _MARKERS)
+        if checkpoint.query_id and compare_marker(marker, task, settings.parallelism, {}) is MarkerVerdict.OTHER_QUERY:
+            raise store.mismatch_error(MarkerVerdict.OTHER_QUERY, marker, task)
+    if recreated_topics(saved_topic_ids(checkpoint, _MARKER_TOPIC_NOTE), current_ids) and not any(markers.values()):
+        raise store.mismatch_error(MarkerVerdict.NO_MARKER, None, Task(0, batch=0))
+    save_topic_ids(checkpoint, current_ids, _MARKER_TOPIC_NOTE)
 
 
 # -- rows of a task, kept until the transaction opens --
@@ -522,76 +593,78 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
 
 
 def checksum(batch: Any) -> int:
-    """Sum of the rows' checksums, each a CRC32C over topic, key and then value; null counts as empty.
+    """Return the sum of the rows' checksums, each a CRC32C over topic, key and then value; null counts as empty.
 
-    Other columns are left out: the sum tells whether a replay brings other messages, and has to be cheap
-    (some 0.3 us a row). So they are joined in C: one object and one call a row instead of three.
+    Other columns are left out: the sum detects a replay with other messages, and has to be cheap (some 0.3 us a row).
+    So they are joined in C: one object and one call a row instead of three.
     """
-    parts = [_bytes(batch.column(name)) for name in ("topic", "key", "value") if name in batch.schema.names]
-    joined = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
-    return sum(map(crc32c, joined.to_pylist()))
+    columns = [_large_binary(batch.column(name)) for name in ("topic", "key", "value") if name in batch.schema.names]
+    joined_columns = (
+        columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
+    )
+    return sum(map(crc32c, joined_columns.to_pylist()))
 
 
-def _bytes(column: Any) -> Any:
+def _large_binary(column: Any) -> Any:
     # Large: key and value of a batch together may be more than the 2 GiB that 32-bit offsets can tell.
     binary = column.cast(pa.large_binary())
     return binary.fill_null(b"") if binary.null_count else binary
 
 
 class Spool:
-    """Arrow batches of one task, in memory, then in an unnamed file, to be read again and again; a context manager.
+    """Spool of one task's Arrow batches: in memory, then in an unnamed file; can be read repeatedly. A context manager.
 
     Args:
-        memory: Bytes kept in memory; what comes after goes to the disk.
-        disk: Bytes taken on the disk at most; None for what it holds. A batch that is planned does not shrink, so a
-            limit that it exceeds stops the query until the limit is raised.
-        create: Makes the file; without it the rows are on the disk for this object alone.
+        memory_limit: Bytes kept in memory; later batches go to disk.
+        disk_limit: Bytes on disk at most; None for no limit. A planned batch does not shrink, so a batch over the limit
+            stops the query until the limit is raised.
+        create_file: Creates the file; by default an unnamed temporary file.
     """
 
-    def __init__(self, memory: int, disk: int | None, create: Callable[[], Any] | None = None) -> None:
-        self._memory = memory
-        self._disk = disk
+    def __init__(self, memory_limit: int, disk_limit: int | None, create_file: Callable[[], Any] | None = None) -> None:
+        self._memory_limit = memory_limit
+        self._disk_limit = disk_limit
         # Spark's workers have their temporary directory in TMPDIR; the file vanishes with the process.
-        self._create = create or partial(tempfile.TemporaryFile, prefix="towline-")
-        self._kept: list[Any] = []
+        self._create_file = create_file or partial(tempfile.TemporaryFile, prefix="towline-")
+        self._batches_in_memory: list[Any] = []
         self._file: Any = None
         self._writer: Any = None
         #: Rows taken.
         self.rows = 0
         #: Bytes in memory and on the disk; in_memory <= memory, on_disk <= disk.
-        self.in_memory = self.on_disk = 0
+        self.memory_bytes = self.disk_bytes = 0
 
     @property
     def size(self) -> int:
         """Bytes of all rows."""
-        return self.in_memory + self.on_disk
+        return self.memory_bytes + self.disk_bytes
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kept.clear()
-        for opened in (self._writer, self._file):
-            if opened is not None:
+        self._batches_in_memory.clear()
+        for stream in (self._writer, self._file):
+            if stream is not None:
                 with suppress(OSError):  # what was not written is not wanted any more
-                    opened.close()
+                    stream.close()
 
     def fill(self, batches: Iterable[Any]) -> None:
-        """Take all batches; upstream has finished when this returns.
+        """Store all batches; upstream has finished when this returns.
 
         Raises:
             KafkaError: TL-K23, the disk is full or the limit is reached.
         """
         for batch in batches:
             self.rows += batch.num_rows
-            if self._file is None and self.in_memory + batch.nbytes <= self._memory:
-                self._kept.append(batch)
-                self.in_memory += batch.nbytes
+            if self._file is None and self.memory_bytes + batch.nbytes <= self._memory_limit:
+                self._batches_in_memory.append(batch)
+                self.memory_bytes += batch.nbytes
                 continue
-            self.on_disk += batch.nbytes
-            if self._disk is not None and self.on_disk > self._disk:
-                why = f"a batch needs more than {self._disk:,} bytes there"
-                raise _full(why, "Raise spoolDiskBytes, or leave it out")
+            self.disk_bytes += batch.nbytes
+            if self._disk_limit is not None and self.disk_bytes > self._disk_limit:
+                reason = f"a batch needs more than {self._disk_limit:,} bytes there"
+                raise _spool_full_error(reason, "Raise spoolDiskBytes, or leave it out")
             with _disk_errors():
                 self._write(batch)
         if self._writer is not None:
@@ -601,21 +674,21 @@ class Spool:
             self._writer = None
 
     def crc(self) -> int:
-        """The sum over all rows of their `checksum`, modulo 2**64: the same for the same rows in any order.
+        """Return the sum of `checksum` over all rows, modulo 2**64: equal for equal rows in any order.
 
-        It costs 0.3 us a row and is taken when it is asked for: most batches are never compared.
+        It costs 0.3 us a row and is computed on demand: most batches are never compared.
         """
         return sum(map(checksum, self)) % (1 << 64)
 
     def _write(self, batch: Any) -> None:
         if self._file is None:
-            self._file = self._create()
+            self._file = self._create_file()
             self._writer = pa.ipc.new_stream(self._file, batch.schema)
         self._writer.write_batch(batch)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches in their order; those of the file are mapped, their pages are the kernel's to take back."""
-        yield from self._kept
+        """Yield the batches in order; batches on disk are memory-mapped."""
+        yield from self._batches_in_memory
         if self._file is not None:
             yield from pa.ipc.open_stream(pa.memory_map(f"/proc/self/fd/{self._file.fileno()}"))
 
@@ -624,13 +697,13 @@ class Spool:
 def _disk_errors() -> Iterator[None]:
     try:
         yield
-    except OSError as problem:
-        why = problem.strerror or str(problem)
-        raise _full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise _spool_full_error(reason, "Free that disk, or name a directory on a larger one in TMPDIR") from None
 
 
-def _full(why: str, do: str) -> KafkaError:
-    """TL-K23: the rows of a batch find no room on the disk; `do` says what makes room."""
-    what = f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {why}"
-    later = "Later ones do, with maxBytesPerTrigger (max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger."
-    return KafkaError("TL-K23", FORMAT, what, f"{do}: a batch that is planned does not shrink. {later}")
+def _spool_full_error(reason: str, remedy: str) -> KafkaError:
+    """Return TL-K23: the rows of a batch do not fit on the disk; `remedy` names how to make room."""
+    problem = f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {reason}"
+    advice = "Later ones do, with maxBytesPerTrigger (max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger."
+    return KafkaError("TL-K23", FORMAT, problem, f"{remedy}: a batch that is planned does not shrink. {advice}")

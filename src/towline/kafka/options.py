@@ -1,4 +1,4 @@
-"""The options of ``format("kafka_transactional")``: Spark's Kafka sink's own, and the guarantee."""
+"""Options of ``format("kafka_transactional")``: the options of Spark's Kafka sink, and the guarantee."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from annotated_types import Ge, Le
 
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee, policy
-from towline.kafka.clientconfig import check_client, translated
-from towline.kafka.deadletters import reserved
-from towline.options import SPARKS, Format, OptionText, options_of, size, without_properties
+from towline.kafka.clientconfig import check_client, translate_java_settings
+from towline.kafka.deadletters import reserved_topics_pattern
+from towline.options import (
+    SPARK_OPTIONS,
+    FormatOptions,
+    OptionSpelling,
+    options_of,
+    parse_size,
+    without_table_properties,
+)
 
 if TYPE_CHECKING:
-    from towline.options import Given
+    from towline.options import OptionValues
 
 __all__ = ["FORMAT", "SinkSettings"]
 
 #: Name of the format, and the place an error about its options names.
 FORMAT: Final = "kafka_transactional"
 
-_QUEUE: Final = "queue.buffering.max.kbytes"
+_QUEUE_KBYTES: Final = "queue.buffering.max.kbytes"
 
 #: Other names of one setting (librdkafka's CONFIGURATION.md).
 ALIASES: Final[Mapping[str, str]] = {
@@ -35,7 +42,7 @@ ALIASES: Final[Mapping[str, str]] = {
 
 #: Larger batches and a little patience: 0.6 instead of 2 us a record in the broker (measured, 100 B, 3 partitions).
 #: The queue holds a few Spark batches; murmur2_random places keys where Java, Spark and Hono place them.
-TUNING: Final[Mapping[str, str]] = {
+CLIENT_DEFAULTS: Final[Mapping[str, str]] = {
     "linger.ms": "20",
     "batch.size": "1000000",
     "queue.buffering.max.messages": "500000",
@@ -47,42 +54,42 @@ TUNING: Final[Mapping[str, str]] = {
 
 
 #: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for what is added.
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: More partitions than a sink can sensibly have; each has a marker and a transactional id.
-MOST_PARTITIONS: Final = 1000
+MAX_PARALLELISM: Final = 1000
 
 
-def _topic(text: str) -> str:
+def _checked_topic(text: str) -> str:
     if not text:
         raise ValueError("is empty; name a topic, or leave it out and give a column topic")
     return text
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text) or text in (".", ".."):
+def _checked_name(text: str) -> str:
+    if not _NAME_PATTERN.fullmatch(text) or text in (".", ".."):
         raise ValueError("is no name for Kafka; use 1 to 200 of the characters a-z A-Z 0-9 . _ -")
     return text
 
 
-_KafkaName = Annotated[str, OptionText(read=_name)]
+_KafkaName = Annotated[str, OptionSpelling(parse=_checked_name)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkSettings:
-    """The validated options of one sink; picklable, and free of secrets [I12].
+    """Validated options of one sink; picklable, and free of secrets [I12].
 
     Attributes:
         guarantee: ``exactly_once`` (the default), ``at_least_once`` or ``at_most_once`` (docs/exactly-once.md).
-        servers: ``bootstrap.servers`` as written, for messages.
-        timeout_s: Seconds, 1 to 900, that Kafka may take for a batch that it takes at its usual rate; at least once:
-            how long it may take nothing (docs/kafka.md#a-kafka-that-is-slow). Default 60, at most once 5.
+        servers: ``bootstrap.servers`` as written, for error texts.
+        timeout_s: Seconds, 1 to 900, that Kafka may take for a batch at its usual rate; at least once: how long it may
+            accept nothing (docs/kafka.md#a-kafka-that-is-slow). Default 60, at most once 5.
         client: Unresolved librdkafka configuration, complete but for callbacks.
         topic: Topic of every record; default the column ``topic`` names it.
         include_headers: Whether the column ``headers`` is written, if there is one.
-        dead_letter_topic: Where records go that Kafka would refuse, every byte and with the reason; without it they
+        dead_letter_topic: Topic of the records that Kafka would refuse, every byte and with the reason; without it they
             stop the query.
-        sink_id: Names the sink in transactional ids and markers, in dead letters too; default the id of the query. In
-            foreachBatch it ends in the option ``topic``, so one name may stand for all outputs of a query.
+        sink_id: Names the sink in transactional ids, markers and dead letters; default the id of the query. In
+            foreachBatch the option ``topic`` is appended, so one name may serve all outputs of a query.
         batch: With ``sinkId``, ``df.write`` and exactly once: number of the batch of a write in foreachBatch, whose
             repeats are skipped (docs/exactly-once.md#in-foreachbatch).
         parallelism: Exactly once: partitions of a batch, each its own transaction, written by its task; 1 needs
@@ -90,167 +97,177 @@ class SinkSettings:
             (docs/exactly-once.md#one-partition-or-n).
         gather: Whether the driver writes the rows of all tasks in one transaction: exactly once, and no `parallelism`
             was given.
-        prefix: What transactional ids and the marker topic begin with: what ACLs are written for.
+        prefix: Prefix of transactional ids and of the marker topic: the prefix for ACLs.
         marker_topic: The topic of the markers, compacted, a partition for each of ``parallelism``, one a sink; default
             ``<prefix>.<sink id>.markers``.
         create_marker_topic: Whether it is created when it is missing.
-        verify: Whether count and checksum of a batch that is skipped are compared with its marker; where it is off no
-            checksum is taken. Default where ``parallelism`` is over 1, with ``batchId``, and where the checkpoint is
-            not on a local disk.
+        verify: Whether count and checksum of a skipped batch are compared with its marker; where it is off no checksum
+            is computed. Default where ``parallelism`` is over 1, with ``batchId``, and where the checkpoint is not on a
+            local disk.
         source_topics: The query reads topics of the same Kafka with Spark's Kafka source: their ids are kept in the
-            checkpoint, and one that was deleted and made again stops the query (TL-B06) instead of being read from the
-            old one's offset. With any guarantee; needs a checkpoint on a local disk.
+            checkpoint, and a topic that was deleted and recreated stops the query (TL-B06) instead of being read from
+            the old one's offset. With any guarantee; needs a checkpoint on a local disk.
         spool_memory: Bytes of a task's rows kept in memory until its transaction opens.
-        spool_disk: And on disk (``TMPDIR``) beyond that; default what the disk holds. A planned batch does not shrink:
-            a limit it exceeds stops the query until the limit is raised.
+        spool_disk: And on disk (``TMPDIR``) beyond that; default no limit. A planned batch does not shrink: a batch
+            over the limit stops the query until the limit is raised.
     """
 
     guarantee: Guarantee
     servers: str
-    timeout_s: Annotated[float, Ge(1), Le(900), OptionText("deliveryTimeout")]
+    timeout_s: Annotated[float, Ge(1), Le(900), OptionSpelling("deliveryTimeout")]
     client: Mapping[str, str] = field(hash=False)
-    topic: Annotated[str, OptionText(read=_topic)] | None = None
+    topic: Annotated[str, OptionSpelling(parse=_checked_topic)] | None = None
     include_headers: bool = True
     dead_letter_topic: _KafkaName | None = None
     sink_id: _KafkaName | None = None
-    batch: Annotated[int, Ge(0), Le(1 << 63), OptionText("batchId")] | None = None
-    parallelism: Annotated[int, Ge(1), Le(MOST_PARTITIONS)] = 1
+    batch: Annotated[int, Ge(0), Le(1 << 63), OptionSpelling("batchId")] | None = None
+    parallelism: Annotated[int, Ge(1), Le(MAX_PARALLELISM)] = 1
     gather: bool = False
-    prefix: Annotated[str, OptionText("transactionalIdPrefix", _name)] = "towline"
+    prefix: Annotated[str, OptionSpelling("transactionalIdPrefix", _checked_name)] = "towline"
     marker_topic: _KafkaName | None = None
     create_marker_topic: bool = True
-    verify: Annotated[bool, OptionText("verifyOnSkip")] | None = None
-    source_topics: Annotated[bool, OptionText("verifySourceTopics")] = False
-    spool_memory: Annotated[int, Ge(0), OptionText("spoolMemoryBytes", size)] = 64 << 20
-    spool_disk: Annotated[int, Ge(0), OptionText("spoolDiskBytes", size)] | None = None
+    verify: Annotated[bool, OptionSpelling("verifyOnSkip")] | None = None
+    source_topics: Annotated[bool, OptionSpelling("verifySourceTopics")] = False
+    spool_memory: Annotated[int, Ge(0), OptionSpelling("spoolMemoryBytes", parse_size)] = 64 << 20
+    spool_disk: Annotated[int, Ge(0), OptionSpelling("spoolDiskBytes", parse_size)] | None = None
 
     def verifies(self, *, same_offsets: bool) -> bool:
-        """Whether the rows of a skipped batch are compared with its marker.
+        """Return whether the rows of a skipped batch are compared with its marker.
 
         Args:
-            same_offsets: The hash of the source's offsets was held against the marker's: it is the same batch. Where it
-                is not at hand, as on an object store, two copies of one checkpoint may have run on with other batches
-                of one number, and only the rows tell them apart.
+            same_offsets: Whether the hash of the source's offsets equals the marker's, so that it is the same batch.
+                Where there is no hash, as on an object store, two copies of one checkpoint may have run on with other
+                batches of one number, and only the rows tell them apart.
         """
         return self.parallelism > 1 or not same_offsets if self.verify is None else self.verify
 
     @property
     def budget_s(self) -> float:
-        """Seconds that a batch should take at most, so that one that Kafka takes more slowly is still in time."""
+        """Target time of a batch in seconds: a quarter of the time-out, so that a slow batch still finishes."""
         return self.timeout_s / 4
 
-    def markers_of(self, sink_id: str) -> str:
-        """The topic of a sink's markers."""
+    def marker_topic_of(self, sink_id: str) -> str:
+        """Return the topic of a sink's markers."""
         return self.marker_topic or f"{self.prefix}.{sink_id}.markers"
 
     def transactional_id(self, sink_id: str, partition: int) -> str:
-        """The id that fences older writers of a partition."""
+        """Return the transactional id of a partition, which fences its older writers."""
         return f"{self.prefix}.{sink_id}.{partition}"
 
-    def reserves(self, topic: str) -> bool:
-        """Whether a row must not name this topic."""
-        return self._reserved.fullmatch(topic) is not None
+    def is_reserved(self, topic: str) -> bool:
+        """Return whether the topic is reserved, so that no row may name it."""
+        return self._reserved_pattern.fullmatch(topic) is not None
 
     @functools.cached_property
-    def _reserved(self) -> re.Pattern[str]:
-        return re.compile(reserved(filter(None, [self.marker_topic]), self.prefix))
+    def _reserved_pattern(self) -> re.Pattern[str]:
+        return re.compile(reserved_topics_pattern(filter(None, [self.marker_topic]), self.prefix))
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkSettings:
         """Validate an option map; keys in any case.
 
         Raises:
-            ConfigError: TL-C01 unknown option, TL-C21 a value that can't be, TL-C41 a contradiction to the guarantee,
-                and what `check_client` raises.
+            ConfigError: TL-C01 unknown option, TL-C21 an invalid value, TL-C41 a contradiction to the guarantee, and
+                the errors of `check_client`.
         """
-        texts = {key.lower(): text for key, text in without_properties(options).items()}
-        kafka = {key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]}
-        given = _FORMAT.read(texts)
-        own = given.values(_OPTIONS)
-        guarantee: Guarantee = own.setdefault("guarantee", Guarantee.EXACTLY_ONCE)
-        _check_promise(guarantee, given, kafka)
-        kafka, written = translated(kafka, FORMAT)
-        if (deadline := kafka.pop("message.timeout.ms", None)) is not None:  # Java's delivery.timeout.ms
-            if "deliveryTimeout" in given:
+        texts = {key.lower(): text for key, text in without_table_properties(options).items()}
+        client_options = {
+            key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]
+        }
+        parsed_options = _FORMAT.parse(texts)
+        values = parsed_options.values(_OPTIONS)
+        guarantee: Guarantee = values.setdefault("guarantee", Guarantee.EXACTLY_ONCE)
+        _check_guarantee(guarantee, parsed_options, client_options)
+        client_options, original_names = translate_java_settings(client_options, FORMAT)
+        if (deadline := client_options.pop("message.timeout.ms", None)) is not None:  # Java's delivery.timeout.ms
+            if "deliveryTimeout" in parsed_options:
                 raise _contradiction('options "kafka.delivery.timeout.ms" and "deliveryTimeout" say the same thing')
-            own["timeout_s"] = int(deadline) / 1000
-        timeout_s: float = own.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
-        client = {**TUNING, **policy(guarantee).kafka, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
-        most = client.get("message.max.bytes", "").strip()
-        if most.isdecimal() and _QUEUE not in kafka:  # one that a record fills would never take it, or one at a time
-            client[_QUEUE] = str(max(int(client[_QUEUE]), 2 * int(most) // 1024))
+            values["timeout_s"] = int(deadline) / 1000
+        timeout_s: float = values.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
+        client = {
+            **CLIENT_DEFAULTS,
+            **policy(guarantee).kafka_settings,
+            **client_options,
+            "message.timeout.ms": str(int(timeout_s * 1000)),
+        }
+        max_bytes = client.get("message.max.bytes", "").strip()
+        if (
+            max_bytes.isdecimal() and _QUEUE_KBYTES not in client_options
+        ):  # one that a record fills would never take it, or one at a time
+            client[_QUEUE_KBYTES] = str(max(int(client[_QUEUE_KBYTES]), 2 * int(max_bytes) // 1024))
         if policy(guarantee).transactions:
-            clock = client.setdefault("transaction.timeout.ms", client["message.timeout.ms"]).strip()
-            if clock.isdecimal() and int(clock) < timeout_s * 1000:  # librdkafka would lower the other in silence
-                what = (
-                    f'option "kafka.transaction.timeout.ms" = {clock} is shorter than deliveryTimeout, {timeout_s:g} s'
-                )
-                raise _contradiction(what, "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.")
-        check_client(client, FORMAT, written=written)
-        own["sink_id"] = _sink_id(given)
-        gather = policy(guarantee).transactions and "parallelism" not in given
-        settings = cls(servers=client["bootstrap.servers"], client=client, gather=gather, **own)
+            timeout_ms = client.setdefault("transaction.timeout.ms", client["message.timeout.ms"]).strip()
+            if (
+                timeout_ms.isdecimal() and int(timeout_ms) < timeout_s * 1000
+            ):  # librdkafka would lower the other in silence
+                option = f'option "kafka.transaction.timeout.ms" = {timeout_ms}'
+                problem = f"{option} is shorter than deliveryTimeout, {timeout_s:g} s"
+                raise _contradiction(problem, "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.")
+        check_client(client, FORMAT, original_names=original_names)
+        values["sink_id"] = _sink_id(parsed_options)
+        gather = policy(guarantee).transactions and "parallelism" not in parsed_options
+        settings = cls(servers=client["bootstrap.servers"], client=client, gather=gather, **values)
         for option, name in (("topic", settings.topic), ("deadLetterTopic", settings.dead_letter_topic)):
-            if name is not None and settings.reserves(name):
-                what = f'option "{option}" names "{name}", which is reserved for markers or internal to Kafka'
-                raise ConfigError("TL-C95", FORMAT, what, "Choose another topic.")
+            if name is not None and settings.is_reserved(name):
+                problem = f'option "{option}" names "{name}", which is reserved for markers or internal to Kafka'
+                raise ConfigError("TL-C95", FORMAT, problem, "Choose another topic.")
         return settings
 
 
-def _contradiction(what: str, do: str = "Give one of the two.") -> ConfigError:
-    return ConfigError("TL-C41", FORMAT, what, do)
+def _contradiction(problem: str, remedy: str = "Give one of the two.") -> ConfigError:
+    return ConfigError("TL-C41", FORMAT, problem, remedy)
 
 
-def _check_promise(guarantee: Guarantee, given: Given, kafka: Mapping[str, str]) -> None:
-    """Refuse options that mean nothing under this guarantee, and settings of the client that contradict it."""
-    for option in (one for one in _OPTIONS if one.name in given):
-        if option.path[0] in _EXACTLY_ONCE and guarantee != Guarantee.EXACTLY_ONCE:
-            what = f'option "{option.name}" belongs to guarantee exactly_once, this one is {guarantee}'
-            raise _contradiction(what, "Leave it out, or choose exactly_once.")
-        if option.path[0] in _NO_LOSS and guarantee == Guarantee.AT_MOST_ONCE:
-            what = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
-            raise _contradiction(what, "Leave it out, or choose another guarantee.")
-    accepts = policy(guarantee).kafka_accepts
-    for name, value in kafka.items():
-        setting, word = ALIASES.get(name, name), value.strip().lower()
-        what, do = f"= {value} contradicts guarantee {guarantee}", "Leave it out."
+def _check_guarantee(guarantee: Guarantee, parsed_options: OptionValues, client_options: Mapping[str, str]) -> None:
+    """Refuse options without effect under this guarantee, and client settings that contradict it."""
+    for option in (candidate for candidate in _OPTIONS if candidate.name in parsed_options):
+        if option.path[0] in _EXACTLY_ONCE_FIELDS and guarantee != Guarantee.EXACTLY_ONCE:
+            problem = f'option "{option.name}" belongs to guarantee exactly_once, this one is {guarantee}'
+            raise _contradiction(problem, "Leave it out, or choose exactly_once.")
+        if option.path[0] in _NO_DROP_FIELDS and guarantee == Guarantee.AT_MOST_ONCE:
+            problem = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
+            raise _contradiction(problem, "Leave it out, or choose another guarantee.")
+    accepts = policy(guarantee).kafka_accepted_values
+    for name, value in client_options.items():
+        setting, text = ALIASES.get(name, name), value.strip().lower()
+        problem, remedy = f"= {value} contradicts guarantee {guarantee}", "Leave it out."
         if setting == "transactional.id":
-            what = "can not be set, the guarantee decides about transactions"
+            problem = "can not be set, the guarantee decides about transactions"
         elif setting == "message.timeout.ms":
-            what, do = "is set by deliveryTimeout", "Use deliveryTimeout, in seconds."
-        elif word not in accepts.get(setting, {word}):
-            do = f"It needs {' or '.join(sorted(accepts[setting]))}: leave the option out."
-        elif not (setting == "retries" and word == "0" and guarantee != Guarantee.AT_MOST_ONCE):
+            problem, remedy = "is set by deliveryTimeout", "Use deliveryTimeout, in seconds."
+        elif text not in accepts.get(setting, {text}):
+            remedy = f"It needs {' or '.join(sorted(accepts[setting]))}: leave the option out."
+        elif not (setting == "retries" and text == "0" and guarantee != Guarantee.AT_MOST_ONCE):
             continue
-        raise _contradiction(f'option "kafka.{name}" {what}', do)
+        raise _contradiction(f'option "kafka.{name}" {problem}', remedy)
 
 
-def _sink_id(given: Given) -> str | None:
-    name: str | None = given.value("sinkId")
-    if "batchId" not in given:
+def _sink_id(parsed_options: OptionValues) -> str | None:
+    name: str | None = parsed_options.value("sinkId")
+    if "batchId" not in parsed_options:
         return name
     if name is None:
-        do = 'Add option("sinkId", NAME): the same at each start of the query, and of no other query.'
-        raise ConfigError("TL-C200", FORMAT, 'option "batchId" needs the option "sinkId"', do)
-    return f"{name}.{given.value('topic')}" if "topic" in given else name
+        remedy = 'Add option("sinkId", NAME): the same at each start of the query, and of no other query.'
+        raise ConfigError("TL-C200", FORMAT, 'option "batchId" needs the option "sinkId"', remedy)
+    return f"{name}.{parsed_options.value('topic')}" if "topic" in parsed_options else name
 
 
 #: Settings that mean nothing without transactions, and those that mean nothing where records are given up.
-_EXACTLY_ONCE: Final = frozenset(
+_EXACTLY_ONCE_FIELDS: Final = frozenset(
     {
         "batch", "parallelism", "prefix", "marker_topic", "create_marker_topic", "verify",
         "spool_memory", "spool_disk",
     }
 )  # fmt: skip
-_NO_LOSS: Final = frozenset({"dead_letter_topic"})
+_NO_DROP_FIELDS: Final = frozenset({"dead_letter_topic"})
 #: Spark's Kafka sink's own options, and ours.
-_OPTIONS: Final = tuple(options_of(SinkSettings, leave_out={"servers", "client", "gather"}))
-_FORMAT: Final = Format(
+_OPTIONS: Final = tuple(options_of(SinkSettings, exclude={"servers", "client", "gather"}))
+_FORMAT: Final = FormatOptions(
     FORMAT,
     _OPTIONS,
-    hint="Known here: {} and kafka.*.",
-    ignored=SPARKS,
-    also=("kafka.bootstrap.servers",),
+    unknown_hint="Known here: {} and kafka.*.",
+    ignored_names=SPARK_OPTIONS,
+    similar_names=("kafka.bootstrap.servers",),
 )
 #: Every option, as users write it.
 NAMES: Final = _FORMAT.names

@@ -1,10 +1,10 @@
-"""Producers: one of a process for each configuration, and one for each transaction.
+"""Kafka producers: idempotent ones in a pool per process, transactional ones for one transaction each.
 
 Spark reuses its Python workers, and partition p lands in another process almost every batch; so a producer without
-transactions belongs to the process, for as long as it is healthy. One that erred is thrown away, records and all: a
-later batch must never meet the reports, or the left-over records, of an earlier one.
+transactions belongs to the process, for as long as it is healthy. After an error it is closed, with its queued records:
+a later batch must never see delivery reports or queued records of an earlier one.
 
-What each kind of error asks of a producer with a transactional id says `faults.TransactionVerdict`. A commit request
+`faults.TransactionVerdict` lists the next step for each kind of error of a transactional producer. A commit request
 that timed out may reach Kafka late; under the old transaction protocol, the only one librdkafka speaks, it could then
 end the *next* transaction of the same epoch (KIP-890). So such a producer serves one transaction: a new instance has a
 new epoch, and the late request is refused.
@@ -24,12 +24,12 @@ from confluent_kafka import KafkaException, Producer
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.clientconfig import connect, largest_message, lent
+from towline.kafka.clientconfig import connect, max_message_bytes, pooled_client
 from towline.kafka.columns import Rows
-from towline.kafka.faults import KEPT, LastWord, Meaning, TransactionVerdict
+from towline.kafka.faults import NOT_COMMITTED, ErrorKind, LastConnectionError, TransactionVerdict
 from towline.kafka.options import FORMAT
-from towline.kafka.screening import FailedRecord
-from towline.threads import later
+from towline.kafka.recordcheck import FailedRecord
+from towline.threads import call_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,91 +40,99 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
 
 #: Seconds librdkafka may take, beyond the delivery timeout, to report that it ran out.
-GRACE_S: Final = 5.0
+REPORT_GRACE_S: Final = 5.0
 #: Longest single wait for room in the queue, in seconds, before failures are looked at again.
-_ROOM_WAIT_S: Final = 0.1
+_QUEUE_WAIT_S: Final = 0.1
 #: Longest wait for confirmations, in seconds, before it is looked whether there are any.
-_FLUSH_S: Final = 0.2
+_FLUSH_POLL_S: Final = 0.2
 #: Longest single call, in seconds, so that a deadline is met and a signal is heard.
-_CALL_S: Final = 5.0
+_CALL_TIMEOUT_S: Final = 5.0
 #: A transaction is aborted so long before Kafka would do it, in seconds, or as a part of its time if that is less.
-_MARGIN_S: Final = 10.0
-_MARGIN: Final = 0.1
+_ABORT_MARGIN_S: Final = 10.0
+_ABORT_MARGIN_SHARE: Final = 0.1
 #: Wait between two equal calls that Kafka answered at once, in seconds.
-_PAUSE_S: Final = 0.05
+_RETRY_PAUSE_S: Final = 0.05
 #: Seconds for an abort when all is lost anyway; the next `init_transactions` aborts as well.
-_ABORT_S: Final = 5.0
+_ABORT_TIMEOUT_S: Final = 5.0
 #: Bytes that a Kafka is trusted to take in a second as long as nobody has seen how many it does.
-_TRUSTED: Final = 4 << 20
+_DEFAULT_RATE: Final = 4 << 20
 #: A transaction has so many times as long as its records take by the rate last seen, beside its usual time.
-_SPARE: Final = 1.5
-_CLOCK: Final = "transaction.timeout.ms"
+_TIME_FACTOR: Final = 1.5
+_TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 MESSAGE_TIMEOUT: Final = "message.timeout.ms"
 #: What every producer is told beside the sink's settings.
-OWN: Final[Mapping[str, Any]] = {"delivery.report.only.error": True}
+PRODUCER_CONFIG: Final[Mapping[str, Any]] = {"delivery.report.only.error": True}
 
 
 class KafkaProducer:
-    """A producer, with more settings of librdkafka than the sink's, and its delivery reports. Not thread-safe.
+    """Kafka producer with its delivery reports; `extra` settings override the sink's. Not thread-safe.
 
     Raises:
         ConfigError: A secret can't be read, or TLS material is unusable (TL-C45, TL-C46).
     """
 
-    def __init__(self, settings: SinkSettings, more: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, settings: SinkSettings, extra: Mapping[str, str] = MappingProxyType({})) -> None:
         self._settings = settings
         #: Why the last connection failed, for when a call only says that it did.
-        self.last = LastWord()
+        self.last_error = LastConnectionError()
         #: When nothing is waited for any more.
-        self.ends = float("inf")
+        self.deadline = float("inf")
         self.reset()
-        own = {**more, **OWN, "on_delivery": self._report, "error_cb": self.last.note}
-        self._producer = connect(Producer, settings.client, own, FORMAT)
+        config = {**extra, **PRODUCER_CONFIG, "on_delivery": self._report, "error_cb": self.last_error.on_error}
+        self._producer = connect(Producer, settings.client, config, FORMAT)
 
     def reset(self) -> None:
-        """Forget the reports of an earlier task."""
+        """Clear the delivery reports of an earlier task."""
         #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
-        self.failures = 0
-        self.failed: FailedRecord | None = None
+        self.failure_count = 0
+        self.failed_record: FailedRecord | None = None
         #: Whether another task may have it.
-        self.healthy = True
-        self.last.why = ""
+        self.is_healthy = True
+        self.last_error.reason = ""
 
     def _report(self, error: Any, message: Any, size: int | None = None) -> None:
         if error is None:
             return
-        self.failures += 1
-        more = self.failed is None or faults.means(self.failed.error, Meaning.TIMEOUT)
-        if more and faults.name_of(error) != "_INVALID_DIFFERENT_RECORD":
-            self.failed = FailedRecord(message.topic(), error)
-        if size is not None and self.failed is not None:
-            self.failed = self.failed.alone(error, message, size)
+        self.failure_count += 1
+        replaces = self.failed_record is None or faults.is_kind(self.failed_record.error, ErrorKind.TIMEOUT)
+        if replaces and faults.error_name(error) != "_INVALID_DIFFERENT_RECORD":
+            self.failed_record = FailedRecord(message.topic(), error)
+        if size is not None and self.failed_record is not None:
+            self.failed_record = self.failed_record.learn_limits(error, message, size)
 
     @property
-    def refused(self) -> FailedRecord | None:
-        """What Kafka refused for what it is."""
-        failed = self.failed
-        return failed if failed is not None and faults.means(failed.error, Meaning.RECORD, Meaning.SIZE) else None
+    def refused_record(self) -> FailedRecord | None:
+        """The failed record, if Kafka refused the record itself: invalid or too large."""
+        record = self.failed_record
+        return (
+            record
+            if record is not None and faults.is_kind(record.error, ErrorKind.INVALID_RECORD, ErrorKind.TOO_LARGE)
+            else None
+        )
 
-    def alone(self, records: Iterable[Record], topic: str, size: Callable[[Record], int]) -> Iterator[Record]:
-        """Records to be sent one a request; reports on those of the topic say their size, as they have no headers."""
-        for one in records:
-            yield (*one[:4], partial(self._report, size=size(one)), None, *one[6:]) if one[0] == topic else one
+    def one_per_request(self, records: Iterable[Record], topic: str, size: Callable[[Record], int]) -> Iterator[Record]:
+        """Yield records to be sent one per request; the failure of a record of the topic is reported with its size."""
+        for record in records:
+            yield (
+                (*record[:4], partial(self._report, size=size(record)), None, *record[6:])
+                if record[0] == topic
+                else record
+            )
 
     @property
     def pending(self) -> int:
-        """Records neither confirmed nor failed."""
+        """Number of records neither acknowledged nor failed."""
         return len(self._producer)
 
     def send(self, rows: Rows) -> None:
-        """Hand rows to librdkafka, in order; waits while its queue is full.
+        """Queue rows in librdkafka, in order; waits while its queue is full.
 
         Raises:
             KafkaError: TL-K05 or TL-K06 for a record the client refuses.
             QueueStuck: The queue stays full.
             KafkaException, SystemError: A fatal error; the client is unusable.
         """
-        produce, collects = self._producer.produce, gc.isenabled()
+        produce, gc_enabled = self._producer.produce, gc.isenabled()
         # Tuples and lists of records have no cycles, and looking for them costs as much as half of `produce`.
         gc.disable()
         try:
@@ -132,65 +140,65 @@ class KafkaProducer:
                 try:
                     produce(*record)
                 except BufferError:
-                    self._retry(record)
-                except faults.FOREIGN as problem:
-                    raise self._refused(record, problem) from None
+                    self._produce_when_free(record)
+                except faults.CLIENT_ERRORS as error:
+                    raise self._client_refusal(record, error) from None
         finally:
-            if collects:
+            if gc_enabled:
                 gc.enable()
         self._producer.poll(0)
 
-    def _retry(self, record: Record) -> None:
-        """Produce again when there is room; a queue that stays full empties by message.timeout.ms at the latest."""
-        deadline = min(self.ends, time.monotonic() + self._settings.timeout_s + GRACE_S)
-        while time.monotonic() < deadline and not self.failures:
-            self._producer.poll(_ROOM_WAIT_S)
+    def _produce_when_free(self, record: Record) -> None:
+        """Produce again when the queue has room; message.timeout.ms empties a queue that stays full."""
+        deadline = min(self.deadline, time.monotonic() + self._settings.timeout_s + REPORT_GRACE_S)
+        while time.monotonic() < deadline and not self.failure_count:
+            self._producer.poll(_QUEUE_WAIT_S)
             try:
                 return self._producer.produce(*record)
             except BufferError:
                 continue
-            except faults.FOREIGN as problem:
-                raise self._refused(record, problem) from None
+            except faults.CLIENT_ERRORS as error:
+                raise self._client_refusal(record, error) from None
         raise QueueStuck("Kafka takes records too slowly, or not at all")
 
-    def _refused(self, record: Record, problem: BaseException) -> Exception:
-        """A record the client refuses is a KafkaError; a client that can do nothing any more speaks for itself."""
+    def _client_refusal(self, record: Record, error: BaseException) -> Exception:
+        """Return the KafkaError of a record that the client refuses; raise an error of the client itself."""
         topic, value, key, partition, *_ = record
-        if faults.means(problem, Meaning.UNNAMED, Meaning.FENCED) or not isinstance(problem, KafkaException):
-            raise problem  # the producer is the matter, not the record
-        why, detail = "", f"{faults.reason(problem)} (partition {partition})"
-        if faults.name_of(problem) == "MSG_SIZE_TOO_LARGE":
-            size, most = len(value or b"") + len(key or b""), largest_message(self._settings.client)
-            why, detail = "too_large", f"{size:,} bytes, the client takes {most:,} (kafka.message.max.bytes)"
-        return faults.unfit(self._settings.servers, topic, why, detail)
+        if faults.is_kind(error, ErrorKind.UNSPECIFIED, ErrorKind.FENCED) or not isinstance(error, KafkaException):
+            raise error  # the producer is the matter, not the record
+        reason, detail = "", f"{faults.error_text(error)} (partition {partition})"
+        if faults.error_name(error) == "MSG_SIZE_TOO_LARGE":
+            size, max_bytes = len(value or b"") + len(key or b""), max_message_bytes(self._settings.client)
+            reason, detail = "too_large", f"{size:,} bytes, the client takes {max_bytes:,} (kafka.message.max.bytes)"
+        return faults.bad_record_error(self._settings.servers, topic, reason, detail)
 
-    def flush(self, seconds: float, *, to_failure: bool = False) -> int:
-        """Wait until every record is confirmed or failed, or none was for so long; how many are neither.
+    def flush(self, seconds: float, *, until_failure: bool = False) -> int:
+        """Wait until every record is acknowledged or failed; return the number of records that are neither.
 
         Args:
-            seconds: Longest time without one.
-            to_failure: Wait no longer than to the first that failed: after it a transaction sends nothing more.
+            seconds: Longest time without progress.
+            until_failure: Stop at the first failed record: after it a transaction sends nothing more.
 
         Raises:
             KafkaException, SystemError: A fatal error; the client is unusable.
         """
-        left, now = self.pending, time.monotonic()
-        until = now + seconds
-        while left and now < until and not (to_failure and self.failures):
-            before, left = left, int(self._producer.flush(min(_FLUSH_S, until - now)))
+        pending_count, now = self.pending, time.monotonic()
+        deadline = now + seconds
+        while pending_count and now < deadline and not (until_failure and self.failure_count):
+            previous, pending_count = pending_count, int(self._producer.flush(min(_FLUSH_POLL_S, deadline - now)))
             now = time.monotonic()
-            until = min(now + seconds if left < before else until, self.ends)
-        return left
+            deadline = min(now + seconds if pending_count < previous else deadline, self.deadline)
+        return pending_count
 
     def close(self) -> None:
-        """Drop what is queued and let go of the connection; waits at most a moment."""
-        with contextlib.suppress(*faults.FOREIGN):  # it is being thrown away because it failed
+        """Drop queued records and close the connection; waits 0.1 s at most."""
+        with contextlib.suppress(*faults.CLIENT_ERRORS):  # it is being thrown away because it failed
             self._producer.purge(in_queue=True, in_flight=True, blocking=False)
             self._producer.flush(0.1)
 
 
 class QueueStuck(Exception):
-    """The queue stayed full for longer than the delivery timeout, or records failed meanwhile."""
+    """Producer queue that stayed full for longer than the delivery timeout, or in which records failed."""
 
 
 #: Process id, guarantee and unresolved configuration -> client.
@@ -198,10 +206,10 @@ _clients: Final[dict[tuple[int, Any], KafkaProducer]] = {}
 
 
 @contextlib.contextmanager
-def borrowed(settings: SinkSettings) -> Iterator[KafkaProducer]:
-    """This process's client for a configuration."""
+def pooled_producer(settings: SinkSettings) -> Iterator[KafkaProducer]:
+    """Lend this process's producer of a configuration."""
     key = settings.guarantee, frozenset(settings.client.items())
-    with lent(_clients, key, lambda: KafkaProducer(settings), lambda client: client.healthy) as client:
+    with pooled_client(_clients, key, lambda: KafkaProducer(settings), lambda client: client.healthy) as client:
         client.reset()
         yield client
 
@@ -209,62 +217,74 @@ def borrowed(settings: SinkSettings) -> Iterator[KafkaProducer]:
 # -- with a transactional id --
 
 
-def clock(settings: SinkSettings, size: int, rate: float | None, longest: Callable[[], int]) -> dict[str, str]:
-    """Longer time-outs for a transaction that would take more than half of its usual time; none for others.
+def longer_timeouts(
+    settings: SinkSettings, size: int, rate: float | None, max_transaction_ms: Callable[[], int]
+) -> dict[str, str]:
+    """Return longer time-outs for a transaction expected to take over half of its usual time; empty for others.
 
-    A batch that is planned does not shrink: one that takes longer than its transaction may would be aborted for ever.
-    A ``transaction.timeout.ms`` of the user's is the longest.
+    A planned batch does not shrink: one that takes longer than its transaction may would be aborted for ever. A
+    ``transaction.timeout.ms`` of the user's is the upper limit.
 
     Args:
         settings: The sink's settings.
         size: Bytes of its records.
-        rate: Bytes that Kafka took in a second; None where nobody has seen it.
-        longest: Asks for the longest transaction that the cluster allows, in ms.
+        rate: Kafka's throughput in bytes/s; None where unknown.
+        max_transaction_ms: Returns the longest transaction that the cluster allows, in ms.
     """
-    usual, own = int(settings.client[MESSAGE_TIMEOUT]), int(settings.client[_CLOCK])
-    takes = 1000 * size / (rate or _TRUSTED)
-    if takes <= usual / 2:
+    usual_ms, configured_ms = int(settings.client[MESSAGE_TIMEOUT]), int(settings.client[_TRANSACTION_TIMEOUT])
+    expected_ms = 1000 * size / (rate or _DEFAULT_RATE)
+    if expected_ms <= usual_ms / 2:
         return {}
-    needed = min(int(usual + _SPARE * takes), longest(), *([own] if own > usual else []))
-    return {_CLOCK: str(max(own, needed)), MESSAGE_TIMEOUT: str(needed)} if needed > usual else {}
+    needed_ms = min(
+        int(usual_ms + _TIME_FACTOR * expected_ms),
+        max_transaction_ms(),
+        *([configured_ms] if configured_ms > usual_ms else []),
+    )
+    return (
+        {_TRANSACTION_TIMEOUT: str(max(configured_ms, needed_ms)), MESSAGE_TIMEOUT: str(needed_ms)}
+        if needed_ms > usual_ms
+        else {}
+    )
 
 
-class AttemptFailed(KafkaError):
-    """The error of an attempt that failed in a way that a new producer may mend.
+class AttemptError(KafkaError):
+    """Error of a failed attempt that a new producer may avoid.
 
     Args:
-        error: What it says.
-        refused: What Kafka refused in it for what it is.
-        rate: Bytes a second that Kafka took in it, if it was too slow; else None.
+        error: The error to raise if no other attempt follows.
+        refused_record: The record that Kafka refused in it, if any.
+        rate: Kafka's throughput in bytes/s, if it was too slow; else None.
     """
 
-    def __init__(self, error: KafkaError, refused: FailedRecord | None = None, rate: float | None = None) -> None:
-        super().__init__(error.code, error.where, error.what, error.do)
-        self.refused, self.rate = refused, rate
+    def __init__(
+        self, error: KafkaError, refused_record: FailedRecord | None = None, rate: float | None = None
+    ) -> None:
+        super().__init__(error.code, error.location, error.problem, error.remedy)
+        self.refused_record, self.rate = refused_record, rate
 
     @property
-    def final(self) -> KafkaError:
-        """What is raised where no other attempt follows: Spark's text of an error names its class."""
+    def final_error(self) -> KafkaError:
+        """The error to raise where no other attempt follows, as a plain KafkaError: Spark prints the class name."""
         return KafkaError(*self.args)
 
 
-class Transactional(KafkaProducer):
-    """A producer with a transactional id, which says whom it fences; raises as `KafkaProducer` and `start`."""
+class TransactionalProducer(KafkaProducer):
+    """Producer with a transactional id, which fences older producers; raises as `KafkaProducer` and `start`."""
 
     def __init__(
-        self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
+        self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        super().__init__(settings, {**more, "transactional.id": transactional_id})
+        super().__init__(settings, {**extra, "transactional.id": transactional_id})
         self.transactional_id = transactional_id
-        self.more = dict(more)
-        self._open = False
+        self.extra = dict(extra)
+        self._in_transaction = False
         #: Topics of the open transaction.
-        self._written: set[str] = set()
+        self._topics: set[str] = set()
         #: Its records and their bytes, and when it was opened.
-        self._records = self._bytes = 0
-        self._begun = 0.0
+        self._record_count = self._byte_count = 0
+        self._started_at = 0.0
         #: How long it may be open, in seconds.
-        self._allowed_s = int({**settings.client, **more}[_CLOCK]) / 1000
+        self._time_limit_s = int({**settings.client, **extra}[_TRANSACTION_TIMEOUT]) / 1000
         try:
             self.start()
         except BaseException:
@@ -277,188 +297,201 @@ class Transactional(KafkaProducer):
         Raises:
             KafkaError: TL-K01 no answer, TL-K20 Kafka refuses.
         """
-        began, connected = time.monotonic(), False
+        started_at, connected = time.monotonic(), False
         try:
             # Opens the connection that then asks for the coordinator: without it, librdkafka waits 500 ms (measured).
             self._producer.list_topics(timeout=self._settings.timeout_s)
             connected = True
-            self._call(self._producer.init_transactions)
-        except faults.FOREIGN as problem:
-            if connected and faults.verdict(problem) is not TransactionVerdict.AGAIN:
-                raise self._aborted("to begin", problem) from None
-            with contextlib.suppress(*faults.FOREIGN):
+            self._retry_call(self._producer.init_transactions)
+        except faults.CLIENT_ERRORS as error:
+            if connected and faults.transaction_verdict(error) is not TransactionVerdict.RETRY:
+                raise self._aborted_error("to begin", error) from None
+            with contextlib.suppress(*faults.CLIENT_ERRORS):
                 self._producer.poll(0)  # serves error_cb, which a blocking look-up does not
-            why = self.last.why or faults.reason(problem)
-            raise faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True) from None
+            reason = self.last_error.reason or faults.error_text(error)
+            raise faults.unreachable_error(
+                self._settings.servers, time.monotonic() - started_at, reason, rows=True
+            ) from None
 
     def begin(self) -> None:
-        """Open a transaction; Kafka's clock starts with the first record."""
+        """Open a transaction; its time-out at the broker starts with the first record."""
         self.reset()
-        with self._doing("to begin"):
+        with self._convert_errors("to begin"):
             self._producer.begin_transaction()
-        self._open, self._written = True, set()
-        self._records, self._bytes, self._begun = 0, 0, time.monotonic()
-        self.ends = self._begun + self._allowed_s - min(_MARGIN_S, _MARGIN * self._allowed_s)
+        self._in_transaction, self._topics = True, set()
+        self._record_count, self._byte_count, self._started_at = 0, 0, time.monotonic()
+        self.deadline = (
+            self._started_at + self._time_limit_s - min(_ABORT_MARGIN_S, _ABORT_MARGIN_SHARE * self._time_limit_s)
+        )
 
     def write(self, rows: Rows) -> None:
         """Send rows within the transaction.
 
         Raises:
             KafkaError: TL-K05, TL-K06 for a record the client refuses; TL-K19 fenced.
-            AttemptFailed: A new producer may do better.
+            AttemptError: A new producer may succeed.
         """
-        self._records, self._bytes = self._records + rows.size, self._bytes + rows.bytes
-        self._written |= rows.topics
-        with self._doing("to send"):
+        self._record_count, self._byte_count = self._record_count + rows.size, self._byte_count + rows.bytes
+        self._topics |= rows.topics
+        with self._convert_errors("to send"):
             self.send(rows)
 
-    def mark(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
+    def write_marker(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
         """Write a marker in the same transaction; None removes it. Raises as `write`."""
         value = None if marker is None else marker.to_json()
         record = (topic, value, key.encode(), partition)
-        self._written.add(topic)
-        with self._doing("to write its marker"):
+        self._topics.add(topic)
+        with self._convert_errors("to write its marker"):
             self.send(Rows(1, len(value or b""), frozenset({topic}), iter([record])))
 
     def commit(self) -> None:
-        """Commit; when this returns it is decided, and a moment later records and marker are visible together.
+        """Commit the transaction; records and marker become visible together, a moment after this returns.
 
-        Visible for certain once the next `start` of this id has returned, or `KafkaAdmin.settled` (KIP-98: the answer
-        comes with the decision, the control records after it).
+        They are visible for certain once the next `start` of this id has returned, or
+        `KafkaAdmin.wait_for_open_transactions` (KIP-98: the answer comes with the decision, the control records after
+        it).
 
         Raises:
             KafkaError: TL-K19 fenced.
-            AttemptFailed: Aborted (TL-K20, TL-K28), or not known whether it is committed (TL-K21).
+            AttemptError: Aborted (TL-K20, TL-K28), or not known whether it is committed (TL-K21).
         """
-        with self._doing("to commit"):
+        with self._convert_errors("to commit"):
             # Once it was asked to commit, librdkafka can't be asked to abort.
-            if self.flush(self._allowed_s, to_failure=True) and (slow := self._too_slow()):
+            if self.flush(self._time_limit_s, until_failure=True) and (too_slow := self._too_slow_error()):
                 self.abort()
-                raise slow
-            self._call(self._producer.commit_transaction)
-        self._open = False
+                raise too_slow
+            self._retry_call(self._producer.commit_transaction)
+        self._in_transaction = False
 
     @contextlib.contextmanager
-    def _doing(self, what: str) -> Iterator[None]:
+    def _convert_errors(self, step: str) -> Iterator[None]:
         try:
             yield
-        except (QueueStuck, *faults.FOREIGN) as problem:
-            raise self._judged(what, problem) from None
+        except (QueueStuck, *faults.CLIENT_ERRORS) as error:
+            raise self._error_for(step, error) from None
 
-    def _call(self, call: Callable[[float], None]) -> None:
-        """The same call again while the error is retriable and there is time."""
+    def _retry_call(self, call: Callable[[float], None]) -> None:
+        """Repeat a call while its error is retriable and there is time."""
         deadline = time.monotonic() + self._settings.timeout_s
         while True:
-            left = deadline - time.monotonic()
+            remaining_s = deadline - time.monotonic()
             try:
-                return call(max(0.1, min(left, _CALL_S)))
-            except faults.FOREIGN as problem:
-                if left <= 0 or faults.verdict(problem) is not TransactionVerdict.AGAIN:
+                return call(max(0.1, min(remaining_s, _CALL_TIMEOUT_S)))
+            except faults.CLIENT_ERRORS as error:
+                if remaining_s <= 0 or faults.transaction_verdict(error) is not TransactionVerdict.RETRY:
                     raise
-                self._producer.poll(_PAUSE_S)
+                self._producer.poll(_RETRY_PAUSE_S)
 
-    def _judged(self, doing: str, problem: BaseException) -> Exception:
-        """What to raise for an error; aborts where that is possible."""
+    def _error_for(self, step: str, error: BaseException) -> Exception:
+        """Return the exception to raise for an error in a transaction; aborts the transaction if possible."""
         servers = self._settings.servers
-        if faults.means(problem, Meaning.UNNAMED):  # a transactional call says which error there was
+        if faults.is_kind(error, ErrorKind.UNSPECIFIED):  # a transactional call says which error there was
             try:
                 self._producer.begin_transaction()
-            except faults.FOREIGN as cause:
-                problem = cause
-        verdict = faults.verdict(problem)
-        if isinstance(problem, QueueStuck) or verdict is TransactionVerdict.ABORT:
-            slow = self._too_slow()
+            except faults.CLIENT_ERRORS as cause:
+                error = cause
+        verdict = faults.transaction_verdict(error)
+        if isinstance(error, QueueStuck) or verdict is TransactionVerdict.ABORT:
+            too_slow = self._too_slow_error()
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            return slow or AttemptFailed(self._aborted(doing, problem), self.refused)
-        self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
+            return too_slow or AttemptError(self._aborted_error(step, error), self.refused_record)
+        self._in_transaction = (
+            False  # what became of it is for the next producer to find out: an abort now could meet its commit
+        )
         if verdict is TransactionVerdict.FENCED:
-            what = f"another producer took over the transactional id {self.transactional_id}, or this one slept past"
-            do = (
+            problem = f"another producer took over the transactional id {self.transactional_id}, or this one slept past"
+            remedy = (
                 "A newer attempt has the word, or a second query writes as this sink: nothing was written twice. If "
                 "this comes again and again, a batch takes longer than kafka.transaction.timeout.ms: take less, or "
                 "raise deliveryTimeout."
             )
-            return KafkaError("TL-K19", servers, f"{what} its transaction", f"{do} {KEPT}")
-        if verdict is TransactionVerdict.AGAIN:
-            why, seconds = self.last.why or faults.reason(problem), self._settings.timeout_s
-            what = f"Kafka did not say within {seconds:g} s whether the transaction is committed: {why}"
-            do = "The next attempt reads that from the marker, and neither loses nor doubles it."
-            return AttemptFailed(KafkaError("TL-K21", servers, what, f"{do} Is Kafka up and reachable?"))
-        return AttemptFailed(faults.gave_up(servers, problem))
+            return KafkaError("TL-K19", servers, f"{problem} its transaction", f"{remedy} {NOT_COMMITTED}")
+        if verdict is TransactionVerdict.RETRY:
+            reason, seconds = self.last_error.reason or faults.error_text(error), self._settings.timeout_s
+            problem = f"Kafka did not say within {seconds:g} s whether the transaction is committed: {reason}"
+            remedy = "The next attempt reads that from the marker, and neither loses nor doubles it."
+            return AttemptError(KafkaError("TL-K21", servers, problem, f"{remedy} Is Kafka up and reachable?"))
+        return AttemptError(faults.fatal_client_error(servers, error))
 
-    def _aborted(self, doing: str, problem: BaseException) -> KafkaError:
-        """TL-K20, by the record that tells most, if one failed: a bad one ruins its transaction."""
-        name, why, failed = faults.name_of(problem), faults.reason(problem), self.failed
+    def _aborted_error(self, step: str, error: BaseException) -> KafkaError:
+        """Return TL-K20, with the most informative failed record: one bad record ruins its transaction."""
+        name, reason, failed_record = faults.error_name(error), faults.error_text(error), self.failed_record
         if name == "TOPIC_AUTHORIZATION_FAILED":  # Kafka does not say of which topic
             with contextlib.suppress(KafkaError):
-                denied = KafkaAdmin(self._settings.client, _ABORT_S).denied(self._written)
-                failed = next((FailedRecord(topic, problem) for topic in denied), failed)
+                denied_topics = KafkaAdmin(self._settings.client, _ABORT_TIMEOUT_S).unwritable_topics(self._topics)
+                failed_record = next((FailedRecord(topic, error) for topic in denied_topics), failed_record)
         # What the abort itself drops tells nothing.
-        if failed is not None and not faults.name_of(failed.error).startswith("_PURGE"):
-            name, why = faults.name_of(failed.error), f'{faults.reason(failed.error)} (topic "{failed.topic}")'
-        what = f"the transaction failed {doing}: {why}"
-        return KafkaError("TL-K20", self._settings.servers, what, faults.advice(name))
+        if failed_record is not None and not faults.error_name(failed_record.error).startswith("_PURGE"):
+            name, reason = (
+                faults.error_name(failed_record.error),
+                f'{faults.error_text(failed_record.error)} (topic "{failed_record.topic}")',
+            )
+        problem = f"the transaction failed {step}: {reason}"
+        return KafkaError("TL-K20", self._settings.servers, problem, faults.remedy_for(name))
 
-    def _too_slow(self) -> AttemptFailed | None:
-        """TL-K28 where Kafka took records to the end of the transaction's time, and not all."""
+    def _too_slow_error(self) -> AttemptError | None:
+        """Return TL-K28 if the transaction's time is over and Kafka has taken some records, but not all."""
         now = time.monotonic()
-        seconds, left = now - self._begun, self.pending + self.failures
-        if now < self.ends or left >= self._records:
+        seconds, pending_count = now - self._started_at, self.pending + self.failure_count
+        if now < self.deadline or pending_count >= self._record_count:
             return None
-        done = self._bytes * (self._records - left) // self._records
-        what = f"Kafka is too slow: {done:,} of {self._bytes:,} bytes in {seconds:.0f} s, {done / seconds:,.0f} bytes/s"
-        do = (
+        sent_bytes = self._byte_count * (self._record_count - pending_count) // self._record_count
+        problem = (
+            f"Kafka is too slow: {sent_bytes:,} of {self._byte_count:,} bytes in {seconds:.0f} s, "
+            f"{sent_bytes / seconds:,.0f} bytes/s"
+        )
+        remedy = (
             "Raise the quota or the bandwidth; or the time that a transaction may take: transaction.max.timeout.ms of "
             "the brokers, and kafka.transaction.timeout.ms where you set it. Batches that are planned from now on are "
-            f"smaller. {KEPT}"
+            f"smaller. {NOT_COMMITTED}"
         )
-        what = f"{what}; the transaction has {self._allowed_s:g} s"
-        return AttemptFailed(KafkaError("TL-K28", self._settings.servers, what, do), rate=done / seconds)
+        problem = f"{problem}; the transaction has {self._time_limit_s:g} s"
+        return AttemptError(KafkaError("TL-K28", self._settings.servers, problem, remedy), rate=sent_bytes / seconds)
 
     def abort(self) -> None:
         """Abort an open transaction, so that readers need not wait for its time-out; never raises."""
-        if self._open:
-            self._open = False
-            with contextlib.suppress(*faults.FOREIGN):  # the next init_transactions aborts it too
-                self._producer.abort_transaction(_ABORT_S)
+        if self._in_transaction:
+            self._in_transaction = False
+            with contextlib.suppress(*faults.CLIENT_ERRORS):  # the next init_transactions aborts it too
+                self._producer.abort_transaction(_ABORT_TIMEOUT_S)
 
     def close(self) -> None:
-        """Let go; an open transaction is aborted."""
+        """Close the producer; aborts an open transaction."""
         self.abort()
         super().close()
 
 
-class Starting:
-    """A producer that is started while its task still waits for rows, with the settings `more` beside the sink's.
+class StartingProducer:
+    """Transactional producer that starts in the background while its task still waits for rows.
 
-    To start fences older producers and opens no transaction, so it may come as early as one likes. It takes as long as
-    Spark takes to hand over the rows of a small batch.
+    Starting fences older producers and opens no transaction, so it may happen at any time before. It takes as long as
+    Spark takes to hand over the rows of a small batch. `extra` settings override the sink's.
     """
 
     def __init__(
-        self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
+        self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        self._new = partial(Transactional, settings, transactional_id)
+        self._create = partial(TransactionalProducer, settings, transactional_id)
         #: None once it was taken.
-        self._started: Future[Transactional] | None = later(partial(self._new, more), "producer")
+        self._future: Future[TransactionalProducer] | None = call_in_thread(partial(self._create, extra), "producer")
 
-    def take(self, more: Mapping[str, str]) -> Transactional:
-        """The producer, if it has these settings and was not taken before; else a new one; raises as that."""
-        started, self._started = self._started, None
-        if started is not None:
-            producer = started.result()
-            if producer.more == dict(more):
+    def take(self, extra: Mapping[str, str]) -> TransactionalProducer:
+        """Return the producer if it has these settings and was not taken before; else a new one, which may raise."""
+        future, self._future = self._future, None
+        if future is not None:
+            producer = future.result()
+            if producer.extra == dict(extra):
                 return producer
             producer.close()
-        return self._new(more)
+        return self._create(extra)
 
     def close(self) -> None:
-        """Let go of one that was not taken."""
-        if self._started is not None:  # it may still be asking a Kafka that does not answer
-            self._started.add_done_callback(_closed)
+        """Close the producer if it was not taken."""
+        if self._future is not None:  # it may still be asking a Kafka that does not answer
+            self._future.add_done_callback(_close_when_started)
 
 
-def _closed(started: Future[Transactional]) -> None:
-    if started.exception() is None:
-        started.result().close()
+def _close_when_started(future: Future[TransactionalProducer]) -> None:
+    if future.exception() is None:
+        future.result().close()

@@ -1,1 +1,1 @@
-"""Metrics and health of a bridge, a gateway or a publisher, read from what they know of themselves when it is asked."""
+"""HTTP endpoint with metrics and health of a bridge, a gateway or a publisher."""

@@ -1,10 +1,9 @@
-"""What a gateway says of itself: its samples, its verdicts, and the endpoint of one that runs alone.
+"""Metrics and health of a gateway, and the endpoint of a gateway that runs alone.
 
-Alive says no only where a restart helps: a loop stands still. Ready says no while something that was promised is not
-done; a restart mends none of that. A text of a broker or device is in neither, only codes that docs/errors.md explains.
+``/healthz`` fails only where a restart helps: a stalled loop. ``/readyz`` fails while a promise is not met, which a
+restart does not fix. Neither shows a text of a broker or device, only codes that docs/errors.md explains.
 
-The endpoint asks the gateway beside it, as `towline status` does: through its socket it sees more than by looking into
-it, since a gateway that answers nobody is not up.
+The endpoint asks the gateway over its socket, as `towline status` does: a gateway that does not answer is not up.
 """
 
 from __future__ import annotations
@@ -17,42 +16,42 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-from towline.bridge.lines.evidence import gateway_status
+from towline.bridge.lines.statuses import gateway_status
 from towline.guarantee import AckAfter
-from towline.monitor.table import GATEWAY, Sample, read
-from towline.timing import Histogram, Pace
+from towline.monitor.table import GATEWAY, Sample, status_samples
+from towline.timing import Histogram, RateMeter
 
 #: The present rate is that of so many seconds: long enough to see past one burst.
-WINDOW_S: Final = 300.0
+RATE_WINDOW_S: Final = 300.0
 #: Reason of holding back → what a gateway says.
-_HELD: Final = {"journal": "journal full", "window": "window full"}
+_THROTTLE_REASONS: Final = {"journal": "journal full", "window": "window full"}
 #: A gateway's loop looks around once a minute, and may wait for a connection or a sync in between.
-LOOP_S: Final = 120.0
+LOOP_TIMEOUT_S: Final = 120.0
 #: What is wrong, as JSON values: ``what``, in words of ours; ``line`` and ``gateway``, where it is one; ``codes`` of
 #: the errors.
 Problem: TypeAlias = dict[str, Any]
 
 
-def problem(what: str, line: str = "", gateway: str = "", codes: tuple[str, ...] = ()) -> Problem:
-    """A problem, without what is empty."""
-    values = {"what": what, "line": line, "gateway": gateway, "codes": codes}
+def problem(text: str, line: str = "", gateway: str = "", codes: tuple[str, ...] = ()) -> Problem:
+    """Return a problem as JSON values, without empty ones."""
+    values = {"what": text, "line": line, "gateway": gateway, "codes": codes}
     return {key: value for key, value in values.items() if value}
 
 
 def verdict(key: str, problems: Iterable[Problem]) -> tuple[bool, dict[str, Any]]:
-    """Whether there is nothing wrong, and the answer as JSON."""
-    found = [*problems]
-    return not found, {key: not found, "problems": found}
+    """Return True if there are no problems, and the JSON answer."""
+    problem_list = [*problems]
+    return not problem_list, {key: not problem_list, "problems": problem_list}
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayFacts:
-    """A gateway.
+    """Labels and last status of a gateway.
 
     Attributes:
         direction: ``up`` or ``down``.
-        status: Its answer to the action ``status``; empty while it does not answer.
-        rates: Messages and bytes a second that came lately; None before that is known.
+        status: Answer to the action ``status``; empty if the gateway does not answer.
+        rates: Messages and bytes received per second lately; None while unknown.
     """
 
     bridge: str
@@ -64,129 +63,133 @@ class GatewayFacts:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Values of `towline.monitor.table.GATEWAY`."""
+        """Values of the labels `towline.monitor.table.GATEWAY`."""
         return (self.bridge, self.line, self.name, self.direction)
 
     @property
     def up(self) -> bool:
-        """It answers."""
+        """True if the gateway answers."""
         return bool(self.status)
 
     @property
     def online(self) -> bool:
-        """Its session with the broker is."""
+        """True if its session with the broker is online."""
         return self.status.get("state") == "online"
 
     @property
-    def measured(self) -> Mapping[str, Any]:
-        """What it says of the journal whose rows wait, `towline.journal.Journal.measured`; empty where it does not."""
+    def disk_status(self) -> Mapping[str, Any]:
+        """Disk status of the inbox (up) or outbox (down), as the journal reports it; empty if unknown."""
         return (self.status.get("measured") or {}).get("inbox" if self.direction == "up" else "outbox") or {}
 
-    def at_pace(self, pace: Pace, at: float) -> Self:
-        """The same with its present rates, once its counters are noted at a time of `time.monotonic`, if it answers."""
-        if self.measured:
-            pace.look(at, int(self.status.get("received") or 0), int(self.measured["bytes_written"]))
-        return replace(self, rates=pace.rates)
+    def with_rates(self, rate_meter: RateMeter, now: float) -> Self:
+        """Add the counters at `now` (`time.monotonic`) to the meter; return the facts with its rates."""
+        if self.disk_status:
+            rate_meter.sample(now, int(self.status.get("received") or 0), int(self.disk_status["bytes_written"]))
+        return replace(self, rates=rate_meter.rates)
 
 
 class GatewayMonitor:
-    """What a gateway shows."""
+    """Metrics and health of one gateway."""
 
-    def __init__(self, facts: GatewayFacts, state_dir: Path, queue: int | None = None) -> None:
-        self._facts, self._state_dir, self._queue = facts, state_dir, queue
+    def __init__(self, facts: GatewayFacts, state_dir: Path, broker_queue: int | None = None) -> None:
+        self._facts, self._state_dir, self._broker_queue = facts, state_dir, broker_queue
         self._lock = threading.Lock()
         #: When it answered last; None before the first answer.
-        self._heard_at: float | None = None
-        self._pace = Pace(WINDOW_S)
+        self._answered_at: float | None = None
+        self._rate_meter = RateMeter(RATE_WINDOW_S)
 
     def facts(self) -> GatewayFacts:
-        """What is known now."""
+        """Ask the gateway for its present status."""
         with self._lock:
             status, now = gateway_status(self._state_dir), time.monotonic()
             if status is not None:
-                self._heard_at = now
-            return replace(self._facts, status=status or {}).at_pace(self._pace, now)
+                self._answered_at = now
+            return replace(self._facts, status=status or {}).with_rates(self._rate_meter, now)
 
     def samples(self) -> Iterator[Sample]:
-        """All of it."""
-        return of_gateway(self.facts(), time.time(), self._queue)
+        """Return all samples."""
+        return gateway_samples(self.facts(), time.time(), self._broker_queue)
 
     def alive(self) -> tuple[bool, dict[str, Any]]:
-        """What ``/healthz`` says."""
+        """Return the answer of ``/healthz``."""
         facts = self.facts()
-        silent = 0.0 if self._heard_at is None else time.monotonic() - self._heard_at
-        return verdict("alive", gateway_alive(facts, silent_s=silent))
+        silent_s = 0.0 if self._answered_at is None else time.monotonic() - self._answered_at
+        return verdict("alive", liveness_problems(facts, silent_s=silent_s))
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
-        """What ``/readyz`` says."""
-        return verdict("ready", gateway_ready(self.facts()))
+        """Return the answer of ``/readyz``."""
+        return verdict("ready", readiness_problems(self.facts()))
 
 
-def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Iterator[Sample]:
-    """What a gateway says of itself, at a time since 1970.
+def gateway_samples(facts: GatewayFacts, now: float, broker_queue: int | None = None) -> Iterator[Sample]:
+    """Yield the samples of a gateway; `now` is in seconds since 1970.
 
-    `queue` is how many messages the broker keeps for this client while it is away; None where that is not known.
+    `broker_queue` is how many messages the broker queues for this client while it is offline; None if unknown.
     """
-    labels, status, down = facts.labels, facts.status, facts.direction == "down"
+    labels, status, is_downlink = facts.labels, facts.status, facts.direction == "down"
     if not facts.up:
         yield Sample("towline_gateway_up", labels, 0)
         return
-    for name, told in (status.get("measured") or {}).items():
-        yield Sample("towline_journal_written_bytes_total", (*labels, name), int(told["bytes_written"]))
-        yield Sample("towline_journal_size_bytes", (*labels, name), int(told["bytes_on_disk"]))
-        yield Sample("towline_fdatasync_seconds", (*labels, name), Histogram.from_json(told["syncs"]))
-    for reason, text in () if down else _HELD.items():
+    for journal_name, disk_status in (status.get("measured") or {}).items():
+        yield Sample("towline_journal_written_bytes_total", (*labels, journal_name), int(disk_status["bytes_written"]))
+        yield Sample("towline_journal_size_bytes", (*labels, journal_name), int(disk_status["bytes_on_disk"]))
+        yield Sample("towline_fdatasync_seconds", (*labels, journal_name), Histogram.from_json(disk_status["syncs"]))
+    for reason, text in () if is_downlink else _THROTTLE_REASONS.items():
         yield Sample("towline_intake_held_back", (*labels, reason), int(status.get("held_back") == text))
-    known = {**status, **((down and status.get("outbox")) or {})}
-    used, limit = map(known.get, ("window_open", "window") if down else ("unacknowledged", "receive_maximum"))
-    waits = any(map(known.get, ("queued", "in_flight") if down else ("waiting",)))
-    oldest = status.get("oldest") if waits else None
-    worked_out: dict[str, Any] = {
+    values = {**status, **((is_downlink and status.get("outbox")) or {})}
+    window_used, window_limit = map(
+        values.get, ("window_open", "window") if is_downlink else ("unacknowledged", "receive_maximum")
+    )
+    has_waiting = any(map(values.get, ("queued", "in_flight") if is_downlink else ("waiting",)))
+    oldest = status.get("oldest") if has_waiting else None
+    derived_values: dict[str, Any] = {
         "gateway_up": 1,
         "broker_connected": int(facts.online),
         "reconnects": max(0, int(status.get("connects") or 0) - 1),
-        "waiting_bytes": facts.measured.get("bytes_waiting"),
-        "window_use_ratio": used / limit if used is not None and limit else None,
+        "waiting_bytes": facts.disk_status.get("bytes_waiting"),
+        "window_use_ratio": window_used / window_limit if window_used is not None and window_limit else None,
         "oldest_waiting_seconds": 0.0 if oldest is None else max(0.0, now - float(oldest)),
     }
     if facts.rates is not None:
-        messages, size = facts.rates
-        room = facts.measured.get("room_left")
-        if room is not None and status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
-            worked_out["outage_budget_intake_seconds"] = budget(room, size)
-        if queue is not None and not down:
-            worked_out["outage_budget_broker_seconds"] = budget(queue, messages)
-    yield from read(GATEWAY, labels, {**known, **worked_out}, str(status.get("journal")), down=down)
+        messages_s, bytes_s = facts.rates
+        room_bytes = facts.disk_status.get("room_left")
+        if room_bytes is not None and status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
+            derived_values["outage_budget_intake_seconds"] = outage_budget_s(room_bytes, bytes_s)
+        if broker_queue is not None and not is_downlink:
+            derived_values["outage_budget_broker_seconds"] = outage_budget_s(broker_queue, messages_s)
+    yield from status_samples(
+        GATEWAY, labels, {**values, **derived_values}, str(status.get("journal")), down=is_downlink
+    )
 
 
-def budget(room: float, rate: float) -> float:
-    """Seconds until `room` is used up at `rate`; 0 without room, infinite while nothing comes."""
+def outage_budget_s(room: float, rate: float) -> float:
+    """Return the seconds until `room` is used up at `rate`; 0 without room, infinite at rate 0."""
     if room <= 0:
         return 0.0
     return room / rate if rate > 0 else math.inf
 
 
-def gateway_alive(facts: GatewayFacts, *, silent_s: float) -> Iterator[Problem]:
-    """What a restart of a gateway may mend, which answered last so many seconds ago.
+def liveness_problems(facts: GatewayFacts, *, silent_s: float) -> Iterator[Problem]:
+    """Yield the problems of a gateway that a restart may fix; its last answer is `silent_s` seconds old.
 
-    0 before the first answer: it may be recovering, or stand by.
+    `silent_s` is 0 before the first answer: the gateway may be recovering, or in standby.
     """
-    age = float(facts.status.get("turned_s") or 0)
-    if age > LOOP_S:
+    loop_age_s = float(facts.status.get("turned_s") or 0)
+    if loop_age_s > LOOP_TIMEOUT_S:
         yield problem("the gateway's loop stands still", facts.line, facts.name)
-    elif not facts.up and silent_s > LOOP_S:
+    elif not facts.up and silent_s > LOOP_TIMEOUT_S:
         yield problem("the gateway does not answer", facts.line, facts.name)
 
 
-def gateway_ready(facts: GatewayFacts, codes: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """What keeps a gateway from receiving, or sending."""
+def readiness_problems(facts: GatewayFacts, codes: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """Yield the problems that keep a gateway from receiving or sending."""
     code = (facts.status.get("last_error") or {}).get("code")
     codes = tuple(dict.fromkeys((*codes, *((code,) if code else ()))))
     if not facts.up:
         yield problem("the gateway does not answer", facts.line, facts.name, codes)
     elif not facts.online:
         yield problem("no session with the broker", facts.line, facts.name, codes)
-    elif (held := facts.status.get("held_back")) and held != "window full":
-        yield problem(f"nothing is read from the broker: {held}", facts.line, facts.name, codes)
+    elif (throttle_reason := facts.status.get("held_back")) and throttle_reason != "window full":
+        yield problem(f"nothing is read from the broker: {throttle_reason}", facts.line, facts.name, codes)
     elif (facts.status.get("outbox") or {}).get("held_back"):
         yield problem("nothing is sent: there is no room, or the promise can't hold", facts.line, facts.name, codes)

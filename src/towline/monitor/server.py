@@ -1,8 +1,8 @@
-"""The HTTP server: metrics, health and the lines of a bridge, and nothing that a slow or hostile client could stop.
+"""HTTP server of metrics, health and lines of a bridge, with limits against slow or hostile clients.
 
-One thread accepts and moves bytes, as many as `_MOST_CLIENTS` make answers. A client that comes too often waits, one
-that is slow is cut off, and one too many is sent away: what it costs is bounded whoever asks, and what it could hold up
-is this server alone.
+One thread accepts and moves bytes, and at most `_MAX_CLIENTS` threads build answers. Clients are accepted at a limited
+rate, a slow one is disconnected, and one too many is rejected. So the cost is bounded, and an attack stalls this server
+only.
 """
 
 from __future__ import annotations
@@ -39,66 +39,66 @@ from towline import files
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import pause, request_restart, resume
-from towline.bridge.runtime.status import collect_bridge
+from towline.bridge.runtime.status import collect_bridge_status
 from towline.errors import ConfigError, GatewayError, TowlineError, did_you_mean
 from towline.gateway.access import TokenFile
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.gateway import GatewayMonitor
-from towline.monitor.table import TableCollector, build
-from towline.options import host_port
+from towline.monitor.table import TableCollector, build_sample
+from towline.options import parse_host_port
 from towline.threads import guarded_thread
 
 #: Answers at once.
-_MOST_CLIENTS: Final = 4
+_MAX_CLIENTS: Final = 4
 #: Seconds between two clients: ten times as many as Prometheus and two probes need.
-_PACE_S: Final = 0.1
+_ACCEPT_INTERVAL_S: Final = 0.1
 #: Seconds that a client may take for its request, and for all of it.
-_REQUEST_S: Final = 3.0
-_WHOLE_S: Final = 10.0
+_REQUEST_TIMEOUT_S: Final = 3.0
+_CONNECTION_TIMEOUT_S: Final = 10.0
 #: Seconds that the end waits for an answer that is being made.
-_CLOSE_S: Final = 1.0
+_CLOSE_TIMEOUT_S: Final = 1.0
 #: Connections that the system keeps for us.
 _BACKLOG: Final = 16
 #: A connection is one request: one that is kept would keep a place.
 _HEADERS: Final = [("Connection", "close"), ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 #: Names by which a client on this machine reaches a loopback address; another one was put into a browser by a page
 #: whose name began to mean this address (DNS rebinding).
-_HERE: Final = ("localhost", "127.0.0.1", "::1", "[::1]")
+_LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
-class _Connection(H11Protocol):
-    """One request of one connection, and the time that it may take."""
+class _TimedConnection(H11Protocol):
+    """HTTP connection with one request and a time limit."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, with an end."""
+        """Start the timers of the connection."""
         super().connection_made(transport)
-        self.loop.call_later(_REQUEST_S, self._cut_off_without_request)
-        self.loop.call_later(_WHOLE_S, transport.abort)
+        self.loop.call_later(_REQUEST_TIMEOUT_S, self._abort_without_request)
+        self.loop.call_later(_CONNECTION_TIMEOUT_S, transport.abort)
 
-    def _cut_off_without_request(self) -> None:
+    def _abort_without_request(self) -> None:
         if self.conn.their_state is IDLE:
             self.transport.abort()
 
 
 async def _accept(listener: socket.socket, config: Config, closed: threading.Event) -> None:
-    """Take in one client after the other, at a pace, as uvicorn's own loop does not."""
+    """Accept one client after the other at a limited rate, which uvicorn's own loop does not."""
     loop, state = asyncio.get_running_loop(), ServerState()
     state.default_headers = config.encoded_headers
     while not closed.is_set():
         with contextlib.suppress(OSError):  # the client went away, or this process has too many files open
             client, _ = await loop.sock_accept(listener)
-            if max(len(state.connections), len(state.tasks)) < _MOST_CLIENTS:
-                await loop.connect_accepted_socket(lambda: _Connection(config, state, {}), client)
+            if max(len(state.connections), len(state.tasks)) < _MAX_CLIENTS:
+                await loop.connect_accepted_socket(lambda: _TimedConnection(config, state, {}), client)
             else:
                 client.close()
-        await asyncio.sleep(_PACE_S)
+        await asyncio.sleep(_ACCEPT_INTERVAL_S)
     for connection in tuple(state.connections):
         connection.transport.abort()
 
 
 def _listener(address: str) -> socket.socket:
     try:
-        host, port = host_port(address)
+        host, port = parse_host_port(address)
     except ValueError as error:
         raise ConfigError(
             "TL-C145", "--metrics", f'"{address}": {error}', "A port alone is one of 127.0.0.1."
@@ -110,66 +110,66 @@ def _listener(address: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        what = f"metrics can't be served there ({files.why(error)})"
-        do = "Free the port, or name another one: [monitor] listen, or --metrics HOST:PORT."
-        raise ConfigError("TL-C146", address, what, do) from error
+        problem = f"metrics can't be served there ({files.os_error_text(error)})"
+        remedy = "Free the port, or name another one: [monitor] listen, or --metrics HOST:PORT."
+        raise ConfigError("TL-C146", address, problem, remedy) from error
     listener.setblocking(False)
     return listener
 
 
-def as_json(values: Mapping[str, Any], status: int = 200) -> Response:
-    """Values as an answer."""
+def json_response(values: Mapping[str, Any], status: int = 200) -> Response:
+    """Return a JSON response."""
     return Response(json.dumps(values) + "\n", status, media_type="application/json")
 
 
 def _metrics(registry: CollectorRegistry, request: Request) -> Response:
-    encoder, kind = choose_encoder(request.headers.get("accept", ""))
-    return Response(encoder(registry), media_type=kind)
+    encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encoder(registry), media_type=content_type)
 
 
 def _health(verdict: Callable[[], tuple[bool, dict[str, Any]]], _: Request) -> Response:
-    well, answer = verdict()
-    return as_json(answer, 200 if well else 503)
+    is_healthy, answer = verdict()
+    return json_response(answer, 200 if is_healthy else 503)
 
 
 @contextlib.contextmanager
-def serve(monitor: BridgeMonitor | GatewayMonitor, address: str, more: Sequence[Route] = ()) -> Iterator[int]:
-    """Serve a process's metrics and health meanwhile; what is yielded is the port.
+def serve(monitor: BridgeMonitor | GatewayMonitor, address: str, extra_routes: Sequence[Route] = ()) -> Iterator[int]:
+    """Serve metrics and health of a process while the context is open; yields the port.
 
     Args:
-        monitor: Asked at every scrape and probe, each time on a thread of its own.
-        address: ``HOST:PORT``, or a port of 127.0.0.1; 0 for one that is free.
-        more: What else is answered.
+        monitor: Called at every scrape and probe, each time on another thread.
+        address: ``HOST:PORT``, or a port of 127.0.0.1; 0 for a free one.
+        extra_routes: Further routes.
 
     Raises:
-        ConfigError: TL-C145 it is no address, TL-C146 it can't be had.
+        ConfigError: TL-C145 the address is invalid, TL-C146 it can't be bound.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    registry.register(TableCollector(lambda: (build(), *monitor.samples())))
+    registry.register(TableCollector(lambda: (build_sample(), *monitor.samples())))
     routes = [
         Route("/metrics", partial(_metrics, registry)),
         Route("/healthz", partial(_health, monitor.alive)),
         Route("/readyz", partial(_health, monitor.ready)),
-        *more,
+        *extra_routes,
     ]
     index = "".join(f"{route.path}\n" for route in routes)
     listener, closed = _listener(address), threading.Event()
-    hosts = _HERE if listener.getsockname()[0] in _HERE else ("*",)
+    hosts = _LOOPBACK_HOSTS if listener.getsockname()[0] in _LOOPBACK_HOSTS else ("*",)
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts), Middleware(GZipMiddleware)]
     application = Starlette(routes=[Route("/", lambda _: PlainTextResponse(index)), *routes], middleware=middleware)
-    silent = logging.CRITICAL + 1  # whoever may ask could fill a disk with a log
-    config = Config(application, ws="none", log_config=None, log_level=silent, headers=_HEADERS, workers=1)
+    log_level = logging.CRITICAL + 1  # whoever may ask could fill a disk with a log
+    config = Config(application, ws="none", log_config=None, log_level=log_level, headers=_HEADERS, workers=1)
     config.load()
-    answering = guarded_thread(lambda: asyncio.run(_accept(listener, config, closed)), "metrics", again_s=1.0)
-    answering.start()
+    server_thread = guarded_thread(lambda: asyncio.run(_accept(listener, config, closed)), "metrics", retry_s=1.0)
+    server_thread.start()
     try:
         yield listener.getsockname()[1]
     finally:
         closed.set()
         listener.shutdown(socket.SHUT_RDWR)  # ends the wait for the next client (accept(2): EINVAL)
-        answering.join(_CLOSE_S)
+        server_thread.join(_CLOSE_TIMEOUT_S)
         listener.close()
 
 
@@ -180,65 +180,73 @@ _REQUESTS: Final[dict[str, Callable[[Path], object]]] = {
     "restart": request_restart,
 }
 #: Code of an error → status of the answer; every other one is 503.
-_STATUS: Final = {"TL-B73": 403, "TL-B74": 401, "TL-C73": 404}
+_HTTP_STATUS: Final = {"TL-B73": 403, "TL-B74": 401, "TL-C73": 404}
 #: Refused requests are logged once in so many seconds, with their number.
-_QUIET_S: Final = 60.0
+_LOG_INTERVAL_S: Final = 60.0
 #: The file as `towline status` reads it, again when it has changed.
-_bridge = lru_cache(maxsize=1)(lambda file, _version: load(file))
+_load_bridge = lru_cache(maxsize=1)(lambda file, _version: load(file))
 
 
 class BridgeLines:
-    """The endpoints ``/lines`` of a bridge.
+    """HTTP routes ``/lines`` of a bridge: status, pause, resume and restart of lines.
 
     Raises:
-        ConfigError: TL-C98, the file of tokens can't be used.
+        ConfigError: TL-C98, the token file can't be used.
     """
 
     def __init__(self, bridge: Bridge, monitor: BridgeMonitor) -> None:
         self._bridge, self._monitor = bridge, monitor
-        self._tokens = None if bridge.monitor.token_file is None else TokenFile(bridge.monitor.token_file)
-        self._refused, self._quiet_until = 0, 0.0
+        self._token_file = None if bridge.monitor.token_file is None else TokenFile(bridge.monitor.token_file)
+        self._refused_requests, self._next_log_at = 0, 0.0
 
     def routes(self) -> list[Route]:
-        """What `towline.monitor.server.serve` answers besides."""
-        asks = [
-            Route(f"/lines/{{line}}/{verb}", partial(_answer, partial(self._ask, call), 202), methods=["POST"])
-            for verb, call in _REQUESTS.items()
+        """Return the routes for `towline.monitor.server.serve`."""
+        request_routes = [
+            Route(
+                f"/lines/{{line}}/{verb}",
+                partial(_respond, partial(self._submit_request, operation), 202),
+                methods=["POST"],
+            )
+            for verb, operation in _REQUESTS.items()
         ]
-        return [Route("/lines", partial(_answer, self._status, 200)), *asks]
+        return [Route("/lines", partial(_respond, self._status, 200)), *request_routes]
 
     def _status(self, _: Request) -> dict[str, Any]:
         file = self._bridge.file
-        return collect_bridge(_bridge(file, files.version(file)))
+        return collect_bridge_status(_load_bridge(file, files.file_version(file)))
 
-    def _ask(self, call: Callable[[Path], object], request: Request) -> dict[str, Any]:
-        """Write a request as `towline pause` does; how the line is now."""
-        self._let_in(request.headers.get("authorization", ""))
+    def _submit_request(self, operation: Callable[[Path], object], request: Request) -> dict[str, Any]:
+        """Submit a request as `towline pause` does; return the line's state."""
+        self._authorize(request.headers.get("authorization", ""))
         line, state = str(request.path_params["line"]), self._monitor.state
         lines = {} if state is None else state.lines
         if line not in lines:
             hint = did_you_mean(line, lines, "GET /lines has their names.")
             raise ConfigError("TL-C73", "[monitor]", f'no line is named "{line}"', hint)
-        call(self._bridge.state_dir / line)
+        operation(self._bridge.state_dir / line)
         return {"line": line, "state": lines[line].query}
 
-    def _let_in(self, authorization: str) -> None:
-        if self._tokens is None:
-            do = "Name a file of tokens there and start the bridge again, or use towline pause, resume and restart."
-            raise ConfigError("TL-B73", "[monitor]", "token_file is not set, and without it POST is refused", do)
+    def _authorize(self, authorization: str) -> None:
+        if self._token_file is None:
+            remedy = "Name a file of tokens there and start the bridge again, or use towline pause, resume and restart."
+            raise ConfigError("TL-B73", "[monitor]", "token_file is not set, and without it POST is refused", remedy)
         scheme, _, token = authorization.partition(" ")
-        if scheme.lower() == "bearer" and self._tokens.allows(token.strip()):
+        if scheme.lower() == "bearer" and self._token_file.accepts(token.strip()):
             return
-        self._refused += 1
-        if (state := self._monitor.state) is not None and time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + _QUIET_S
-            state.say(f"[monitor]: requests refused that had no token of token_file: {self._refused:,}   [TL-B74]")
-        do = 'Send the header "Authorization: Bearer TOKEN" with a line of the file that [monitor] token_file names.'
-        raise GatewayError("TL-B74", "[monitor]", "the request has no token, or another one", do)
+        self._refused_requests += 1
+        if (state := self._monitor.state) is not None and time.monotonic() >= self._next_log_at:
+            self._next_log_at = time.monotonic() + _LOG_INTERVAL_S
+            state.add_event(
+                f"[monitor]: requests refused that had no token of token_file: {self._refused_requests:,}   [TL-B74]"
+            )
+        remedy = (
+            'Send the header "Authorization: Bearer TOKEN" with a line of the file that [monitor] token_file names.'
+        )
+        raise GatewayError("TL-B74", "[monitor]", "the request has no token, or another one", remedy)
 
 
-def _answer(make: Callable[[Request], dict[str, Any]], status: int, request: Request) -> Response:
+def _respond(handler: Callable[[Request], dict[str, Any]], status: int, request: Request) -> Response:
     try:
-        return as_json(make(request), status)
+        return json_response(handler(request), status)
     except TowlineError as error:
-        raise HTTPException(_STATUS.get(error.code, 503), f"{error}\n", {"WWW-Authenticate": "Bearer"}) from None
+        raise HTTPException(_HTTP_STATUS.get(error.code, 503), f"{error}\n", {"WWW-Authenticate": "Bearer"}) from None

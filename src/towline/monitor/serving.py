@@ -1,4 +1,4 @@
-"""Whether and where a command serves metrics: what the file or its option says."""
+"""Start of the metrics endpoint, as configured in the bridge file or by ``--metrics``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from towline.gateway.settings import GatewaySettings
 
 
 @contextlib.contextmanager
-def endpoint(
+def metrics_endpoint(
     bridge: Bridge, option: str | None, gateway: GatewaySettings | None = None
 ) -> Iterator[Callable[[BridgeState], None]]:
-    """Serve metrics meanwhile, where that is asked for: of a bridge, or of one `gateway` of its file.
+    """Serve metrics of a bridge, or of one `gateway` of its file, while the context is open; no-op if not configured.
 
-    The file's address is the bridge's, which may run on the same machine as the gateway. What is yielded takes the
-    state of a bridge.
+    The file's address is for the bridge, which may run on the same machine as the gateway. Yields a callable that takes
+    the state of a bridge.
 
     Raises:
-        ConfigError: TL-C145 for the option, TL-C146 if the address can't be had, TL-C98 if the tokens can't be used:
-            nothing has been started then.
+        ConfigError: TL-C145 for the option, TL-C146 if the address can't be bound, TL-C98 if the token file can't be
+            used: nothing has been started then.
     """
     address = option or (bridge.monitor.listen if gateway is None else None)
     if address is None:
@@ -31,14 +31,20 @@ def endpoint(
     from towline.monitor.gateway import GatewayFacts, GatewayMonitor  # noqa: PLC0415
     from towline.monitor.server import BridgeLines, serve  # noqa: PLC0415
 
-    queue, names = bridge.monitor.broker_queue_messages, {line.name: line.gateway.name for line in bridge.lines}
-    monitor = BridgeMonitor(bridge.name, names, queue)
+    broker_queue, gateway_names = (
+        bridge.monitor.broker_queue_messages,
+        {line.name: line.gateway.name for line in bridge.lines},
+    )
+    monitor = BridgeMonitor(bridge.name, gateway_names, broker_queue)
     if gateway is None:
-        serving = serve(monitor, address, BridgeLines(bridge, monitor).routes())
+        server = serve(monitor, address, BridgeLines(bridge, monitor).routes())
     else:
-        places = [(line, {one.state_dir for one in (line.gateway, *line.each_gateway)}) for line in bridge.lines]
-        line = next(line for line, directories in places if gateway.state_dir in directories)
+        line_directories = [
+            (line, {line_gateway.state_dir for line_gateway in (line.gateway, *line.all_gateways)})
+            for line in bridge.lines
+        ]
+        line = next(line for line, directories in line_directories if gateway.state_dir in directories)
         facts = GatewayFacts(bridge.name, line.name, gateway.name, line.direction)
-        serving = serve(GatewayMonitor(facts, gateway.state_dir, queue), address)
-    with serving:
-        yield monitor.show
+        server = serve(GatewayMonitor(facts, gateway.state_dir, broker_queue), address)
+    with server:
+        yield monitor.set_state

@@ -1,6 +1,4 @@
-"""Every metric there is, in one table: name, kind, labels, where a status says it, and what it says.
-
-Nothing else is ever exported.
+"""Table of all metrics: name, kind, labels, status key and help text. Nothing else is exported.
 
 Names follow Prometheus: base units, ``_total`` for counters, which the client library adds. A label's values come from
 the bridge file or from this code, never from a device [I12, I13].
@@ -39,15 +37,15 @@ PUBLISHER: Final = ("publisher",)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """Definition of one metric.
 
     Attributes:
-        name: As it is exported, ``_total`` included.
+        name: Exported name, ``_total`` included.
         kind: ``counter``, which only grows, and may begin at 0 after a restart; ``gauge``; or ``histogram``.
         labels: Names of its labels, in order.
-        key: Of what it is read in a status, several with + for their sum; before | on the way up, behind it on the way
-            down. By default its name here: it is worked out.
-        kept: Of a counter: the journal knows it, so it goes on after a restart.
+        key: Key of the value in a status, several with + for their sum; before | for uplinks, after it for downlinks.
+            By default the metric's own name: the value is derived.
+        is_persistent: The counter is stored in the journal, so it goes on after a restart.
     """
 
     name: str
@@ -55,7 +53,7 @@ class Metric:
     labels: tuple[str, ...]
     key: str
     text: str
-    kept: bool
+    is_persistent: bool
 
 
 #: Kind, ``kept`` where it is, and labels → name → what it says, and before that its key where it has one.
@@ -174,25 +172,25 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
 
 
 def _metrics() -> Iterator[Metric]:
-    for (what, labels), rows in _TABLE.items():
-        kind = what.removeprefix("kept ")
+    for (kind_text, labels), rows in _TABLE.items():
+        kind = kind_text.removeprefix("kept ")
         for name, row in rows.items():
             key, text = (name, row) if isinstance(row, str) else row
-            yield Metric(f"towline_{name}{'_total' * (kind == 'counter')}", kind, labels, key, text, kind != what)
+            yield Metric(f"towline_{name}{'_total' * (kind == 'counter')}", kind, labels, key, text, kind != kind_text)
 
 
 #: By name.
-METRICS: Final[Mapping[str, Metric]] = MappingProxyType({one.name: one for one in _metrics()})
+METRICS: Final[Mapping[str, Metric]] = MappingProxyType({metric.name: metric for metric in _metrics()})
 
 
 class Sample(NamedTuple):
-    """A value of a metric.
+    """Value of a metric.
 
     Attributes:
-        name: In `towline.monitor.table.METRICS`.
+        name: Key of `towline.monitor.table.METRICS`.
         labels: Values of its labels, in order.
         value: A number; for a histogram the durations.
-        journal: That knows a counter that is kept. Another one begins anew.
+        journal: Id of the journal that stores a persistent counter. With another journal it restarts.
     """
 
     name: str
@@ -201,30 +199,37 @@ class Sample(NamedTuple):
     journal: str = ""
 
 
-def read(
-    names: tuple[str, ...], labels: tuple[str, ...], status: Mapping[str, Any], journal: str = "", *, down: bool = False
+def status_samples(
+    label_names: tuple[str, ...],
+    labels: tuple[str, ...],
+    status: Mapping[str, Any],
+    journal: str = "",
+    *,
+    down: bool = False,
 ) -> Iterator[Sample]:
-    """The metrics with labels of these `names` that a status says; none of what it leaves out, or has as None."""
+    """Yield the samples of all metrics with these label names that a status has a value for; None is no value."""
     for metric in METRICS.values():
-        up, bar, behind = metric.key.partition("|")
-        found: list[Any] = [status.get(key) for key in (behind if bar and down else up).split("+")]
-        if metric.labels == names and None not in found:
-            yield Sample(metric.name, labels, sum(found[1:], found[0]), journal)
+        uplink_keys, separator, downlink_keys = metric.key.partition("|")
+        values: list[Any] = [
+            status.get(key) for key in (downlink_keys if separator and down else uplink_keys).split("+")
+        ]
+        if metric.labels == label_names and None not in values:
+            yield Sample(metric.name, labels, sum(values[1:], values[0]), journal)
 
 
-def build() -> Sample:
-    """The versions of what runs."""
+def build_sample() -> Sample:
+    """Return the sample with the versions of Towline and Python."""
     return Sample("towline_build_info", (version(), revision(), platform.python_version()), 1)
 
 
 class TableCollector(Collector):
-    """Exports samples; register it with a registry.
+    """Prometheus collector of samples.
 
-    A status is not one instant: counters are read one after the other, and a sum of them may be smaller by a message
-    than it was a moment before. Prometheus would take that for a restart and count everything once more.
+    A status is not one instant: counters are read one after the other, and their sum may be smaller by a message than a
+    moment before. Prometheus would take that for a counter reset and count everything again.
 
     Args:
-        samples: Asked at every scrape, from any thread.
+        samples: Called at every scrape, from any thread.
     """
 
     def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
@@ -233,11 +238,11 @@ class TableCollector(Collector):
         self._highest: dict[tuple[str, tuple[str, ...]], tuple[str, float]] = {}
 
     def describe(self) -> Iterable[MetricFamily]:
-        """Nothing: registering it must ask nobody."""
+        """Return nothing: registering must not call `samples`."""
         return ()
 
     def collect(self) -> Iterator[MetricFamily]:
-        """The families that have samples now."""
+        """Yield the metric families that have samples now."""
         families: dict[str, Any] = {}
         for sample in self._samples():
             metric = METRICS[sample.name]
@@ -246,54 +251,56 @@ class TableCollector(Collector):
             if isinstance(sample.value, Histogram):
                 families[sample.name].add_metric(sample.labels, *_buckets(sample.value))
             else:
-                value = self._grown(sample, sample.value) if metric.kept else sample.value
+                value = self._monotonic_value(sample, sample.value) if metric.is_persistent else sample.value
                 families[sample.name].add_metric(sample.labels, float(value))
         yield from families.values()
 
-    def _grown(self, sample: Sample, value: float) -> float:
-        place = (sample.name, sample.labels)
+    def _monotonic_value(self, sample: Sample, value: float) -> float:
+        series = (sample.name, sample.labels)
         with self._lock:
-            journal, highest = self._highest.get(place, (sample.journal, value))
+            journal, highest = self._highest.get(series, (sample.journal, value))
             value = max(highest, value) if journal == sample.journal else value
-            self._highest[place] = (sample.journal, value)
+            self._highest[series] = (sample.journal, value)
         return value
 
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Cumulated, the last one ``+Inf``, and the sum."""
-    counts = list(histogram.counts)  # one moment: it may be counted on meanwhile
+    """Return cumulated buckets, the last one ``+Inf``, and the sum."""
+    bucket_counts = list(histogram.counts)  # one moment: it may be counted on meanwhile
     bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(counts)), strict=True)), histogram.seconds
+    return list(zip(bounds, map(float, accumulate(bucket_counts)), strict=True)), histogram.seconds
 
 
 # -- a Publisher's ---------------------------------------------------------------------------------------------------
 
 
 def publisher_metrics(publisher: Publisher, name: str = "") -> Collector:
-    """A collector of a publisher's metrics; it holds nothing up and asks nobody but this process.
+    """Return a Prometheus collector of a publisher's metrics; it blocks nothing and reads only this process.
 
-    ``prometheus_client.REGISTRY.register(towline.publisher_metrics(publisher))`` adds them to what an application
-    exports anyway; ``prometheus_client.start_http_server(9465, "127.0.0.1")`` serves them in one without a server. One
-    that is closed has no samples; unregister its collector before another one of that name is registered.
+    ``prometheus_client.REGISTRY.register(towline.publisher_metrics(publisher))`` adds them to the metrics of an
+    application; ``prometheus_client.start_http_server(9465, "127.0.0.1")`` serves them without another server. A closed
+    publisher has no samples; unregister its collector before registering another one of that name.
 
     Args:
-        publisher: Whose.
+        publisher: The publisher.
         name: Value of the label ``publisher``; default its MQTT client id.
     """
 
     def samples() -> Iterator[Sample]:
         with contextlib.suppress(PublisherError):  # it belongs to the process that this one was forked from
             if not (status := publisher.status())["closed"]:
-                yield from of_publisher(status, name or str(status["client_id"]), publisher.journal_id)
+                yield from publisher_samples(status, name or str(status["client_id"]), publisher.journal_id)
 
     return TableCollector(samples)
 
 
-def of_publisher(status: Mapping[str, Any], name: str, journal: str) -> Iterator[Sample]:
-    """What a publisher's status says."""
-    measured = status["measured"]
-    worked_out = {
+def publisher_samples(status: Mapping[str, Any], name: str, journal: str) -> Iterator[Sample]:
+    """Yield the samples of a publisher's status."""
+    disk_status = status["measured"]
+    derived_values = {
         "publisher_held_back": int(bool(status["held_back"])),
-        "publisher_fdatasync_seconds": Histogram.from_json(measured["syncs"]),
+        "publisher_fdatasync_seconds": Histogram.from_json(disk_status["syncs"]),
     }
-    return read(PUBLISHER, (name,), {**measured, **(status["receipts"] or {}), **status, **worked_out}, journal)
+    return status_samples(
+        PUBLISHER, (name,), {**disk_status, **(status["receipts"] or {}), **status, **derived_values}, journal
+    )

@@ -1,1 +1,1 @@
-"""Bytes ↔ packets ↔ session. Pure: no socket, thread, disk or clock; what drives it is in `towline.net`."""
+"""MQTT packets, codecs and session, without sockets, threads, disk or clock; `towline.net` drives them."""

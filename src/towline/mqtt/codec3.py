@@ -1,12 +1,11 @@
-"""MQTT 3.1.1 and 3.1 control packets: what a server says, read from bytes, and what a client says, written to them.
+"""Codec of MQTT 3.1.1 and 3.1: decodes packets of a server, encodes packets of a client.
 
-Both are packet classes of the `mqtt5` package: the session knows one set of packet types, and only this module knows
-how the older protocols say them. Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
+Both use packet classes of the `mqtt5` package, so the session has one set of packet types; only this module knows the
+older formats. Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
 
-What a 3.x packet can't say is left out: properties, reasons, receive maximum. That nothing is asked for which would
-mean something else without it (No Local, a delayed will) is a rule for configurations (`towline.mqtt.rules`), and the
-session says no such thing by itself. Differences of 3.1 (level 3, protocol name "MQIsdp") that are kept: no Session
-Present in CONNACK, DUP allowed on PUBREL.
+Fields that 3.x lacks are omitted: properties, reasons, receive maximum. `towline.mqtt.rules` refuses configurations
+whose meaning depends on them (No Local, a delayed will), and the session never uses them by itself. Differences of 3.1
+(level 3, protocol name "MQIsdp") that are kept: no Session Present in CONNACK, DUP allowed on PUBREL.
 """
 
 from __future__ import annotations
@@ -17,7 +16,14 @@ from typing import Any, Final
 
 import mqtt5
 
-from towline.mqtt.fence import MAX_REMAINING_LENGTH, Body, check_null, check_topics, text, variable_integer
+from towline.mqtt.checks import (
+    MAX_REMAINING_LENGTH,
+    FieldReader,
+    check_null,
+    check_topics,
+    decode_text,
+    variable_integer,
+)
 
 #: Protocol levels as they stand in CONNECT [MQTT-3.1.2-2].
 LEVEL_31: Final = 3
@@ -27,9 +33,9 @@ LEVEL_311: Final = 4
 CONNECT, CONNACK, _PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE, SUBACK = range(1, 10)
 UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = range(10, 15)
 
-NAMES: Final = {LEVEL_31: b"\x00\x06MQIsdp\x03", LEVEL_311: b"\x00\x04MQTT\x04"}
-WORD: Final = Struct(">H")
-MAX_STRING: Final = 65535
+PROTOCOL_NAMES: Final = {LEVEL_31: b"\x00\x06MQIsdp\x03", LEVEL_311: b"\x00\x04MQTT\x04"}
+UINT16: Final = Struct(">H")
+MAX_STRING_BYTES: Final = 65535
 #: Flags that SUBSCRIBE, UNSUBSCRIBE and PUBREL must carry [MQTT-3.8.1-1, MQTT-3.10.1-1, MQTT-3.6.1-1].
 FLAGS_0010: Final = 2
 _MAX_QOS: Final = 2
@@ -63,56 +69,56 @@ def _publish_flags(header: int) -> tuple[mqtt5.QoS, bool, bool, bool] | None:
 #: First byte → (QoS, has a packet id, DUP, RETAIN) of a well-formed PUBLISH, None for anything else.
 PUBLISH_FLAGS: Final = tuple(_publish_flags(header) for header in range(256))
 #: What is wrong with any other first byte.
-NO_PUBLISH: Final = "PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]"
+INVALID_PUBLISH_HEADER: Final = "PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]"
 #: First byte of a PUBLISH → QoS, RETAIN, DUP, for `bytes.translate` [MQTT 5 section 3.3.1].
-QOS_OF: Final = bytes(byte >> 1 & 3 for byte in range(256))
-RETAIN_OF: Final = bytes(byte & 1 for byte in range(256))
-DUPLICATE_OF: Final = bytes(byte >> 3 & 1 for byte in range(256))
+QOS_OF_HEADER: Final = bytes(byte >> 1 & 3 for byte in range(256))
+RETAIN_OF_HEADER: Final = bytes(byte & 1 for byte in range(256))
+DUPLICATE_OF_HEADER: Final = bytes(byte >> 3 & 1 for byte in range(256))
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def read(packet: bytes, version: int) -> mqtt5.Packet:
-    """Decode a whole packet that is no PUBLISH, which `towline.mqtt.codec` reads itself.
+def read_packet(packet: bytes, version: int) -> mqtt5.Packet:
+    """Decode a whole packet other than PUBLISH, which `towline.mqtt.codec` reads itself.
 
-    UNSUBACK carries no codes in 3.x, so its `reason_codes` are empty whatever was asked for.
+    UNSUBACK has no codes in 3.x, so its `reason_codes` are empty.
 
     Args:
-        packet: From its first byte to its last.
+        packet: The whole packet.
         version: `LEVEL_311` or `LEVEL_31`.
 
     Raises:
-        ValueError: It is none of this version.
+        ValueError: It is no packet of this version.
     """
-    header, kind = packet[0], packet[0] >> 4
-    reader = READERS.get(kind)
+    header, packet_type = packet[0], packet[0] >> 4
+    reader = READERS.get(packet_type)
     if reader is None:
-        raise ValueError(f"PacketType {kind} is not part of MQTT 3")
+        raise ValueError(f"PacketType {packet_type} is not part of MQTT 3")
     # Reserved bits of the fixed header are as prescribed [MQTT-2.2.2-1, -2]; 3.1 sets DUP when it sends one again.
-    wanted = FLAGS_0010 if kind in {PUBREL, SUBSCRIBE, UNSUBSCRIBE} else 0
-    flags = header & 7 if version == LEVEL_31 and wanted else header & 15
-    if flags != wanted:
-        raise ValueError(f"Invalid flags {flags:#x} for packet type {kind}")
-    return reader(Body(packet, variable_integer(packet, 1)[1]), version)
+    expected_flags = FLAGS_0010 if packet_type in {PUBREL, SUBSCRIBE, UNSUBSCRIBE} else 0
+    flags = header & 7 if version == LEVEL_31 and expected_flags else header & 15
+    if flags != expected_flags:
+        raise ValueError(f"Invalid flags {flags:#x} for packet type {packet_type}")
+    return reader(FieldReader(packet, variable_integer(packet, 1)[1]), version)
 
 
 def topic_name(raw: bytes) -> str:
-    """The topic of a PUBLISH.
+    """Decode the topic of a PUBLISH.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a topic name.
     """
     if not raw:
         raise ValueError("topic is empty [MQTT-4.7.3-1]")
-    topic = text(raw)
+    topic = decode_text(raw)
     check_topics((topic,))
     return topic
 
 
-def _read_connack(body: Body, version: int) -> mqtt5.ConnAckPacket:
+def _read_connack(body: FieldReader, version: int) -> mqtt5.ConnAckPacket:
     flags, code = body.byte(), body.byte()
-    body.end()
+    body.check_end()
     if version == LEVEL_31:
         flags = 0  # the byte is reserved and not used
     if flags > 1:
@@ -124,39 +130,39 @@ def _read_connack(body: Body, version: int) -> mqtt5.ConnAckPacket:
     return mqtt5.ConnAckPacket(session_present=bool(flags), reason_code=CONNACK_CODES[code])
 
 
-def _reader_of_ack(kind: Callable[[int], mqtt5.Packet]) -> Callable[[Body, int], mqtt5.Packet]:
-    def read_ack(body: Body, _version: int) -> mqtt5.Packet:
+def _ack_reader(packet_class: Callable[[int], mqtt5.Packet]) -> Callable[[FieldReader, int], mqtt5.Packet]:
+    def read_ack(body: FieldReader, _version: int) -> mqtt5.Packet:
         packet_id = body.packet_id()
-        body.end()
-        return kind(packet_id)
+        body.check_end()
+        return packet_class(packet_id)
 
     return read_ack
 
 
-def _read_suback(body: Body, _version: int) -> mqtt5.SubAckPacket:
-    packet_id, codes = body.packet_id(), body.take(body.left)
+def _read_suback(body: FieldReader, _version: int) -> mqtt5.SubAckPacket:
+    packet_id, codes = body.packet_id(), body.take_bytes(body.remaining_bytes)
     if not codes:
         raise ValueError("SUBACK without a return code [MQTT-3.8.4-5]")
     try:
         return mqtt5.SubAckPacket(packet_id, [_SUBACK_CODES[code] for code in codes])
-    except KeyError as unknown:
-        raise ValueError(f"Invalid SubAckReasonCode value: {unknown} [MQTT-3.9.3-2]") from None
+    except KeyError as error:
+        raise ValueError(f"Invalid SubAckReasonCode value: {error} [MQTT-3.9.3-2]") from None
 
 
-def _read_pingresp(body: Body, _version: int) -> mqtt5.PingRespPacket:
-    body.end()
+def _read_pingresp(body: FieldReader, _version: int) -> mqtt5.PingRespPacket:
+    body.check_end()
     return mqtt5.PingRespPacket()
 
 
 #: Packet type → how its body is read; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
-READERS: Final[dict[int, Callable[[Body, int], mqtt5.Packet]]] = {
+READERS: Final[dict[int, Callable[[FieldReader, int], mqtt5.Packet]]] = {
     CONNACK: _read_connack,
-    PUBACK: _reader_of_ack(mqtt5.PubAckPacket),
-    PUBREC: _reader_of_ack(mqtt5.PubRecPacket),
-    PUBREL: _reader_of_ack(mqtt5.PubRelPacket),
-    PUBCOMP: _reader_of_ack(mqtt5.PubCompPacket),
+    PUBACK: _ack_reader(mqtt5.PubAckPacket),
+    PUBREC: _ack_reader(mqtt5.PubRecPacket),
+    PUBREL: _ack_reader(mqtt5.PubRelPacket),
+    PUBCOMP: _ack_reader(mqtt5.PubCompPacket),
     SUBACK: _read_suback,
-    UNSUBACK: _reader_of_ack(lambda packet_id: mqtt5.UnsubAckPacket(packet_id, [])),
+    UNSUBACK: _ack_reader(lambda packet_id: mqtt5.UnsubAckPacket(packet_id, [])),
     PINGRESP: _read_pingresp,
 }
 
@@ -164,23 +170,23 @@ READERS: Final[dict[int, Callable[[Body, int], mqtt5.Packet]]] = {
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
-def write(packet: mqtt5.Packet, version: int) -> bytes:
+def write_packet(packet: mqtt5.Packet, version: int) -> bytes:
     """Encode a packet.
 
     Args:
-        packet: What to say. Its properties are left out.
+        packet: Packet to encode, without its properties.
         version: `LEVEL_311` or `LEVEL_31`.
 
     Raises:
-        ValueError: This version has no such packet, or a field can't be said.
+        ValueError: This version has no such packet, or can't encode a field.
     """
     writer = WRITERS.get(type(packet))
     if writer is None:
         raise ValueError(f"MQTT 3 has no {type(packet).__name__}")
     header, body = writer(packet, version)
     length = len(body)
-    start = bytes((header, length)) if length < 128 else bytes((header, *_length_bytes(length)))
-    return start + body
+    fixed_header = bytes((header, length)) if length < 128 else bytes((header, *_length_bytes(length)))
+    return fixed_header + body
 
 
 def _length_bytes(length: int) -> bytes:
@@ -195,9 +201,9 @@ def _length_bytes(length: int) -> bytes:
 
 
 def _binary(data: bytes) -> bytes:
-    if len(data) > MAX_STRING:
-        raise ValueError(f"{len(data):,} bytes in a field that holds {MAX_STRING:,}")
-    return WORD.pack(len(data)) + data
+    if len(data) > MAX_STRING_BYTES:
+        raise ValueError(f"{len(data):,} bytes in a field that holds {MAX_STRING_BYTES:,}")
+    return UINT16.pack(len(data)) + data
 
 
 def _string(value: str) -> bytes:
@@ -206,10 +212,10 @@ def _string(value: str) -> bytes:
 
 
 def packet_id_bytes(packet_id: int | None) -> bytes:
-    """A packet id, which is never 0."""
+    """Encode a packet id, which is never 0."""
     if not packet_id:
         raise ValueError("packet id 0 or none [MQTT-2.3.1-1]")
-    return WORD.pack(packet_id)
+    return UINT16.pack(packet_id)
 
 
 def _write_connect(packet: mqtt5.ConnectPacket, version: int) -> tuple[int, bytes]:
@@ -221,7 +227,7 @@ def _write_connect(packet: mqtt5.ConnectPacket, version: int) -> tuple[int, byte
         flags, fields = flags | 0x80, [*fields, _string(packet.username)]
     if packet.password is not None:
         flags, fields = flags | 0x40, [*fields, _binary(packet.password)]
-    fixed = NAMES[version] + bytes((flags,)) + WORD.pack(packet.keep_alive)
+    fixed = PROTOCOL_NAMES[version] + bytes((flags,)) + UINT16.pack(packet.keep_alive)
     return CONNECT << 4, fixed + b"".join(fields)
 
 
@@ -232,39 +238,39 @@ def _write_publish(packet: mqtt5.PublishPacket, _version: int) -> tuple[int, byt
     header = 0x30 | packet.duplicate << 3 | qos << 1 | packet.retain
     if PUBLISH_FLAGS[header] is None:
         raise ValueError("DUP at QoS 0 [MQTT-3.3.1-2]")
-    number = packet_id_bytes(packet.packet_id) if qos else b""
-    return header, _string(packet.topic) + number + packet.payload
+    packet_id = packet_id_bytes(packet.packet_id) if qos else b""
+    return header, _string(packet.topic) + packet_id + packet.payload
 
 
-def _writer_of_ack(header: int) -> Callable[[Any, int], tuple[int, bytes]]:
+def _ack_writer(header: int) -> Callable[[Any, int], tuple[int, bytes]]:
     return lambda packet, _version: (header, packet_id_bytes(packet.packet_id))
 
 
 def _write_subscribe(packet: mqtt5.SubscribePacket, _version: int) -> tuple[int, bytes]:
-    parts = [packet_id_bytes(packet.packet_id)]
-    for wanted in packet.topic_filters:
-        parts += [_pattern(wanted.pattern), bytes((int(wanted.max_qos),))]
-    return SUBSCRIBE << 4 | FLAGS_0010, b"".join(parts)
+    fields = [packet_id_bytes(packet.packet_id)]
+    for topic_filter in packet.topic_filters:
+        fields += [_topic_filter(topic_filter.pattern), bytes((int(topic_filter.max_qos),))]
+    return SUBSCRIBE << 4 | FLAGS_0010, b"".join(fields)
 
 
-def _pattern(pattern: str) -> bytes:
+def _topic_filter(pattern: str) -> bytes:
     if not pattern:
         raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
     return _string(pattern)
 
 
 def _write_unsubscribe(packet: mqtt5.UnsubscribePacket, _version: int) -> tuple[int, bytes]:
-    patterns = b"".join(_pattern(pattern) for pattern in packet.patterns)
+    patterns = b"".join(_topic_filter(pattern) for pattern in packet.patterns)
     return UNSUBSCRIBE << 4 | FLAGS_0010, packet_id_bytes(packet.packet_id) + patterns
 
 
 WRITERS: Final[dict[type, Callable[[Any, int], tuple[int, bytes]]]] = {
     mqtt5.ConnectPacket: _write_connect,
     mqtt5.PublishPacket: _write_publish,
-    mqtt5.PubAckPacket: _writer_of_ack(PUBACK << 4),
-    mqtt5.PubRecPacket: _writer_of_ack(PUBREC << 4),
-    mqtt5.PubRelPacket: _writer_of_ack(PUBREL << 4 | FLAGS_0010),
-    mqtt5.PubCompPacket: _writer_of_ack(PUBCOMP << 4),
+    mqtt5.PubAckPacket: _ack_writer(PUBACK << 4),
+    mqtt5.PubRecPacket: _ack_writer(PUBREC << 4),
+    mqtt5.PubRelPacket: _ack_writer(PUBREL << 4 | FLAGS_0010),
+    mqtt5.PubCompPacket: _ack_writer(PUBCOMP << 4),
     mqtt5.SubscribePacket: _write_subscribe,
     mqtt5.UnsubscribePacket: _write_unsubscribe,
     mqtt5.PingReqPacket: lambda _packet, _version: (PINGREQ << 4, b""),

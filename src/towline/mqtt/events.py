@@ -1,6 +1,6 @@
-"""What goes into a `towline.mqtt.session.Session` and what comes out: small frozen values.
+"""Events and actions of `towline.mqtt.session.Session`: small frozen values.
 
-Events tell what happened, actions tell what must be done, in order.
+Events report what happened. Actions list what the driver must do, in order.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from towline.errors import BrokerError
 from towline.mqtt.codec import Item, PublishRun
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.stubs import Published
+from towline.mqtt.truncated import ReceivedPublish
 
 #: The owner's name for a message that it publishes; the session hands it back untouched, whatever it is.
-Token: TypeAlias = Hashable
+MessageToken: TypeAlias = Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A topic filter with its subscription options [MQTT 5 section 3.8.3.1]; bounds are what a configuration may say.
+    """Topic filter with subscription options [MQTT 5 section 3.8.3.1]; the bounds are those of the configuration.
 
     Attributes:
         pattern: The topic filter.
@@ -44,20 +44,20 @@ class Filter:
     identifier: Annotated[int, Ge(1), Le(268_435_455)] | None = None
 
     @property
-    def shared(self) -> bool:
-        """Whether it is a shared subscription [MQTT 5 section 4.8.2]."""
+    def is_shared(self) -> bool:
+        """True for a shared subscription [MQTT 5 section 4.8.2]."""
         return self.pattern.startswith("$share/")
 
     @property
-    def terms(self) -> int:
-        """What a `SessionRecord` remembers of a subscription: the options byte and, above it, the identifier.
+    def encoded_options(self) -> int:
+        """Options byte and, above it, the subscription identifier, as a `SessionRecord` stores them.
 
         Without Retain Handling, which is about the SUBSCRIBE alone [MQTT 5 section 3.8.3.1].
         """
         return self.qos | self.no_local << 2 | self.retain_as_published << 3 | (self.identifier or 0) << 8
 
-    def packet(self) -> TopicFilter:
-        """The filter as the codec takes it."""
+    def to_topic_filter(self) -> TopicFilter:
+        """Return the filter as the codec's `TopicFilter`."""
         return TopicFilter(
             self.pattern,
             max_qos=QoS(self.qos),
@@ -67,24 +67,24 @@ class Filter:
         )
 
 
-class Breach(ValueError):
-    """What the broker sent and the standard forbids; the connection must end.
+class BrokerProtocolError(ValueError):
+    """Protocol error by the broker; the connection must end.
 
     Attributes:
         reason: Reason code for our DISCONNECT: 0x82 protocol error, 0x94 topic alias invalid.
     """
 
-    def __init__(self, what: str, reason: int = 0x82) -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, reason: int = 0x82) -> None:
+        super().__init__(problem)
         self.reason = reason
 
 
-class Held(NamedTuple):
-    """A QoS 2 message that is stored and whose packet id the broker has not released.
+class UnreleasedMessage(NamedTuple):
+    """Stored QoS 2 message whose packet id the broker has not released by PUBREL.
 
     Attributes:
-        number: The message's number.
-        digest: CRC-32 of the content (`towline.mqtt.inbound`): tells a repeat from a packet id used again too early.
+        number: Message number.
+        digest: CRC-32 of the content (`towline.mqtt.inbound`): tells a repeat from a packet id reused too early.
     """
 
     number: int
@@ -93,11 +93,12 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages in the order of their arrival.
+    """Received messages in the order of their arrival.
 
     Attributes:
-        runs: As they came, topic aliases resolved; a stub for each that was not taken in whole.
-        tags: What the owner's screen said of each (`towline.mqtt.inbound.Screening`); empty where it says nothing.
+        runs: Decoded runs with topic aliases resolved; a truncated message for each one not taken in whole.
+        tags: Tags from the duplicate filter (`towline.mqtt.inbound.FilterResult`), one a message; empty without a
+            filter.
     """
 
     runs: Sequence[PublishRun | PlainRun]
@@ -105,19 +106,19 @@ class Messages:
 
     @property
     def headers(self) -> bytes:
-        """The first byte of each packet: DUP, QoS and RETAIN."""
+        """First byte of each packet: DUP, QoS and RETAIN."""
         runs = self.runs
         return runs[0].headers if len(runs) == 1 else b"".join([run.headers for run in runs])
 
     @property
-    def packets(self) -> Sequence[Published]:
-        """The packets one by one."""
+    def packets(self) -> Sequence[ReceivedPublish]:
+        """All packets as objects."""
         runs = self.runs
         return runs[0].packets if len(runs) == 1 else [packet for run in runs for packet in run.packets]
 
     @property
     def topics(self) -> Sequence[str]:
-        """The topic of each."""
+        """Topic of each message."""
         runs = self.runs
         return runs[0].topics if len(runs) == 1 else [topic for run in runs for topic in run.topics]
 
@@ -128,35 +129,36 @@ class Messages:
 class Authenticator(Protocol):
     """Enhanced authentication [MQTT 5 section 4.12].
 
-    `start` begins an exchange with each connection. An exception from any of the three ends the connection with
-    `towline.errors.Refused` (TL-M28), which shows a ValueError's words and of others only the kind, lest a secret be
-    in it [I12].
+    `start` begins an exchange with each connection. An exception from any of the three methods ends the connection with
+    `towline.errors.Refused` (TL-M28). The error shows the text of a ValueError; of other exceptions it shows only the
+    type, because their text may contain a secret [I12].
     """
 
     @property
     def method(self) -> str:
-        """The Authentication Method, such as SCRAM-SHA-256."""
+        """Authentication Method, such as SCRAM-SHA-256."""
 
     def start(self) -> bytes:
-        """Authentication Data for CONNECT."""
+        """Return the Authentication Data for CONNECT."""
 
     def challenge(self, data: bytes) -> bytes:
-        """The answer to the server's data in AUTH."""
+        """Return the response to the server's Authentication Data in AUTH."""
 
     def finish(self, data: bytes) -> None:
-        """Check the server's last word, in its CONNACK; ``b""`` without one. Raise when it proves nothing."""
+        """Check the Authentication Data of CONNACK, ``b""`` without any; raise if it does not prove the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """What we durably know of the broker's session.
+    """Durable record of the session at the broker.
 
     Attributes:
-        client_id: The session belongs to this client id.
-        established: A CONNACK for it has been seen; before that a crash may or may not have left a session.
-        subscriptions: Topic filter → `Filter.terms` as the broker last confirmed them, or -1 while that is not sure
+        client_id: Client id that the session belongs to.
+        established: True after a CONNACK for it; before that, a crash may or may not have left a session at the broker.
+        subscriptions: Topic filter → `Filter.encoded_options` as the broker last confirmed them, or -1 while unsure
             (`towline.mqtt.subscriptions`).
-        servers: Where a session of ours was, each with its own, the last one in use; empty where they share sessions.
+        servers: Names of the servers that had a session of ours, the last one in use last; empty for a cluster that
+            shares sessions.
     """
 
     client_id: str
@@ -167,34 +169,35 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """What does not change while a session lives.
+    """Settings of a session that stay the same for its lifetime.
 
     Attributes:
-        client_id: Stable, never empty.
-        where: The line as errors name it.
-        filters: Subscriptions wanted; none for a publisher.
-        username: MQTT's.
-        password: MQTT's.
-        receive_maximum: Unacknowledged QoS > 0 messages we allow the broker; MQTT 3.x can't tell it.
-        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
-        connect_timeout_s: Seconds for the connection, from there to CONNACK, and of silence before SUBACK.
+        client_id: MQTT client id, stable and never empty.
+        location: Name of the line in errors.
+        filters: Requested subscriptions; none for a publisher.
+        username: MQTT user name.
+        password: MQTT password.
+        receive_maximum: Unacknowledged QoS > 0 messages we allow the broker; MQTT 3.x can't announce it.
+        keep_alive_s: Keep alive in seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
+        connect_timeout_s: Seconds from the connection to CONNACK, and of silence before SUBACK.
         session_expiry_s: Seconds the broker keeps the session; 0 ends it with the connection.
         unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
-        will: Published by the broker when the connection ends without our DISCONNECT.
+        will: Message that the broker publishes when the connection ends without our DISCONNECT.
         authenticator: Enhanced authentication (MQTT 5); None for none.
-        durable: The line promises at least once: a session without expiry is an error.
-        clean_start: Begin without a session, each time; never for a durable line.
+        durable: True if the line promises at least once: a session without expiry is then an error.
+        clean_start: Start without a session at each connection; never for a durable line.
         protocol: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
-        topic_alias_maximum: Topic aliases the broker may use towards us.
+        topic_alias_maximum: Topic aliases that the broker may use.
         window_3: Messages in flight towards a 3.x broker, which announces no Receive Maximum; Mosquitto acknowledges
-            and drops what goes beyond its own 20.
-        durable_ids: `Flying` goes before each PUBLISH of QoS > 0 and each PUBREL, for an owner that outlives a crash.
-        exactly_once: What is published with QoS 2 must not be taken as less: one such message at a time, until the
-            broker has answered one with PUBREC. MQTT 3.x has no way to say that it knows no QoS 2.
+            and drops messages beyond its own 20.
+        durable_ids: Emit `SaveInFlight` before each PUBLISH of QoS > 0 and each PUBREL, for an owner that survives a
+            crash.
+        exactly_once: Send one QoS 2 message at a time until the broker has answered one with PUBREC, so that none is
+            taken at a lower QoS. MQTT 3.x brokers can't announce that they lack QoS 2.
     """
 
     client_id: str
-    where: str
+    location: str
     filters: tuple[Filter, ...] = ()
     _: KW_ONLY
     username: str | None = None
@@ -222,132 +225,132 @@ class SessionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """The transport is connected; nothing has been sent.
+class ConnectionOpened:
+    """Transport connected; no packet has been sent.
 
     Attributes:
-        server: Names the server; empty where all that may be reached share sessions.
-        alone: It is the only one, so another name than before may stand for the same server.
-        config: With the credentials of this connection, which may have been renewed; None for the same as before.
+        server_name: Name of the server; empty if all reachable servers share sessions.
+        is_only_server: True for the only server, which may have got a new name since the last connection.
+        config: Settings with the (perhaps renewed) credentials of this connection; None if unchanged.
     """
 
-    server: str = ""
-    alone: bool = False
+    server_name: str = ""
+    is_only_server: bool = False
     config: SessionConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """Bytes came, and the decoder returned these items; none while a packet is still arriving."""
+class PacketsReceived:
+    """Items decoded from received bytes; none while a packet is still incomplete."""
 
     items: Sequence[Item]
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """Messages below `upto` are as safe as their acknowledgement promises [I1]."""
+class AckWatermark:
+    """All messages below `end_number` may be acknowledged [I1]."""
 
-    upto: int
+    end_number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """The `Deliver` with this ticket is durable, and every one before it."""
+class DeliveryStored:
+    """The `Deliver` with this id, and each one before it, is durable."""
 
-    ticket: int
+    delivery_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send a message; `Acknowledged(token)` follows.
+    """Request to publish a message; `PublishAcknowledged(token)` follows.
 
     Attributes:
-        token: The owner's name for it.
-        message: What to send.
-        expires_at: On the clock of `Session.handle`: the message expiry interval sent is what is left until then, at
-            least 1 s; None to send the message's own.
+        token: The owner's name for the message.
+        message: Message to send.
+        expires_at: Expiry time on the clock of `Session.handle`: the remaining seconds are sent as message expiry
+            interval, at least 1 s; None to send the message's own interval.
     """
 
-    token: Token
+    token: MessageToken
     message: OutboundMessage
     expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PublishMany:
-    """Send messages, in order; costs less than one `Publish` each."""
+    """Request to publish messages in order; costs less than one `Publish` each."""
 
     messages: Sequence[Publish]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The transport is read again, or not any more (back-pressure): then answers can't be expected [I7]."""
+class ReadingToggled:
+    """Reading of the transport was paused (back-pressure) or resumed; while paused, no answer can be expected [I7]."""
 
-    on: bool
+    enabled: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """The system has taken more of what waited to be sent: the line lives, and a PINGREQ may still wait behind it."""
+class BytesWritten:
+    """The system accepted more outgoing bytes: the connection is alive; a PINGREQ may still wait behind them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time `Session.deadline` named has come."""
+    """The time returned by `Session.deadline` has come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
-    """The decoder could not read what came; the connection can't go on [MQTT 5 section 4.13]."""
+class DecodeFailed:
+    """The decoder rejected the received bytes; the connection must end [MQTT 5 section 4.13]."""
 
-    what: str
+    problem: str
     reason: int
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The transport is gone."""
+class ConnectionLost:
+    """The transport connection is gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """From now on these are the subscriptions wanted: a broker that is connected is asked for the difference.
+class ChangeSubscriptions:
+    """Request for another set of subscriptions; a connected broker is asked for the difference.
 
     Attributes:
-        filters: All of them.
-        or_back: Where a connected broker refuses one of them, those before are wanted again and `Session.refusal` says
-            why; else the connection ends, as with a filter that is refused at its beginning.
+        filters: Complete new set of filters.
+        revert_on_refusal: Restore the previous filters if a connected broker refuses one, and set
+            `Session.filter_refusal`. Otherwise the connection ends, as after a refusal at its start.
     """
 
     filters: tuple[Filter, ...]
-    or_back: bool = False
+    revert_on_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Send a PINGREQ now: when `Session.probed`, the broker has read all that left before."""
+class PingRequest:
+    """Request to send PINGREQ now; with `Session.pings_answered` the broker has read everything sent before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the connection and leave the session at the broker."""
+    """Request to end the connection; the session stays at the broker."""
 
 
 Event: TypeAlias = (
-    Opened
-    | Received
-    | Settled
-    | Stored
+    ConnectionOpened
+    | PacketsReceived
+    | AckWatermark
+    | DeliveryStored
     | Publish
     | PublishMany
-    | Reading
-    | Written
+    | ReadingToggled
+    | BytesWritten
     | Tick
-    | Malformed
-    | Want
-    | Probe
-    | Lost
+    | DecodeFailed
+    | ChangeSubscriptions
+    | PingRequest
+    | ConnectionLost
     | Stop
 )
 
@@ -364,83 +367,83 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Store all of this in one step [I3]; `Stored(ticket)` says that it is durable.
+    """Store messages and packet ids in one step [I3]; `DeliveryStored(delivery_id)` confirms that they are durable.
 
     Attributes:
-        ticket: Grows by one with each.
-        first: Number of the first message.
-        messages: May be empty.
-        held: QoS 2 packet ids that came with these messages.
-        released: QoS 2 packet ids, held before, that are free again; they come before those of `held`.
+        delivery_id: Grows by one with each delivery.
+        first_number: Number of the first message.
+        messages: Messages, perhaps none.
+        unreleased_messages: QoS 2 packet ids that came with these messages.
+        released_ids: QoS 2 packet ids that the broker released; to be applied before `unreleased_messages`.
     """
 
-    ticket: int
-    first: int
+    delivery_id: int
+    first_number: int
     messages: Messages
-    held: Mapping[int, Held]
-    released: tuple[int, ...]
+    unreleased_messages: Mapping[int, UnreleasedMessage]
+    released_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Remember:
-    """Make this record durable before the next action; None forgets it."""
+class SaveSessionRecord:
+    """Persist this session record before the next action; None deletes it."""
 
     record: SessionRecord | None
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """Connected, and every subscription is confirmed."""
+    """Connected, with all subscriptions confirmed."""
 
-    resumed: bool
+    session_resumed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """The broker has answered all that a change of filters asked for (`Want`)."""
+    """The broker has answered all requests of a subscription change (`ChangeSubscriptions`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The broker had forgotten our session: what it held for us is gone; report it [MQTT-3.2.2-5]."""
+    """The broker lost our session and the messages queued in it; report it [MQTT-3.2.2-5]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A published message is the broker's now.
+class PublishAcknowledged:
+    """Final answer to a published message.
 
     Attributes:
-        token: As given to `Publish`.
-        reason: Reason code; 0x80 or more means that it was dropped, here or there.
-        degraded: The broker took a QoS 2 message at QoS 1.
-        packet_id: Free again; 0 when there was none.
-        unsure: After PUBREC the broker lost its session, and with it perhaps the message.
+        token: Token given to `Publish`.
+        reason: Reason code; 0x80 or more if the message was dropped, by the broker or by us.
+        qos_degraded: The broker took a QoS 2 message at QoS 1.
+        packet_id: Packet id that is free again; 0 for none.
+        delivery_unknown: The broker lost its session after PUBREC, and with it perhaps the message.
     """
 
-    token: Token
+    token: MessageToken
     reason: int
-    degraded: bool = False
+    qos_degraded: bool = False
     packet_id: int = 0
-    unsure: bool = False
+    delivery_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Flying:
-    """Make this durable before the next action, in this order: `SessionConfig.durable_ids` asks for it [I10].
+class SaveInFlight:
+    """Persist packet ids in flight before the next action, in this order (`SessionConfig.durable_ids`) [I10].
 
     Attributes:
-        forgotten: Packet ids that name nothing any more: the session they belonged to is gone.
-        assigned: Packet id → token of each QoS 2 message that is about to be published.
-        released: Packet ids whose PUBREL is about to leave → what PUBREC said: their messages are never published again
-            [MQTT-4.3.3-6], and PUBCOMP says nothing of them.
-        noted: As `assigned`, of QoS 1. The disk need not be waited for: what it forgets is sent as new, which costs a
+        discarded_ids: Packet ids of a session that is gone.
+        qos2_ids: Packet id → token of each QoS 2 message that is about to be published.
+        pubrec_reasons: Packet id → reason code of PUBREC, for each PUBREL about to be sent. Its message is never
+            published again [MQTT-4.3.3-6], and PUBCOMP does not carry this reason.
+        qos1_ids: As `qos2_ids`, of QoS 1. No fsync is needed: a lost entry is sent as a new message, which costs a
             repeat at most, and the same packet id where the broker would wait for it [MQTT-4.4.0-1].
     """
 
-    forgotten: tuple[int, ...]
-    assigned: Mapping[int, Token]
-    released: Mapping[int, int]
-    noted: Mapping[int, Token] = field(default_factory=dict)
+    discarded_ids: tuple[int, ...]
+    qos2_ids: Mapping[int, MessageToken]
+    pubrec_reasons: Mapping[int, int]
+    qos1_ids: Mapping[int, MessageToken] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,24 +451,26 @@ class Close:
     """Flush, then close the transport.
 
     Attributes:
-        error: Why; None when it was asked for.
-        fatal: The same will happen on every try.
-        again_at_once: Connect again without a pause.
-        reference: Other servers the broker names (Server Reference), "" for none.
-        version_refused: The broker does not speak this protocol version.
-        moved: With `reference`: for good (0x9D), not only for now (0x9C).
-        unanswered: No CONNACK has come.
-        answered: CONNACK has come, which was all that was asked for (`Session.probing`).
+        error: Reason of the end; None after `Stop`.
+        fatal: Every further attempt will fail in the same way.
+        again_at_once: Reconnect without a pause.
+        server_reference: Other servers named by the broker (Server Reference), "" for none.
+        version_refused: The broker does not support this protocol version.
+        permanent_redirect: With `server_reference`: server moved (0x9D), not use another server (0x9C).
+        no_connack: The connection ended before CONNACK.
+        version_confirmed: CONNACK has come, which was the purpose of the connection (`Session.probing_version`).
     """
 
     error: BrokerError | None
     fatal: bool = False
     again_at_once: bool = False
-    reference: str = ""
+    server_reference: str = ""
     version_refused: bool = False
-    moved: bool = False
-    unanswered: bool = False
-    answered: bool = False
+    permanent_redirect: bool = False
+    no_connack: bool = False
+    version_confirmed: bool = False
 
 
-Action: TypeAlias = Send | Deliver | Remember | Online | Subscribed | SessionLost | Acknowledged | Flying | Close
+Action: TypeAlias = (
+    Send | Deliver | SaveSessionRecord | Online | Subscribed | SessionLost | PublishAcknowledged | SaveInFlight | Close
+)

@@ -1,39 +1,39 @@
-"""What the broker sends us, from PUBLISH to the last acknowledgement.
+"""Inbound messages, from PUBLISH to the last acknowledgement.
 
-Every message gets the next number of one sequence, the offset it will have in the journal. Acknowledgements are words
-of four bytes that wait here until the watermark passes their number, and leave in the order of arrival
-[MQTT-4.6.0-2, -3]. QoS 2 adds a table of packet ids:
+Every message gets the next number of one sequence, its offset in the journal. Acknowledgements are 32-bit words that
+wait here until the watermark passes their number; they are sent in the order of arrival [MQTT-4.6.0-2, -3]. QoS 2 adds
+a table of packet ids:
 
-    packet id   event                              does
-    free        PUBLISH                            store the message with its id; PUBREC when it is settled
-    held        PUBLISH, the same content          store nothing; PUBREC again               [MQTT-4.3.3-10]
-    held        PUBLISH, other content             the broker's fault: store as new, count it
-    held        PUBREL                             free the id; PUBCOMP when that is durable [MQTT-4.3.3-11]
-    free        PUBREL                             PUBCOMP with 0x92 at once                 [MQTT-4.3.3-11]
+    packet id    event                              effect
+    free         PUBLISH                            store the message with its id; PUBREC when acknowledgeable
+    unreleased   PUBLISH, the same content          store nothing; PUBREC again               [MQTT-4.3.3-10]
+    unreleased   PUBLISH, other content             the broker's fault: store as new, count it
+    unreleased   PUBREL                             free the id; PUBCOMP when that is durable [MQTT-4.3.3-11]
+    free         PUBREL                             PUBCOMP with 0x92 at once                 [MQTT-4.3.3-11]
 
-QoS 1 has such a table only while an acknowledgement is owed. MQTT 5 sends nothing again within a connection
+QoS 1 has such a table only while an acknowledgement is pending. MQTT 5 sends nothing again within a connection
 [MQTT-4.4.0-1]; brokers of 3.1.1 may, and EMQX 4 and VerneMQ do after some seconds without PUBACK:
 
-    packet id   event                              does
-    owed        PUBLISH, DUP, the same content     store nothing; the one PUBACK stays owed  [I3]
-    owed        PUBLISH, else                      the broker's fault: store as new
-    not owed    PUBLISH                            store as new, whatever DUP says           [MQTT-4.3.2-5]
+    packet id    event                              effect
+    pending      PUBLISH, DUP, the same content     store nothing; the one PUBACK stays pending [I3]
+    pending      PUBLISH, else                      the broker's fault: store as new
+    not pending  PUBLISH                            store as new, whatever DUP says           [MQTT-4.3.2-5]
 
-The content is what the publisher sent, as a digest: topic, payload, RETAIN and properties, in order. Left out is what
-may differ when the same message comes again:
+The content is compared by a digest: topic, payload, RETAIN and properties, in order. The digest excludes what may
+differ when the same message comes again:
 
-    DUP                        says nothing: brokers differ in when they set it
-    packet id                  is what the digest stands beside
-    topic alias                belongs to a connection; the topic it stands for counts [MQTT-3.3.2-7]
-    message expiry interval    a server sends what is left of it [MQTT-3.3.2-6]
-    subscription identifiers   are the subscription's, which may have changed meanwhile
-    QoS                        is the table's
+    DUP                        brokers differ in when they set it
+    packet id                  is the key of the digest
+    topic alias                belongs to a connection; its topic counts [MQTT-3.3.2-7]
+    message expiry interval    a server sends the remaining seconds [MQTT-3.3.2-6]
+    subscription identifiers   belong to the subscription, which may have changed meanwhile
+    QoS                        selects the table
 
-A message and its id are stored in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
+A message and its id are stored in one step, and so is an id that is freed: both are in the same `Deliver` [I3].
 
-The owner may leave out, before they get numbers, messages that it has stored by a name that their publishers gave them
-(`Screen`). Such a message is acknowledged in its place like any other. With QoS 2 its packet id is held in memory, and
-freed without a `Deliver`; after a crash the id is free, and PUBCOMP with 0x92 ends it as well.
+The owner may drop duplicates before they get numbers, by a name that their publishers gave them (`DuplicateFilter`).
+Such a message is acknowledged in its order like any other. With QoS 2 its packet id is kept in memory only, and freed
+without a `Deliver`; after a crash the id is free, and PUBCOMP with 0x92 ends the flow as well.
 """
 
 from __future__ import annotations
@@ -53,412 +53,456 @@ from typing import Any, Final, NamedTuple
 from mqtt5 import PubCompPacket, PubCompReasonCode
 
 from towline.mqtt.codec import PublishRun
-from towline.mqtt.codec3 import QOS_OF, RETAIN_OF
-from towline.mqtt.events import Breach, Deliver, Held, Messages
+from towline.mqtt.codec3 import QOS_OF_HEADER, RETAIN_OF_HEADER
+from towline.mqtt.events import BrokerProtocolError, Deliver, Messages, UnreleasedMessage
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.stubs import Published
+from towline.mqtt.truncated import ReceivedPublish
 
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
-_UNKNOWN_ID: Final = PubCompReasonCode.PACKET_ID_NOT_FOUND
+_ID_NOT_FOUND: Final = PubCompReasonCode.PACKET_ID_NOT_FOUND
 #: First byte of a PUBLISH → 1 with QoS 1 and DUP.
-_QOS_1_AGAIN: Final = bytes(byte & 0b1110 == 0b1010 for byte in range(256))
+_QOS1_DUP_HEADER: Final = bytes(byte & 0b1110 == 0b1010 for byte in range(256))
 #: Bytes of messages that are kept for their digests while they wait: ``ack_after = kafka``, or for a client's user.
-_MOST_KEPT: Final = 16 << 20
+_MAX_UNDIGESTED_BYTES: Final = 16 << 20
 #: `Held._make` in half the time.
-_HELD: Final = partial(tuple.__new__, Held)
+_new_unreleased: Final = partial(tuple.__new__, UnreleasedMessage)
 #: What the publisher sent beside topic and payload, and the values of a message without any of it.
-_PROPERTIES: Final = attrgetter(
+_PUBLISHER_PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
-_NONE: Final[tuple[Any, ...]] = (0, None, None, None, [])
+_NO_PROPERTIES: Final[tuple[Any, ...]] = (0, None, None, None, [])
 #: Of a QoS 2 message that is left out: below every number, as the journal does not have it.
-_LEFT_OUT: Final = Held(-1, 0)
+_DUPLICATE_ENTRY: Final = UnreleasedMessage(-1, 0)
 #: 1 for each message that is stored, by its byte of `Screening.left_out`.
-_KEPT: Final = b"\x01" + bytes(255)
+_STORED_FLAG: Final = b"\x01" + bytes(255)
 #: Nothing is left out.
-NOTHING: Final = b""
+NO_DUPLICATES: Final = b""
 
 
-class Screening(NamedTuple):
-    """What the owner says of some messages.
+class FilterResult(NamedTuple):
+    """Result of the owner's duplicate filter.
 
     Attributes:
-        left_out: One byte a message, 1 for one that is not stored; empty where all are.
-        tags: One for each message; they come back in `Messages.tags`.
+        duplicate_flags: One byte a message, 1 for a duplicate, which is not stored; empty for no duplicates.
+        tags: One tag a message; returned in `Messages.tags`.
     """
 
-    left_out: bytes
+    duplicate_flags: bytes
     tags: Sequence[Any]
 
 
 #: The owner's word on messages, their topic aliases resolved.
-Screen = Callable[[Sequence[Published], Sequence[str]], Screening]
+DuplicateFilter = Callable[[Sequence[ReceivedPublish], Sequence[str]], FilterResult]
 #: Of an owner that says nothing.
-_UNSCREENED: Final = Screening(NOTHING, ())
+_EMPTY_RESULT: Final = FilterResult(NO_DUPLICATES, ())
 
 
 @dataclass(slots=True)
-class _Pending:
-    """Acknowledgements owed for one chunk, and what tells its messages from others with their packet ids.
+class _PendingAcks:
+    """Pending acknowledgements of one chunk, and the digests of its messages.
 
-    Digests are taken where one may have come again, or where the messages would keep too much in memory meanwhile.
+    Digests are computed only for possible repeats, or when the messages would take too much memory meanwhile.
     """
 
     #: Number of the first message that is stored.
-    first: int
-    take: Callable[[], Sequence[int]]
+    first_number: int
+    compute_digests: Callable[[], Sequence[int]]
     #: Bytes that are kept for it; 0 once the digests are taken.
-    kept: int
-    taken: Sequence[int] | None = None
+    undigested_bytes: int
+    computed_digests: Sequence[int] | None = None
     #: One big-endian 32-bit word each: type, length 2, packet id.
-    words: array[int] = field(default_factory=lambda: array("I"))
+    ack_words: array[int] = field(default_factory=lambda: array("I"))
     #: The word leaves when `settled` is above its number; never descending, as long as `words`.
-    numbers: Sequence[int] = ()
+    message_numbers: Sequence[int] = ()
 
     @property
     def digests(self) -> Sequence[int]:
-        """One for each message that is stored."""
-        if self.taken is None:
-            self.taken, self.take, self.kept = array("I", self.take()), list, 0
-        return self.taken
+        """Digest of each stored message."""
+        if self.computed_digests is None:
+            self.computed_digests, self.compute_digests, self.undigested_bytes = (
+                array("I", self.compute_digests()),
+                list,
+                0,
+            )
+        return self.computed_digests
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """What one read brought and is not handed over yet."""
+    """Messages and packet ids of one read that are not delivered yet."""
 
-    first: int
+    first_number: int
     #: None is empty.
     runs: list[PublishRun | PlainRun] = field(default_factory=list)
     tags: list[Any] = field(default_factory=list)
-    held: dict[int, Held] = field(default_factory=dict)
-    released: list[int] = field(default_factory=list)
-    completions: list[int] = field(default_factory=list)
+    unreleased_messages: dict[int, UnreleasedMessage] = field(default_factory=dict)
+    released_ids: list[int] = field(default_factory=list)
+    pubcomp_words: list[int] = field(default_factory=list)
 
-    def add(self, run: PublishRun | PlainRun, tags: Iterable[Any]) -> None:
-        """Take messages that are to be stored, perhaps none."""
+    def add_run(self, run: PublishRun | PlainRun, tags: Iterable[Any]) -> None:
+        """Add messages to store, perhaps none."""
         if len(run):
             self.runs.append(run)
             self.tags += tags
 
 
 class Inbound:
-    """The receiving half of a session.
+    """Receiving half of a session.
 
     Args:
         next_number: Number of the next message.
-        held: QoS 2 packet ids received and not released, as the journal knows them.
+        unreleased_messages: Unreleased QoS 2 packet ids in the journal.
         receive_maximum: Unacknowledged messages we allow the broker.
         topic_alias_maximum: Topic aliases we allow the broker.
-        reasons: The protocol has reason codes: MQTT 5.
+        has_reason_codes: True for MQTT 5, which has reason codes.
     """
 
     def __init__(
         self,
         next_number: int = 0,
-        held: Mapping[int, Held] | None = None,
+        unreleased_messages: Mapping[int, UnreleasedMessage] | None = None,
         *,
         receive_maximum: int = 65534,
         topic_alias_maximum: int = 0,
-        reasons: bool = True,
+        has_reason_codes: bool = True,
     ) -> None:
         #: Grows by one a message, never goes back.
         self.next_number = next_number
         #: Everything below may be acknowledged. Never above `next_number`, never goes back.
-        self.settled = next_number
+        self.ack_watermark = next_number
         #: QoS 2 packet ids between PUBLISH and PUBREL; outlives connections and, through the journal, the process. A
         #: number below 0 is that of a message that was left out, which the journal does not have.
-        self.held: dict[int, Held] = dict(held or {})
+        self.unreleased_messages: dict[int, UnreleasedMessage] = dict(unreleased_messages or {})
         #: Times the broker had more unacknowledged messages open than Receive Maximum allows [MQTT 5 section 4.9].
-        self.overruns = 0
+        self.window_overruns = 0
         #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The driver
         #: takes both counts away as it carries them into its ledger.
         self.reused_ids = 0
         #: Messages that were not stored: what the owner left out, and what came again. Taken away as the counts above.
-        self.repeats = 0
+        self.duplicates = 0
         #: QoS > 0 messages of this connection that are not acknowledged.
-        self.unacknowledged = 0
+        self.unacknowledged_count = 0
         #: PUBACKs and PUBRECs that left, of messages that were taken in; taken away as the counts above.
-        self.acknowledged = 0
+        self.acknowledged_count = 0
         #: The owner's word on messages before they are taken in; None for none.
-        self.screen: Screen | None = None
+        self.duplicate_filter: DuplicateFilter | None = None
         self._receive_maximum = receive_maximum
-        self._alias_maximum = topic_alias_maximum
-        self._reasons = reasons
-        self._aliases: dict[int, str] = {}
+        self._topic_alias_maximum = topic_alias_maximum
+        self._has_reason_codes = has_reason_codes
+        self._topic_aliases: dict[int, str] = {}
         #: In order of arrival; empty while offline.
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingAcks] = deque()
         #: Bytes that their contents keep.
-        self._kept = 0
+        self._undigested_bytes = 0
         #: PUBCOMPs by the ticket of the `Deliver` that makes their release durable.
-        self._completions: deque[tuple[int, bytes]] = deque()
-        self._ticket = 0
+        self._pubcomps: deque[tuple[int, bytes]] = deque()
+        self._last_delivery_id = 0
         self._chunk = _Chunk(next_number)
 
-    def publishes(self, run: PublishRun | PlainRun) -> None:
-        """Take messages in.
+    def take_publishes(self, run: PublishRun | PlainRun) -> None:
+        """Take received messages in.
 
         Raises:
-            Breach: A topic alias that is 0, above our maximum, or not yet given a topic [MQTT-3.3.2-8, -9].
+            BrokerProtocolError: A topic alias that is 0, above our maximum, or without a topic yet [MQTT-3.3.2-8, -9].
         """
-        qos, ids = run.headers.translate(QOS_OF), run.packet_ids
-        left_out, tags = _UNSCREENED
+        qos, packet_ids = run.headers.translate(QOS_OF_HEADER), run.packet_ids
+        duplicate_flags, tags = _EMPTY_RESULT
         if isinstance(run, PublishRun):
-            run = self._resolved(run)
-            if self.screen is not None:
-                left_out, tags = self.screen(run.packets, run.topics)
-        elif self.screen is not None:  # what it could say of them stands in properties
+            run = self._with_resolved_topics(run)
+            if self.duplicate_filter is not None:
+                duplicate_flags, tags = self.duplicate_filter(run.packets, run.topics)
+        elif self.duplicate_filter is not None:  # what it could say of them stands in properties
             tags = [None] * len(run)
-        if (b"\x02" in qos and not self._all_new(qos, ids)) or self._owes_again(run.headers, ids):
-            self._one_by_one(run, qos, tags, left_out)
+        if (b"\x02" in qos and not self._all_ids_free(qos, packet_ids)) or self._may_repeat_qos1(
+            run.headers, packet_ids
+        ):
+            self._take_possible_repeats(run, qos, tags, duplicate_flags)
             return
-        if left_out:
-            stored = _kept(left_out)
-            run, tags = _only(run, stored), list(compress(tags, stored))
-        self._chunk.add(run, tags)
-        kept = run.columns.nbytes if isinstance(run, PlainRun) else _MOST_KEPT + 1
-        self._take(qos, ids, _Pending(self.next_number, partial(_digests, run), kept), left_out)
+        if duplicate_flags:
+            stored_flags = _stored_flags(duplicate_flags)
+            run, tags = _select_packets(run, stored_flags), list(compress(tags, stored_flags))
+        self._chunk.add_run(run, tags)
+        undigested_bytes = run.columns.nbytes if isinstance(run, PlainRun) else _MAX_UNDIGESTED_BYTES + 1
+        self._take_new_messages(
+            qos,
+            packet_ids,
+            _PendingAcks(self.next_number, partial(_content_digests, run), undigested_bytes),
+            duplicate_flags,
+        )
 
-    def release(self, packet_ids: Sequence[int]) -> bytes:
-        """Take PUBRELs; return the answers that may leave at once, if any."""
-        held, chunk = self.held, self._chunk
-        answers = []
+    def take_pubrels(self, packet_ids: Sequence[int]) -> bytes:
+        """Handle PUBRELs and return the PUBCOMPs that may be sent at once."""
+        unreleased_messages, chunk = self.unreleased_messages, self._chunk
+        pubcomps = []
         for packet_id in packet_ids:
-            entry = held.pop(packet_id, None)
-            if entry is None or entry.number < 0:  # nothing of it is on disk
-                reason = PubCompReasonCode.SUCCESS if entry or not self._reasons else _UNKNOWN_ID
-                answers.append(PubCompPacket(packet_id, reason_code=reason).write())
+            message = unreleased_messages.pop(packet_id, None)
+            if message is None or message.number < 0:  # nothing of it is on disk
+                reason = PubCompReasonCode.SUCCESS if message or not self._has_reason_codes else _ID_NOT_FOUND
+                pubcomps.append(PubCompPacket(packet_id, reason_code=reason).write())
                 continue
             # An id held and released within one chunk never reaches the journal.
-            if chunk.held.pop(packet_id, None) is None:
-                chunk.released.append(packet_id)
-            chunk.completions.append(_PUBCOMP_WORD | packet_id)
-        return b"".join(answers)
+            if chunk.unreleased_messages.pop(packet_id, None) is None:
+                chunk.released_ids.append(packet_id)
+            chunk.pubcomp_words.append(_PUBCOMP_WORD | packet_id)
+        return b"".join(pubcomps)
 
-    def hand_over(self) -> Deliver | None:
-        """What the chunk brought that has to be stored, None for nothing."""
+    def next_delivery(self) -> Deliver | None:
+        """Return the delivery of the collected messages and packet ids; None for nothing to store."""
         chunk = self._chunk
         self._chunk = _Chunk(self.next_number)
-        if not (chunk.runs or chunk.completions or chunk.released):
+        if not (chunk.runs or chunk.pubcomp_words or chunk.released_ids):
             return None
-        self._ticket += 1
-        if chunk.completions:
-            self._completions.append((self._ticket, _big_endian(array("I", chunk.completions))))
+        self._last_delivery_id += 1
+        if chunk.pubcomp_words:
+            self._pubcomps.append((self._last_delivery_id, _big_endian(array("I", chunk.pubcomp_words))))
         messages = Messages(chunk.runs, chunk.tags)
-        return Deliver(self._ticket, chunk.first, messages, chunk.held, tuple(chunk.released))
+        return Deliver(
+            self._last_delivery_id, chunk.first_number, messages, chunk.unreleased_messages, tuple(chunk.released_ids)
+        )
 
-    def settle(self, upto: int) -> bytes:
-        """Raise the watermark and return the PUBACKs and PUBRECs that may leave."""
-        self.settled = max(self.settled, min(upto, self.next_number))
+    def raise_ack_watermark(self, end_number: int) -> bytes:
+        """Raise the acknowledgement watermark and return the PUBACKs and PUBRECs that may be sent."""
+        self.ack_watermark = max(self.ack_watermark, min(end_number, self.next_number))
         acks: list[bytes] = []
-        while self._pending and self._pending[0].numbers[0] < self.settled:
-            first = self._pending[0]
-            ready = bisect_left(first.numbers, self.settled)
-            acks.append(_big_endian(first.words[:ready]))
-            self.unacknowledged -= ready
-            self.acknowledged += ready
-            if ready == len(first.words):
-                self._kept -= self._pending.popleft().kept
+        while self._pending and self._pending[0].message_numbers[0] < self.ack_watermark:
+            oldest = self._pending[0]
+            ready_count = bisect_left(oldest.message_numbers, self.ack_watermark)
+            acks.append(_big_endian(oldest.ack_words[:ready_count]))
+            self.unacknowledged_count -= ready_count
+            self.acknowledged_count += ready_count
+            if ready_count == len(oldest.ack_words):
+                self._undigested_bytes -= self._pending.popleft().undigested_bytes
             else:
-                first.words, first.numbers = first.words[ready:], first.numbers[ready:]
+                oldest.ack_words, oldest.message_numbers = (
+                    oldest.ack_words[ready_count:],
+                    oldest.message_numbers[ready_count:],
+                )
         return b"".join(acks)
 
-    def stored(self, ticket: int) -> bytes:
-        """The `Deliver` with this ticket is durable: return the PUBCOMPs that may leave."""
-        if self._kept > _MOST_KEPT:
-            new = list(takewhile(lambda pending: pending.taken is None, reversed(self._pending)))
-            for pending in sorted(new, key=lambda pending: pending.kept, reverse=True):
-                if self._kept > _MOST_KEPT:
-                    self._kept -= pending.kept
+    def confirm_stored(self, delivery_id: int) -> bytes:
+        """Return the PUBCOMPs that may be sent after the `Deliver` with this id became durable."""
+        if self._undigested_bytes > _MAX_UNDIGESTED_BYTES:
+            undigested = list(takewhile(lambda pending: pending.computed_digests is None, reversed(self._pending)))
+            for pending in sorted(undigested, key=lambda pending: pending.undigested_bytes, reverse=True):
+                if self._undigested_bytes > _MAX_UNDIGESTED_BYTES:
+                    self._undigested_bytes -= pending.undigested_bytes
                     _ = pending.digests
-        ready: list[bytes] = []
-        while self._completions and self._completions[0][0] <= ticket:
-            ready.append(self._completions.popleft()[1])
-        return b"".join(ready)
+        pubcomps: list[bytes] = []
+        while self._pubcomps and self._pubcomps[0][0] <= delivery_id:
+            pubcomps.append(self._pubcomps.popleft()[1])
+        return b"".join(pubcomps)
 
-    def disconnect(self) -> None:
-        """Forget what ends with the connection: acknowledgements owed, aliases; the broker sends again."""
+    def drop_connection_state(self) -> None:
+        """Drop pending acknowledgements and topic aliases with the connection; the broker sends the messages again."""
         self._pending.clear()
-        self._kept = 0
-        self._completions.clear()
-        self._aliases.clear()
-        self.unacknowledged = 0
+        self._undigested_bytes = 0
+        self._pubcomps.clear()
+        self._topic_aliases.clear()
+        self.unacknowledged_count = 0
 
-    def forget(self) -> int | None:
-        """The broker has no session any more: its packet ids name nothing [MQTT-3.2.2-5].
+    def drop_session_state(self) -> int | None:
+        """Drop all packet ids of a session that the broker has lost [MQTT-3.2.2-5].
 
         Returns:
-            The ticket of the next `hand_over`, which frees them; None when there are none.
+            Id of the next delivery, which frees them; None if there are none.
         """
-        self._chunk.released += [packet_id for packet_id, entry in self.held.items() if entry.number >= 0]
-        self.held.clear()
-        return self._ticket + 1 if self._chunk.released else None
+        self._chunk.released_ids += [
+            packet_id for packet_id, message in self.unreleased_messages.items() if message.number >= 0
+        ]
+        self.unreleased_messages.clear()
+        return self._last_delivery_id + 1 if self._chunk.released_ids else None
 
     def validate(self) -> None:
-        """Assert every invariant named above; for tests."""
-        assert self.settled <= self.next_number
-        assert self.unacknowledged == sum(len(p.words) for p in self._pending)
-        numbers = [n for p in self._pending for n in p.numbers]
+        """Assert every invariant of the fields above; for tests."""
+        assert self.ack_watermark <= self.next_number
+        assert self.unacknowledged_count == sum(len(p.ack_words) for p in self._pending)
+        numbers = [n for p in self._pending for n in p.message_numbers]
         assert numbers == sorted(numbers)
-        assert not numbers or numbers[0] >= self.settled
-        assert all(0 < i <= 0xFFFF and h.number < self.next_number for i, h in self.held.items())
-        assert list(self._completions) == sorted(self._completions)
+        assert not numbers or numbers[0] >= self.ack_watermark
+        assert all(0 < i <= 0xFFFF and h.number < self.next_number for i, h in self.unreleased_messages.items())
+        assert list(self._pubcomps) == sorted(self._pubcomps)
 
-    def _all_new(self, qos: bytes, ids: Sequence[int]) -> bool:
-        """Whether these are QoS 2 messages whose ids are all free: the case that has to be fast."""
-        return qos.count(2) == len(ids) == len(set(ids)) and self.held.keys().isdisjoint(ids)
+    def _all_ids_free(self, qos: bytes, packet_ids: Sequence[int]) -> bool:
+        """Return whether these are only QoS 2 messages with free packet ids: the case that must be fast."""
+        return qos.count(2) == len(packet_ids) == len(set(packet_ids)) and self.unreleased_messages.keys().isdisjoint(
+            packet_ids
+        )
 
-    def _owes_again(self, headers: bytes, ids: Sequence[int]) -> bool:
-        """Whether one of these QoS 1 messages with DUP has the id of one before it that is not acknowledged."""
-        again = headers.translate(_QOS_1_AGAIN)
-        if 1 not in again:
+    def _may_repeat_qos1(self, headers: bytes, packet_ids: Sequence[int]) -> bool:
+        """Return whether a QoS 1 message with DUP has the packet id of an unacknowledged one."""
+        dup_flags = headers.translate(_QOS1_DUP_HEADER)
+        if 1 not in dup_flags:
             return False
-        words = {_ACK_WORD[1] | packet_id for packet_id in compress(ids, again)}
-        numbered = list(filter(None, ids))
-        return len(set(numbered)) < len(numbered) or any(not words.isdisjoint(p.words) for p in self._pending)
+        ack_words = {_ACK_WORD[1] | packet_id for packet_id in compress(packet_ids, dup_flags)}
+        nonzero_ids = list(filter(None, packet_ids))
+        return len(set(nonzero_ids)) < len(nonzero_ids) or any(
+            not ack_words.isdisjoint(p.ack_words) for p in self._pending
+        )
 
-    def _owed(self) -> dict[int, int]:
-        """Packet id → digest of the content of each QoS 1 message that is not acknowledged."""
-        owed: dict[int, int] = {}
+    def _pending_qos1_digests(self) -> dict[int, int]:
+        """Return packet id → content digest of each unacknowledged QoS 1 message."""
+        digests_by_id: dict[int, int] = {}
         for pending in self._pending:
-            digests, first = pending.digests, pending.first
-            for word, number in zip(pending.words, pending.numbers, strict=True):
-                if word >> 16 == _ACK_WORD[1] >> 16 and number >= first:
-                    owed[word & 0xFFFF] = digests[number - first]
-        self._kept = 0
-        return owed
+            digests, first_number = pending.digests, pending.first_number
+            for ack_word, number in zip(pending.ack_words, pending.message_numbers, strict=True):
+                if ack_word >> 16 == _ACK_WORD[1] >> 16 and number >= first_number:
+                    digests_by_id[ack_word & 0xFFFF] = digests[number - first_number]
+        self._undigested_bytes = 0
+        return digests_by_id
 
-    def _take(self, qos: bytes, ids: Sequence[int], pending: _Pending, left_out: bytes = NOTHING) -> None:
-        """Number messages that are all new, hold the ids of QoS 2, and owe their acknowledgements.
+    def _take_new_messages(
+        self, qos: bytes, packet_ids: Sequence[int], pending: _PendingAcks, duplicate_flags: bytes = NO_DUPLICATES
+    ) -> None:
+        """Number new messages, register the QoS 2 ids, and add their pending acknowledgements.
 
         Args:
-            qos: Of each.
-            ids: Their packet ids.
-            pending: Of those that are stored.
-            left_out: As `Screening` has it.
+            qos: QoS of each message.
+            packet_ids: Packet id of each message.
+            pending: Acknowledgements and digests of the stored ones.
+            duplicate_flags: As in `FilterResult`.
         """
-        first = self.next_number
-        numbers: Sequence[int] = range(first, first + len(ids))
-        stored = ids
-        if left_out:
-            numbers = _numbers(first, left_out)
-            stored = list(compress(ids, _kept(left_out)))
-            self.repeats += len(ids) - len(stored)
-        self.next_number += len(stored)
+        first_number = self.next_number
+        numbers: Sequence[int] = range(first_number, first_number + len(packet_ids))
+        stored_ids = packet_ids
+        if duplicate_flags:
+            numbers = _message_numbers(first_number, duplicate_flags)
+            stored_ids = list(compress(packet_ids, _stored_flags(duplicate_flags)))
+            self.duplicates += len(packet_ids) - len(stored_ids)
+        self.next_number += len(stored_ids)
         if b"\x02" in qos:
-            every = zip(range(first, self.next_number), pending.digests, strict=True)
-            new = dict(zip(stored, map(_HELD, every), strict=True))
-            if left_out:
-                self.held.update(dict.fromkeys(ids, _LEFT_OUT))
-            self.held.update(new)
-            self._chunk.held.update(new)
-        word = _ACK_WORD[2 if b"\x02" in qos else 1]
+            number_digest_pairs = zip(range(first_number, self.next_number), pending.digests, strict=True)
+            unreleased_by_id = dict(zip(stored_ids, map(_new_unreleased, number_digest_pairs), strict=True))
+            if duplicate_flags:
+                self.unreleased_messages.update(dict.fromkeys(packet_ids, _DUPLICATE_ENTRY))
+            self.unreleased_messages.update(unreleased_by_id)
+            self._chunk.unreleased_messages.update(unreleased_by_id)
+        ack_type = _ACK_WORD[2 if b"\x02" in qos else 1]
         if b"\x00" not in qos:
-            self._owe(list(map(word.__or__, ids)), numbers, pending)
+            self._add_pending_acks(list(map(ack_type.__or__, packet_ids)), numbers, pending)
         else:
-            owed = [(word | packet_id, number) for packet_id, number in zip(ids, numbers, strict=True) if packet_id]
-            self._owe([one for one, _ in owed], [number for _, number in owed], pending)
+            ack_words = [
+                (ack_type | packet_id, number)
+                for packet_id, number in zip(packet_ids, numbers, strict=True)
+                if packet_id
+            ]
+            self._add_pending_acks(
+                [ack_word for ack_word, _ in ack_words], [number for _, number in ack_words], pending
+            )
 
-    def _one_by_one(
-        self, run: PublishRun | PlainRun, qos: bytes, tags: Sequence[Any], left_out: bytes = NOTHING
+    def _take_possible_repeats(
+        self, run: PublishRun | PlainRun, qos: bytes, tags: Sequence[Any], duplicate_flags: bytes = NO_DUPLICATES
     ) -> None:
-        """Take messages of which some may be repeats."""
-        ids, digests = run.packet_ids, _digests(run)
-        again = run.headers.translate(_QOS_1_AGAIN)
-        owed = self._owed() if 1 in again else {}
-        first, stored = self.next_number, bytearray(len(run))
-        words: list[int] = []
-        numbers: list[int] = []
+        """Take messages that may contain repeats."""
+        packet_ids, digests = run.packet_ids, _content_digests(run)
+        dup_flags = run.headers.translate(_QOS1_DUP_HEADER)
+        pending_digests = self._pending_qos1_digests() if 1 in dup_flags else {}
+        first_number, stored_flags = self.next_number, bytearray(len(run))
+        ack_words: list[int] = []
+        message_numbers: list[int] = []
         for index, level in enumerate(qos):
-            packet_id = ids[index]
-            left = bool(left_out and left_out[index])
-            if again[index] and packet_id in owed and (left or owed[packet_id] == digests[index]):
-                self.repeats += 1
+            packet_id = packet_ids[index]
+            is_duplicate = bool(duplicate_flags and duplicate_flags[index])
+            if (
+                dup_flags[index]
+                and packet_id in pending_digests
+                and (is_duplicate or pending_digests[packet_id] == digests[index])
+            ):
+                self.duplicates += 1
                 continue
-            if left:
-                self.repeats += 1
+            if is_duplicate:
+                self.duplicates += 1
                 if level == 2:
-                    self.held.setdefault(packet_id, _LEFT_OUT)
+                    self.unreleased_messages.setdefault(packet_id, _DUPLICATE_ENTRY)
             elif level < 2 or not self._is_repeat(packet_id, digests[index]):
-                stored[index] = 1
+                stored_flags[index] = 1
                 self.next_number += 1
             if level == 1:
-                owed[packet_id] = digests[index]
+                pending_digests[packet_id] = digests[index]
             if level:
-                words.append(_ACK_WORD[level] | packet_id)
+                ack_words.append(_ACK_WORD[level] | packet_id)
                 # A repeat waits for everything that came before it.
-                numbers.append(self.next_number - 1)
-        self._chunk.add(_only(run, stored), compress(tags, stored))
-        taken = list(compress(digests, stored))
-        self._owe(words, numbers, _Pending(first, lambda: taken, 0))
+                message_numbers.append(self.next_number - 1)
+        self._chunk.add_run(_select_packets(run, stored_flags), compress(tags, stored_flags))
+        stored_digests = list(compress(digests, stored_flags))
+        self._add_pending_acks(ack_words, message_numbers, _PendingAcks(first_number, lambda: stored_digests, 0))
 
     def _is_repeat(self, packet_id: int, digest: int) -> bool:
-        """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
-        known = self.held.get(packet_id)
-        if known is not None and known.number >= 0:
-            if known.digest == digest:
-                self.repeats += 1
+        """Return whether a QoS 2 message is a repeat; if not, register it under the next number."""
+        earlier_message = self.unreleased_messages.get(packet_id)
+        if earlier_message is not None and earlier_message.number >= 0:
+            if earlier_message.digest == digest:
+                self.duplicates += 1
                 return True
             self.reused_ids += 1
-            if packet_id not in self._chunk.held:
-                self._chunk.released.append(packet_id)  # a PUBREL of this chunk must find nothing of the older one
-        self.held[packet_id] = self._chunk.held[packet_id] = Held(self.next_number, digest)
+            if packet_id not in self._chunk.unreleased_messages:
+                self._chunk.released_ids.append(packet_id)  # a PUBREL of this chunk must find nothing of the older one
+        self.unreleased_messages[packet_id] = self._chunk.unreleased_messages[packet_id] = UnreleasedMessage(
+            self.next_number, digest
+        )
         return False
 
-    def _owe(self, words: Sequence[int], numbers: Sequence[int], pending: _Pending) -> None:
-        if not words:
+    def _add_pending_acks(
+        self, ack_words: Sequence[int], message_numbers: Sequence[int], pending: _PendingAcks
+    ) -> None:
+        if not ack_words:
             return
-        pending.words, pending.numbers = array("I", words), numbers
+        pending.ack_words, pending.message_numbers = array("I", ack_words), message_numbers
         self._pending.append(pending)
-        self._kept += pending.kept
-        self.unacknowledged += len(words)
-        if self.unacknowledged > self._receive_maximum:
-            self.overruns += 1
+        self._undigested_bytes += pending.undigested_bytes
+        self.unacknowledged_count += len(ack_words)
+        if self.unacknowledged_count > self._receive_maximum:
+            self.window_overruns += 1
 
-    def _resolved(self, run: PublishRun) -> PublishRun:
-        """The run with the topics that its topic aliases stand for."""
+    def _with_resolved_topics(self, run: PublishRun) -> PublishRun:
+        """Return the run with topic aliases replaced by their topics."""
         aliases = [packet.topic_alias for packet in run.packets]
         if aliases.count(None) == len(aliases):
             return run
-        return replace(run, topics=list(map(self._resolve, aliases, run.topics)))
+        return replace(run, topics=list(map(self._resolve_topic, aliases, run.topics)))
 
-    def _resolve(self, alias: int | None, topic: str) -> str:
+    def _resolve_topic(self, alias: int | None, topic: str) -> str:
         if alias is None:
             return topic
-        if not 0 < alias <= self._alias_maximum:
-            raise Breach(f"used topic alias {alias}, we allow {self._alias_maximum} [MQTT-3.3.2-9]", 0x94)
+        if not 0 < alias <= self._topic_alias_maximum:
+            raise BrokerProtocolError(
+                f"used topic alias {alias}, we allow {self._topic_alias_maximum} [MQTT-3.3.2-9]", 0x94
+            )
         if topic:
-            self._aliases[alias] = topic
-        elif alias not in self._aliases:
-            raise Breach(f"used topic alias {alias} before it gave it a topic", 0x94)
-        return self._aliases[alias]
+            self._topic_aliases[alias] = topic
+        elif alias not in self._topic_aliases:
+            raise BrokerProtocolError(f"used topic alias {alias} before it gave it a topic", 0x94)
+        return self._topic_aliases[alias]
 
 
-def _only(run: PublishRun | PlainRun, kept: bytes | bytearray) -> PublishRun:
-    """The packets that have 1 in `kept`, which has 0 for the others; perhaps none."""
-    only = PublishRun.of(list(compress(run.packets, kept)), bytes(compress(run.headers, kept)))
-    return replace(only, topics=list(compress(run.topics, kept)))
+def _select_packets(run: PublishRun | PlainRun, stored_flags: bytes | bytearray) -> PublishRun:
+    """Return the packets with a 1 in `stored_flags`, perhaps none."""
+    selected_run = PublishRun.from_packets(
+        list(compress(run.packets, stored_flags)), bytes(compress(run.headers, stored_flags))
+    )
+    return replace(selected_run, topics=list(compress(run.topics, stored_flags)))
 
 
-def _digests(run: PublishRun | PlainRun) -> list[int]:
-    topics, retained = run.topics, run.headers.translate(RETAIN_OF)
+def _content_digests(run: PublishRun | PlainRun) -> list[int]:
+    topics, retain_flags = run.topics, run.headers.translate(RETAIN_OF_HEADER)
     seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
     if isinstance(run, PlainRun):
-        contents, properties = run.columns.payloads(), [_NONE] * len(run)
+        contents, properties = run.columns.payloads(), [_NO_PROPERTIES] * len(run)
     else:
         # A stub has no payload, but the facts of the one that came; the packet it keeps may differ next time.
-        contents = [p.facts if p.payload is None else p.payload for p in run.packets]
-        properties = list(map(_PROPERTIES, run.packets))
+        contents = [p.comparable_facts if p.payload is None else p.payload for p in run.packets]
+        properties = list(map(_PUBLISHER_PROPERTIES, run.packets))
     digests = list(map(zlib.crc32, contents, map(seeds.__getitem__, topics)))
-    if 1 not in retained and properties.count(_NONE) == len(properties):
+    if 1 not in retain_flags and properties.count(_NO_PROPERTIES) == len(properties):
         return digests
-    every = zip(run.packets, retained, properties, digests, strict=True)
-    return [d if p.payload is None else zlib.crc32(_in_bytes(r, *values), d) for p, r, values, d in every]
+    packet_contents = zip(run.packets, retain_flags, properties, digests, strict=True)
+    return [
+        d if p.payload is None else zlib.crc32(_encode_properties(r, *values), d) for p, r, values, d in packet_contents
+    ]
 
 
-def _in_bytes(
+def _encode_properties(
     retain: int,
     payload_format: int,
     content_type: str | None,
@@ -466,28 +510,28 @@ def _in_bytes(
     correlation_data: bytes | None,
     user_properties: list[tuple[str, str]],
 ) -> bytes:
-    """RETAIN and properties so that no two look the same; nothing for a message with none of them."""
-    single = (content_type, response_topic, correlation_data)
-    if not (retain or payload_format or user_properties) and single == (None, None, None):
+    """Encode RETAIN and properties without ambiguity; empty for a message with none of them."""
+    optional_fields = (content_type, response_topic, correlation_data)
+    if not (retain or payload_format or user_properties) and optional_fields == (None, None, None):
         return b""
-    texts = (*single, *chain.from_iterable(user_properties))
-    data = [text.encode() if isinstance(text, str) else text for text in texts]
-    lengths = b",".join(b"-" if one is None else b"%d" % len(one) for one in data)
-    return b"%d %d %b " % (retain, payload_format, lengths) + b"".join(one or b"" for one in data)
+    texts = (*optional_fields, *chain.from_iterable(user_properties))
+    encoded_fields = [text.encode() if isinstance(text, str) else text for text in texts]
+    lengths = b",".join(b"-" if field is None else b"%d" % len(field) for field in encoded_fields)
+    return b"%d %d %b " % (retain, payload_format, lengths) + b"".join(field or b"" for field in encoded_fields)
 
 
-def _numbers(first: int, left_out: bytes) -> list[int]:
-    """The number of each message; one that is left out waits, as a repeat does, for the stored one before it."""
-    return list(accumulate(_kept(left_out), initial=first - 1))[1:]
+def _message_numbers(first_number: int, duplicate_flags: bytes) -> list[int]:
+    """Return the number that each acknowledgement waits for; a duplicate waits for the stored message before it."""
+    return list(accumulate(_stored_flags(duplicate_flags), initial=first_number - 1))[1:]
 
 
-def _kept(left_out: bytes) -> bytes:
-    """1 for each message that is stored, 0 for the others."""
-    return left_out.translate(_KEPT)
+def _stored_flags(duplicate_flags: bytes) -> bytes:
+    """Return 1 for each message to store, 0 for each duplicate."""
+    return duplicate_flags.translate(_STORED_FLAG)
 
 
-def _big_endian(words: array[int]) -> bytes:
+def _big_endian(ack_words: array[int]) -> bytes:
     if sys.byteorder == "little":
-        words = words[:]
-        words.byteswap()
-    return words.tobytes()
+        ack_words = ack_words[:]
+        ack_words.byteswap()
+    return ack_words.tobytes()

@@ -1,4 +1,4 @@
-"""A message to be published, without the packet id it leaves under: that is the session's to give."""
+"""Outbound message without a packet id, which the session assigns."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Final
 
 from mqtt5 import PublishPacket, QoS
 
-from towline.mqtt import fence
+from towline.mqtt import checks
 
 #: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
-LONGEST_EXPIRY: Final = 0xFFFFFFFF
+MAX_EXPIRY_S: Final = 0xFFFFFFFF
 #: Bytes of a payload whose copy would be felt.
-LARGE: Final = 1 << 20
+LARGE_PAYLOAD_BYTES: Final = 1 << 20
 #: The codec makes no PUBLISH of QoS > 0 without a packet id; this one never leaves.
-_PLACEHOLDER: Final = 1
-_LEVELS: Final = (QoS.AT_MOST_ONCE, QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE)
+_PLACEHOLDER_ID: Final = 1
+_QOS_LEVELS: Final = (QoS.AT_MOST_ONCE, QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE)
 
 
 class OutboundMessage:
-    """What a PUBLISH says; the arguments are those of `mqtt5.PublishPacket` that are not the connection's own.
+    """Content of a PUBLISH: the arguments of `mqtt5.PublishPacket` that do not depend on the connection.
 
     Raises:
-        PacketTooLarge: Longer than a packet can be (`towline.mqtt.fence`).
-        ValueError: MQTT has no way to say it; as TypeError and OverflowError, and the codec's panics.
+        PacketTooLarge: Longer than a packet can be (`towline.mqtt.checks`).
+        ValueError: MQTT can't carry it; as TypeError and OverflowError, and the codec's panics.
     """
 
     __slots__ = ("_packet", "qos", "retain", "template", "topic")
@@ -45,9 +45,9 @@ class OutboundMessage:
         self._packet = PublishPacket(
             topic,
             payload,
-            qos=_LEVELS[qos],
+            qos=_QOS_LEVELS[qos],
             retain=retain,
-            packet_id=_PLACEHOLDER if qos else None,
+            packet_id=_PLACEHOLDER_ID if qos else None,
             payload_format_indicator=payload_format_indicator,
             message_expiry_interval=message_expiry_interval,
             content_type=content_type,
@@ -55,7 +55,7 @@ class OutboundMessage:
             correlation_data=correlation_data,
             user_properties=user_properties if isinstance(user_properties, list) else list(user_properties),
         )
-        fence.check_size(self._packet)
+        checks.check_size(self._packet)
         #: Where it goes.
         self.topic = topic
         #: 0, 1 or 2.
@@ -63,20 +63,20 @@ class OutboundMessage:
         #: The broker keeps it for later subscribers.
         self.retain = retain
         #: The packet, whose bytes are made right by `renumbered`; None where that would copy a large payload.
-        self.template = self._packet if len(payload) <= LARGE else None
+        self.template = self._packet if len(payload) <= LARGE_PAYLOAD_BYTES else None
 
     @property
     def message_expiry_interval(self) -> int | None:
-        """Seconds after which nobody gets it any more, None for never."""
+        """Message expiry interval in seconds; None for no expiry."""
         return self._packet.message_expiry_interval
 
-    def packet(self, packet_id: int, interval: int | None, *, duplicate: bool = False) -> PublishPacket:
-        """The PUBLISH.
+    def to_packet(self, packet_id: int, expiry_interval_s: int | None, *, is_duplicate: bool = False) -> PublishPacket:
+        """Return the PUBLISH packet.
 
         Args:
-            packet_id: 0 for QoS 0.
-            interval: Message expiry interval: what is left of it.
-            duplicate: It was sent before.
+            packet_id: Packet id; 0 for QoS 0.
+            expiry_interval_s: Remaining message expiry interval in seconds.
+            is_duplicate: True if it was sent before (DUP).
         """
         packet = self._packet
         return PublishPacket(
@@ -85,9 +85,9 @@ class OutboundMessage:
             qos=packet.qos,
             retain=packet.retain,
             packet_id=packet_id or None,
-            duplicate=duplicate,
+            duplicate=is_duplicate,
             payload_format_indicator=packet.payload_format_indicator,
-            message_expiry_interval=interval,
+            message_expiry_interval=expiry_interval_s,
             content_type=packet.content_type,
             response_topic=packet.response_topic,
             correlation_data=packet.correlation_data,
@@ -95,13 +95,13 @@ class OutboundMessage:
         )
 
     @staticmethod
-    def renumbered(data: bytes, packet_id: int) -> bytes:
-        """The bytes of a `template` under another packet id: it stands behind the topic name [MQTT 5 section 3.3.2.2].
+    def with_packet_id(data: bytes, packet_id: int) -> bytes:
+        """Return the bytes of a `template` with another packet id, the field after the topic [MQTT 5 section 3.3.2.2].
 
-        Making the packet anew costs five times as much.
+        Encoding the packet again costs five times as much.
         """
-        at = 2
-        while data[at - 1] & 0x80:  # remaining length, a variable byte integer
-            at += 1
-        at += 2 + (data[at] << 8 | data[at + 1])
-        return b"".join((data[:at], packet_id.to_bytes(2, "big"), data[at + 2 :]))
+        position = 2
+        while data[position - 1] & 0x80:  # remaining length, a variable byte integer
+            position += 1
+        position += 2 + (data[position] << 8 | data[position + 1])
+        return b"".join((data[:position], packet_id.to_bytes(2, "big"), data[position + 2 :]))

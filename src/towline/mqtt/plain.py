@@ -1,9 +1,9 @@
-"""PUBLISH packets without properties, which most messages are: taken by the thousand as columns, not one by one.
+"""Fast path for PUBLISH packets without properties: thousands are read as columns, not one by one.
 
-`PlainRuns` finds where the fields of such packets begin and end. It steps from packet to packet by the first bytes of
-each, which say how long all its fields are, and remembers what it made of them: devices send few different lengths.
-What can't be seen there, a property length that is not 0, a packet id 0 and what is wrong with a topic, whoever makes
-the columns looks for (`PlainReader`). Neither refuses anything: an odd packet ends the run, and the codec has its say.
+`PlainRuns` finds the field lengths of such packets. It steps from packet to packet by the first bytes of each, which
+determine all field lengths, and caches them: devices send few different lengths. A `PlainReader` checks the rest while
+it builds the columns: a property length other than 0, packet id 0 and invalid topics. Neither refuses anything: an
+unusual packet ends the run and goes to the codec.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Final, Protocol
 
 from mqtt5 import PublishPacket
 
+from towline.mqtt.checks import PREFIX_BYTES, publish_offsets
 from towline.mqtt.codec3 import PUBLISH_FLAGS
-from towline.mqtt.fence import SHAPE_KEY, publish_shape
 
 #: Fields of a packet that `PlainRuns` tells the lengths of: up to the topic's length, topic, packet id and property
 #: length, payload.
-FIELDS: Final = 4
-_PACKED: Final = struct.Struct(f"={FIELDS}i")
+FIELD_COUNT: Final = 4
+_LENGTHS_STRUCT: Final = struct.Struct(f"={FIELD_COUNT}i")
 #: Lengths remembered; then they are forgotten, because a device may choose them.
-_MOST_SHAPES: Final = 10_000
+_MAX_CACHED_PREFIXES: Final = 10_000
 #: For a packet that is not plain.
-_ODD: Final = (0, b"")
+_NOT_PLAIN: Final = (0, b"")
 #: Packets looked at after a try in vain, and the longest pause then, as a power of 2.
-_FIRST_STEPS: Final = 200
-_LONGEST_PAUSE: Final = 10
+_PACKETS_AFTER_FAILURE: Final = 200
+_MAX_PAUSE_EXPONENT: Final = 10
 
 
 class MessageColumns(Protocol):
-    """Topics and payloads of a run, in whatever form its reader likes."""
+    """Columns of topics and payloads of a run, in a form that its reader chooses."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take."""
+        """Memory size in bytes."""
 
     def topics(self) -> Sequence[str]:
-        """The topic of each."""
+        """Return the topic of each message."""
 
     def payloads(self) -> Sequence[bytes]:
-        """The payload of each."""
+        """Return the payload of each message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class PlainRun:
     """PUBLISH packets without properties in the order of their arrival, with nothing between them.
 
     Attributes:
-        headers: The first byte of each packet, at least one: DUP, QoS and RETAIN as they came.
+        headers: The first byte of each packet, at least one: DUP, QoS and RETAIN as received.
         packet_ids: The packet id of each; 0 for QoS 0.
-        columns: The rest.
+        columns: Topics and payloads.
     """
 
     headers: bytes
@@ -65,14 +65,14 @@ class PlainRun:
 
     @property
     def topics(self) -> Sequence[str]:
-        """The topic of each."""
+        """Topic of each packet."""
         return self.columns.topics()
 
     @property
     def packets(self) -> Sequence[PublishPacket]:
-        """The packets one by one."""
-        each = zip(self.headers, self.packet_ids, self.columns.topics(), self.columns.payloads(), strict=True)
-        return [_packet(*one) for one in each]
+        """All packets as objects."""
+        packet_fields = zip(self.headers, self.packet_ids, self.columns.topics(), self.columns.payloads(), strict=True)
+        return [_packet(*fields) for fields in packet_fields]
 
 
 def _packet(header: int, packet_id: int, topic: str, payload: bytes) -> PublishPacket:
@@ -83,88 +83,92 @@ def _packet(header: int, packet_id: int, topic: str, payload: bytes) -> PublishP
 
 
 class PlainReader(Protocol):
-    """Makes columns of the packets that a walk has found."""
+    """Reader that builds columns from packets with known field lengths."""
 
     def __call__(
         self, buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool
     ) -> tuple[PlainRun, int] | None:
-        """The longest run of sound packets from the first on, and where it ends.
+        """Return the longest run of valid packets from the first one, and its end.
 
         Args:
             buffer: Received bytes.
-            position: Where the first packet begins.
-            fields: The lengths of each packet's fields, `FIELDS` native 32-bit integers each.
-            properties: Whether packets have a property length, which must be 0: MQTT 5.
+            position: Start of the first packet.
+            fields: Field lengths of each packet, `FIELD_COUNT` native 32-bit integers each.
+            properties: True if packets have a property length, which must be 0: MQTT 5.
 
         Returns:
-            None where it would be too short to be worth it.
+            None if the run would be too short to be worth it.
         """
 
 
 class PlainRuns:
-    """Finds runs of plain PUBLISH packets, and tries less often where there are none.
+    """Finder of runs of plain PUBLISH packets; it tries less often after failures.
 
     Args:
-        reader: Makes columns of what is found.
+        reader: Builder of the columns.
         max_packet_bytes: A longer packet is not plain.
-        properties: The protocol has properties: MQTT 5.
+        properties: True if the protocol has properties: MQTT 5.
     """
 
     def __init__(self, reader: PlainReader, max_packet_bytes: int, *, properties: bool) -> None:
-        self._read = reader
-        self._max = max_packet_bytes
-        self._properties = properties
+        self._reader = reader
+        self._max_packet_bytes = max_packet_bytes
+        self._has_properties = properties
         #: First bytes → size of the packet and the packed lengths of its fields; size 0 for one that is not plain.
-        self._shapes: dict[bytes, tuple[int, bytes]] = {}
+        self._cached_lengths: dict[bytes, tuple[int, bytes]] = {}
         #: Tries in vain since the last run.
-        self._failures = 0
+        self._failed_searches = 0
         #: PUBLISH packets to be read one by one before the next try.
-        self._pause = 0
+        self._packets_to_skip = 0
 
-    def find(self, buffer: bytes, position: int) -> tuple[PlainRun, int] | None:
-        """The run that begins at `position` and where it ends; None if it is too short, and then for some packets more.
+    def find_run(self, buffer: bytes, position: int) -> tuple[PlainRun, int] | None:
+        """Return the run that begins at `position`, and its end; None if it is too short, or after recent failures.
 
         Args:
             buffer: Received bytes.
-            position: Where a PUBLISH begins.
+            position: Start of a PUBLISH.
         """
-        if self._pause:
-            self._pause -= 1
+        if self._packets_to_skip:
+            self._packets_to_skip -= 1
             return None
-        fields = self._walk(buffer, position, _FIRST_STEPS if self._failures else len(buffer))
-        found = self._read(buffer, position, fields, properties=self._properties)
-        if found is None:
-            self._pause = 1 << min(self._failures, _LONGEST_PAUSE)
-            self._failures += 1
+        field_lengths = self._plain_field_lengths(
+            buffer, position, _PACKETS_AFTER_FAILURE if self._failed_searches else len(buffer)
+        )
+        run_and_end = self._reader(buffer, position, field_lengths, properties=self._has_properties)
+        if run_and_end is None:
+            self._packets_to_skip = 1 << min(self._failed_searches, _MAX_PAUSE_EXPONENT)
+            self._failed_searches += 1
         else:
-            self._failures = 0
-        return found
+            self._failed_searches = 0
+        return run_and_end
 
-    def _walk(self, buffer: bytes, position: int, most: int) -> list[bytes]:
-        """The lengths of the fields of each whole packet, up to the first that is not plain."""
-        if len(self._shapes) > _MOST_SHAPES:
-            self._shapes.clear()
-        found: list[bytes] = []
-        add, known, end = found.append, self._shapes, len(buffer)
-        for _ in range(most):
-            if position >= end:
+    def _plain_field_lengths(self, buffer: bytes, position: int, max_packets: int) -> list[bytes]:
+        """Return the field lengths of each whole packet, up to the first that is not plain."""
+        if len(self._cached_lengths) > _MAX_CACHED_PREFIXES:
+            self._cached_lengths.clear()
+        field_lengths: list[bytes] = []
+        append, cached_lengths, buffer_end = field_lengths.append, self._cached_lengths, len(buffer)
+        for _ in range(max_packets):
+            if position >= buffer_end:
                 break
-            key = buffer[position : position + SHAPE_KEY]
+            prefix = buffer[position : position + PREFIX_BYTES]
             try:
-                size, fields = known[key]
+                size, lengths = cached_lengths[prefix]
             except KeyError:
-                size, fields = known[key] = self._shape(key)
+                size, lengths = cached_lengths[prefix] = self._field_lengths(prefix)
             if not size:
-                return found
-            add(fields)
+                return field_lengths
+            append(lengths)
             position += size
-        if position > end:
-            found.pop()  # still arriving
-        return found
+        if position > buffer_end:
+            field_lengths.pop()  # still arriving
+        return field_lengths
 
-    def _shape(self, key: bytes) -> tuple[int, bytes]:
-        size, begin, end, at = publish_shape(key, properties=self._properties)
-        if end == begin or size > self._max or PUBLISH_FLAGS[key[0]] is None:
-            return _ODD
-        middle = at - end + self._properties
-        return size, _PACKED.pack(begin, end - begin, middle, size - end - middle)
+    def _field_lengths(self, prefix: bytes) -> tuple[int, bytes]:
+        size, topic_start, topic_end, properties_at = publish_offsets(prefix, properties=self._has_properties)
+        if topic_end == topic_start or size > self._max_packet_bytes or PUBLISH_FLAGS[prefix[0]] is None:
+            return _NOT_PLAIN
+        middle_bytes = properties_at - topic_end + self._has_properties
+        return size, _LENGTHS_STRUCT.pack(
+            topic_start, topic_end - topic_start, middle_bytes, size - topic_end - middle_bytes
+        )

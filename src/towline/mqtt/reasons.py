@@ -1,4 +1,4 @@
-"""MQTT 5 reason codes in words [MQTT 5 section 2.4], and what to do about a refused CONNECT."""
+"""Names of MQTT 5 reason codes [MQTT 5 section 2.4], and advice for a refused CONNECT or SUBSCRIBE."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ NO_SUBSCRIBERS: Final = 0x10
 #: Another client has connected with our client id [MQTT 5 section 3.14.2.1].
 TAKEN_OVER: Final = 0x8E
 #: What to do where a session was lost, if nothing more is known.
-KEEP_SESSIONS: Final = "Let the broker keep sessions on disk."
+KEEP_SESSIONS_ADVICE: Final = "Let the broker keep sessions on disk."
 #: About the packet id of the request, not about what it asks for [MQTT 5 section 3.9.3].
-ID_IN_USE: Final = 0x91
+PACKET_ID_IN_USE: Final = 0x91
 #: The server may take the message later [MQTT 5 section 3.4.2.1].
 QUOTA_EXCEEDED: Final = 0x97
 #: The server has said that it takes less, or none of this one.
 QOS_NOT_SUPPORTED: Final = 0x9B
 #: Reason codes that come with a Server Reference [MQTT 5 section 4.11].
-USE_ANOTHER: Final = 0x9C
-MOVED: Final = 0x9D
+USE_ANOTHER_SERVER: Final = 0x9C
+SERVER_MOVED: Final = 0x9D
 #: Reason codes of a DISCONNECT that may be about a packet of ours [MQTT 5 section 3.14.2.1].
-BLAMING: Final = frozenset({0x80, 0x81, 0x82, 0x83, 0x87, 0x90, 0x94, 0x95, 0x99, 0x9A, 0x9B})
+PACKET_ERROR_CODES: Final = frozenset({0x80, 0x81, 0x82, 0x83, 0x87, 0x90, 0x94, 0x95, 0x99, 0x9A, 0x9B})
 #: A reason of ours, beyond MQTT's: each time the message was sent, the broker ended the connection.
-CUT: Final = 0x100
+CONNECTION_CUT: Final = 0x100
 
 #: The codec's names where they are not the standard's words.
-_LONGER: Final = {
+_STANDARD_WORDS: Final = {
     "client id": "client identifier",
     "packet id ": "packet identifier ",
     "receive max ": "receive maximum ",
@@ -40,21 +40,21 @@ _LONGER: Final = {
 }
 
 
-def _standard(name: str) -> str:
-    words = name.replace("_", " ").lower()
-    for short, long in _LONGER.items():
-        words = words.replace(short, long)
-    return words
+def _standard_name(name: str) -> str:
+    text = name.replace("_", " ").lower()
+    for codec_word, standard_word in _STANDARD_WORDS.items():
+        text = text.replace(codec_word, standard_word)
+    return text
 
 
-_WORDS: Final = {
-    int(code): _standard(name)
+_REASON_NAMES: Final = {
+    int(code): _standard_name(name)
     for kind, codes in vars(mqtt5).items()
     if kind.endswith("ReasonCode")
     for name, code in vars(codes).items()
     if name.isupper() and not name.startswith("GRANTED")
 }
-_WORDS[CUT] = "the broker ends the connection at this message"
+_REASON_NAMES[CONNECTION_CUT] = "the broker ends the connection at this message"
 
 #: CONNACK reasons that another try will meet again, and what to change.
 CONNECT_ADVICE: Final = {
@@ -75,7 +75,7 @@ SUBSCRIBE_ADVICE: Final = {
     0x83: "The reason is in the broker's log.",
     0x87: "Grant this client the right to read it, or change the filter.",
     0x8F: "Change the filter.",
-    ID_IN_USE: "It is tried again with a new connection.",
+    PACKET_ID_IN_USE: "It is tried again with a new connection.",
     QUOTA_EXCEEDED: "Raise the broker's limit of subscriptions, or subscribe to fewer filters.",
     0x9E: "Subscribe without $share, or choose a broker that has shared subscriptions.",
     0xA1: "Subscribe without an identifier, or choose a broker that has them.",
@@ -83,6 +83,6 @@ SUBSCRIBE_ADVICE: Final = {
 }
 
 
-def reason_words(code: int) -> str:
-    """The name the standard gives a reason code; a code it does not know is told as such."""
-    return _WORDS.get(code, "unknown reason")
+def reason_name(code: int) -> str:
+    """Return the standard's name of a reason code, or "unknown reason"."""
+    return _REASON_NAMES.get(code, "unknown reason")

@@ -1,13 +1,13 @@
-"""What the broker's session is subscribed to, as far as we know, and what to ask for until it is what is wanted.
+"""Known and requested subscriptions of the session at the broker.
 
-A filter taken for subscribed that is not means silence for ever; one taken for gone that is not means messages nobody
-wants. So the durable record is never surer than we are: a filter that a packet may change is unsure before the packet
-leaves, and only the answer makes it sure again. What is unsure is asked for anew with the next connection, which does
-no harm where it was done already [MQTT-3.8.4-3], [MQTT-3.10.4-5], but for the retained messages: with Retain Handling 0
-they would all come a second time. So a filter that we have asked for before says 1, "only for a new subscription": a
-session that the broker has lost still gets them. MQTT 3.x can't say that.
+A filter wrongly taken for subscribed means silence for ever. A filter wrongly taken for unsubscribed means unwanted
+messages. So the durable record never claims more than we know: a filter that a packet may change is unsure before the
+packet is sent, and only the answer makes it sure again. An unsure filter is requested again with the next connection,
+which does no harm [MQTT-3.8.4-3], [MQTT-3.10.4-5] except for retained messages: with Retain Handling 0 they would all
+come a second time. So a filter that we have requested before has Retain Handling 1, "only for a new subscription":
+after the loss of a session they still come. MQTT 3.x has no Retain Handling.
 
-Nothing here sends, stores or counts packet ids: that is `towline.mqtt.session`.
+This module sends and stores nothing and assigns no packet ids: `towline.mqtt.session` does.
 """
 
 from __future__ import annotations
@@ -23,62 +23,76 @@ UNSURE: Final = -1
 
 
 class Subscriptions:
-    """The filters of one session of the broker, across connections.
+    """Topic filters of one session at the broker, across connections.
 
     Args:
-        wanted: What it is to be subscribed to.
-        known: What the durable record says of it.
+        filters: Requested filters.
+        known_options: Topic filter → options, as in the durable record.
     """
 
-    def __init__(self, wanted: Iterable[Filter], known: Mapping[str, int]) -> None:
-        self._wanted = {f.pattern: f for f in wanted}
+    def __init__(self, filters: Iterable[Filter], known_options: Mapping[str, int]) -> None:
+        self._wanted_filters = {f.pattern: f for f in filters}
         #: Topic filter → `Filter.terms` or `UNSURE`. To be durable before anything leaves that is decided after it;
         #: replaced with each step and never changed, so that a record can hold it.
-        self.known = dict(known)
-        self._before = self.known
+        self.known_options = dict(known_options)
+        self._options_before_connect = self.known_options
 
-    def want(self, wanted: Iterable[Filter]) -> None:
-        """Let these be the filters wanted; not while an answer is missing, which is judged by what was wanted."""
-        self._wanted = {f.pattern: f for f in wanted}
+    def set_filters(self, filters: Iterable[Filter]) -> None:
+        """Replace the requested filters; only while no SUBSCRIBE or UNSUBSCRIBE is unanswered."""
+        self._wanted_filters = {f.pattern: f for f in filters}
 
-    def connect(self) -> None:
-        """CONNECT is about to leave: it may find our session lost, and make an empty one.
+    def expect_connack(self) -> None:
+        """Mark all subscriptions unsure before CONNECT: the broker may have lost the session and create an empty one.
 
-        Unless we live to see its CONNACK, the next one says Session Present of that.
+        After a crash before CONNACK, the next CONNACK would say Session Present of the empty session.
         """
-        self._before = self.known
-        self.doubt()
+        self._options_before_connect = self.known_options
+        self.mark_unsure()
 
-    def doubt(self) -> None:
-        """Another client had our session, or the server may be another one."""
-        self.known = dict.fromkeys(self.known, UNSURE)
+    def mark_unsure(self) -> None:
+        """Mark all subscriptions unsure: another client had the session, or the server may be another one."""
+        self.known_options = dict.fromkeys(self.known_options, UNSURE)
 
-    def kept(self) -> None:
-        """CONNACK says that the session is as it was before CONNECT, or that none was touched."""
-        self.known = self._before
+    def restore_options(self) -> None:
+        """Restore the options from before CONNECT: CONNACK confirmed the session, or refused the connection."""
+        self.known_options = self._options_before_connect
 
-    def lost(self) -> None:
-        """CONNACK says that there was no session."""
-        self.known = {}
+    def clear_options(self) -> None:
+        """Clear all subscriptions: CONNACK reported no session."""
+        self.known_options = {}
 
-    def ask(self) -> tuple[list[Filter], list[str]]:
-        """What to subscribe to and what to unsubscribe from, by what is known.
+    def pending_changes(self) -> tuple[list[Filter], list[str]]:
+        """Return the filters to subscribe to and the topic filters to unsubscribe from, and mark them unsure.
 
-        Unsure from here on, even if it can't be sent: it may be carried out though its answer never comes.
+        They stay unsure even if the packet can't be sent: the broker may apply it though its answer never comes.
         """
-        changed = [self._asked(f) for f in self._wanted.values() if self.known.get(f.pattern) != f.terms]
-        surplus = [pattern for pattern in self.known if pattern not in self._wanted]
-        self.known = self.known | dict.fromkeys([*(f.pattern for f in changed), *surplus], UNSURE)
-        return changed, surplus
+        changed_filters = [
+            self._with_retain_handling(f)
+            for f in self._wanted_filters.values()
+            if self.known_options.get(f.pattern) != f.encoded_options
+        ]
+        surplus_patterns = [pattern for pattern in self.known_options if pattern not in self._wanted_filters]
+        self.known_options = self.known_options | dict.fromkeys(
+            [*(f.pattern for f in changed_filters), *surplus_patterns], UNSURE
+        )
+        return changed_filters, surplus_patterns
 
-    def _asked(self, wanted: Filter) -> Filter:
-        handling = int(wanted.pattern in self.known) if wanted.retain_handling is None else wanted.retain_handling
-        return replace(wanted, retain_handling=handling)
+    def _with_retain_handling(self, topic_filter: Filter) -> Filter:
+        handling = (
+            int(topic_filter.pattern in self.known_options)
+            if topic_filter.retain_handling is None
+            else topic_filter.retain_handling
+        )
+        return replace(topic_filter, retain_handling=handling)
 
-    def granted(self, patterns: Iterable[str]) -> None:
-        """SUBACK grants these, with the terms wanted."""
-        self.known = self.known | {pattern: self._wanted[pattern].terms for pattern in patterns}
+    def confirm_granted(self, patterns: Iterable[str]) -> None:
+        """Record the filters that SUBACK granted, with the requested options."""
+        self.known_options = self.known_options | {
+            pattern: self._wanted_filters[pattern].encoded_options for pattern in patterns
+        }
 
-    def removed(self, patterns: Collection[str]) -> None:
-        """UNSUBACK says that these are gone; one that it refuses stays unsure."""
-        self.known = {pattern: terms for pattern, terms in self.known.items() if pattern not in patterns}
+    def confirm_removed(self, patterns: Collection[str]) -> None:
+        """Remove the filters that UNSUBACK confirmed; a refused one stays unsure."""
+        self.known_options = {
+            pattern: terms for pattern, terms in self.known_options.items() if pattern not in patterns
+        }

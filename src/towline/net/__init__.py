@@ -1,1 +1,1 @@
-"""Transports, the driver of a session, and the Python client."""
+"""Transports, the session driver and the Python client."""

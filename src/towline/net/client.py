@@ -1,16 +1,16 @@
-"""A small blocking MQTT client: messages as an iterator, acknowledgements when you say so.
+"""Small blocking MQTT client: messages as an iterator, explicit acknowledgements.
 
     with Client("mqtt://127.0.0.1", client_id="plant-7", subscribe=["telemetry/#"]) as client:
         for message in client:
             store(message)
             message.ack()
 
-One thread of the client's own talks to the broker, keeps the connection alive and makes it anew when it breaks, however
-long a message takes to be handled. **Every public method may be called from any thread.** Nothing of the caller's runs
-on the client's thread but the methods of an `Authenticator`, which may not call the client.
+The client runs one thread. It talks to the broker, sends the keep alive and reconnects, however long the caller takes
+to handle a message. **Every public method may be called from any thread.** No code of the caller runs on the client's
+thread, except the methods of an `Authenticator`, which must not call the client.
 
-What is in memory is lost with the process: messages not acknowledged come again from the broker, messages published
-and not confirmed are the caller's to publish again. `towline.gateway` is the same session with a disk under it.
+The content of memory is lost with the process. The broker sends unacknowledged messages again; the caller has to
+publish unconfirmed messages again. `towline.gateway` runs the same session on top of a disk.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from typing import Any, Final, Self, TypedDict, Unpack, cast
 
 from mqtt5 import ConnAckPacket
 
-from towline.errors import BrokerError, ConfigError, Refused, Unreachable
+from towline.errors import BrokerError, BrokerRefused, ConfigError, Unreachable
 from towline.mqtt import events
 from towline.mqtt.events import Filter
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.reasons import reason_words
-from towline.mqtt.rules import NO_QOS_2, message_problem
+from towline.mqtt.reasons import reason_name
+from towline.mqtt.rules import QOS2_NEEDS_SHARED_SESSIONS, message_problem
 from towline.mqtt.session import Session
-from towline.mqtt.stubs import Published
-from towline.net.driver import GOODBYE_S, Hooks, SessionDriver
+from towline.mqtt.truncated import ReceivedPublish
+from towline.net.driver import DISCONNECT_TIMEOUT_S, Hooks, SessionDriver
 from towline.net.endpoint import Endpoint
-from towline.net.settings import ClientSettings, refuse
+from towline.net.settings import ClientSettings, reject_argument
 from towline.threads import Condition, guarded_thread
 
 #: Messages handed over to `publish` and not confirmed, before it waits.
-_AHEAD: Final = 1000
+_MAX_UNCONFIRMED: Final = 1000
 #: Nothing is handed over while so many bytes wait for the system: QoS 0, which has no answer, has no other bound.
-_MOST_UNSENT: Final = 1 << 20
+_MAX_UNSENT_BYTES: Final = 1 << 20
 #: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped: nothing
 #: else holds its sender back. Receive Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages
 #: than it allows must be read too.
-_MOST_BYTES: Final = 64 << 20
+_MAX_QUEUED_BYTES: Final = 64 << 20
 #: Bytes that a message takes beside what it carries.
-_OVERHEAD: Final = 1000
+_MESSAGE_OVERHEAD_BYTES: Final = 1000
 
 
 class Message:
-    """A message from the broker.
+    """Message received from the broker.
 
-    One that was not taken in whole, because it is larger than ``max_packet_bytes`` or has more than 1,000 user
-    properties, comes in its place all the same, with `payload` None and `user_properties` that say why
-    (`towline.mqtt.stubs.Stub`). It wants its `ack` like any other, or the broker sends it again.
+    A message larger than ``max_packet_bytes`` or with more than 1,000 user properties is delivered too. Its `payload`
+    is None and its `user_properties` give the reason (`towline.mqtt.truncated.Stub`). Like any other message it needs
+    `ack`; otherwise the broker sends it again.
     """
 
-    def __init__(self, packet: Published, topic: str, number: int, acknowledge: Callable[[int], None]) -> None:
+    def __init__(self, packet: ReceivedPublish, topic: str, number: int, acknowledge: Callable[[int], None]) -> None:
         self.topic = topic
         #: As it came; None if it was not taken in whole.
         self.payload = packet.payload
@@ -90,96 +90,97 @@ class Message:
         return f"Message({self.topic!r}, {self.payload!r}, qos={self.qos})"
 
     def ack(self) -> None:
-        """Take the message over: PUBACK, or PUBREC, may leave.
+        """Acknowledge the message: PUBACK or PUBREC may be sent.
 
-        It leaves in the order of arrival whatever the order of the calls, so a message that is never acknowledged
-        holds back all after it [MQTT-4.6.0-2, -3]. A second call, one for QoS 0 and one after the client has ended do
-        nothing; in the last case the broker sends the message again.
+        Acknowledgements are sent in order of arrival, whatever the order of the calls. A message that is never
+        acknowledged therefore blocks all later acknowledgements [MQTT-4.6.0-2, -3]. The call has no effect when
+        repeated, for QoS 0, and after the end of the client; in the last case the broker sends the message again.
         """
         self._acknowledge(self.number)
 
     @property
     def size(self) -> int:
-        """Bytes of topic, payload and properties."""
+        """Size of topic, payload and properties in bytes."""
         texts = (self.topic, self.content_type or "", self.response_topic or "", *chain(*self.user_properties))
         return sum(len(text.encode()) for text in texts) + len(self.payload or b"") + len(self.correlation_data or b"")
 
 
-class Arrivals:
-    """What came, in order, in memory, guarded by the client's lock: it waits to be taken, and then for its `settle`."""
+class ReceiveQueue:
+    """Received messages in memory, in order, from arrival to acknowledgement; guarded by the client's lock."""
 
     def __init__(self) -> None:
         #: Came and not handed out, in order.
-        self.waiting: deque[Message] = deque()
+        self.messages: deque[Message] = deque()
         #: What they take in memory.
-        self._bytes = 0
+        self._queued_bytes = 0
         #: Number of each message that is to be acknowledged → its QoS, in order.
-        self._open: dict[int, int] = {}
+        self._unacknowledged: dict[int, int] = {}
         #: Number of the message that comes next.
-        self._next = 0
+        self._next_number = 0
         #: The connection whose beginning `connected` has seen.
-        self._connection = 0
+        self._connection_number = 0
 
     @property
-    def settled(self) -> int:
-        """Everything below is acknowledged, because acknowledgements leave in order [MQTT-4.6.0-2, -3]."""
-        return next(iter(self._open), self._next)
+    def acknowledgeable(self) -> int:
+        """Message number below which every message is acknowledged; PUBACKs are sent in order [MQTT-4.6.0-2, -3]."""
+        return next(iter(self._unacknowledged), self._next_number)
 
     @property
-    def full(self) -> bool:
-        """So much waits that nothing more may be read."""
-        return self._bytes >= _MOST_BYTES
+    def is_full(self) -> bool:
+        """Whether the queue is so large that no more bytes may be read from the broker."""
+        return self._queued_bytes >= _MAX_QUEUED_BYTES
 
     def add(self, message: Message) -> bool:
-        """Take a message in; whether there was room."""
-        self._next = message.number + 1
+        """Add a message; return False if there was no room for it."""
+        self._next_number = message.number + 1
         if message.qos:
-            self._open[message.number] = message.qos
-        elif self._bytes >= _MOST_BYTES // 2:
+            self._unacknowledged[message.number] = message.qos
+        elif self._queued_bytes >= _MAX_QUEUED_BYTES // 2:
             return False
-        self.waiting.append(message)
-        self._bytes += _OVERHEAD + message.size
+        self.messages.append(message)
+        self._queued_bytes += _MESSAGE_OVERHEAD_BYTES + message.size
         return True
 
-    def take(self) -> Message:
-        """Hand out the first that waits."""
-        message = self.waiting.popleft()
-        self._bytes -= _OVERHEAD + message.size
+    def pop(self) -> Message:
+        """Remove and return the oldest message."""
+        message = self.messages.popleft()
+        self._queued_bytes -= _MESSAGE_OVERHEAD_BYTES + message.size
         return message
 
-    def settle(self, number: int) -> None:
-        """A message is acknowledged; a second call does nothing."""
-        self._open.pop(number, None)
+    def acknowledge(self, number: int) -> None:
+        """Mark a message as acknowledged; a second call has no effect."""
+        self._unacknowledged.pop(number, None)
 
-    def connected(self, connection: int, *, resumed: bool) -> None:
-        """On a new connection, forget what can't be acknowledged any more; a second call does nothing.
+    def connection_opened(self, connection_number: int, *, resumed: bool) -> None:
+        """Drop messages that cannot be acknowledged on the new connection; a second call has no effect.
 
-        A kept session sends QoS 1 again under new numbers, so what nobody has taken is not handed out twice. A lost one
-        has no name for anything. QoS 2 in a kept session still waits for its acknowledgement: PUBREC to the repeat.
+        A resumed session sends QoS 1 messages again under new numbers, so unread ones are dropped here. After a lost
+        session no earlier message can be acknowledged. QoS 2 messages of a resumed session still can be: PUBREC answers
+        the repeat.
 
         Args:
-            connection: Its number, which grows.
-            resumed: The session was kept.
+            connection_number: Number of the connection; it only grows.
+            resumed: The broker resumed the session.
         """
-        if self._connection == connection:
+        if self._connection_number == connection_number:
             return
-        self._connection = connection
-        self._open = {number: qos for number, qos in self._open.items() if resumed and qos == 2}
+        self._connection_number = connection_number
+        self._unacknowledged = {number: qos for number, qos in self._unacknowledged.items() if resumed and qos == 2}
         if resumed:
-            self.waiting = deque(message for message in self.waiting if message.qos != 1)
-            self._bytes = sum(_OVERHEAD + message.size for message in self.waiting)
+            self.messages = deque(message for message in self.messages if message.qos != 1)
+            self._queued_bytes = sum(_MESSAGE_OVERHEAD_BYTES + message.size for message in self.messages)
 
 
 class Properties(TypedDict, total=False):
-    """Properties of a message to be published; MQTT 3.x leaves them out.
+    """MQTT 5 properties of a message to publish; ignored with MQTT 3.x.
 
     Attributes:
-        content_type: What the payload is.
-        payload_is_utf8: The payload is text.
-        response_topic: Where an answer is expected.
-        correlation_data: Goes into the answer.
-        expiry_s: Seconds after which nobody needs it any more.
-        user_properties: Pairs, in order, repetitions kept.
+        content_type: Content type of the payload.
+        payload_is_utf8: The payload is UTF-8 text.
+        response_topic: Topic for the response.
+        correlation_data: Bytes that the response repeats.
+        expiry_s: Message expiry interval in seconds.
+        user_properties: Pairs, in order, repetitions preserved.
     """
 
     content_type: str | None
@@ -190,44 +191,56 @@ class Properties(TypedDict, total=False):
     user_properties: Sequence[tuple[str, str]]
 
 
-def checked(
-    topic: str, payload: bytes | str, qos: int, room: int = 0, *, several: bool, **properties: Unpack[Properties]
+def check_message(
+    topic: str,
+    payload: bytes | str,
+    qos: int,
+    reserved_bytes: int = 0,
+    *,
+    several_sessions: bool,
+    **properties: Unpack[Properties],
 ) -> tuple[bytes, bool | None, dict[str, Any]]:
-    """A message to be published: its payload as bytes, whether that is said to be text, and the other properties.
+    """Validate a message to publish; return its payload bytes, its UTF-8 flag and its other properties.
 
-    Bytes of `room` are left free, for properties that are added on the way. With `several` sessions there is no QoS 2
+    `reserved_bytes` leaves space for properties that are added later. With `several_sessions` QoS 2 is rejected
     (`BrokerConnection`).
 
     Raises:
-        ConfigError: TL-C51, MQTT has no way to say it.
+        ConfigError: TL-C51, MQTT cannot express the message.
     """
-    said = cast("dict[str, Any]", properties)
-    if said and (unknown := said.keys() - Properties.__annotations__.keys()):
+    values = cast("dict[str, Any]", properties)
+    if values and (unknown := values.keys() - Properties.__annotations__.keys()):
         raise TypeError(f"a message has no property {min(unknown)}")
-    is_utf8 = said.pop("payload_is_utf8", None)
-    if qos == 2 and several:
-        raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
-    if problem := message_problem(topic, payload, qos, room, **said):
-        refuse(f"message to {str(topic)[:80]!r}", problem)
+    is_utf8 = values.pop("payload_is_utf8", None)
+    if qos == 2 and several_sessions:
+        raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *QOS2_NEEDS_SHARED_SESSIONS)
+    if problem := message_problem(topic, payload, qos, reserved_bytes, **values):
+        reject_argument(f"message to {str(topic)[:80]!r}", problem)
     data = payload.encode() if isinstance(payload, str) else bytes(payload)
-    return data, None if is_utf8 is None else bool(is_utf8), said
+    return data, None if is_utf8 is None else bool(is_utf8), values
 
 
-def outbound(
-    topic: str, payload: bytes | str, qos: int, *, several: bool = False, retain: bool, **properties: Unpack[Properties]
+def outbound_message(
+    topic: str,
+    payload: bytes | str,
+    qos: int,
+    *,
+    several_sessions: bool = False,
+    retain: bool,
+    **properties: Unpack[Properties],
 ) -> OutboundMessage:
-    """What is to be published; errors of `checked`."""
-    data, is_utf8, said = checked(topic, payload, qos, several=several, **properties)
-    said["message_expiry_interval"] = said.pop("expiry_s", None)
-    said["user_properties"] = [(name, value) for name, value in said.get("user_properties") or ()]
-    text = is_utf8 or False
-    return OutboundMessage(topic, data, qos=qos, retain=bool(retain), payload_format_indicator=text, **said)
+    """Return the message as the session sends it; raises as `check_message`."""
+    data, is_utf8, values = check_message(topic, payload, qos, several_sessions=several_sessions, **properties)
+    values["message_expiry_interval"] = values.pop("expiry_s", None)
+    values["user_properties"] = [(name, value) for name, value in values.get("user_properties") or ()]
+    is_text = is_utf8 or False
+    return OutboundMessage(topic, data, qos=qos, retain=bool(retain), payload_format_indicator=is_text, **values)
 
 
 class PublishResult:
-    """What became of a published message. Made by `Client.publish`."""
+    """Result of one `Client.publish` call."""
 
-    def __init__(self, topic: str, changed: threading.Condition) -> None:
+    def __init__(self, topic: str, condition: threading.Condition) -> None:
         #: Where it went.
         self.topic = topic
         #: The broker's reason code [MQTT 5 section 2.4], None while there is none. QoS 0: 0 when it was sent.
@@ -236,54 +249,54 @@ class PublishResult:
         self.degraded = False
         #: The client has ended before.
         self.failure: BaseException | None = None
-        self._changed = changed
+        self._condition = condition
 
     @property
     def done(self) -> bool:
-        """The broker has taken or refused it, or the client has ended before."""
+        """Whether the broker has accepted or refused the message, or the client has ended."""
         return self.reason is not None or self.failure is not None
 
     def wait(self, timeout_s: float | None = None) -> Self:
-        """Wait until the broker has taken the message.
+        """Wait until the broker has accepted the message.
 
         Args:
-            timeout_s: Seconds, None for as long as it takes.
+            timeout_s: Longest wait in seconds; None for no limit.
 
         Raises:
-            Refused: The broker dropped it (TL-M31).
-            Unreachable: No answer in time (TL-M33), or the client was closed before (TL-M32): publish it again.
-            BrokerError: Why the client has ended.
+            Refused: The broker dropped the message (TL-M31).
+            Unreachable: No answer in time (TL-M33), or the client was closed first (TL-M32): publish it again.
+            BrokerError: Error that ended the client.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout_s):
-                what = f"no answer within {timeout_s:g} s to a message"
-                do = "It is sent again by itself. Receive what waits: the answer may lie behind 64 MiB of messages."
-                raise Unreachable("TL-M33", self.topic, what, do)
+        with self._condition:
+            if not self._condition.wait_for(lambda: self.done, timeout_s):
+                problem = f"no answer within {timeout_s:g} s to a message"
+                remedy = "It is sent again by itself. Receive what waits: the answer may lie behind 64 MiB of messages."
+                raise Unreachable("TL-M33", self.topic, problem, remedy)
         if self.failure is not None:
             raise self.failure
         if self.reason is not None and self.reason >= 0x80:
-            what = f"the message was dropped: {reason_words(self.reason)} (0x{self.reason:02X})"
-            raise Refused("TL-M31", self.topic, what, "Change the message, or the broker's limits and rights.")
+            problem = f"the message was dropped: {reason_name(self.reason)} (0x{self.reason:02X})"
+            raise BrokerRefused("TL-M31", self.topic, problem, "Change the message, or the broker's limits and rights.")
         return self
 
 
 class Client:
-    """An MQTT client; a context manager and an iterable of messages.
+    """MQTT client; a context manager and an iterable of messages.
 
-    It connects at once, and is there when every subscription is confirmed; before that where the broker sends 64 MiB of
-    messages ahead of its confirmation: they have to be taken first. From then on connections that break are made anew
-    with growing pauses.
+    The constructor connects and returns when every subscription is confirmed. It returns earlier if the broker sends 64
+    MiB of messages before the confirmation: these must be received first. Later connection losses are followed by
+    reconnects with growing pauses.
 
     Args:
-        uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH``; or several in
+        uri: Broker URI: ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH``; or several in
             order of preference.
-        client_id: Stable and nobody else's: it names the session.
-        subscribe: Topic filters, or one; a plain text means QoS 1.
-        settings: Everything else.
+        client_id: Stable and unique client id; it names the session.
+        subscribe: One or more topic filters; a plain string means QoS 1.
+        settings: All other settings.
 
     Raises:
-        BrokerError: No broker took us at the first try.
-        ConfigError: Something that can't be (TL-C50, TL-C51), files or a proxy that can't be used.
+        BrokerError: No broker accepted the first connection.
+        ConfigError: Invalid argument (TL-C50, TL-C51), unusable file or proxy.
     """
 
     def __init__(
@@ -295,30 +308,32 @@ class Client:
         settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
     ) -> None:
         self._connection = settings.connection(uri, client_id, subscribe)
-        self._where = self._connection.session.where
+        self._location = self._connection.session.location
         self._pid = os.getpid()
-        hooks = Hooks(new_session=lambda level: Session(self._connection.session_at(level)), perform=self._perform)
+        hooks = Hooks(
+            new_session=lambda level: Session(self._connection.session_config_for(level)), perform=self._perform
+        )
         self._driver = SessionDriver(self._connection, hooks)
         #: Guards everything below; told of every change.
-        self._changed = Condition()
+        self._condition = Condition()
         self._closing = False
         #: Patience in seconds with what is still to be sent when it ends.
-        self._goodbye_s = GOODBYE_S
+        self._disconnect_timeout_s = DISCONNECT_TIMEOUT_S
         #: Set when the thread has ended: why, for those who still wait.
-        self._ended: BaseException | None = None
+        self._end_error: BaseException | None = None
         #: Events for the session, from any thread.
-        self._orders: deque[events.Event] = deque()
+        self._queued_events: deque[events.Event] = deque()
         #: Of the messages that are not confirmed; each is its message's token.
-        self._results: set[PublishResult] = set()
-        self._arrivals = Arrivals()
+        self._pending_results: set[PublishResult] = set()
+        self._receive_queue = ReceiveQueue()
         #: Times the broker had forgotten our session, and with it what it held for us [MQTT-3.2.2-5].
         self.sessions_lost = 0
         #: QoS 0 messages that came while 32 MiB waited to be taken; QoS 1 and 2 are never dropped.
-        self.dropped = 0
+        self.dropped_messages = 0
         self._thread = guarded_thread(self._run, f"mqtt {client_id}")
         self._thread.start()
         try:
-            self._wait_for_service()
+            self._wait_for_session()
         except BaseException:
             self.close(0)
             raise
@@ -331,59 +346,61 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(0 if kind else GOODBYE_S)
+        self.close(0 if kind else DISCONNECT_TIMEOUT_S)
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages as they come, until `close`; one that ends for another reason raises it."""
+        """Iterate over received messages until `close`; an error that ends the client is raised."""
         return iter(self.receive, None)
 
     @property
     def online(self) -> bool:
-        """Connected, and every subscription is confirmed."""
+        """Whether the client is connected and every subscription is confirmed."""
         return self._driver.online
 
     @property
     def connack(self) -> ConnAckPacket | None:
-        """What the broker said when it took us in, with its limits; None without a connection.
+        """CONNACK of the current connection with the broker's limits; None without a connection.
 
-        Such are ``session_present``, ``session_expiry_interval`` (None where it keeps ours), ``receive_max``,
-        ``max_qos``, ``retain_available``, ``max_packet_size``, ``server_keep_alive``; what MQTT 3.x has no word for has
-        the value that means no limit.
+        Fields: ``session_present``, ``session_expiry_interval`` (None if the broker accepts the requested one),
+        ``receive_max``, ``max_qos``, ``retain_available``, ``max_packet_size``, ``server_keep_alive``. A field that
+        MQTT 3.x does not have has the value for "no limit".
         """
-        return self._driver.session.server
+        return self._driver.session.server_limits
 
     @property
     def level(self) -> int:
-        """Version of the protocol in use, or to be tried next: 5, 4 for 3.1.1, 3 for 3.1."""
+        """MQTT protocol level in use, or of the next attempt: 5, 4 for 3.1.1, 3 for 3.1."""
         return self._driver.versions.level
 
     @property
     def last_error(self) -> BrokerError | ConfigError | None:
-        """Why there is no connection; None while there is one."""
+        """Reason for the missing connection; None while connected."""
         return self._driver.error
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, None when there is none in time or the client is closed.
+        """Return the next message; None at the timeout or after `close`.
 
         Args:
-            timeout_s: Seconds, None for as long as it takes.
+            timeout_s: Longest wait in seconds; None for no limit.
 
         Raises:
-            Unreachable: The client is another process's (TL-M34).
-            BrokerError: The client has given up: a refusal, or its client id was taken over twice in a minute.
+            Unreachable: The client belongs to another process (TL-M34).
+            BrokerError: The client has ended: the broker refused it, or its client id was taken over twice in a minute.
         """
         self._check_process()
-        with self._changed:
-            self._changed.wait_for(lambda: self._arrivals.waiting or self._closing or self._ended, timeout_s)
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._receive_queue.messages or self._closing or self._end_error, timeout_s
+            )
             if self._closing:
                 return None
-            if self._arrivals.waiting:
-                full, message = self._arrivals.full, self._arrivals.take()
-                if full:
+            if self._receive_queue.messages:
+                was_full, message = self._receive_queue.is_full, self._receive_queue.pop()
+                if was_full:
                     self._driver.wake()
                 return message
-            if self._ended:
-                raise self._ended
+            if self._end_error:
+                raise self._end_error
         return None
 
     def publish(
@@ -396,146 +413,151 @@ class Client:
         timeout_s: float | None = None,
         **properties: Unpack[Properties],
     ) -> PublishResult:
-        """Hand over a message; it is sent, and sent again after a broken connection, until the broker answers.
+        """Queue a message; it is sent, and sent again after a reconnect, until the broker answers.
 
-        Waits while 1,000 messages are not confirmed.
+        The call blocks while 1,000 messages are unconfirmed.
 
         Args:
             topic: Topic name.
-            payload: Text is sent as UTF-8.
+            payload: Bytes, or text sent as UTF-8.
             qos: 0, 1 or 2.
-            retain: The broker keeps it for later subscribers.
-            timeout_s: Longest wait in seconds for room among the unconfirmed, None for as long as it takes.
-            properties: Of MQTT 5, see `Properties`.
+            retain: The broker retains the message for later subscribers.
+            timeout_s: Longest wait in seconds for room in the queue; None for no limit.
+            properties: MQTT 5 properties, see `Properties`.
 
         Raises:
-            ConfigError: A message that can't be (TL-C51).
-            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or another process's (TL-M34).
-            BrokerError: Why the client has ended.
+            ConfigError: Invalid message (TL-C51).
+            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or belongs to another process
+                (TL-M34).
+            BrokerError: Error that ended the client.
         """
-        several = self._connection.several_sessions
-        content = outbound(topic, payload, qos, several=several, retain=retain, **properties)
+        several_sessions = self._connection.several_sessions
+        content = outbound_message(topic, payload, qos, several_sessions=several_sessions, retain=retain, **properties)
         self._check_process()
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._results) < _AHEAD or self._ended or self._closing, timeout_s)
-            if self._ended or self._closing:
-                raise self._ended or self._closed()
-            if len(self._results) >= _AHEAD:
-                what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
-                raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
-            result = PublishResult(topic, self._changed)
-            self._results.add(result)
-            self._orders.append(events.Publish(result, content))
+        with self._condition:
+            self._condition.wait_for(
+                lambda: len(self._pending_results) < _MAX_UNCONFIRMED or self._end_error or self._closing, timeout_s
+            )
+            if self._end_error or self._closing:
+                raise self._end_error or self._closed_error()
+            if len(self._pending_results) >= _MAX_UNCONFIRMED:
+                problem = f"{_MAX_UNCONFIRMED:,} messages are not confirmed after {timeout_s:g} s"
+                raise Unreachable("TL-M33", self._location, problem, "Is the broker alive? This message was not taken.")
+            result = PublishResult(topic, self._condition)
+            self._pending_results.add(result)
+            self._queued_events.append(events.Publish(result, content))
         self._driver.wake()
         return result
 
-    def close(self, timeout_s: float = GOODBYE_S) -> None:
-        """Wait for what is not confirmed, say goodbye and close, for good; the session stays at the broker.
+    def close(self, timeout_s: float = DISCONNECT_TIMEOUT_S) -> None:
+        """Wait for unconfirmed messages, send DISCONNECT and close for good; the broker keeps the session.
 
-        Nothing in a process that has inherited the client by ``fork``.
+        The call has no effect in a process that inherited the client by ``fork``.
 
         Args:
-            timeout_s: Longest wait in seconds for the broker's answers to what was published, and again, but for 2 s
-                at least, until it has taken what was sent.
+            timeout_s: Longest wait in seconds for the broker's answers. The same time again, at least 2 s, is allowed
+                for sending the remaining bytes.
         """
         if os.getpid() != self._pid:
             return
-        with self._changed:
-            self._changed.wait_for(lambda: not self._results or self._ended, timeout_s)
-            self._closing, self._goodbye_s = True, max(GOODBYE_S, timeout_s)
-            self._changed.notify_all()
+        with self._condition:
+            self._condition.wait_for(lambda: not self._pending_results or self._end_error, timeout_s)
+            self._closing, self._disconnect_timeout_s = True, max(DISCONNECT_TIMEOUT_S, timeout_s)
+            self._condition.notify_all()
         self._driver.cancel()
         self._thread.join()
 
     # -- on the caller's thread --
 
-    def _wait_for_service(self) -> None:
-        """Return when a session is there, or so much of it that nothing more is read; raise why it can't be had."""
-        with self._changed:
-            while not (self._driver.ever_online or self._arrivals.full):
-                if error := self._ended or (self.last_error if self._driver.attempts.rounds else None):
+    def _wait_for_session(self) -> None:
+        """Wait for an online session or a full receive queue; raise the reason if neither comes."""
+        with self._condition:
+            while not (self._driver.ever_online or self._receive_queue.is_full):
+                if error := self._end_error or (self.last_error if self._driver.schedule.rounds else None):
                     raise error
-                self._changed.wait()
+                self._condition.wait()
 
     def _check_process(self) -> None:
-        """Refuse before a lock is taken, which a forked process has as it stood, and nobody there gives back."""
+        """Reject a forked process before a lock is taken: an inherited lock may be held for ever."""
         if os.getpid() != self._pid:
-            what = f"this client belongs to the process that made it (pid {self._pid})"
-            raise Unreachable("TL-M34", self._where, what, "Make a new one after the fork.")
+            problem = f"this client belongs to the process that made it (pid {self._pid})"
+            raise Unreachable("TL-M34", self._location, problem, "Make a new one after the fork.")
 
     def _acknowledge(self, number: int) -> None:
-        with self._changed:
-            self._arrivals.settle(number)
+        with self._condition:
+            self._receive_queue.acknowledge(number)
         self._driver.wake()
 
-    def _closed(self) -> Unreachable:
-        return Unreachable("TL-M32", self._where, "the client is closed", "Make a new one.")
+    def _closed_error(self) -> Unreachable:
+        return Unreachable("TL-M32", self._location, "the client is closed", "Make a new one.")
 
     # -- on the client's thread --
 
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
-            while not self._closing and self._driver.fatal is None:
-                self._turn()
-            failure = self._driver.fatal
+            while not self._closing and self._driver.fatal_error is None:
+                self._run_once()
+            failure = self._driver.fatal_error
             if failure is None:
-                self._carry_out()
-                self._driver.leave(self._goodbye_s)
+                self._handle_queued_events()
+                self._driver.send_disconnect(self._disconnect_timeout_s)
         except BaseException as error:  # noqa: BLE001  # whatever it is, those who wait must know
             failure = error
         finally:
             with contextlib.suppress(OSError):
                 self._driver.dispose()
-            self._end(failure or self._closed())
+            self._fail_pending_results(failure or self._closed_error())
 
-    def _turn(self) -> None:
-        self._carry_out()
-        with self._changed:
-            full = self._arrivals.full
-            if full or self._driver.error is not None:
-                self._changed.notify_all()
+    def _run_once(self) -> None:
+        self._handle_queued_events()
+        with self._condition:
+            queue_full = self._receive_queue.is_full
+            if queue_full or self._driver.error is not None:
+                self._condition.notify_all()
         if self._driver.connected:
-            self._driver.hold_back(hold=full)
-        self._driver.turn()
+            self._driver.pause_reading(pause=queue_full)
+        self._driver.run_once()
 
-    def _carry_out(self) -> None:
-        """Give the session what other threads have asked for; not before it is sure which session it will be."""
+    def _handle_queued_events(self) -> None:
+        """Pass queued events to the session, once it is known which session it is."""
         if not self._driver.ever_online:
             return
-        while self._orders and self._driver.unsent < _MOST_UNSENT:
-            self._driver.handle(self._orders.popleft())
-        with self._changed:
-            settled = self._arrivals.settled
-        if settled > self._driver.session.inbound.settled:
-            self._driver.handle(events.Settled(settled))
+        while self._queued_events and self._driver.unsent_bytes < _MAX_UNSENT_BYTES:
+            self._driver.handle(self._queued_events.popleft())
+        with self._condition:
+            acknowledgeable = self._receive_queue.acknowledgeable
+        if acknowledgeable > self._driver.session.inbound.ack_watermark:
+            self._driver.handle(events.AckWatermark(acknowledgeable))
 
     def _perform(self, action: events.Action) -> None:
-        with self._changed:
+        with self._condition:
             if isinstance(action, events.Deliver):
                 self._deliver(action)
-            elif isinstance(action, events.Acknowledged):
+            elif isinstance(action, events.PublishAcknowledged):
                 assert isinstance(action.token, PublishResult)
-                self._results.remove(action.token)
-                action.token.reason, action.token.degraded = action.reason, action.degraded
+                self._pending_results.remove(action.token)
+                action.token.reason, action.token.degraded = action.reason, action.qos_degraded
             elif isinstance(action, events.SessionLost):
                 self.sessions_lost += 1
-            self._changed.notify_all()
+            self._condition.notify_all()
         if isinstance(action, events.Deliver):
-            self._driver.handle(events.Stored(action.ticket))
+            self._driver.handle(events.DeliveryStored(action.delivery_id))
 
     def _deliver(self, action: events.Deliver) -> None:
         session, messages = self._driver.session, action.messages
-        if session.server is not None:  # else its connection has ended with it
-            self._arrivals.connected(self._driver.count, resumed=session.resumed)
-        for number, (packet, topic) in enumerate(zip(messages.packets, messages.topics, strict=True), action.first):
-            if not self._arrivals.add(Message(packet, topic, number, self._acknowledge)):
-                self.dropped += 1
+        if session.server_limits is not None:  # else its connection has ended with it
+            self._receive_queue.connection_opened(self._driver.connection_count, resumed=session.session_resumed)
+        for number, (packet, topic) in enumerate(
+            zip(messages.packets, messages.topics, strict=True), action.first_number
+        ):
+            if not self._receive_queue.add(Message(packet, topic, number, self._acknowledge)):
+                self.dropped_messages += 1
 
-    def _end(self, failure: BaseException) -> None:
-        with self._changed:
-            self._ended = failure
-            for result in self._results:
+    def _fail_pending_results(self, failure: BaseException) -> None:
+        with self._condition:
+            self._end_error = failure
+            for result in self._pending_results:
                 result.failure = failure
-            self._results.clear()
-            self._changed.notify_all()
+            self._pending_results.clear()
+            self._condition.notify_all()

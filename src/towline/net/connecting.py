@@ -1,10 +1,9 @@
-"""Connections to a broker: open byte streams that never block, the same few verbs whatever lies beneath.
+"""Non-blocking byte streams to a broker: TCP, Unix socket, TLS, WebSocket and proxies behind one class.
 
-A connection is opened step by step, look-up, socket or proxy, TLS, WebSocket, on a thread of its own, which is left
-behind when the time for all of it is over: a resolver can't be interrupted. What an error means is the step's to say.
-A proxy, HTTP CONNECT or SOCKS5 by `python-socks`, looks the broker's name up, so it works where this machine's DNS
-knows nothing of the outside. What it gets to see is the broker's name and, unless the broker is reached by TLS,
-everything.
+A connection is opened step by step (DNS, socket or proxy, TLS, WebSocket) on its own thread, because a resolver cannot
+be interrupted. The thread is abandoned at the timeout. Each step says what its errors mean. A proxy (HTTP CONNECT or
+SOCKS5, by `python-socks`) resolves the broker's name, so the local DNS need not know it. The proxy sees the broker's
+name and, without TLS, all bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from towline.errors import BrokerError, ConfigError, TowlineError, Unreachable
-from towline.net.endpoint import Endpoint, Proxy, http_status, other_port, plain
-from towline.net.tls import Tls, certificate_problem, tls_problem
+from towline.net.endpoint import Endpoint, Proxy, error_text, http_status, tls_port_hint
+from towline.net.tls import Tls, certificate_problem, tls_error
 from towline.text import printable
-from towline.threads import later
+from towline.threads import call_in_thread
 
 if TYPE_CHECKING:
     from towline.net.settings import ConnectionSettings
@@ -43,286 +42,294 @@ T = TypeVar("T")
 #: Most bytes taken in one read: a chunk of some ten thousand small messages.
 READ_BYTES: Final = 1 << 20
 #: How often a wait asks whether it should be given up, in seconds.
-_STEP: Final = 0.1
+_CANCEL_POLL_S: Final = 0.1
 #: Seconds after which an attempt that nobody waits for any more ends; who waits says first that the time is over.
-_LEFT_BEHIND_S: Final = 5.0
+_ABANDONED_ATTEMPT_S: Final = 5.0
 #: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
 SUBPROTOCOL: Final = "mqtt"
 #: Bytes of the peer's own words that are shown.
-_WORDS_SHOWN: Final = 100
+_SHOWN_TEXT_BYTES: Final = 100
 #: A header's name [RFC 9110 section 5.6.2], and a value without control characters.
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 #: What the request says by itself.
-_OURS: Final = ("host", "upgrade", "connection")
+_RESERVED_HEADERS: Final = ("host", "upgrade", "connection")
 
 
-def within(
+def call_with_timeout(
     timeout_s: float,
     cancelled: Callable[[], bool],
     call: Callable[[], T],
-    discard: Callable[[T], object] = lambda _result: None,
+    discard_result: Callable[[T], object] = lambda _result: None,
 ) -> T:
-    """Run a call that may block for long, such as a look-up in the DNS, and wait for it no longer than we may.
+    """Run a blocking call, such as a DNS lookup, with a timeout and a cancellation check.
 
     Args:
         timeout_s: Longest wait in seconds.
-        cancelled: Asked at least every 0.1 s; True ends the wait.
-        call: Runs on a thread of its own, which is left behind when the wait is over.
-        discard: Gets the result that came too late.
+        cancelled: Polled at least every 0.1 s; True ends the wait.
+        call: Runs on its own thread, which is abandoned at the end of the wait.
+        discard_result: Called with a result that comes too late.
 
     Raises:
-        TimeoutError: No result in time, or the wait was given up.
-        BaseException: Whatever `call` raises.
+        TimeoutError: No result in time, or cancelled.
+        BaseException: Any error of `call`.
     """
     if cancelled():
         raise TimeoutError("given up")
-    end = time.monotonic() + timeout_s
-    running = _running(call)
+    deadline = time.monotonic() + timeout_s
+    future = _start_call(call)
     while True:
-        given_up, left = cancelled(), end - time.monotonic()
-        if given_up or left <= 0:
-            _discarded(running, discard)
-            raise TimeoutError("given up" if given_up else f"no answer within {timeout_s:g} s")
-        if wait([running], min(left, _STEP)).done:
-            return running.result()
+        was_cancelled, remaining_s = cancelled(), deadline - time.monotonic()
+        if was_cancelled or remaining_s <= 0:
+            _discard_late_result(future, discard_result)
+            raise TimeoutError("given up" if was_cancelled else f"no answer within {timeout_s:g} s")
+        if wait([future], min(remaining_s, _CANCEL_POLL_S)).done:
+            return future.result()
 
 
-def _running(call: Callable[[], T]) -> Future[T]:
-    """A call on a thread of its own, or here where there is none to be had: at a limit, or as CPython 3.12 exits."""
+def _start_call(call: Callable[[], T]) -> Future[T]:
+    """Run a call on a new thread; on this thread if none can be started (thread limit, exit of CPython 3.12)."""
     try:
-        return later(call, "towline-connect")
+        return call_in_thread(call, "towline-connect")
     except RuntimeError:
-        done = Future[T]()
+        future = Future[T]()
         try:
-            done.set_result(call())
+            future.set_result(call())
         except Exception as error:  # noqa: BLE001 - raised where the result is asked for
-            done.set_exception(error)
-        return done
+            future.set_exception(error)
+        return future
 
 
-def _discarded(running: Future[T], discard: Callable[[T], object]) -> None:
-    running.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
+def _discard_late_result(future: Future[T], discard_result: Callable[[T], object]) -> None:
+    future.add_done_callback(
+        lambda late_future: None if late_future.exception() else discard_result(late_future.result())
+    )
 
 
 def header_problem(name: str, value: str) -> str | None:
-    """Say why a request can't have a header, or None; never with its value, which may be a secret."""
-    if not _NAME.fullmatch(name):
+    """Return the reason why an HTTP request can't have a header, or None; never with its value: it may be secret."""
+    if not _HEADER_NAME.fullmatch(name):
         return f'"{name}" is no name of an HTTP header'
-    if name.lower() in _OURS or name.lower().startswith("sec-websocket-"):
+    if name.lower() in _RESERVED_HEADERS or name.lower().startswith("sec-websocket-"):
         return f'the header "{name}" is part of the WebSocket request itself'
-    return None if _VALUE.fullmatch(value) else f'the value of the header "{name}" has characters HTTP does not take'
+    return (
+        None
+        if _HEADER_VALUE.fullmatch(value)
+        else f'the value of the header "{name}" has characters HTTP does not take'
+    )
 
 
-class Framing:
-    """MQTT in WebSocket frames (MQTT 5.0 and 3.1.1 section 6), the client's side, as a machine without a socket.
+class WebSocketFraming:
+    """MQTT in WebSocket frames, client side, without a socket (MQTT 5.0 and 3.1.1 section 6).
 
-    Bytes of the connection go in, bytes of MQTT and answers for the peer come out. Ping and close are answered here;
-    text frames end the connection [MQTT-6.0.0-1]. A frame is handed on as it arrives, so nothing is collected: packets
-    may span frames and frames may hold many packets [MQTT-6.0.0-2], and the MQTT decoder's limit holds for both.
+    Bytes of the connection go in; MQTT bytes and replies for the peer come out. Ping and close frames are answered
+    here; a text frame ends the connection [MQTT-6.0.0-1]. Payload is passed on as it arrives: packets may span frames,
+    and a frame may hold many packets [MQTT-6.0.0-2]. The size limit of the MQTT decoder holds for both.
 
     Args:
-        endpoint: Whose host and path are asked for.
-        headers: Further ones of the request (`header_problem`).
-        query: In place of the endpoint's.
+        endpoint: Host and path of the request.
+        headers: Further request headers (`header_problem`).
+        query: Query in place of the endpoint's.
 
     Attributes:
-        open: The server has opened it.
-        ended: Why nothing more will come, in words; None while something may.
+        open: The server has opened the WebSocket.
+        end_reason: Reason for the end of the stream; None while it is open.
     """
 
     def __init__(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]] = (), query: str = "") -> None:
         self._endpoint = endpoint
         self._target = endpoint.path + (f"?{query}" if (query := query or endpoint.query) else "")
         self._headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
-        self._web = WSConnection(ConnectionType.CLIENT)
-        self.ended: str | None = None
+        self._websocket = WSConnection(ConnectionType.CLIENT)
+        self.end_reason: str | None = None
         self.open = False
 
-    def opening(self) -> bytes:
-        """The request that opens the WebSocket; send it first."""
+    def opening_request(self) -> bytes:
+        """Return the HTTP request that opens the WebSocket; send it first."""
         host, protocols = self._endpoint.authority, [SUBPROTOCOL]
         request = web.Request(host=host, target=self._target, subprotocols=protocols, extra_headers=self._headers)
-        return self._web.send(request)
+        return self._websocket.send(request)
 
-    def refusal(self, what: str, do: str = "") -> Unreachable:
-        """TL-M14, with the doubts that a port of another kind leaves."""
-        where = str(self._endpoint)
-        doubt = f"Is this port a WebSocket listener?{'' if self._endpoint.tls else other_port(where)}"
-        return Unreachable("TL-M14", where, what, do or doubt)
+    def websocket_error(self, problem: str, remedy: str = "") -> Unreachable:
+        """Return TL-M14; by default its remedy asks for the kind of the port."""
+        location = str(self._endpoint)
+        question = f"Is this port a WebSocket listener?{'' if self._endpoint.tls else tls_port_hint(location)}"
+        return Unreachable("TL-M14", location, problem, remedy or question)
 
-    def _rejected(self, status: int) -> Unreachable:
-        do = f'Is "{self._endpoint.path}" the right path?'
+    def _http_error(self, status: int) -> Unreachable:
+        remedy = f'Is "{self._endpoint.path}" the right path?'
         if status in {401, 403}:
-            do = "What stands before the broker wants a login; Towline has none for it."
+            remedy = "What stands before the broker wants a login; Towline has none for it."
         elif status == 426 or status >= 500:
-            do = "Is the broker behind it up, and does it take WebSockets?"
-        return self.refusal(f"the server answers HTTP {http_status(status)} instead of opening a WebSocket", do)
+            remedy = "Is the broker behind it up, and does it take WebSockets?"
+        return self.websocket_error(
+            f"the server answers HTTP {http_status(status)} instead of opening a WebSocket", remedy
+        )
 
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Take received bytes, ``b""`` for a closed connection; the server's answer to `opening` comes first.
+    def receive(self, data: bytes) -> tuple[bytes, bytes]:
+        """Process received bytes, ``b""`` for a closed connection; the reply to `opening_request` comes first.
 
         Returns:
-            Bytes of MQTT, and bytes to send to the peer: pongs, an answered close.
+            MQTT bytes, and bytes to send to the peer: pongs, the reply to a close frame.
 
         Raises:
             Unreachable: TL-M14, the server does not open the WebSocket.
         """
-        if self.ended is not None:
+        if self.end_reason is not None:
             return b"", b""
         if not data and not self.open:
-            raise self.refusal("the server closed instead of answering")
-        parts: list[bytes] = []
-        answer = bytearray()
+            raise self.websocket_error("the server closed instead of answering")
+        payloads: list[bytes] = []
+        reply = bytearray()
         try:
-            self._web.receive_data(data)
-            for event in self._web.events():
+            self._websocket.receive_data(data)
+            for event in self._websocket.events():
                 if isinstance(event, web.BytesMessage):
-                    parts.append(bytes(event.data))
+                    payloads.append(bytes(event.data))
                 else:
-                    answer += self._control(event)
+                    reply += self._handle_control(event)
                 if isinstance(event, web.TextMessage | web.CloseConnection):
                     break  # nothing behind it counts
         except RemoteProtocolError as error:  # of the answer: once it is open, wsproto closes it instead
-            said = printable(str(error), _WORDS_SHOWN)
-            foreign = error.__context__ is not None  # of h11, which reads the answer
-            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({said})"
-            raise self.refusal(f"the server {what}") from None
-        return b"".join(parts), bytes(answer)
+            detail = printable(str(error), _SHOWN_TEXT_BYTES)
+            not_http = error.__context__ is not None  # of h11, which reads the answer
+            problem = "does not answer in HTTP" if not_http else f"answers, but opens no WebSocket ({detail})"
+            raise self.websocket_error(f"the server {problem}") from None
+        return b"".join(payloads), bytes(reply)
 
-    def _control(self, event: web.Event) -> bytes:
+    def _handle_control(self, event: web.Event) -> bytes:
         if isinstance(event, web.AcceptConnection):
             if event.subprotocol != SUBPROTOCOL:
-                what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
-                raise self.refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
+                problem = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
+                raise self.websocket_error(problem, f'Is "{self._endpoint.path}" the path of MQTT?')
             self.open = True
         if isinstance(event, web.RejectConnection):
-            raise self._rejected(event.status_code)
+            raise self._http_error(event.status_code)
         if isinstance(event, web.Ping):
-            return self._web.send(event.response())
+            return self._websocket.send(event.response())
         if isinstance(event, web.TextMessage):
-            self.ended = "the server sent a text frame [MQTT-6.0.0-1]"
-            return self.closing(CloseReason.UNSUPPORTED_DATA)
+            self.end_reason = "the server sent a text frame [MQTT-6.0.0-1]"
+            return self.close_frame(CloseReason.UNSUPPORTED_DATA)
         if isinstance(event, web.CloseConnection):
-            self.ended = _closed(event)
-            return self.closing(CloseReason.NORMAL_CLOSURE)
+            self.end_reason = _close_reason(event)
+            return self.close_frame(CloseReason.NORMAL_CLOSURE)
         return b""
 
-    def frame(self, data: bytes) -> bytes:
-        """One binary frame with these bytes [MQTT-6.0.0-1]."""
-        return self._said(web.BytesMessage(data=data))
+    def binary_frame(self, data: bytes) -> bytes:
+        """Return one binary frame with these bytes [MQTT-6.0.0-1]."""
+        return self._encode_event(web.BytesMessage(data=data))
 
-    def closing(self, code: int = CloseReason.NORMAL_CLOSURE) -> bytes:
-        """A close frame."""
-        return self._said(web.CloseConnection(code=code))
+    def close_frame(self, code: int = CloseReason.NORMAL_CLOSURE) -> bytes:
+        """Return a close frame."""
+        return self._encode_event(web.CloseConnection(code=code))
 
-    def _said(self, event: web.Event) -> bytes:
-        """As bytes; none once the WebSocket is closed."""
+    def _encode_event(self, event: web.Event) -> bytes:
+        """Encode an event; empty once the WebSocket is closed."""
         try:
-            return self._web.send(event)
+            return self._websocket.send(event)
         except LocalProtocolError:
             return b""
 
 
-def _closed(event: web.CloseConnection) -> str:
+def _close_reason(event: web.CloseConnection) -> str:
     name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
-    details = ", ".join(filter(None, (f"{int(event.code)}", name, printable(event.reason or "", _WORDS_SHOWN))))
+    details = ", ".join(filter(None, (f"{int(event.code)}", name, printable(event.reason or "", _SHOWN_TEXT_BYTES))))
     return f"the WebSocket was closed ({details})"
 
 
 class Transport:
-    """An open connection: a connected socket, TCP, Unix or TLS, and WebSocket frames on it where they are wanted.
+    """Open connection: a TCP, Unix or TLS socket, optionally with WebSocket frames.
 
     Args:
-        sock: Connected and non-blocking, its handshake done.
-        where: Begins an error.
-        tls: The settings of an encrypted one.
-        framing: Of an open WebSocket; None for plain MQTT.
-        early: Bytes of MQTT that came along with the answer that opened the WebSocket.
+        sock: Connected non-blocking socket, handshake done.
+        location: Endpoint as errors show it.
+        tls: TLS settings of an encrypted connection.
+        framing: WebSocket framing; None for plain MQTT.
+        initial_data: MQTT bytes that followed the WebSocket's opening response.
 
     Attributes:
-        problem: Why the line broke, when more is known than that it did.
+        error: Cause of the connection loss, if more is known than the loss itself.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        where: str,
+        location: str,
         tls: Tls | None = None,
-        framing: Framing | None = None,
-        early: bytes = b"",
+        framing: WebSocketFraming | None = None,
+        initial_data: bytes = b"",
     ) -> None:
         self._sock = sock
-        self._where = where
+        self._location = location
         self._tls = tls
         self._framing = framing
-        self._early = early
-        self._out = bytearray()
+        self._initial_data = initial_data
+        self._send_buffer = bytearray()
         #: Where reads land: one object of this size a read would have the heap grow and shrink each time.
-        self._in = bytearray(READ_BYTES)
+        self._read_buffer = bytearray(READ_BYTES)
         #: Linux takes this back by itself after a while, so it is asked for again and again.
-        self._at_once = sock.family != socket.AF_UNIX and hasattr(socket, "TCP_QUICKACK")
+        self._quick_ack = sock.family != socket.AF_UNIX and hasattr(socket, "TCP_QUICKACK")
         #: TLS wants to send before it can read on (RFC 8446 section 4.6.3).
-        self._stuck = False
-        self.problem: BrokerError | None = None
+        self._tls_wants_write = False
+        self.error: BrokerError | None = None
 
     def fileno(self) -> int:
-        """The descriptor, for a selector."""
+        """Return the file descriptor, for a selector."""
         return self._sock.fileno()
 
     @property
-    def unsent(self) -> int:
-        """Bytes written and not yet taken by the system; while there are any, wait for writability too."""
-        return len(self._out) or int(self._stuck)
+    def unsent_bytes(self) -> int:
+        """Bytes written but not yet accepted by the system; while there are any, poll for writability too."""
+        return len(self._send_buffer) or int(self._tls_wants_write)
 
     @property
-    def decrypted(self) -> bool:
-        """Something waits inside, where no selector sees it: read before you wait."""
-        waits = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
-        return waits or bool(self._early) or self.problem is not None
+    def has_buffered_input(self) -> bool:
+        """Whether input is buffered here, where no selector sees it: read before polling."""
+        tls_pending = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        return tls_pending or bool(self._initial_data) or self.error is not None
 
     def read(self) -> bytes | None:
-        """Bytes that have arrived, None when there are none, ``b""`` when the peer has closed or the line broke."""
-        if self._early or self.problem:
-            early, self._early = self._early, b""
-            return early
-        data = self._read_plain() if self._tls is None else self._read_records(self._tls)
-        if data and self._at_once:
-            self._confirm()
-        return data if self._framing is None or not data else self._unframed(self._framing, data)
+        """Return received bytes; None if there are none, ``b""`` after the end of the connection."""
+        if self._initial_data or self.error:
+            initial_data, self._initial_data = self._initial_data, b""
+            return initial_data
+        data = self._read_plain() if self._tls is None else self._read_tls_records(self._tls)
+        if data and self._quick_ack:
+            self._request_quick_ack()
+        return data if self._framing is None or not data else self._read_websocket(self._framing, data)
 
-    def _unframed(self, framing: Framing, data: bytes) -> bytes | None:
-        taken, answer = framing.take(data)
-        self._out += answer
+    def _read_websocket(self, framing: WebSocketFraming, data: bytes) -> bytes | None:
+        payload, reply = framing.receive(data)
+        self._send_buffer += reply
         self.flush()
-        if framing.ended is not None:
-            self.problem = Unreachable("TL-M14", self._where, framing.ended, "Trying again.")
-        return taken or (b"" if self.problem else None)
+        if framing.end_reason is not None:
+            self.error = Unreachable("TL-M14", self._location, framing.end_reason, "Trying again.")
+        return payload or (b"" if self.error else None)
 
     def _read_plain(self) -> bytes | None:
         try:
-            size = self._sock.recv_into(self._in)
+            size = self._sock.recv_into(self._read_buffer)
         except BlockingIOError:
             return None
         except OSError:
             return b""
-        return bytes(memoryview(self._in)[:size])
+        return bytes(memoryview(self._read_buffer)[:size])
 
-    def _confirm(self) -> None:
-        """Have TCP confirm what has arrived now, not with our next packet or in 40 ms.
+    def _request_quick_ack(self) -> None:
+        """Make TCP acknowledge now instead of with the next packet or after 40 ms.
 
-        A broker that does not set TCP_NODELAY, as Mosquitto by default, sends no second small packet before (RFC 896).
+        A broker without TCP_NODELAY, such as Mosquitto by default, sends no second small packet before (RFC 896).
         """
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         except OSError:
             return  # the connection has ended, as the next read tells
 
-    def _read_records(self, tls: Tls) -> bytes | None:
-        """TLS gives one record of at most 16 KiB a call; a chunk is all that are here."""
+    def _read_tls_records(self, tls: Tls) -> bytes | None:
+        """Read all available TLS records; one call of ssl returns one record of at most 16 KiB."""
         records: list[bytes] = []
         size = 0
-        self._stuck = False
+        self._tls_wants_write = False
         try:
             while size < READ_BYTES and (record := self._sock.recv(READ_BYTES - size)):
                 records.append(record)
@@ -330,48 +337,48 @@ class Transport:
         except ssl.SSLWantReadError:
             return b"".join(records) or None
         except ssl.SSLWantWriteError:
-            self._stuck = True
+            self._tls_wants_write = True
             return b"".join(records) or None
         except ssl.SSLError as error:
-            self.problem = tls_problem(error, tls, self._where)
+            self.error = tls_error(error, tls, self._location)
         except OSError:
             pass
         return b"".join(records)
 
     def write(self, data: bytes) -> bool:
-        """Send what the system takes now and keep the rest for `flush`; False when the line broke."""
-        self._out += data if self._framing is None else self._framing.frame(data)
+        """Send bytes and buffer the rest for `flush`; return False after a connection loss."""
+        self._send_buffer += data if self._framing is None else self._framing.binary_frame(data)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send more of what was kept; False when the line broke."""
-        while self._out:
+        """Send buffered bytes; return False after a connection loss."""
+        while self._send_buffer:
             try:
-                sent = self._sock.send(self._out)
+                sent_bytes = self._sock.send(self._send_buffer)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return True
             except OSError:
-                if self._tls is not None and self.problem is None:
-                    self._read_records(self._tls)  # the alert that says why may have arrived
+                if self._tls is not None and self.error is None:
+                    self._read_tls_records(self._tls)  # the alert that says why may have arrived
                 return False
-            del self._out[:sent]
+            del self._send_buffer[:sent_bytes]
         return True
 
     def drain(self, timeout_s: float) -> bool:
-        """Send all that was kept, waiting up to `timeout_s` seconds; False when it could not."""
-        end = time.monotonic() + timeout_s
+        """Send all buffered bytes, waiting up to `timeout_s` seconds; return False if some remain."""
+        deadline = time.monotonic() + timeout_s
         poller = select.poll()
         poller.register(self._sock, select.POLLOUT)
-        while self.flush() and self._out and (left := end - time.monotonic()) > 0:
-            poller.poll(left * 1000)
-        return not self._out
+        while self.flush() and self._send_buffer and (remaining_s := deadline - time.monotonic()) > 0:
+            poller.poll(remaining_s * 1000)
+        return not self._send_buffer
 
     def close(self) -> None:
-        """Close; never raises."""
+        """Close the connection; never raises."""
         if self._framing is not None:
-            self._out += self._framing.closing()
+            self._send_buffer += self._framing.close_frame()
             self.flush()
-        if isinstance(self._sock, ssl.SSLSocket) and not self._out:
+        if isinstance(self._sock, ssl.SSLSocket) and not self._send_buffer:
             with contextlib.suppress(OSError, ValueError):
                 self._sock.unwrap()  # sends close_notify and does not wait for the peer's
         with contextlib.suppress(OSError):
@@ -379,20 +386,20 @@ class Transport:
 
 
 #: An attempt that has not succeeded after this many seconds gets company (RFC 8305 section 5).
-STAGGER: Final = 0.25
+ATTEMPT_STAGGER_S: Final = 0.25
 #: Receive buffer asked of the system, in bytes: two chunks.
 RECEIVE_BUFFER: Final = 2 << 20
 #: Probes of the system's own keep alive that may go unanswered, half a keep alive all together.
-_PROBES: Final = 3
+_KEEPALIVE_PROBES: Final = 3
 #: Seconds that Linux takes for its pauses at most.
-_LONGEST_PROBE: Final = 32767
+_MAX_KEEPALIVE_S: Final = 32767
 #: What to do about a proxy's answer.
-_ADVICE: Final = {
+_PROXY_REMEDIES: Final = {
     403: "Ask who runs the proxy to allow this host and port.",
     407: "Set a user in the proxy's URI and proxy_password_file.",
 }
 #: Reasons told when no address answers.
-_REASONS_SHOWN: Final = 3
+_SHOWN_REASONS: Final = 3
 
 
 def connect(
@@ -404,242 +411,263 @@ def connect(
     headers: Sequence[tuple[str, str]] = (),
     query: str = "",
 ) -> Transport:
-    """Open a connection, within ``connect_timeout_s`` with the look-up of the name and all its addresses.
+    """Open a connection within ``connect_timeout_s``, including the DNS lookup and all addresses of the name.
 
     Args:
-        endpoint: The broker.
-        settings: How to get there.
-        keep_alive_s: A peer that answers nothing on the TCP level for 1.5 times as long is given up; from 1.
-        cancelled: Asked while waiting; True gives up at once.
-        headers: Further ones of the request that opens a WebSocket.
-        query: Of that request, in place of the endpoint's.
+        endpoint: Broker endpoint.
+        settings: Connection settings.
+        keep_alive_s: A peer without TCP acknowledgements for 1.5 times this long is dropped; from 1.
+        cancelled: Polled while connecting; True ends the attempt.
+        headers: Further headers of the WebSocket request.
+        query: Query of that request, in place of the endpoint's.
 
     Raises:
-        Unreachable: With the reason: TL-M01 no connection, TL-M02 no TLS, TL-M07 the broker's certificate, TL-M09
-            ours, TL-M14 no WebSocket, TL-M15 the proxy.
-        ConfigError: The files under tls (TL-C30) or the proxy's password (TL-C31) can't be used, or python-socks
-            is missing (TL-C34).
+        Unreachable: TL-M01 no connection, TL-M02 TLS failed, TL-M07 the broker's certificate, TL-M09 the client's
+            certificate, TL-M14 WebSocket, TL-M15 proxy.
+        ConfigError: Unusable TLS files (TL-C30) or proxy password (TL-C31); python-socks is missing (TL-C34).
     """
-    tls, proxy, timeout_s = settings.tls if endpoint.tls else None, settings.way, settings.connect_timeout_s
+    tls, proxy, timeout_s = settings.tls if endpoint.tls else None, settings.proxy_endpoint, settings.connect_timeout_s
     context = tls.context() if tls else None  # its files first: what is wrong there, no broker mends
-    framing = Framing(endpoint, headers, query) if endpoint.websocket else None
-    way = _Way(endpoint, settings.source_address, timeout_s + _LEFT_BEHIND_S)
+    framing = WebSocketFraming(endpoint, headers, query) if endpoint.websocket else None
+    attempt = _ConnectionAttempt(endpoint, settings.source_address, timeout_s + _ABANDONED_ATTEMPT_S)
 
-    def opened() -> Transport:
-        with contextlib.ExitStack() as undo:
-            sock = undo.enter_context(way.proxied(proxy) if proxy else way.straight())
-            sock.settimeout(way.left_s())
+    def open_transport() -> Transport:
+        with contextlib.ExitStack() as cleanup:
+            sock = cleanup.enter_context(attempt.connect_through_proxy(proxy) if proxy else attempt.connect_directly())
+            sock.settimeout(attempt.remaining_s())
             if endpoint.scheme != "unix":
-                _tune(sock, keep_alive_s)
+                _set_socket_options(sock, keep_alive_s)
             if tls and context:
-                sock = way.encrypted(undo, sock, tls, context)
-            early = way.framed(sock, framing, tls) if framing else b""
+                sock = attempt.start_tls(cleanup, sock, tls, context)
+            initial_data = attempt.open_websocket(sock, framing, tls) if framing else b""
             sock.setblocking(False)
-            undo.pop_all()
-        return Transport(sock, str(endpoint), tls, framing, early)
+            cleanup.pop_all()
+        return Transport(sock, str(endpoint), tls, framing, initial_data)
 
     try:
-        return within(timeout_s, cancelled, opened, Transport.close)
+        return call_with_timeout(timeout_s, cancelled, open_transport, Transport.close)
     except (OSError, ValueError) as error:
-        raise way.problem(error) from None  # that of a proxy may carry its password
+        raise attempt.translate_error(error) from None  # that of a proxy may carry its password
 
 
 #: Family of an answer of the resolver, and the address.
 Address: TypeAlias = tuple[int, Any]
 
 
-class _Way:
-    """The steps of one connection; each blocks, and says first what an error means from then on (`problem`).
+class _ConnectionAttempt:
+    """Steps of one connection attempt; each blocks and first sets the meaning of its errors (`translate_error`).
 
-    All but the look-up of a name, and what a proxy says, end `timeout_s` seconds after it was made.
+    All steps except the DNS lookup and the proxy handshake end `timeout_s` seconds after the constructor.
     """
 
-    def __init__(self, endpoint: Endpoint, source: str | None, timeout_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, source_address: str | None, timeout_s: float) -> None:
         self._endpoint = endpoint
-        self._where = str(endpoint)
-        self._source = source
-        self._ends = time.monotonic() + timeout_s
+        self._location = str(endpoint)
+        self._source_address = source_address
+        self._deadline = time.monotonic() + timeout_s
         #: Of single addresses.
         self._failures: list[BaseException] = []
-        self.problem: Callable[[Exception], TowlineError] = self._no_address
+        self.translate_error: Callable[[Exception], TowlineError] = self._resolve_error
 
-    def left_s(self) -> float:
-        """Seconds that are left, more than none."""
-        return max(0.01, self._ends - time.monotonic())
+    def remaining_s(self) -> float:
+        """Return the remaining seconds, always above 0."""
+        return max(0.01, self._deadline - time.monotonic())
 
-    def straight(self) -> socket.socket:
-        """Connect to a Unix socket, or to the first address of a name that answers."""
-        endpoint, source = self._endpoint, self._source
+    def connect_directly(self) -> socket.socket:
+        """Connect to a Unix socket, or to the first address of a host that answers."""
+        endpoint, source_address = self._endpoint, self._source_address
         addresses: list[Address] = [(socket.AF_UNIX, endpoint.path)]
         if endpoint.scheme != "unix":
-            family = socket.AF_UNSPEC if source is None else socket.AF_INET6 if ":" in source else socket.AF_INET
+            family = (
+                socket.AF_UNSPEC
+                if source_address is None
+                else socket.AF_INET6
+                if ":" in source_address
+                else socket.AF_INET
+            )
             answers = socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
-            addresses = interleaved((family, where) for family, _, _, _, where in answers)
-        self.problem = partial(self._not_connected, len(addresses))
-        return self._first_connected(addresses)
+            addresses = interleave_families((family, address) for family, _, _, _, address in answers)
+        self.translate_error = partial(self._connect_error, len(addresses))
+        return self._connect_to_first(addresses)
 
-    def _no_address(self, error: Exception) -> TowlineError:
-        reason = plain(error) if isinstance(error, OSError) else "not a host name"
-        like = f" that fits source_address {self._source}" if self._source else ""
-        what = f'no address for "{self._endpoint.host}"{like} ({reason})'
-        return Unreachable("TL-M01", self._where, what, "Check the broker's host, and the DNS of this machine.")
+    def _resolve_error(self, error: Exception) -> TowlineError:
+        reason = error_text(error) if isinstance(error, OSError) else "not a host name"
+        constraint = f" that fits source_address {self._source_address}" if self._source_address else ""
+        problem = f'no address for "{self._endpoint.host}"{constraint} ({reason})'
+        return Unreachable("TL-M01", self._location, problem, "Check the broker's host, and the DNS of this machine.")
 
-    def _not_connected(self, addresses: int, error: Exception) -> TowlineError:
-        many = f" to any of {addresses} addresses" if addresses > 1 else ""
-        many += f" from {self._source}" if self._source else ""
-        reasons = "; ".join([*dict.fromkeys(map(plain, [*self._failures, error]))][:_REASONS_SHOWN])
-        right = "may we open its socket" if self._endpoint.scheme == "unix" else "the port right"
-        return Unreachable("TL-M01", self._where, f"no connection{many} ({reasons})", f"Is the broker up, and {right}?")
+    def _connect_error(self, address_count: int, error: Exception) -> TowlineError:
+        targets = f" to any of {address_count} addresses" if address_count > 1 else ""
+        targets += f" from {self._source_address}" if self._source_address else ""
+        reasons = "; ".join([*dict.fromkeys(map(error_text, [*self._failures, error]))][:_SHOWN_REASONS])
+        question = "may we open its socket" if self._endpoint.scheme == "unix" else "the port right"
+        return Unreachable(
+            "TL-M01", self._location, f"no connection{targets} ({reasons})", f"Is the broker up, and {question}?"
+        )
 
-    def _first_connected(self, addresses: Iterable[Address]) -> socket.socket:
-        """The socket that is connected first; a slow attempt gets company after `STAGGER` seconds."""
-        waiting, running = deque(addresses), set[Future[socket.socket]]()
-        while waiting or running:
-            if waiting:
-                running.add(_running(partial(_connected, *waiting.popleft(), self._source, self.left_s())))
-                if time.monotonic() > self._ends:
-                    waiting.clear()
-            done, running = wait(running, STAGGER if waiting else None, FIRST_COMPLETED)
-            for ended in done:
-                if error := ended.exception():
+    def _connect_to_first(self, addresses: Iterable[Address]) -> socket.socket:
+        """Return the first connected socket; a further attempt starts every `ATTEMPT_STAGGER_S` seconds."""
+        untried, attempts = deque(addresses), set[Future[socket.socket]]()
+        while untried or attempts:
+            if untried:
+                attempts.add(
+                    _start_call(partial(_connect_socket, *untried.popleft(), self._source_address, self.remaining_s()))
+                )
+                if time.monotonic() > self._deadline:
+                    untried.clear()
+            finished_attempts, attempts = wait(attempts, ATTEMPT_STAGGER_S if untried else None, FIRST_COMPLETED)
+            for attempt in finished_attempts:
+                if error := attempt.exception():
                     self._failures.append(error)
                     continue
-                for late in running | done - {ended}:
-                    _discarded(late, socket.socket.close)
-                return ended.result()
+                for other_attempt in attempts | finished_attempts - {attempt}:
+                    _discard_late_result(other_attempt, socket.socket.close)
+                return attempt.result()
         raise self._failures.pop()
 
-    def proxied(self, proxy: Proxy) -> socket.socket:
-        """Connect by a proxy.
+    def connect_through_proxy(self, proxy: Proxy) -> socket.socket:
+        """Connect through a proxy.
 
         Raises:
-            ConfigError: Its password can't be read (TL-C31), or python-socks is not installed (TL-C34).
+            ConfigError: The proxy password can't be read (TL-C31), or python-socks is not installed (TL-C34).
         """
         try:
             import python_socks  # noqa: PLC0415  # optional: towline[proxy]
             from python_socks.sync import Proxy as Connector  # noqa: PLC0415
         except ImportError:
-            what, advice = "a proxy needs the package python-socks", 'Run: pip install "towline[proxy]"'
-            raise ConfigError("TL-C34", str(proxy), what, advice) from None
+            problem, remedy = "a proxy needs the package python-socks", 'Run: pip install "towline[proxy]"'
+            raise ConfigError("TL-C34", str(proxy), problem, remedy) from None
         http = proxy.scheme == "http"
 
-        def problem(error: Exception) -> TowlineError:
+        def translate_error(error: Exception) -> TowlineError:
             if isinstance(error, UnicodeError):
-                what = "the proxy's user or password has characters that can't be carried"
-                return ConfigError("TL-C31", str(proxy), what, "Use ASCII.")
+                problem = "the proxy's user or password has characters that can't be carried"
+                return ConfigError("TL-C31", str(proxy), problem, "Use ASCII.")
             if isinstance(error, python_socks.ProxyConnectionError):
-                what, where = f"no connection ({plain(error.__cause__ or error)})", f"{self._where} through {proxy}"
-                return Unreachable("TL-M01", where, what, "Is the proxy up, and the port right?")
-            said, code = plain(error), getattr(error, "error_code", None) or 0
+                problem, location = (
+                    f"no connection ({error_text(error.__cause__ or error)})",
+                    f"{self._location} through {proxy}",
+                )
+                return Unreachable("TL-M01", location, problem, "Is the proxy up, and the port right?")
+            detail, code = error_text(error), getattr(error, "error_code", None) or 0
             if http and isinstance(error, python_socks.ProxyError):  # never its own words
-                said = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
-            advice = _ADVICE.get(407 if "authentication" in said else code, "Does the proxy reach the broker?")
-            return Unreachable("TL-M15", self._where, f"the proxy {proxy} did not let us through: {said}", advice)
+                detail = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
+            remedy = _PROXY_REMEDIES.get(
+                407 if "authentication" in detail else code, "Does the proxy reach the broker?"
+            )
+            return Unreachable("TL-M15", self._location, f"the proxy {proxy} did not let us through: {detail}", remedy)
 
-        self.problem = problem
-        kind = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
-        connector = Connector(kind, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
-        own: dict[str, Any] = {"timeout": self.left_s(), "local_addr": (self._source, 0) if self._source else None}
+        self.translate_error = translate_error
+        proxy_type = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
+        connector = Connector(proxy_type, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
+        options: dict[str, Any] = {
+            "timeout": self.remaining_s(),
+            "local_addr": (self._source_address, 0) if self._source_address else None,
+        }
         try:
-            return connector.connect(self._endpoint.host, self._endpoint.port, **own)
+            return connector.connect(self._endpoint.host, self._endpoint.port, **options)
         except python_socks.ProxyError as error:  # no OSError
-            raise problem(error) from None
+            raise translate_error(error) from None
 
-    def encrypted(
-        self, undo: contextlib.ExitStack, sock: socket.socket, tls: Tls, context: ssl.SSLContext
+    def start_tls(
+        self, cleanup: contextlib.ExitStack, sock: socket.socket, tls: Tls, context: ssl.SSLContext
     ) -> socket.socket:
-        """Encrypt a connection; `undo` closes it.
+        """Start TLS on a socket; `cleanup` closes the TLS socket.
 
         Raises:
             Unreachable: TL-M07, the broker's certificate is not accepted.
-            ConfigError: TL-C30, the server name is none.
+            ConfigError: TL-C30, invalid server name.
         """
-        self.problem = partial(tls_problem, tls=tls, where=self._where)
+        self.translate_error = partial(tls_error, tls=tls, location=self._location)
         name = tls.server_name or self._endpoint.host
         try:
-            wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-            undo.enter_context(wrapped).do_handshake()
+            tls_socket = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+            cleanup.enter_context(tls_socket).do_handshake()
         except ssl.SSLCertVerificationError as error:
-            shown = _shown_certificate(wrapped)
-            what, advice = certificate_problem(error.verify_code, error.verify_message, name, shown)
-            raise Unreachable("TL-M07", self._where, what, advice) from error
+            certificate = _unverified_certificate(tls_socket)
+            problem, remedy = certificate_problem(error.verify_code, error.verify_message, name, certificate)
+            raise Unreachable("TL-M07", self._location, problem, remedy) from error
         except ValueError:  # an ill-formed name; UnicodeError is one
-            what = f'"{name}" can\'t be the name of a server'
-            raise ConfigError("TL-C30", self._where, what, "Set tls.server_name.") from None
-        return wrapped
+            problem = f'"{name}" can\'t be the name of a server'
+            raise ConfigError("TL-C30", self._location, problem, "Set tls.server_name.") from None
+        return tls_socket
 
-    def framed(self, sock: socket.socket, framing: Framing, tls: Tls | None) -> bytes:
-        """Open a WebSocket; bytes of MQTT that came along with the answer.
+    def open_websocket(self, sock: socket.socket, framing: WebSocketFraming, tls: Tls | None) -> bytes:
+        """Open a WebSocket; return MQTT bytes that followed the server's response.
 
         Raises:
-            Unreachable: TL-M14, the server does not open it.
+            Unreachable: TL-M14, the server does not open the WebSocket.
         """
 
-        def problem(error: Exception) -> TowlineError:
+        def translate_error(error: Exception) -> TowlineError:
             if tls and isinstance(error, ssl.SSLError):
-                return tls_problem(error, tls, self._where)
-            return framing.refusal(f"no answer to the WebSocket's opening ({plain(error)})")
+                return tls_error(error, tls, self._location)
+            return framing.websocket_error(f"no answer to the WebSocket's opening ({error_text(error)})")
 
-        self.problem = problem
-        sock.sendall(framing.opening())
-        early = b""
+        self.translate_error = translate_error
+        sock.sendall(framing.opening_request())
+        initial_data = b""
         while not framing.open:
-            sock.settimeout(self.left_s())
-            early, answer = framing.take(sock.recv(READ_BYTES))
-            sock.sendall(answer)
-        if framing.ended is not None:
-            raise framing.refusal(framing.ended, "Trying again.")
-        return early
+            sock.settimeout(self.remaining_s())
+            initial_data, reply = framing.receive(sock.recv(READ_BYTES))
+            sock.sendall(reply)
+        if framing.end_reason is not None:
+            raise framing.websocket_error(framing.end_reason, "Trying again.")
+        return initial_data
 
 
-def interleaved(addresses: Iterable[Address]) -> list[Address]:
-    """The resolver's order with the families taking turns, its first one first (RFC 8305 section 4)."""
+def interleave_families(addresses: Iterable[Address]) -> list[Address]:
+    """Sort addresses by alternating families, in the resolver's order (RFC 8305 section 4)."""
     families: dict[int, list[Address]] = {}
     for address in dict.fromkeys(addresses):
         families.setdefault(address[0], []).append(address)
-    return [a for a in chain.from_iterable(zip_longest(*families.values())) if a is not None]
+    return [candidate for candidate in chain.from_iterable(zip_longest(*families.values())) if candidate is not None]
 
 
-def _connected(family: int, address: Any, source: str | None, timeout_s: float) -> socket.socket:
-    end = time.monotonic() + timeout_s
+def _connect_socket(family: int, address: Any, source_address: str | None, timeout_s: float) -> socket.socket:
+    deadline = time.monotonic() + timeout_s
     sock = socket.socket(family, socket.SOCK_STREAM)  # fails where there is no IPv6
-    with contextlib.ExitStack() as undo:
-        undo.callback(sock.close)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(sock.close)
         sock.settimeout(timeout_s)
-        if source is not None:
-            sock.bind((source, 0))
-        while (code := sock.connect_ex(address)) == errno.EAGAIN and time.monotonic() < end:
+        if source_address is not None:
+            sock.bind((source_address, 0))
+        while (error_code := sock.connect_ex(address)) == errno.EAGAIN and time.monotonic() < deadline:
             time.sleep(0.02)  # unix(7): the listener's queue is full; there is nothing to poll for
-        if code:
-            raise OSError(code, os.strerror(code))
-        undo.pop_all()
+        if error_code:
+            raise OSError(error_code, os.strerror(error_code))
+        cleanup.pop_all()
     return sock
 
 
-def _tune(sock: socket.socket, keep_alive_s: int) -> None:
-    """Send at once, read much, and give up a peer that acknowledges nothing for 1.5 times the keep alive.
+def _set_socket_options(sock: socket.socket, keep_alive_s: int) -> None:
+    """Set TCP_NODELAY, the receive buffer and TCP keep-alive; a silent peer is dropped after 1.5 MQTT keep alives.
 
-    The system asks a silent peer itself, so that it is given up also while the session sends no PINGREQ.
+    The system's probes detect a dead peer even while the session sends no PINGREQ.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
     if hasattr(socket, "TCP_USER_TIMEOUT") and keep_alive_s:
         # Finds a half-open line also while nothing is read: our pings then go unacknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(keep_alive_s * 1500))
-    probe = max(1, keep_alive_s // (2 * _PROBES))
+    probe_interval_s = max(1, keep_alive_s // (2 * _KEEPALIVE_PROBES))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", keep_alive_s), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", _PROBES)):
+    for name, value in (
+        ("TCP_KEEPIDLE", keep_alive_s),
+        ("TCP_KEEPINTVL", probe_interval_s),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+    ):
         if value and hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _LONGEST_PROBE))
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _MAX_KEEPALIVE_S))
 
 
-def _shown_certificate(wrapped: socket.socket) -> Mapping[str, Any]:
-    """The certificate that was refused, as `getpeercert` shows an accepted one; empty when it can't be had.
+def _unverified_certificate(tls_socket: socket.socket) -> Mapping[str, Any]:
+    """Return a rejected certificate in the format of `getpeercert`; empty if unavailable.
 
-    Before Python 3.13 the chain of a failed handshake is reachable only beneath the public class.
+    Before Python 3.13 no public method returns the chain of a failed handshake.
     """
     with contextlib.suppress(Exception):
-        info = wrapped._sslobj.get_unverified_chain()[0].get_info()  # type: ignore[attr-defined]  # noqa: SLF001
+        info = tls_socket._sslobj.get_unverified_chain()[0].get_info()  # type: ignore[attr-defined]  # noqa: SLF001
         if isinstance(info, dict):
             return info
     return {}

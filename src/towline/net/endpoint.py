@@ -1,4 +1,4 @@
-"""Where a broker is, and a proxy before it: URIs, read and checked once; and words for what does not answer there."""
+"""Endpoints of brokers and proxies: URIs, parsed and validated once, and error texts for connection failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal, Self, TypeAlias, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from towline.providers import secret_of
+from towline.providers import read_secret
 
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
 
@@ -20,7 +20,7 @@ DEFAULT_PORTS: Final[dict[str, int]] = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "
 #: Path of a WebSocket URI that names none: what EMQX, HiveMQ, AWS and most front ends serve, and Mosquitto takes any.
 DEFAULT_PATH: Final = "/mqtt"
 #: Longest path of a Unix socket in bytes (unix(7): sun_path has 108 with its final NUL).
-_LONGEST_UNIX_PATH: Final = 107
+_MAX_UNIX_PATH_BYTES: Final = 107
 #: Names with the underscore that some have, addresses, and the zone of a link-local one (RFC 6874).
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 #: A URI path as RFC 3986 section 3.3 allows it; no control character may reach a request line.
@@ -31,14 +31,14 @@ _URI_QUERY: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/?-]+")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One broker's address.
+    """Address of one broker.
 
     Attributes:
         scheme: ``mqtt``, ``mqtts``, ``ws``, ``wss`` or ``unix``.
         host: Name or address; ``localhost`` for a Unix socket.
         port: TCP port; 0 for a Unix socket.
-        path: Of the WebSocket resource or of the Unix socket; empty for plain MQTT.
-        query: Of the WebSocket resource, without ``?``; never shown, because that of a presigned URL is a secret.
+        path: Path of the WebSocket resource or of the Unix socket; empty for plain MQTT.
+        query: Query of the WebSocket resource, without ``?``; never shown, because a presigned URL has a secret in it.
     """
 
     scheme: Scheme
@@ -49,18 +49,18 @@ class Endpoint:
 
     @classmethod
     def parse(cls, uri: str) -> Self:
-        """Read ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://HOST[:PORT][/PATH][?QUERY]``, ``wss://`` or ``unix:///PATH``.
+        """Parse ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://HOST[:PORT][/PATH][?QUERY]``, ``wss://``, ``unix://``.
 
         Raises:
-            ValueError: For anything else, and for credentials, which a URI would carry into every log.
+            ValueError: Any other URI, and one with credentials, which would appear in every log.
         """
         try:
             parts = urlsplit(uri if "://" in uri else f"mqtt://{uri}")
         except ValueError:
             raise ValueError("a broker URI is mqtt://HOST[:PORT]; an IPv6 address stands in [ ]") from None
         if parts.scheme not in {*DEFAULT_PORTS, "unix"}:
-            known = "mqtt://, mqtts://, ws://, wss:// or unix://"
-            raise ValueError(f'"{parts.scheme}://" is not a broker scheme; use {known}')
+            schemes = "mqtt://, mqtts://, ws://, wss:// or unix://"
+            raise ValueError(f'"{parts.scheme}://" is not a broker scheme; use {schemes}')
         if parts.username is not None or parts.password is not None:
             raise ValueError("a broker URI carries no user or password; use username and password_file")
         scheme = cast("Scheme", parts.scheme)
@@ -79,28 +79,28 @@ class Endpoint:
 
     @property
     def websocket(self) -> bool:
-        """Whether MQTT travels in WebSocket frames."""
+        """Whether MQTT is sent in WebSocket frames."""
         return self.scheme in {"ws", "wss"}
 
     @property
     def authority(self) -> str:
-        """``HOST:PORT``, an IPv6 address in brackets."""
+        """``HOST:PORT``, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        shown = f"{self.path}?…" if self.query else self.path
-        return f"unix://{shown}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{shown}"
+        path = f"{self.path}?…" if self.query else self.path
+        return f"unix://{path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy on the way to the broker.
+    """Proxy between this machine and the broker.
 
     Attributes:
         scheme: ``http`` (CONNECT) or ``socks5`` (RFC 1928, names resolved by the proxy).
         host: Name or address.
         port: TCP port.
-        username: For the proxy; the password is in `password_file`.
+        username: User of the proxy; the password is in `password_file`.
         password_file: Read at each connection.
     """
 
@@ -112,10 +112,10 @@ class Proxy:
 
     @classmethod
     def parse(cls, uri: str, password_file: Path | None = None) -> Self:
-        """Read ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT``.
+        """Parse ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT``.
 
         Raises:
-            ValueError: For anything else, a password among it; the message never repeats the URI.
+            ValueError: Any other URI, and one with a password; the message never repeats the URI.
         """
         try:
             parts = urlsplit(uri)
@@ -140,41 +140,41 @@ class Proxy:
         return f"{self.scheme}://{host}:{self.port}"
 
     def password(self) -> str:
-        """The password, empty without a file.
+        """Return the password; empty without a password file.
 
         Raises:
             ConfigError: The file can't be read (TL-C31).
         """
-        return secret_of("proxy_password_file", self.password_file, bytes.decode) if self.password_file else ""
+        return read_secret("proxy_password_file", self.password_file, bytes.decode) if self.password_file else ""
 
 
-def plain(error: BaseException) -> str:
-    """The system's words for an error, without its number and our paths."""
+def error_text(error: BaseException) -> str:
+    """Return the system's text for an error, without its number and without local paths."""
     reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
     return str(reason).strip().rstrip(".").lower().replace("_", " ")
 
 
 def http_status(code: int) -> str:
-    """``404 not found``: the code and its usual words, never the peer's own."""
+    """Return the status with its standard phrase, such as ``404 not found``; never the peer's own phrase."""
     with contextlib.suppress(ValueError):
         return f"{code} {HTTPStatus(code).phrase.lower()}"
     return str(code)
 
 
-def other_port(where: str) -> str:
-    """A question about TLS for a port that does not answer as its scheme wants; with a space, "" for a Unix socket.
+def tls_port_hint(uri: str) -> str:
+    """Return a question whether the port expects TLS, or expects none; begins with a space, "" for a Unix socket.
 
     Args:
-        where: The endpoint as text.
+        uri: Endpoint as text.
     """
-    scheme, _, rest = where.partition("://")
+    scheme, _, rest = uri.partition("://")
     if scheme in {"mqtts", "wss"}:
         return f" Is it a port without TLS? That is {scheme[:-1]}://{rest}, which anyone on the way can read."
     return f" Is it a port for TLS? That is {scheme}s://{rest}." if scheme in DEFAULT_PORTS else ""
 
 
 def query_problem(query: str) -> str | None:
-    """Say why a WebSocket request can't have a query, or None; never with the query, which may be a secret."""
+    """Return the reason why a WebSocket request can't have a query, or None; never with the query: it may be secret."""
     return None if _URI_QUERY.fullmatch(query) else "the query of a WebSocket URI has characters that a URI can't have"
 
 
@@ -215,6 +215,6 @@ def _web_path(parts: SplitResult) -> str:
 def _unix_path(parts: SplitResult) -> str:
     if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
         raise ValueError("a Unix socket is unix:///PATH, three slashes and the absolute path of the socket")
-    if "\0" in parts.path or len(parts.path.encode()) > _LONGEST_UNIX_PATH:
-        raise ValueError(f"the path of a Unix socket has at most {_LONGEST_UNIX_PATH} bytes")
+    if "\0" in parts.path or len(parts.path.encode()) > _MAX_UNIX_PATH_BYTES:
+        raise ValueError(f"the path of a Unix socket has at most {_MAX_UNIX_PATH_BYTES} bytes")
     return parts.path

@@ -1,6 +1,6 @@
-"""The settings of a connection to a broker: one model for bridge file, Spark options, gateway, Publisher and Client.
+"""Settings of a broker connection: one model for bridge file, Spark options, gateway, Publisher and Client.
 
-A further option is a field of `ConnectionSettings` and the place of its effect: every face has it by its name.
+A further option is one field of `ConnectionSettings` and the code that uses it; every interface has it by its name.
 """
 
 from __future__ import annotations
@@ -27,47 +27,48 @@ from pydantic.json_schema import SkipJsonSchema
 from towline.errors import ConfigError, Unreachable, did_you_mean
 from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem
-from towline.mqtt.versions import LEVELS
-from towline.net.connecting import Transport, connect, header_problem, within
+from towline.mqtt.versions import LEVELS_OF_SETTING
+from towline.net.connecting import Transport, call_with_timeout, connect, header_problem
 from towline.net.endpoint import Endpoint, Proxy, query_problem
 from towline.net.tls import Tls
-from towline.options import OptionText, parts
-from towline.providers import credential, secret_of
+from towline.options import OptionSpelling, parse_list
+from towline.providers import call_provider, read_secret
 from towline.validation import SettingsModel, requirement
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName = Literal["5", "3.1.1", "3.1", "auto"]
 
 #: Stands in a `SessionConfig` for a password that is read at each connection, so that rules about one hold.
-_NOT_READ_YET: Final = b""
+_UNREAD_PASSWORD: Final = b""
 #: Longest pause that can be asked for, in seconds.
-_LONGEST_DELAY_S: Final = 3600.0
+_MAX_DELAY_S: Final = 3600.0
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
-_LARGEST_PACKET: Final = 268_435_455 + 5
+_MAX_PACKET_BYTES: Final = 268_435_455 + 5
 #: ``package.module:function``.
-_FUNCTION: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-_FOR_EVER: Final = 0xFFFFFFFF
+_FUNCTION_PATTERN: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+_NEVER_EXPIRES: Final = 0xFFFFFFFF
 #: MQTT's password is binary data with a length of two bytes [MQTT 5 section 3.1.3.6].
-_LONGEST_PASSWORD: Final = 0xFFFF
-_URL: Final = re.compile(r"wss?://[^?]*\?")
+_MAX_PASSWORD_BYTES: Final = 0xFFFF
+_WEBSOCKET_URL: Final = re.compile(r"wss?://[^?]*\?")
 
 Headers = tuple[tuple[str, str], ...]
-_Seconds = Annotated[int, Field(ge=0, le=_FOR_EVER)]
-_Pause = Annotated[float, Field(gt=0, le=_LONGEST_DELAY_S)]
+_Seconds = Annotated[int, Field(ge=0, le=_NEVER_EXPIRES)]
+_Pause = Annotated[float, Field(gt=0, le=_MAX_DELAY_S)]
 
 
-def _address(value: str) -> str:
+def _parse_ip_address(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
     except ValueError:
         raise ValueError("must be an IP address of this machine") from None
 
 
-def _pairs(text: str) -> list[Any]:
-    """User properties: ``NAME=VALUE, ...``, or JSON pairs where a comma stands in one."""
+def _parse_user_properties(text: str) -> list[Any]:
+    """Parse user properties: ``NAME=VALUE, ...``, or JSON pairs if a value contains a comma."""
     example = '[["a", "1, 2"]]'
     pairs = [
-        one.split("=", 1) if isinstance(one, str) else one for one in parts(text, "NAME=VALUE", example, str | list)
+        part.split("=", 1) if isinstance(part, str) else part
+        for part in parse_list(text, "NAME=VALUE", example, str | list)
     ]
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError(f"must be NAME=VALUE with commas between them, or JSON such as {example}")
@@ -75,43 +76,45 @@ def _pairs(text: str) -> list[Any]:
 
 
 #: A setting that may hold a password, where a user put one.
-_Secret = Annotated[str, OptionText(hidden=True)]
+_Secret = Annotated[str, OptionSpelling(secret=True)]
 
 
-def _callable(value: str) -> str:
-    if not re.fullmatch(_FUNCTION, value):
+def _check_function_name(value: str) -> str:
+    if not re.fullmatch(_FUNCTION_PATTERN, value):
         raise ValueError("must be module:function")
     return value
 
 
 #: The name of a function, for what is called at run time.
-FunctionName = Annotated[str, AfterValidator(_callable), Field(json_schema_extra={"pattern": _FUNCTION})]
+FunctionName = Annotated[
+    str, AfterValidator(_check_function_name), Field(json_schema_extra={"pattern": _FUNCTION_PATTERN})
+]
 
 
-def _topic(value: str) -> str:
+def _check_topic(value: str) -> str:
     if problem := topic_problem(value):
         raise ValueError(problem)
     return value
 
 
 class WillSettings(SettingsModel):
-    """The message the broker publishes when the connection ends without DISCONNECT [MQTT 5 section 3.1.3.2].
+    """Will message: published by the broker when the connection ends without DISCONNECT [MQTT 5 section 3.1.3.2].
 
     Attributes:
-        topic: Without wildcards.
-        payload: Text; of a program bytes too.
+        topic: Topic name without wildcards.
+        payload: Text; in Python also bytes.
         qos: 0 to 2.
-        retain: Keep it for later subscribers.
-        delay_s: Seconds the broker waits for us to come back before it publishes (MQTT 5).
-        expiry_s: Seconds after which nobody gets it any more; default never (MQTT 5).
-        content_type: What the payload is (MQTT 5).
-        response_topic: Where an answer is expected (MQTT 5).
+        retain: The broker retains it for later subscribers.
+        delay_s: Seconds the broker waits for a reconnect before it publishes (MQTT 5).
+        expiry_s: Message expiry interval in seconds; default never (MQTT 5).
+        content_type: Content type of the payload (MQTT 5).
+        response_topic: Topic for the response (MQTT 5).
         user_properties: Pairs, in order (MQTT 5); as an option ``NAME=VALUE, ...`` or JSON pairs.
-        payload_is_utf8: Whether the payload is said to be UTF-8 text (MQTT 5).
-        correlation_data: What an answer repeats: text, of a program bytes too (MQTT 5).
+        payload_is_utf8: The payload is declared as UTF-8 text (MQTT 5).
+        correlation_data: Bytes that the response repeats: text, in Python also bytes (MQTT 5).
     """
 
-    topic: Annotated[str, AfterValidator(_topic)]
+    topic: Annotated[str, AfterValidator(_check_topic)]
     payload: str | SkipJsonSchema[bytes] = ""
     qos: Annotated[int, Field(ge=0, le=2)] = 0
     retain: bool = False
@@ -119,78 +122,76 @@ class WillSettings(SettingsModel):
     expiry_s: _Seconds | None = None
     content_type: str | None = None
     response_topic: str | None = None
-    user_properties: Annotated[tuple[tuple[str, str], ...], OptionText(read=_pairs)] = ()
+    user_properties: Annotated[tuple[tuple[str, str], ...], OptionSpelling(parse=_parse_user_properties)] = ()
     payload_is_utf8: bool = True
     correlation_data: str | SkipJsonSchema[bytes] | None = None
 
     @model_validator(mode="after")
-    def _publishable(self) -> Self:
+    def _check_message(self) -> Self:
         if problem := message_problem(self.topic, self.payload, self.qos):
             raise ValueError(problem)
         return self
 
     @property
     def message(self) -> Will:
-        """As CONNECT carries it."""
+        """Will as part of CONNECT."""
         data = self.correlation_data
         return Will(
             self.topic,
-            payload=_bytes_of(self.payload),
+            payload=_to_bytes(self.payload),
             qos=QoS(self.qos),
             retain=self.retain,
             payload_format_indicator=int(self.payload_is_utf8 and isinstance(self.payload, str)),
             message_expiry_interval=self.expiry_s,
             content_type=self.content_type,
             response_topic=self.response_topic,
-            correlation_data=None if data is None else _bytes_of(data),
+            correlation_data=None if data is None else _to_bytes(data),
             will_delay_interval=self.delay_s,
             user_properties=list(self.user_properties),
         )
 
 
-def _bytes_of(value: str | bytes) -> bytes:
+def _to_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
 class ConnectionSettings(SettingsModel):
-    """How brokers are reached and what is said to them, whoever connects.
+    """Settings of the connection to the brokers, shared by all interfaces.
 
-    Every face has its names: the bridge file and Python as they are, options of Spark in camel case without unit.
-    Secrets stand in files. Times are seconds, sizes bytes.
+    Bridge file and Python use the names as they are; options of Spark use camel case without the unit. Secrets are in
+    files. Times are in seconds, sizes in bytes.
 
     Attributes:
-        username: For the broker; default none.
-        password_file: Holds its password; read at each connection, as all these files are (docs/transports.md#secrets).
-        token_provider: ``module:function`` that gives the password at each connection, for one that is short-lived.
+        username: User name at the broker; default none.
+        password_file: Holds the password; read at each connection, as all these files are (docs/transports.md#secrets).
+        token_provider: ``module:function`` that returns the password at each connection, for short-lived tokens.
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
-            gives an Authenticator (docs/client.md#enhanced-authentication).
-        tls: How the broker is verified, and how we show who we are, with ``mqtts://`` and ``wss://``.
-        source_address: Address of this machine that connections to brokers come from, for a firewall's rule or a second
-            network; default the one that the system chooses.
-        proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
-        proxy_password_file: Its password.
-        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
-            says, or shows by ending the connection or by silence in place of CONNACK. 3.1 and 3.1.1 have no expiry, no
-            Receive Maximum and no properties.
-        connect_timeout_s: Seconds that a connection and its CONNACK may take.
+            returns an Authenticator (docs/client.md#enhanced-authentication).
+        tls: Verification of the broker and the client's certificate, with ``mqtts://`` and ``wss://``.
+        source_address: Local address of connections to brokers, for a firewall rule or a second network; default the
+            system's choice.
+        proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` between this machine and the brokers.
+        proxy_password_file: Holds the proxy password.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 if the broker rejects it, closes the
+            connection or sends no CONNACK. 3.1 and 3.1.1 have no expiry, no Receive Maximum and no properties.
+        connect_timeout_s: Timeout of a connection and its CONNACK, in seconds.
         keep_alive_s: MQTT keep alive in seconds; a shorter value of the server wins [MQTT-3.2.2-21].
-        receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3].
-        topic_alias_maximum: Topic aliases the broker may use, which makes packets with long topics shorter.
+        receive_maximum: Most unacknowledged messages from the broker [MQTT 5 section 3.1.2.11.3].
+        topic_alias_maximum: Most topic aliases the broker may use; they shorten packets with long topics.
         max_packet_bytes: Of a larger message only a row without payload is kept
             (docs/guarantees.md#what-is-not-taken-in-whole). It is not announced to the broker, which would silently
             drop larger messages [MQTT-3.1.2-25].
-        will: Published by the broker when the connection breaks.
-        follow_redirects: Go to the server that a broker names with "use another server" or "server moved", with the
-            same scheme and TLS verification; otherwise its word is shown as an error.
-        brokers_share_sessions: The brokers are one cluster that keeps one session for us, whichever we reach. Without
-            it each is taken to have a session of its own: nothing is published with QoS 2 to more than one, and what
-            was under way to us comes again when another takes over: at least once holds, exactly once does not
-            (docs/transports.md#several-brokers).
-        reconnect_delay_s: First pause before another connection; each further one is twice as long.
-        reconnect_max_delay_s: The longest pause.
-        websocket_headers_file: Further headers of the request that opens a WebSocket, ``Name: value`` a line; a file,
-            because one may be a secret.
-        websocket_query_file: The query of that request, in place of the URI's, or a whole presigned URL.
+        will: Message that the broker publishes when the connection breaks.
+        follow_redirects: Follow "use another server" and "server moved" to the server that the broker names, with the
+            same scheme and TLS verification; otherwise a redirect is an error.
+        brokers_share_sessions: The brokers are one cluster that shares the session. Without it each broker is assumed
+            to have its own session: QoS 2 is not published to more than one, and unfinished messages are received again
+            after a failover: at least once holds, exactly once does not (docs/transports.md#several-brokers).
+        reconnect_delay_s: First pause before a reconnect; each further pause is twice as long.
+        reconnect_max_delay_s: Longest pause.
+        websocket_headers_file: Further headers of the WebSocket request, ``Name: value`` a line; a file, because a
+            header may be a secret.
+        websocket_query_file: Query of the WebSocket request, in place of the URI's, or a whole presigned URL.
     """
 
     username: _Secret | None = None
@@ -198,7 +199,7 @@ class ConnectionSettings(SettingsModel):
     token_provider: FunctionName | None = None
     authenticator: FunctionName | None = None
     tls: Tls = Tls()
-    source_address: Annotated[str, AfterValidator(_address)] | None = None
+    source_address: Annotated[str, AfterValidator(_parse_ip_address)] | None = None
     proxy: _Secret | None = None
     proxy_password_file: Path | None = None
     protocol: ProtocolName = "5"
@@ -206,7 +207,7 @@ class ConnectionSettings(SettingsModel):
     keep_alive_s: Annotated[int, Field(ge=5, le=65535)] = 60
     receive_maximum: Annotated[int, Field(ge=1, le=65534)] | None = None
     topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 0
-    max_packet_bytes: Annotated[int, Field(ge=1024, le=_LARGEST_PACKET)] = 64 << 20
+    max_packet_bytes: Annotated[int, Field(ge=1024, le=_MAX_PACKET_BYTES)] = 64 << 20
     will: WillSettings | None = None
     follow_redirects: bool = False
     brokers_share_sessions: bool = False
@@ -217,65 +218,67 @@ class ConnectionSettings(SettingsModel):
 
     @field_validator("tls", mode="before")
     @classmethod
-    def _one_protocol_or_more(cls, value: object) -> object:
+    def _split_alpn(cls, value: object) -> object:
         if isinstance(value, Mapping) and isinstance(alpn := value.get("alpn"), str):
             return {**value, "alpn": tuple(alpn.replace(",", " ").split())}
         return value
 
     @field_validator("tls")
     @classmethod
-    def _usable_tls(cls, value: Tls) -> Tls:
+    def _check_tls(cls, value: Tls) -> Tls:
         if problem := value.problem():
             raise ValueError(problem)
         return value
 
     @property
-    def way(self) -> Proxy | None:
-        """The proxy on the way to the brokers.
+    def proxy_endpoint(self) -> Proxy | None:
+        """Parsed proxy setting; None without a proxy.
 
         Raises:
-            ValueError: It can't be one.
+            ValueError: Invalid proxy setting.
         """
         return Proxy.parse(self.proxy, self.proxy_password_file) if self.proxy else None
 
     def check_connection(self, brokers: Iterable[Endpoint]) -> None:
-        """Refuse settings that contradict each other.
+        """Validate settings that depend on each other.
 
         Raises:
-            ValueError: Two passwords, a proxy that can't be, or what a Unix socket has not.
+            ValueError: Two passwords, an invalid proxy, or a setting that a Unix socket does not have.
         """
         if self.password_file and self.token_provider:
             raise ValueError("password_file and token_provider both give the password; keep one")
         if self.proxy_password_file and not self.proxy:
             raise ValueError("proxy_password_file needs proxy")
         unix = any(broker.scheme == "unix" for broker in brokers)
-        if self.way and unix:
+        if self.proxy_endpoint and unix:
             raise ValueError("a Unix socket is not reached through a proxy")
         if self.source_address and unix:
             raise ValueError("a Unix socket has no source_address")
 
-    def session(self, client_id: str, where: str, filters: tuple[Filter, ...] = (), **terms: Any) -> SessionConfig:
-        """The session's part of these settings.
+    def session_config(
+        self, client_id: str, location: str, filters: tuple[Filter, ...] = (), **overrides: Any
+    ) -> SessionConfig:
+        """Return the session's configuration.
 
         Args:
-            client_id: Stable, never empty.
-            where: The line as errors name it.
+            client_id: Stable client id, never empty.
+            location: Name of the line in errors.
             filters: Subscriptions.
-            terms: Further fields of `SessionConfig`, in place of those of these settings too.
+            overrides: Further fields of `SessionConfig`; they take precedence over these settings.
         """
-        read_later = self.password_file or self.token_provider
-        own: dict[str, Any] = {
+        password_unread = self.password_file or self.token_provider
+        fields: dict[str, Any] = {
             "username": self.username,
-            "password": _NOT_READ_YET if read_later else None,
+            "password": _UNREAD_PASSWORD if password_unread else None,
             "keep_alive_s": self.keep_alive_s,
             "connect_timeout_s": self.connect_timeout_s,
             "topic_alias_maximum": self.topic_alias_maximum,
             "will": self.will.message if self.will else None,
         }
-        return SessionConfig(client_id, where, filters, **{**own, **terms})
+        return SessionConfig(client_id, location, filters, **{**fields, **overrides})
 
 
-def _brokers(text: str) -> str:
+def _check_brokers(text: str) -> str:
     if not text.strip(" ,"):
         raise ValueError("must be mqtt://HOST[:PORT], several with a comma between them")
     if "?" in text:  # Spark shows its options, and a presigned query is a secret
@@ -283,7 +286,7 @@ def _brokers(text: str) -> str:
     return text
 
 
-def _endpoints(value: object) -> object:
+def _parse_endpoints(value: object) -> object:
     if isinstance(value, str):
         value = [part for part in value.split(",") if part.strip()]
     if isinstance(value, list | tuple):
@@ -294,38 +297,38 @@ def _endpoints(value: object) -> object:
 #: Written as URIs, in a list or with commas between them.
 Brokers = Annotated[
     tuple[Endpoint, ...],
-    BeforeValidator(_endpoints, json_schema_input_type=str | list[str]),
-    OptionText("broker", _brokers, hidden=True),
+    BeforeValidator(_parse_endpoints, json_schema_input_type=str | list[str]),
+    OptionSpelling("broker", _check_brokers, secret=True),
 ]
 
 
 class MqttSettings(ConnectionSettings):
-    """A gateway's brokers and its session, whichever way messages go: ``[mqtt]``.
+    """Brokers and session of a gateway, for both directions: ``[mqtt]``.
 
     Attributes:
         brokers: ``mqtt://HOST:PORT``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH`` (docs/transports.md). Tried
-            in this order, again from the first after the last, and after a connection that worked.
+            in this order; again from the first after the last, and after a connection that worked.
         client_id: MQTT client id: stable, never shared; default the name.
-        session_expiry_s: Seconds that the broker keeps the session while we are away; the default is for ever.
-        receive_maximum: Unacknowledged messages allowed to the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
-            is the standard's default and so not sent, and a Mosquitto that is told nothing keeps to 20, queues 1,000
-            more and drops the rest. Default 65534, and 2000 with QoS 2, whose answers cost Mosquitto a search through
-            the whole window (100,000 messages: 4 s with 1000, minutes with 65534, measured on 2.0.21).
-        linger_ms: How long a chunk may wait for more before it is made durable: twice as long in a stream, up to three
-            times elsewhere.
-        retain_handling: Retained messages when a filter is subscribed: 0 always, 1 only where the broker's session did
-            not have it, 2 never (MQTT 5). Default 1, so that a SUBSCRIBE that is sent a second time brings none twice,
-            and 0 for a filter that this journal never subscribed. MQTT 3.x always sends them.
-        unknown_session: What to do with a broker session the journal knows nothing of [MQTT-3.2.2-4]: ``refuse``
-            and ask, ``adopt`` its queue, or ``discard`` it. Default ``refuse``, because a lost journal has acknowledged
-            what the session holds no more; ``adopt`` with ``ack_after = "kafka"``, where Kafka has all of that.
-        abandon_session: A former client id of this state directory whose session at the broker is given up, with all
-            that waits in it; without it a changed client id is refused.
+        session_expiry_s: Seconds that the broker keeps the session without a connection; default for ever.
+        receive_maximum: Most unacknowledged messages from the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
+            is the standard's default and is not sent; without a value Mosquitto allows 20, queues 1,000 more and drops
+            the rest. Default 65534, and 2000 with QoS 2, where each answer costs Mosquitto a search through the whole
+            window (100,000 messages: 4 s with 1000, minutes with 65534, measured on 2.0.21).
+        linger_ms: Milliseconds that a chunk may wait for more before it is persisted: twice as long in a stream, up to
+            three times elsewhere.
+        retain_handling: Retained messages at SUBSCRIBE: 0 always, 1 only for a new subscription, 2 never (MQTT 5).
+            Default 1, so that a repeated SUBSCRIBE brings none twice, and 0 for a filter that this journal never
+            subscribed. MQTT 3.x always sends them.
+        unknown_session: Action for a broker session that the journal does not know [MQTT-3.2.2-4]: ``refuse`` with an
+            error, ``adopt`` its queue, or ``discard`` it. Default ``refuse``, because a lost journal has acknowledged
+            messages that the session no longer has; ``adopt`` with ``ack_after = "kafka"``, where Kafka has them.
+        abandon_session: Former client id of this state directory; its session at the broker is abandoned with all
+            queued messages. Without it a changed client id is refused.
     """
 
     brokers: Brokers = ()
     client_id: str = Field(default="", max_length=256)
-    session_expiry_s: _Seconds = _FOR_EVER
+    session_expiry_s: _Seconds = _NEVER_EXPIRES
     linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
     retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
     unknown_session: Literal["refuse", "adopt", "discard"] | None = None
@@ -334,15 +337,15 @@ class MqttSettings(ConnectionSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerConnection:
-    """A connection to be made: where to, by which settings, for which session.
+    """Connection to be opened: brokers, settings and session configuration.
 
     Attributes:
-        settings: How to get there.
-        session: The session's part.
-        brokers: Tried in this order, again from the first after the last, and after a connection that worked.
-        linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
-            to three times elsewhere (`towline.net.driver.Linger`).
-        linger_after_silence_s: How many seconds after a moment of silence; nothing is sent meanwhile.
+        settings: Connection settings.
+        session: Session configuration.
+        brokers: Tried in this order; again from the first after the last, and after a connection that worked.
+        linger_s: Seconds that a chunk waits for more messages, so that one sync serves many: twice as many in a stream,
+            up to three times elsewhere (`towline.net.driver.Linger`).
+        linger_after_silence_s: Seconds that a chunk waits after a silence.
     """
 
     settings: ConnectionSettings
@@ -353,87 +356,87 @@ class BrokerConnection:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Protocol levels to try, in order (`towline.mqtt.versions`)."""
-        return LEVELS[self.settings.protocol]
+        """Protocol levels in the order of attempts (`towline.mqtt.versions`)."""
+        return LEVELS_OF_SETTING[self.settings.protocol]
 
     @property
     def several_sessions(self) -> bool:
-        """Whether the next server may be one with another session."""
+        """Whether the next server may have another session."""
         several = len(self.brokers) > 1 or self.settings.follow_redirects
         return several and not self.settings.brokers_share_sessions
 
-    def session_at(self, level: int) -> SessionConfig:
-        """The session's part for a protocol level; MQTT 3.x has no topic aliases."""
-        aliases = self.session.topic_alias_maximum if level == 5 else 0
-        return replace(self.session, protocol=level, topic_alias_maximum=aliases)
+    def session_config_for(self, level: int) -> SessionConfig:
+        """Return the session configuration for a protocol level; MQTT 3.x has no topic aliases."""
+        alias_maximum = self.session.topic_alias_maximum if level == 5 else 0
+        return replace(self.session, protocol=level, topic_alias_maximum=alias_maximum)
 
     def credentials(self, cancelled: Callable[[], bool]) -> tuple[dict[str, Any], Headers, str]:
-        """As they are now, so that a renewed one is used: fields of `SessionConfig`; a WebSocket's headers and query.
+        """Read the current credentials: fields of `SessionConfig`, WebSocket headers, WebSocket query.
 
         Args:
-            cancelled: Ends the wait for a provider, which has as long as a connection.
+            cancelled: Polled while a provider runs; True ends the wait. Its timeout is the connection's.
 
         Raises:
-            ConfigError: TL-C31, a file can't be read, is empty, or holds something else. TL-C179, the authenticator.
-            Unreachable: TL-C179, the provider gave no password: it may do better with the next try.
+            ConfigError: TL-C31, a file can't be read, is empty or malformed. TL-C179, the authenticator is invalid.
+            Unreachable: TL-C179, the provider returned no password; the next attempt may succeed.
         """
-        settings, session = self.settings, self.session
+        settings, session_config = self.settings, self.session
         headers: Headers = tuple(settings.websocket_headers.items()) if isinstance(settings, ClientSettings) else ()
-        password, authenticator, query = session.password, session.authenticator, ""
+        password, authenticator, query = session_config.password, session_config.authenticator, ""
         if settings.password_file is not None:
-            password = secret_of("password_file", settings.password_file, _password)
+            password = read_secret("password_file", settings.password_file, _check_password)
         elif settings.token_provider is not None:
-            password = _provided(settings.token_provider, session, cancelled)
+            password = _call_token_provider(settings.token_provider, session_config, cancelled)
         if isinstance(settings.authenticator, str):
-            given = (session.username, password)
-            authenticator = credential(
-                settings.authenticator, session.where, _authenticator, "an Authenticator", *given
+            arguments = (session_config.username, password)
+            authenticator = call_provider(
+                settings.authenticator, session_config.location, _check_authenticator, "an Authenticator", *arguments
             )
         if settings.websocket_headers_file is not None:
-            headers += secret_of("websocket_headers_file", settings.websocket_headers_file, _headers)
+            headers += read_secret("websocket_headers_file", settings.websocket_headers_file, _parse_headers)
         if settings.websocket_query_file is not None:
-            query = secret_of("websocket_query_file", settings.websocket_query_file, _query)
+            query = read_secret("websocket_query_file", settings.websocket_query_file, _parse_query)
         return {"password": password, "authenticator": authenticator}, headers, query
 
     def connect(
         self, broker: Endpoint, keep_alive_s: int, cancelled: Callable[[], bool]
     ) -> tuple[Transport, dict[str, Any]]:
-        """Open a connection to a broker; with the credentials for its session. Errors of both."""
+        """Open a connection to a broker; return it with session credentials. Raises as `credentials`, `connect`."""
         credentials, headers, query = self.credentials(cancelled)
-        own: dict[str, Any] = {"keep_alive_s": keep_alive_s, "cancelled": cancelled}
-        return connect(broker, self.settings, headers=headers, query=query, **own), credentials
+        options: dict[str, Any] = {"keep_alive_s": keep_alive_s, "cancelled": cancelled}
+        return connect(broker, self.settings, headers=headers, query=query, **options), credentials
 
 
-def _provided(name: str, session: SessionConfig, cancelled: Callable[[], bool]) -> bytes:
-    where = session.where
+def _call_token_provider(name: str, session_config: SessionConfig, cancelled: Callable[[], bool]) -> bytes:
+    location = session_config.location
 
-    def ask() -> bytes:
-        return credential(name, where, _password, "a password, text or bytes")
+    def read_password() -> bytes:
+        return call_provider(name, location, _check_password, "a password, text or bytes")
 
     try:
-        return within(session.connect_timeout_s, cancelled, ask)
+        return call_with_timeout(session_config.connect_timeout_s, cancelled, read_password)
     except ConfigError as error:
-        raise Unreachable(error.code, error.where, error.what, error.do) from None
+        raise Unreachable(error.code, error.location, error.problem, error.remedy) from None
     except TimeoutError as error:
-        raise Unreachable("TL-C179", where, f'"{name}" gave no password: {error}', "Trying again.") from None
+        raise Unreachable("TL-C179", location, f'"{name}" gave no password: {error}', "Trying again.") from None
 
 
-def _password(given: Any) -> bytes:
-    password = given.encode() if isinstance(given, str) else given
-    if not isinstance(password, bytes) or not 0 < len(password) <= _LONGEST_PASSWORD:
+def _check_password(value: Any) -> bytes:
+    password = value.encode() if isinstance(value, str) else value
+    if not isinstance(password, bytes) or not 0 < len(password) <= _MAX_PASSWORD_BYTES:
         raise ValueError("a password of MQTT has 1 to 65,535 bytes")
     return password
 
 
-def _authenticator(given: Any) -> Authenticator:
-    if not all(hasattr(given, name) for name in ("method", "start", "challenge", "finish")):
+def _check_authenticator(value: Any) -> Authenticator:
+    if not all(hasattr(value, name) for name in ("method", "start", "challenge", "finish")):
         raise TypeError
-    made: Authenticator = given
-    return made
+    authenticator: Authenticator = value
+    return authenticator
 
 
-def _headers(content: bytes) -> Headers:
-    """One header a line, as ``Name: value``."""
+def _parse_headers(content: bytes) -> Headers:
+    """Parse one header a line, as ``Name: value``."""
     lines = (line for line in content.decode("latin-1").splitlines() if line.strip())
     parts = [[part.strip() for part in line.partition(":")] for line in lines]
     for number, (name, colon, value) in enumerate(parts, start=1):
@@ -442,48 +445,49 @@ def _headers(content: bytes) -> Headers:
     return tuple((name, value) for name, _, value in parts)
 
 
-def _query(content: bytes) -> str:
-    """The query alone, or that of a whole presigned URL."""
-    query = _URL.sub("", content.decode("latin-1").strip(), count=1).removeprefix("?")
+def _parse_query(content: bytes) -> str:
+    """Return the query, or the query part of a presigned URL."""
+    query = _WEBSOCKET_URL.sub("", content.decode("latin-1").strip(), count=1).removeprefix("?")
     if problem := query_problem(query):
         raise ValueError(problem)
     return query
 
 
 class Arguments(SettingsModel):
-    """Settings that a program gives; an error is about the argument.
+    """Settings given as Python arguments; errors name the argument.
 
     Raises:
-        ConfigError: TL-C51 for one that can't be.
+        ConfigError: TL-C51, invalid argument.
     """
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refused(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _validate_arguments(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         try:
             return validate(values)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in first["loc"] if part not in ("bytes", "str")) or "settings"
-            if first["type"] == "extra_forbidden":
+            first_error = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in first_error["loc"] if part not in ("bytes", "str")) or "settings"
+            if first_error["type"] == "extra_forbidden":
                 raise ConfigError("TL-C51", name, "no such setting", did_you_mean(name, cls.model_fields)) from None
-            refuse(name, requirement(first))
+            reject_argument(name, requirement(first_error))
 
 
 class ClientSettings(Arguments, ConnectionSettings):
-    """How a `Client` or a `Publisher` meets its broker.
+    """Connection settings of a `Client` or a `Publisher`.
 
     Attributes:
         authenticator: As above, or the object itself.
-        password: MQTT's; or a file or a function that gives it.
-        session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; 0 to begin and
-            end without one. To MQTT 3.x everything above 0 is for ever. None for 3,600, and for ever in a `Publisher`.
-        unknown_session: What becomes of a session that the broker has when the first connection is made: ``adopt`` it,
-            or ``refuse``: the connection ends before anything of it is answered (TL-M20).
+        password: Password at the broker, in place of a file or a provider.
+        session_expiry_s: Seconds that the broker keeps the session without a connection, 0xFFFFFFFF for ever; 0 starts
+            and ends without a session. For MQTT 3.x all values above 0 are for ever. Default 3,600, for ever in a
+            `Publisher`.
+        unknown_session: Action for a session that the broker has at the first connection: ``adopt`` it, or ``refuse``:
+            the connection ends before anything is acknowledged (TL-M20).
         keep_alive_s: As above, 0 for none.
-        receive_maximum: Smaller where nothing is said: what comes is kept in memory.
-        max_packet_bytes: As above, and as small as you like.
-        websocket_headers: Further headers of the request that opens a WebSocket.
+        receive_maximum: As above; smaller by default, because received messages are in memory.
+        max_packet_bytes: As above, without a lower limit.
+        websocket_headers: Further headers of the WebSocket request.
     """
 
     authenticator: Any = None
@@ -492,12 +496,12 @@ class ClientSettings(Arguments, ConnectionSettings):
     unknown_session: Literal["adopt", "refuse"] = "adopt"
     keep_alive_s: Annotated[int, Field(ge=0, le=65535)] = 60
     receive_maximum: Annotated[int, Field(ge=1, le=65535)] = 1000
-    max_packet_bytes: Annotated[int, Field(ge=1, le=_LARGEST_PACKET)] = 64 << 20
+    max_packet_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_BYTES)] = 64 << 20
     websocket_headers: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     @field_validator("websocket_headers")
     @classmethod
-    def _sendable(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+    def _check_headers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         if problem := next(filter(None, (header_problem(*header) for header in value.items())), None):
             raise ValueError(problem)
         return value
@@ -510,67 +514,73 @@ class ClientSettings(Arguments, ConnectionSettings):
         *,
         session_expiry_s: int = 3600,
     ) -> BrokerConnection:
-        """The connection to these brokers, as `Client` is given them; what can't be is refused.
+        """Validate the arguments of a `Client` and return its connection.
 
         Args:
-            uri: The broker, or several.
-            client_id: Names the session.
-            subscribe: Topic filters, or one.
-            session_expiry_s: Where the setting is None.
+            uri: One or more brokers.
+            client_id: Client id, the name of the session.
+            subscribe: One or more topic filters.
+            session_expiry_s: Session expiry in seconds if the setting is None.
 
         Raises:
-            ConfigError: TL-C51, or TL-C50 for what the version of the protocol can't say.
+            ConfigError: TL-C51 invalid argument, TL-C50 not possible with this protocol version.
         """
-        brokers = _endpoints_of(uri)
-        where = str(brokers[0]) if len(brokers) == 1 else f'client "{client_id}"'
+        brokers = _to_endpoints(uri)
+        location = str(brokers[0]) if len(brokers) == 1 else f'client "{client_id}"'
         if self.password is not None and (self.password_file or self.token_provider):
-            refuse(where, "password, password_file and token_provider each give the password")
+            reject_argument(location, "password, password_file and token_provider each give the password")
         try:
             self.check_connection(brokers)
         except ValueError as error:
-            refuse(where, str(error))
-        expiry = session_expiry_s if self.session_expiry_s is None else self.session_expiry_s
-        terms: dict[str, Any] = {
-            "session_expiry_s": expiry,
-            "durable": expiry != 0,
-            "clean_start": expiry == 0,
+            reject_argument(location, str(error))
+        expiry_s = session_expiry_s if self.session_expiry_s is None else self.session_expiry_s
+        overrides: dict[str, Any] = {
+            "session_expiry_s": expiry_s,
+            "durable": expiry_s != 0,
+            "clean_start": expiry_s == 0,
             "receive_maximum": self.receive_maximum,
             "unknown_session": self.unknown_session,
         }
         if self.password is not None:
-            terms["password"] = _bytes_of(self.password)
+            overrides["password"] = _to_bytes(self.password)
         if not isinstance(self.authenticator, str):
-            terms["authenticator"] = self.authenticator
-        session = self.session(client_id, where, _filters_of(subscribe, where), **terms)
-        connection = BrokerConnection(settings=self, session=session, brokers=brokers)
-        check_config(connection.session_at(connection.levels[0]))
+            overrides["authenticator"] = self.authenticator
+        session_config = self.session_config(client_id, location, _to_filters(subscribe, location), **overrides)
+        connection = BrokerConnection(settings=self, session=session_config, brokers=brokers)
+        check_config(connection.session_config_for(connection.levels[0]))
         return connection
 
 
-def refuse(where: str, what: str) -> NoReturn:
+def reject_argument(location: str, problem: str) -> NoReturn:
     """Raise ConfigError TL-C51."""
-    raise ConfigError("TL-C51", where, what, "Change it.")
+    raise ConfigError("TL-C51", location, problem, "Change it.")
 
 
-def _endpoints_of(uri: str | Endpoint | Sequence[str | Endpoint]) -> tuple[Endpoint, ...]:
+def _to_endpoints(uri: str | Endpoint | Sequence[str | Endpoint]) -> tuple[Endpoint, ...]:
     uris = (uri,) if isinstance(uri, str | Endpoint) else tuple(uri)
     try:
-        brokers = tuple(one if isinstance(one, Endpoint) else Endpoint.parse(one) for one in uris)
+        brokers = tuple(
+            broker_uri if isinstance(broker_uri, Endpoint) else Endpoint.parse(broker_uri) for broker_uri in uris
+        )
     except ValueError as error:
-        refuse("uri", str(error))
-    return brokers or refuse("uri", "no broker")
+        reject_argument("uri", str(error))
+    return brokers or reject_argument("uri", "no broker")
 
 
-def _filters_of(given: str | Filter | Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
-    several: Any = (given,) if isinstance(given, str | Filter) else given
-    if not isinstance(several, Iterable) or not all(isinstance(one, str | Filter) for one in several):
-        refuse("subscribe", 'it is a topic filter, or a list of them, each a text or a Filter("telemetry/#", qos=2)')
-    filters = tuple(Filter(one) if isinstance(one, str) else one for one in several)
-    if len({one.pattern for one in filters}) != len(filters):
-        refuse(where, "a topic filter is subscribed twice")
-    for one in filters:
-        problem = filter_problem(one.pattern) if one.pattern else "a topic filter is not empty"
-        if problem or one.qos not in range(3) or one.retain_handling not in (None, 0, 1, 2):
-            level = f"qos and retain_handling are 0, 1 or 2, not {one.qos!r} and {one.retain_handling!r}"
-            refuse(f'subscription "{one.pattern}"', problem or level)
+def _to_filters(subscribe: str | Filter | Sequence[str | Filter], location: str) -> tuple[Filter, ...]:
+    values: Any = (subscribe,) if isinstance(subscribe, str | Filter) else subscribe
+    if not isinstance(values, Iterable) or not all(isinstance(value, str | Filter) for value in values):
+        reject_argument(
+            "subscribe", 'it is a topic filter, or a list of them, each a text or a Filter("telemetry/#", qos=2)'
+        )
+    filters = tuple(Filter(value) if isinstance(value, str) else value for value in values)
+    if len({topic_filter.pattern for topic_filter in filters}) != len(filters):
+        reject_argument(location, "a topic filter is subscribed twice")
+    for topic_filter in filters:
+        problem = filter_problem(topic_filter.pattern) if topic_filter.pattern else "a topic filter is not empty"
+        if problem or topic_filter.qos not in range(3) or topic_filter.retain_handling not in (None, 0, 1, 2):
+            expected = (
+                f"qos and retain_handling are 0, 1 or 2, not {topic_filter.qos!r} and {topic_filter.retain_handling!r}"
+            )
+            reject_argument(f'subscription "{topic_filter.pattern}"', problem or expected)
     return filters

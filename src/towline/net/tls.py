@@ -1,4 +1,4 @@
-"""TLS: its settings, verification on, and a sentence for each refusal."""
+"""TLS settings, verification on by default, with one error text for each refusal."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 from annotated_types import Len
 
 from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.net.endpoint import other_port, plain
-from towline.providers import secret_of
+from towline.net.endpoint import error_text, tls_port_hint
+from towline.providers import read_secret
 from towline.text import printable
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 #: A name of ALPN (RFC 7301 section 3.1), as far as people write them.
-_PROTOCOL: Final = re.compile(r"[!-~]{1,255}")
+_ALPN_NAME: Final = re.compile(r"[!-~]{1,255}")
 #: OpenSSL's X509_V_ERR_* (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED, _SELF_SIGNED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 18, 62, 64
 _UNKNOWN_ISSUER: Final = frozenset({2, 19, 20, 21})
 #: Those of X509_V_FLAG_X509_STRICT alone: what RFC 5280 asks of extensions, names and curves.
-_STRICT: Final = range(80, 95)
+_RFC_5280_ERRORS: Final = range(80, 95)
 #: Names of a certificate that are shown, and how long a shown name may be.
-_NAMES_SHOWN, _NAME_LENGTH = 3, 100
+_SHOWN_NAMES, _MAX_NAME_CHARS = 3, 100
 #: TLS alerts about the certificate that we showed, or did not show (RFC 8446 section 6.2).
-_ABOUT_OURS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
+_CLIENT_CERTIFICATE_ALERTS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
 #: What both libraries say when the peers share no version of TLS.
-_ABOUT_VERSION: Final = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE")
+_VERSION_ERRORS: Final = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE")
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to verify the broker and to show who we are; bounds are what a configuration may say.
+    """TLS settings: verification of the broker, and the client's certificate.
 
     Attributes:
         ca_file: Trusted certificates (PEM); default the system's.
-        cert_file: Our certificate chain, with ``key_file``, for a broker that asks for one.
-        key_file: Its private key; default it is in ``cert_file``.
+        cert_file: Client certificate chain, with ``key_file``, for a broker that asks for one.
+        key_file: Private key of the client; default it is in ``cert_file``.
         key_password_file: Holds the password of an encrypted key.
-        server_name: The name the certificate must carry, and sent as SNI; default the host of the URI.
+        server_name: Name that the certificate must carry, also sent as SNI; default the host of the URI.
         alpn: Protocols offered (RFC 7301), such as ``mqtt``; default none.
-        min_version: Oldest TLS spoken.
+        min_version: Oldest TLS version allowed.
         strict: Refuse certificates that break RFC 5280's rules about extensions (X509_V_FLAG_X509_STRICT), as Python
-            does by itself from 3.13 on and here on every Python; without it chain, dates and name are verified all the
-            same (docs/transports.md#certificates-that-break-rfc-5280).
+            does by default from 3.13 on and Towline on every Python. Without it chain, dates and name are verified all
+            the same (docs/transports.md#certificates-that-break-rfc-5280).
         insecure: Verify nothing; shown in every status.
     """
 
@@ -62,22 +62,22 @@ class Tls:
     insecure: bool = False
 
     def problem(self) -> str:
-        """Why these settings can't be meant so; "" where they can."""
+        """Return the reason why these settings are invalid together; "" if they are valid."""
         if self.key_file and not self.cert_file:
             return "key_file needs cert_file, the certificate of the key"
         if self.key_password_file and not self.cert_file:
             return "key_password_file needs cert_file"
-        if not all(_PROTOCOL.fullmatch(name) for name in self.alpn):
+        if not all(_ALPN_NAME.fullmatch(name) for name in self.alpn):
             return "a protocol in alpn has 1 to 255 characters of ASCII, and no space among them"
         return ""
 
     def context(self) -> ssl.SSLContext:
-        """The OpenSSL settings; the files are read anew, so that a renewed certificate is used.
+        """Return the OpenSSL context; files are read again at each call, so that a renewed certificate is used.
 
         Raises:
             ConfigError: A file is missing, or holds no certificate or key, or its password is wrong (TL-C30).
         """
-        context = self._trusting()
+        context = self._trust_context()
         context.minimum_version = _VERSIONS[self.min_version]
         # As create_default_context of Python 3.13 has them.
         context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -86,125 +86,136 @@ class Tls:
         if self.alpn:
             context.set_alpn_protocols(list(self.alpn))
         if self.cert_file:
-            self._show(context, self.cert_file)
+            self._load_client_certificate(context, self.cert_file)
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    def _trusting(self) -> ssl.SSLContext:
+    def _trust_context(self) -> ssl.SSLContext:
         try:
             return ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
         except OSError as error:  # ssl.SSLError is one
-            _unusable(error, "tls.ca_file", self.ca_file)
+            _raise_unusable_file(error, "tls.ca_file", self.ca_file)
 
-    def _show(self, context: ssl.SSLContext, cert_file: Path) -> None:
-        file = self.key_password_file
-        password = secret_of("tls.key_password_file", file, bytes) if file else None
-        asked = False
+    def _load_client_certificate(self, context: ssl.SSLContext, cert_file: Path) -> None:
+        password_file = self.key_password_file
+        password = read_secret("tls.key_password_file", password_file, bytes) if password_file else None
+        password_requested = False
 
-        def answer() -> bytes:  # without it OpenSSL would ask on the terminal
-            nonlocal asked
-            asked = True
+        def key_password() -> bytes:  # without it OpenSSL would ask on the terminal
+            nonlocal password_requested
+            password_requested = True
             return password or b""
 
         try:
-            context.load_cert_chain(cert_file, self.key_file, answer)
+            context.load_cert_chain(cert_file, self.key_file, key_password)
         except (OSError, ValueError) as error:
-            if asked:
-                what = "the private key is encrypted, and " + (
+            if password_requested:
+                problem = "the private key is encrypted, and " + (
                     "the password is wrong" if password else "has no password"
                 )
                 raise ConfigError(
-                    "TL-C30", f"{self.key_file or cert_file}", what, "Set tls.key_password_file."
+                    "TL-C30", f"{self.key_file or cert_file}", problem, "Set tls.key_password_file."
                 ) from None
-            _unusable(error, "tls.cert_file and tls.key_file", cert_file, self.key_file)
+            _raise_unusable_file(error, "tls.cert_file and tls.key_file", cert_file, self.key_file)
 
 
-def _unusable(error: BaseException, option: str, *files: Path | None) -> NoReturn:
+def _raise_unusable_file(error: BaseException, option: str, *files: Path | None) -> NoReturn:
     names = ", ".join(str(file) for file in files if file) or "the system's certificates"
-    what = (
-        f"not usable ({plain(error)})" if not isinstance(error, ssl.SSLError) else f"no matching PEM ({plain(error)})"
+    problem = (
+        f"not usable ({error_text(error)})"
+        if not isinstance(error, ssl.SSLError)
+        else f"no matching PEM ({error_text(error)})"
     )
-    raise ConfigError("TL-C30", names, what, f"Check {option}.") from None
+    raise ConfigError("TL-C30", names, problem, f"Check {option}.") from None
 
 
 def certificate_problem(code: int, message: str, name: str, certificate: Mapping[str, Any]) -> tuple[str, str]:
-    """Say why a broker's certificate is refused, and what to do.
+    """Return the reason why a broker's certificate is rejected, and the remedy.
 
     Args:
         code: OpenSSL's verify code (X509_V_ERR_*).
-        message: OpenSSL's words for it.
-        name: The name it had to carry.
+        message: OpenSSL's text for the code.
+        name: Required server name.
         certificate: As `ssl.SSLSocket.getpeercert` returns it, or empty.
     """
-    names = _names(certificate)
-    bearer = f"the server's certificate for {names}" if names else "the server's certificate"
+    names = _certificate_names(certificate)
+    subject = f"the server's certificate for {names}" if names else "the server's certificate"
     if code in {_HOST_MISMATCH, _ADDRESS_MISMATCH}:
-        belongs = f"is for {names}, not" if names else "is not for"
-        return f'the server\'s certificate {belongs} "{name}"', "Use that name, or set tls.server_name."
+        relation = f"is for {names}, not" if names else "is not for"
+        return f'the server\'s certificate {relation} "{name}"', "Use that name, or set tls.server_name."
     if code == _EXPIRED:
-        when = _day(certificate.get("notAfter"))
-        past = f"expired on {when:%Y-%m-%d}" if when and when < datetime.now(UTC) else "has expired in its chain"
-        return f"{bearer} {past}", "The broker needs a new one; is the clock of this machine right?"
+        date = _parse_date(certificate.get("notAfter"))
+        state = f"expired on {date:%Y-%m-%d}" if date and date < datetime.now(UTC) else "has expired in its chain"
+        return f"{subject} {state}", "The broker needs a new one; is the clock of this machine right?"
     if code == _NOT_YET_VALID:
-        when = _day(certificate.get("notBefore"))
-        future = f"is valid only from {when:%Y-%m-%d}" if when and when > datetime.now(UTC) else "is not yet valid"
-        return f"{bearer} {future}", "Is the clock of this machine right?"
+        date = _parse_date(certificate.get("notBefore"))
+        validity = f"is valid only from {date:%Y-%m-%d}" if date and date > datetime.now(UTC) else "is not yet valid"
+        return f"{subject} {validity}", "Is the clock of this machine right?"
     if code == _SELF_SIGNED:
-        return f"{bearer} is self-signed and not trusted", "If it is the right one, set tls.ca_file to it."
+        return f"{subject} is self-signed and not trusted", "If it is the right one, set tls.ca_file to it."
     if code in _UNKNOWN_ISSUER:
         issuer = _common_name(certificate.get("issuer", ()))
-        by = f'"{issuer}"' if issuer else "an authority"
-        return f"{bearer} was issued by {by}, which is not trusted", "Set tls.ca_file to that authority's certificate."
-    said, do = message.strip().rstrip("."), "Ask who runs the broker."
-    why = f" is not accepted: {said}"
-    if code in _STRICT:
-        why = f", or its authority's, breaks the rules of RFC 5280 ({said})"
-        do = "Have it and its authority issued anew by these rules, or set tls.strict = false: the rest is verified."
-    return f"{bearer}{why}", do
+        authority = f'"{issuer}"' if issuer else "an authority"
+        return (
+            f"{subject} was issued by {authority}, which is not trusted",
+            "Set tls.ca_file to that authority's certificate.",
+        )
+    detail, remedy = message.strip().rstrip("."), "Ask who runs the broker."
+    clause = f" is not accepted: {detail}"
+    if code in _RFC_5280_ERRORS:
+        clause = f", or its authority's, breaks the rules of RFC 5280 ({detail})"
+        remedy = (
+            "Have it and its authority issued anew by these rules, or set tls.strict = false: the rest is verified."
+        )
+    return f"{subject}{clause}", remedy
 
 
-def _names(certificate: Mapping[str, Any]) -> str:
-    """What a certificate is for, in words: ``"a"``, ``"a" or "b"``, ``"a", "b", "c" or 4 more``."""
-    found = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind in {"DNS", "IP Address"}]
-    if not found and (common := _common_name(certificate.get("subject", ()))):
-        found = [common]
-    quoted = [f'"{printable(name, _NAME_LENGTH)}"' for name in dict.fromkeys(found)]
-    if len(quoted) > _NAMES_SHOWN:
-        quoted[_NAMES_SHOWN:] = [f"{len(quoted) - _NAMES_SHOWN} more"]
+def _certificate_names(certificate: Mapping[str, Any]) -> str:
+    """Return the names of a certificate as text: ``"a"``, ``"a" or "b"``, ``"a", "b", "c" or 4 more``."""
+    names = [
+        str(value) for name_type, value in certificate.get("subjectAltName", ()) if name_type in {"DNS", "IP Address"}
+    ]
+    if not names and (common_name := _common_name(certificate.get("subject", ()))):
+        names = [common_name]
+    quoted = [f'"{printable(name, _MAX_NAME_CHARS)}"' for name in dict.fromkeys(names)]
+    if len(quoted) > _SHOWN_NAMES:
+        quoted[_SHOWN_NAMES:] = [f"{len(quoted) - _SHOWN_NAMES} more"]
     return " or ".join(filter(None, (", ".join(quoted[:-1]), quoted[-1]))) if quoted else ""
 
 
-def _common_name(parts: object) -> str:
-    """The common name of a subject or issuer, else its organisation."""
-    named = {key: value for part in parts for key, value in part} if isinstance(parts, tuple) else {}
-    return printable(str(named.get("commonName") or named.get("organizationName") or ""), _NAME_LENGTH)
+def _common_name(rdns: object) -> str:
+    """Return the common name of a subject or issuer; without one the organisation."""
+    attributes = {key: value for rdn in rdns for key, value in rdn} if isinstance(rdns, tuple) else {}
+    return printable(str(attributes.get("commonName") or attributes.get("organizationName") or ""), _MAX_NAME_CHARS)
 
 
-def _day(text: object) -> datetime | None:
-    """``Jan  5 09:34:43 2024 GMT`` as a time."""
+def _parse_date(text: object) -> datetime | None:
+    """Parse a certificate time such as ``Jan  5 09:34:43 2024 GMT``."""
     try:
         return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(text)), UTC)
     except (ValueError, OverflowError):
         return None
 
 
-def tls_problem(error: Exception, tls: Tls, where: str) -> BrokerError:
-    """Say why TLS failed in the handshake, or after it, where TLS 1.3 tells what it thinks of our certificate."""
+def tls_error(error: Exception, tls: Tls, location: str) -> BrokerError:
+    """Return the error for a failed TLS handshake, or a later alert: TLS 1.3 rejects a client certificate after it."""
     reason = getattr(error, "reason", None) or ""
-    if "ALERT" in reason and any(word in reason for word in _ABOUT_OURS):
-        said = plain(error).rpartition("alert ")[2]
+    if "ALERT" in reason and any(word in reason for word in _CLIENT_CERTIFICATE_ALERTS):
+        alert = error_text(error).rpartition("alert ")[2]
         if tls.cert_file:
             return Unreachable(
-                "TL-M09", where, f"the broker does not accept our certificate ({said})", "Check tls.cert_file."
+                "TL-M09", location, f"the broker does not accept our certificate ({alert})", "Check tls.cert_file."
             )
-        what = f"the broker asks for a client certificate ({said})"
-        return Unreachable("TL-M09", where, what, "Set tls.cert_file and tls.key_file.")
-    if any(word in reason for word in _ABOUT_VERSION):
-        advice = "Lower tls.min_version, or mend the broker." if tls.min_version != "1.2" else "Mend the broker."
-        return Unreachable("TL-M02", where, f"the broker speaks no TLS {tls.min_version} or newer", advice)
+        problem = f"the broker asks for a client certificate ({alert})"
+        return Unreachable("TL-M09", location, problem, "Set tls.cert_file and tls.key_file.")
+    if any(word in reason for word in _VERSION_ERRORS):
+        remedy = "Lower tls.min_version, or mend the broker." if tls.min_version != "1.2" else "Mend the broker."
+        return Unreachable("TL-M02", location, f"the broker speaks no TLS {tls.min_version} or newer", remedy)
     if "NO_APPLICATION_PROTOCOL" in reason:
-        offered = ", ".join(tls.alpn)
-        return Unreachable("TL-M02", where, f"the broker takes none of the ALPN protocols {offered}", "Check tls.alpn.")
-    return Unreachable("TL-M02", where, f"no TLS ({plain(error)})", other_port(where).strip())
+        protocols = ", ".join(tls.alpn)
+        return Unreachable(
+            "TL-M02", location, f"the broker takes none of the ALPN protocols {protocols}", "Check tls.alpn."
+        )
+    return Unreachable("TL-M02", location, f"no TLS ({error_text(error)})", tls_port_hint(location).strip())

@@ -1,4 +1,4 @@
-"""A durable outbox for applications: `publish` returns when the message is on disk, delivery goes on for ever after."""
+"""Durable MQTT publisher: `publish` returns when the message is on disk; delivery survives restarts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Spark sees: the source ``format("mqtt")``, a thin client of a gateway. Import its modules by name."""
+"""Spark integration: data sources ``mqtt`` and ``kafka_transactional``. Import its modules by name."""

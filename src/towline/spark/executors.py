@@ -1,7 +1,7 @@
-"""Whether each executor of a cluster can run Towline, asked with one small task before the first batch.
+"""Check of a cluster's executors before the first batch: Python, packages, files.
 
-An executor is another machine: Python, its packages and files are there or not. Without this look a line would fail in
-the midst of a batch, again and again, with a traceback of whichever executor had the task.
+An executor runs on another machine, where any of these may be missing. Without this check a line would fail in the
+middle of a batch, again and again, with the traceback of any one executor.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml).
-NEEDED: Final[Mapping[str, str]] = {"pyarrow": "20", "confluent-kafka": "2.13.2", "crc32c": "2.7"}
-_OURS: Final = "towline"
+REQUIRED_VERSIONS: Final[Mapping[str, str]] = {"pyarrow": "20", "confluent-kafka": "2.13.2", "crc32c": "2.7"}
+_TOWLINE: Final = "towline"
 
 #: Seconds that the first executor may take to come, and that others may come after it.
-FIRST_S: Final = 60.0
-_OTHERS_S: Final = 2.0
+FIRST_EXECUTOR_S: Final = 60.0
+_FURTHER_EXECUTOR_S: Final = 2.0
 _POLL_S: Final = 0.1
 #: Tasks at a time; each is a job of its own, so that one executor's failure says nothing of another.
-_AT_ONCE: Final = 16
+_PARALLEL_CHECKS: Final = 16
 #: Executors that a message names.
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 #: Characters of a foreign error that are shown.
-_LONGEST: Final = 200
-_ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
-_SHARE: Final = (
+_MAX_ERROR_LENGTH: Final = 200
+_INSTALL_ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
+_SHARED_DIRECTORY_ADVICE: Final = (
     "Move state_dir to a file system that all of them share, as the same user; or run that line with a local master, "
     "in a bridge file of its own."
 )
@@ -51,30 +51,30 @@ _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) 
 _NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
 #: Executors that have been found able, by application.
-_able: Final[dict[str, set[str]]] = {}
+_checked_executors: Final[dict[str, set[str]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorReport:
-    """An executor, and what it lacks.
+    """Result of the check of one executor.
 
     Attributes:
-        name: Spark's id of it.
-        address: Where it listens, ``HOST:PORT``, as Spark names it.
-        host: Its machine, as that calls itself; "" when its Python did not answer.
-        lacks: What it lacks, in words.
-        unshared: Of the directories that it must share with the driver, those that it does not.
+        name: Spark's executor id.
+        address: ``HOST:PORT`` of the executor, as Spark reports it.
+        host: Host name of its machine; "" when its Python did not answer.
+        missing: Missing requirements, in words.
+        unshared_directories: Directories of the driver that the executor can't read and write.
     """
 
     name: str
     address: str
     host: str = ""
-    lacks: Sequence[str] = ()
-    unshared: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    unshared_directories: Sequence[str] = ()
 
     @property
-    def called(self) -> str:
-        """What a person calls it."""
+    def display_name(self) -> str:
+        """Name in messages: executor id and host."""
         host = self.address.rpartition(":")[0]
         return f"executor {self.name} on {f'{self.host} ({host})' if self.host else host}"
 
@@ -82,149 +82,156 @@ class ExecutorReport:
 def check_executors(
     spark: SparkSession,
     *,
-    shared: Iterable[Path] = (),
+    shared_directories: Iterable[Path] = (),
     files: Iterable[str] = (),
-    more: Mapping[str, str] | None = None,
-    wait_s: float = FIRST_S,
+    extra_versions: Mapping[str, str] | None = None,
+    timeout_s: float = FIRST_EXECUTOR_S,
 ) -> int:
-    """See that each executor of a cluster has what Towline needs; nothing to see with a local master.
+    """Check that each executor of a cluster meets Towline's requirements; with a local master there is none.
 
     Args:
-        spark: The session. A Connect session is left alone: its executors are its server's business.
-        shared: Directories that each executor must read and write as the driver does, for the state of a query.
+        spark: The session. A Connect session is not checked: its executors belong to its server.
+        shared_directories: Directories that each executor must read and write as the driver does: a query's state.
         files: Files that each executor must be able to read: secrets, certificates.
-        more: Further distributions with their oldest versions, of a transform of yours.
-        wait_s: Seconds that the first executor may take to come.
+        extra_versions: Further distributions with their oldest versions, required by your own transform.
+        timeout_s: Seconds to wait for the first executor.
 
     Returns:
-        How many executors were asked now; one that was found able is not asked again.
+        Number of executors checked by this call; an executor that passed is not checked again.
 
     Raises:
-        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 one has not a directory that is shared.
+        SetupError: TL-S31 an executor lacks a requirement; TL-S32 no executor came; TL-S33 a directory is not shared.
     """
     context = getattr(spark, "_sc", None)
     if context is None or not is_cluster(context.master):
         return 0
-    able = _able.setdefault(context.applicationId, set())
-    needed = {_OURS: version(), **NEEDED, **(more or {})}
-    with _marked(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = partial(lacking, needed, marks, tuple(files))
-        coming = (one for one in _registered(context, wait_s) if one.name not in able)
+    checked_names = _checked_executors.setdefault(context.applicationId, set())
+    required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS, **(extra_versions or {})}
+    with _probe_files(shared_directories) as probe_files, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
+        check = partial(missing_requirements, required_versions, probe_files, tuple(files))
+        new_executors = (
+            executor for executor in _await_executors(context, timeout_s) if executor.name not in checked_names
+        )
         # One is asked while others are waited for.
-        answers = [pool.submit(_ask, context, one, asked) for one in coming]
+        answers = [pool.submit(_check_executor, context, executor, check) for executor in new_executors]
         reports = [answer.result() for answer in answers]
-    if error := complaint(reports):
+    if error := missing_error(reports):
         raise error
-    for one in reports:
-        if one.unshared:
-            what = "it can't read and write {} as the driver does, where a line with dedupe keeps its state"
-            raise SetupError("TL-S33", one.called, what.format(one.unshared[0]), _SHARE)
-    able.update(one.name for one in reports)
+    for executor in reports:
+        if executor.unshared_directories:
+            problem = "it can't read and write {} as the driver does, where a line with dedupe keeps its state"
+            raise SetupError(
+                "TL-S33",
+                executor.display_name,
+                problem.format(executor.unshared_directories[0]),
+                _SHARED_DIRECTORY_ADVICE,
+            )
+    checked_names.update(executor.name for executor in reports)
     return len(reports)
 
 
-def complaint(reports: Sequence[ExecutorReport]) -> SetupError | None:
-    """One line for all executors that lack something; None where none does. Pure."""
-    told = [(one.called, ", ".join(one.lacks)) for one in reports if one.lacks]
-    if not told:
+def missing_error(reports: Sequence[ExecutorReport]) -> SetupError | None:
+    """Return one error for all executors with missing requirements, else None. Pure."""
+    executors = [(report.display_name, ", ".join(report.missing)) for report in reports if report.missing]
+    if not executors:
         return None
-    (where, what), *others = told
-    what += "".join(f"; {place}: {words}" for place, words in others[: _NAMED - 1])
-    if len(told) > _NAMED:
-        what += f"; and {len(told) - _NAMED} more executors"
-    return SetupError("TL-S31", where, what, _ADVICE)
+    (location, problem), *other_executors = executors
+    problem += "".join(f"; {name}: {missing}" for name, missing in other_executors[: _MAX_NAMED - 1])
+    if len(executors) > _MAX_NAMED:
+        problem += f"; and {len(executors) - _MAX_NAMED} more executors"
+    return SetupError("TL-S31", location, problem, _INSTALL_ADVICE)
 
 
-def without_answer(error: str) -> str:
-    """What an executor lacks whose Python did not answer, by what Spark says. Pure."""
-    if other := _OTHER_PYTHON.search(error):
-        return f"its Python is {other[1]}, the driver's is {other[2]}"
-    if none := _NO_PYTHON.search(error):
-        return f"it has no {none[1]}, the Python that PYSPARK_PYTHON of the driver names"
-    if absent := _NO_MODULE.search(error):
-        return f"its Python has no {absent[1]}"
-    first = next((line.strip() for line in error.splitlines() if line.strip()), "no reason is told")
-    return f"its Python gave no answer ({first[:_LONGEST]})"
+def failure_reason(error: str) -> str:
+    """Return the reason, from Spark's error text, why an executor's Python did not answer. Pure."""
+    if version := _OTHER_PYTHON.search(error):
+        return f"its Python is {version[1]}, the driver's is {version[2]}"
+    if executable := _NO_PYTHON.search(error):
+        return f"it has no {executable[1]}, the Python that PYSPARK_PYTHON of the driver names"
+    if module := _NO_MODULE.search(error):
+        return f"its Python has no {module[1]}"
+    first_line = next((line.strip() for line in error.splitlines() if line.strip()), "no reason is told")
+    return f"its Python gave no answer ({first_line[:_MAX_ERROR_LENGTH]})"
 
 
 # -- asking --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _marked(places: Iterable[Path]) -> Iterator[tuple[str, ...]]:
-    """A file in each directory that must be shared, with a name that no other file has."""
-    marks = [place / f".towline-{secrets.token_hex(16)}" for place in places]
+def _probe_files(directories: Iterable[Path]) -> Iterator[tuple[str, ...]]:
+    """Create a uniquely named probe file in each shared directory, and remove it afterwards."""
+    probe_files = [directory / f".towline-{secrets.token_hex(16)}" for directory in directories]
     try:
-        for mark in marks:
-            mark.touch(0o600)
-        yield tuple(map(str, marks))
+        for probe_file in probe_files:
+            probe_file.touch(0o600)
+        yield tuple(map(str, probe_files))
     finally:
-        for mark in marks:
-            mark.unlink(missing_ok=True)
+        for probe_file in probe_files:
+            probe_file.unlink(missing_ok=True)
 
 
-def _registered(context: Any, wait_s: float) -> Iterator[ExecutorReport]:
-    """The executors as they come, until one is there and no other one has come for a moment."""
-    deadline = time.monotonic() + wait_s
-    seen: set[str] = set()
+def _await_executors(context: Any, timeout_s: float) -> Iterator[ExecutorReport]:
+    """Yield the executors as they register, until no further one comes for `_FURTHER_EXECUTOR_S`."""
+    deadline = time.monotonic() + timeout_s
+    names: set[str] = set()
     while True:
-        for one in _listed(context):
-            if one.name not in seen:
-                seen.add(one.name)
-                deadline = time.monotonic() + _OTHERS_S
-                yield one
+        for executor in _live_executors(context):
+            if executor.name not in names:
+                names.add(executor.name)
+                deadline = time.monotonic() + _FURTHER_EXECUTOR_S
+                yield executor
         if time.monotonic() >= deadline:
-            if seen:
+            if names:
                 return
-            what = f"no executor came within {wait_s:.0f} s"
-            do = (
+            problem = f"no executor came within {timeout_s:.0f} s"
+            remedy = (
                 "Has the cluster a free worker with the memory and cores that are asked for (its web page tells), and "
                 f"do its workers reach the driver at {context.getConf().get('spark.driver.host', 'its address')}?"
             )
-            raise SetupError("TL-S32", context.master, what, do)
+            raise SetupError("TL-S32", context.master, problem, remedy)
         time.sleep(_POLL_S)
 
 
-def _listed(context: Any) -> list[ExecutorReport]:
-    """Spark's live executors, without the driver."""
-    known = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public way
-    summaries = [known.apply(index) for index in range(known.size())]
-    return [ExecutorReport(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
+def _live_executors(context: Any) -> list[ExecutorReport]:
+    """Return Spark's live executors, without the driver."""
+    executors = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public way
+    summaries = [executors.apply(index) for index in range(executors.size())]
+    return [ExecutorReport(summary.id(), summary.hostPort()) for summary in summaries if summary.id() != "driver"]
 
 
-def _ask(context: Any, executor: ExecutorReport, asked: Callable[[], tuple[Any, ...]]) -> ExecutorReport:
-    """One task on one executor, which takes its function and plain values along instead of names of modules."""
+def _check_executor(context: Any, executor: ExecutorReport, check: Callable[[], tuple[Any, ...]]) -> ExecutorReport:
+    """Run the check as one task on one executor; it is sent as code, so no module is imported there."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     try:
-        ((host, lacks, unshared),) = _located(context, executor).map(lambda _: asked()).collect()
+        ((host, missing, unshared_directories),) = _rdd_on_executor(context, executor).map(lambda _: check()).collect()
     except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
-        return replace(executor, lacks=[without_answer(str(error))])
-    return replace(executor, host=host, lacks=lacks, unshared=unshared)
+        return replace(executor, missing=[failure_reason(str(error))])
+    return replace(executor, host=host, missing=missing, unshared_directories=unshared_directories)
 
 
-def _located(context: Any, executor: ExecutorReport) -> RDD[Any]:
-    """One element that wants to be on this executor (`ExecutorCacheTaskLocation`)."""
+def _rdd_on_executor(context: Any, executor: ExecutorReport) -> RDD[Any]:
+    """Return an RDD of one element with this executor as its preferred location (`ExecutorCacheTaskLocation`)."""
     jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - Python has no call that names an executor
     element = bytearray(serializer.dumps(None))  # type: ignore[no-untyped-call]
-    place = jvm.PythonUtils.toSeq([f"executor_{executor.address.rpartition(':')[0]}_{executor.name}"])
+    locations = jvm.PythonUtils.toSeq([f"executor_{executor.address.rpartition(':')[0]}_{executor.name}"])
     kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
-    located = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, place)]), kind)  # noqa: SLF001
-    return RDD(jvm.org.apache.spark.api.java.JavaRDD(located, kind), context, serializer)
+    rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, locations)]), kind)  # noqa: SLF001
+    return RDD(jvm.org.apache.spark.api.java.JavaRDD(rdd, kind), context, serializer)
 
 
-def lacking(
-    needed: Mapping[str, str], marks: tuple[str, ...], files: tuple[str, ...]
+def missing_requirements(
+    required_versions: Mapping[str, str], probe_files: tuple[str, ...], files: tuple[str, ...]
 ) -> tuple[str, list[str], list[str]]:
-    """What an executor lacks, asked in a task. It travels as code: an executor may have nothing of Towline's.
+    """Return an executor's missing requirements; runs in a task, sent as code, since Towline may be missing there.
 
     Args:
-        needed: Distributions, as PyPI has them, with their oldest versions; of Towline the driver's own. A module has
-            the same name with underscores.
-        marks: A file of each shared directory, which it must read and write.
+        required_versions: Distributions, as PyPI names them, with their oldest versions; for Towline the driver's exact
+            version. A module has the same name with underscores.
+        probe_files: A file of each shared directory, which it must read and write.
         files: Files that must be readable.
 
     Returns:
-        Its host's name, what it lacks in words, and those of the shared directories that it does not see.
+        Host name, missing requirements in words, and the directories that are not shared.
     """
     import os  # noqa: PLC0415 - the code travels without its module
     import re  # noqa: PLC0415
@@ -232,31 +239,31 @@ def lacking(
     from importlib import import_module, metadata  # noqa: PLC0415
 
     def numbers(text: str) -> list[int]:
-        """A version as far as it is one: ``2.13.2rc1`` is 2, 13, 2."""
+        """Return the leading numbers of a version: ``2.13.2rc1`` is 2, 13, 2."""
         return [int(part) for part in re.findall(r"^[\d.]*", text.strip())[0].split(".") if part]
 
-    lacks = []
-    for name, oldest in needed.items():
+    missing = []
+    for name, min_version in required_versions.items():
         try:
             import_module(name.replace("-", "_"))
-            there = metadata.version(name)
+            installed_version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            there = ""  # it is, without its version
+            installed_version = ""  # it is, without its version
         except ModuleNotFoundError:
-            lacks.append(f"{name} is missing")
+            missing.append(f"{name} is missing")
             continue
         except Exception as error:  # noqa: BLE001 - a library of the system is missing, for another libc, ...
-            lacks.append(f"{name} can't be loaded ({type(error).__name__}: {error})")
+            missing.append(f"{name} can't be loaded ({type(error).__name__}: {error})")
             continue
-        if name == "towline" and there != oldest:
-            lacks.append(f"towline is {there or 'of an unknown version'}, the driver's is {oldest}")
-        elif name != "towline" and there and numbers(there) < numbers(oldest):
-            lacks.append(f"{name} {there} is older than {oldest}")
-    lacks += [f"the file {file} can't be read" for file in files if not os.access(os.path.expanduser(file), os.R_OK)]  # noqa: PTH111
-    unshared = []
-    for mark in marks:
+        if name == "towline" and installed_version != min_version:
+            missing.append(f"towline is {installed_version or 'of an unknown version'}, the driver's is {min_version}")
+        elif name != "towline" and installed_version and numbers(installed_version) < numbers(min_version):
+            missing.append(f"{name} {installed_version} is older than {min_version}")
+    missing += [f"the file {file} can't be read" for file in files if not os.access(os.path.expanduser(file), os.R_OK)]  # noqa: PTH111
+    unshared_directories = []
+    for probe_file in probe_files:
         try:
-            open(mark, "r+b").close()  # noqa: PTH123 - one import less
+            open(probe_file, "r+b").close()  # noqa: PTH123 - one import less
         except OSError:
-            unshared.append(os.path.dirname(mark))  # noqa: PTH120
-    return socket.gethostname(), lacks, unshared
+            unshared_directories.append(os.path.dirname(probe_file))  # noqa: PTH120
+    return socket.gethostname(), missing, unshared_directories

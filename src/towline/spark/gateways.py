@@ -1,12 +1,12 @@
-"""All gateways of one stream: who answers, who is away, and which rows of whom the next batch has; in the runner only.
+"""Batch planning over all gateways of a stream: polls, outages, limits. Used in Spark's source runner only.
 
-Each gateway is asked on a thread of its own, because a long poll holds its call: the first answer with rows wakes the
-reader, the others' polls go on and are still good for the next call while their gateway's place is the same. What an
-answer means is decided on the reader's thread alone. A gateway that is away holds back nobody's rows but its own. One
-gateway is a list of one.
+Each gateway is polled on a thread of its own, because a long poll blocks its call. The first result with rows wakes the
+reader. The other polls go on and stay valid for the next call while that gateway's position is the same. Only the
+reader's thread handles results. An unavailable gateway delays no other gateway's rows. A single gateway is a list of
+one.
 
-What is planned stands in the checkpoint, as the places where the batch ends. All else follows from start, end and the
-options alone, so that a batch comes again as it was [I4].
+The checkpoint holds the end positions of each planned batch. All else follows from start, end and the options, so that
+a batch is repeated with the same rows [I4].
 """
 
 from __future__ import annotations
@@ -29,613 +29,764 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
-from towline.gateway.access import REFUSALS
-from towline.gateway.client import Lease, interruptible
+from towline.gateway.access import ACCESS_ERROR_CODES
+from towline.gateway.client import Lease, call_interruptibly
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.spark.link import PATIENCE_S, patiently
-from towline.spark.offsets import GATEWAYS_OPTION, JournalPlace, Position, check_distinct
-from towline.spark.pace import BatchLimit
-from towline.spark.reader import Slice, divided, ranges_between, slices_of
-from towline.spark.tally import pace_of
-from towline.threads import guarded_thread, later
+from towline.spark.batch_sizing import BatchByteLimit
+from towline.spark.link import GATEWAY_TIMEOUT_S, retry_while_unreachable
+from towline.spark.offsets import GATEWAYS_OPTION, JournalPosition, SourceOffset, check_distinct
+from towline.spark.reader import Slice, partition_sizes, ranges_between, slices_of
+from towline.spark.sink_note import read_throughput
+from towline.threads import call_in_thread, guarded_thread
 from towline.timing import Backoff
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
-    from towline.spark.link import GatewayPlace, ReadPlan
+    from towline.spark.link import GatewayAddress, ReadPlan
 
 #: Pause before a gateway that is away is asked again, in seconds.
-_PAUSE_S: Final = 0.25
+_RETRY_S: Final = 0.25
 #: The same for one that refuses: each try is counted there, and a file has to be changed first.
-_REFUSED_PAUSE_S: Final = 5.0
+_REFUSED_RETRY_S: Final = 5.0
 #: A refusal is logged again after so many seconds: nobody but a person ends it.
-_REMIND_S: Final = 60.0
+_REFUSED_LOG_S: Final = 60.0
 #: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
-TAKEOVER_S = 5.0
+LEASE_WAIT_S = 5.0
 #: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
 #: once. So much may a batch wait for the gateways beside the first that answered.
-GRACE_S: Final = 0.02
+POLL_GRACE_S: Final = 0.02
 #: The same, at least, for one that is known to have rows: it has twice as long as its last answer took, up to `MEET_S`.
-FAR_S: Final = 1.0
+SLOW_POLL_GRACE_S: Final = 1.0
 #: How long a new query waits for the other gateways once one has answered, and a query that starts again for the first,
 #: in seconds.
-MEET_S: Final = 5.0
+FIRST_POLL_S: Final = 5.0
 
 #: Keeps a wait for no poll at all from ending at once.
-_NEVER: Final[futures.Future[Any]] = futures.Future()
+_PENDING_FOREVER: Final[futures.Future[Any]] = futures.Future()
 
 _LOG = logging.getLogger("towline.spark")
 _T = TypeVar("_T")
 
 
 def is_refusal(error: TowlineError) -> bool:
-    """Whether a gateway and this query do not let each other in, by token or certificate."""
-    return isinstance(error, GatewayError) and error.code in REFUSALS
+    """Return whether an error is a refused token or certificate, by the gateway or by this query."""
+    return isinstance(error, GatewayError) and error.code in ACCESS_ERROR_CODES
 
 
-def is_absence(error: TowlineError) -> bool:
-    """Whether an error holds back the rows of that gateway only: this passes by itself, or by a file that is changed.
+def is_outage(error: TowlineError) -> bool:
+    """Return whether an error delays the rows of that gateway only; it ends by itself, or when a file is changed.
 
-    A journal that is not the checkpoint's, or another reader's lease, stops the query: to go on would be to forget rows
+    Another journal than the checkpoint's, or another reader's lease, stops the query: to go on would lose rows
     silently.
     """
     return isinstance(error, (GatewayUnreachable, JournalFailed)) or is_refusal(error)
 
 
-class Absence(NamedTuple):
-    """Why a source does without a gateway; `since` in seconds since 1970, the other times on `time.monotonic`."""
+class GatewayOutage(NamedTuple):
+    """Outage of a gateway: `started_at` in seconds since 1970, the other times on `time.monotonic`."""
 
     error: TowlineError
-    since: float
-    again_at: float
+    started_at: float
+    retry_at: float
     logged_at: float
 
 
-class Question(NamedTuple):
-    """What a poll asks: commit up to ``safe``, and tell what lies beyond ``here`` within the limits of a batch."""
+class PollRequest(NamedTuple):
+    """Poll of a gateway: commit up to `durable_offset`, and return the rows after `start` within the limits."""
 
-    here: JournalPlace
-    safe: int
+    start: JournalPosition
+    durable_offset: int
     max_rows: int | None = None
     max_bytes: int | None = None
 
 
-class Offer(NamedTuple):
-    """Rows that the next batch may have, their bytes in the journal, where they end there, and where that ends."""
+class PollResult(NamedTuple):
+    """Rows available for the next batch: count, bytes in the journal, end position, and the journal's end offset."""
 
     rows: int
     size: int
-    end: JournalPlace
-    tip: int
+    end: JournalPosition
+    journal_end: int
 
 
 class SourceGateway:
-    """One gateway of a source: the connection to it, and whether it is there.
+    """Connection of a source to one gateway, with its polls and outages.
 
     Args:
-        lease: Of the reader, the same at all gateways of the list: one that stands there twice fences off nobody.
+        lease: Lease of the reader, the same at all gateways: a gateway listed twice fences off nobody.
 
     Attributes:
-        entry: Where the rows begin that a query without a place there gets; None until it was met.
-        absence: None while it is there.
-        tip: Offset after the newest row it told of.
-        poll: The answer that is on its way; None when it was taken.
-        began: When it was asked, on `time.monotonic`.
-        late_since: Since when it has been asked for rows that it is known to have; 0 for not.
-        took: Seconds that its last answer with such rows took.
+        start_position: First position for a query without one in this journal; None until the first connection.
+        outage: None while the gateway is available.
+        journal_end: Offset after the newest row that the gateway reported.
+        pending_poll: Result of the running poll; None when there is none.
+        poll_started: Start of that poll, on `time.monotonic`.
+        overdue_since: Since when it polls for rows that are known to wait there; 0 for not.
+        overdue_latency_s: Seconds that its last poll with such rows took.
     """
 
-    def __init__(self, place: GatewayPlace, plan: ReadPlan, lease: Lease) -> None:
-        self.place = place
-        self.entry: JournalPlace | None = None
-        self.absence: Absence | None = None
-        self.tip = 0
-        self.poll: futures.Future[Offer | None] | None = None
-        self.began = self.late_since = self.took = 0.0
-        self._question: Question | None = None
+    def __init__(self, address: GatewayAddress, plan: ReadPlan, lease: Lease) -> None:
+        self.address = address
+        self.start_position: JournalPosition | None = None
+        self.outage: GatewayOutage | None = None
+        self.journal_end = 0
+        self.pending_poll: futures.Future[PollResult | None] | None = None
+        self.poll_started = self.overdue_since = self.overdue_latency_s = 0.0
+        self._pending_request: PollRequest | None = None
         self._plan = plan
         self._lease = lease
         #: None before the first connection, and after one was given up; one thread at a time makes one.
         self._client: GatewayClient | None = None
-        self._connecting = threading.Lock()
-        self._released = threading.Event()
-        self._keeping = guarded_thread(self._keep, "keep-gateway", again_s=1.0)
+        self._connect_lock = threading.Lock()
+        self._release_event = threading.Event()
+        self._restart_thread = guarded_thread(self._restart_gateway, "keep-gateway", retry_s=1.0)
 
     @property
-    def called(self) -> str:
-        """What a person calls it: its name, as far as it was met, and its place."""
-        return f"{self.entry.gateway} ({self.place.text})" if self.entry else self.place.text
+    def display_name(self) -> str:
+        """Name in messages: gateway name, if known, and location."""
+        return (
+            f"{self.start_position.gateway} ({self.address.location})" if self.start_position else self.address.location
+        )
 
-    def ask(self, question: Question | None, timeout_s: float) -> None:
-        """Begin to `wait`, without a question only to meet it; unless the same poll is on its way, or it rests."""
+    def start_poll(self, request: PollRequest | None, timeout_s: float) -> None:
+        """Start a poll, or only connect if `request` is None; no-op if the same poll runs or a retry is not due."""
         now = time.monotonic()
-        due = question is not None and question.max_rows != 0 and self.tip > question.here.offset
-        self.late_since = (self.late_since or now) if due else 0.0
-        if self.poll and self._question == question:
+        overdue = request is not None and request.max_rows != 0 and self.journal_end > request.start.offset
+        self.overdue_since = (self.overdue_since or now) if overdue else 0.0
+        if self.pending_poll and self._pending_request == request:
             return
-        self.poll, self._question, self.began = None, question, now
-        if self.absence is None or self.began >= self.absence.again_at:
-            call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda _: None)
-            self.poll = later(call, f"gateway {self.place.text}")
+        self.pending_poll, self._pending_request, self.poll_started = None, request, now
+        if self.outage is None or self.poll_started >= self.outage.retry_at:
+            call = partial(self.poll_rows, request, timeout_s) if request else partial(self._call, lambda _: None)
+            self.pending_poll = call_in_thread(call, f"gateway {self.address.location}")
 
-    def heard(self) -> Offer | None:
-        """Take its answer, if that has come; an absence is logged, and no answer.
+    def finish_poll(self) -> PollResult | None:
+        """Return the result of a finished poll, else None; an outage is logged and gives None.
 
         Raises:
-            TowlineError: What the gateway said, unless it is an absence.
+            TowlineError: The error of the poll, unless it is an outage.
         """
-        if self.poll is None or not self.poll.done():
+        if self.pending_poll is None or not self.pending_poll.done():
             return None
-        poll, self.poll, self.late_since = self.poll, None, 0.0
+        finished_poll, self.pending_poll, self.overdue_since = self.pending_poll, None, 0.0
         try:
-            offer = poll.result()
+            result = finished_poll.result()
         except TowlineError as error:
-            if not is_absence(error):
+            if not is_outage(error):
                 raise
-            self._miss(error)
+            self._record_outage(error)
             return None
-        if self.absence is not None:
-            since = datetime.fromtimestamp(self.absence.since).astimezone()
-            _LOG.warning("gateway %s is back; it was away since %s", self.called, f"{since:%H:%M:%S}")
-            self.absence = None
-        self.tip = offer.tip if offer else self.tip
-        return offer
+        if self.outage is not None:
+            outage_start = datetime.fromtimestamp(self.outage.started_at).astimezone()
+            _LOG.warning("gateway %s is back; it was away since %s", self.display_name, f"{outage_start:%H:%M:%S}")
+            self.outage = None
+        self.journal_end = result.journal_end if result else self.journal_end
+        return result
 
-    def _miss(self, error: TowlineError) -> None:
-        """Do without it for now, and say so: silence once, a refusal each minute; later it is asked again."""
-        now, before, refused = time.monotonic(), self.absence, is_refusal(error)
-        since, logged_at = (before.since, before.logged_at) if before else (time.time(), now)
-        if before is None or is_refusal(before.error) is not refused or (refused and now - logged_at >= _REMIND_S):
+    def _record_outage(self, error: TowlineError) -> None:
+        """Record an outage and log it: an unreachable gateway once, a refusal each minute."""
+        now, previous, is_refused = time.monotonic(), self.outage, is_refusal(error)
+        started_at, logged_at = (previous.started_at, previous.logged_at) if previous else (time.time(), now)
+        if (
+            previous is None
+            or is_refusal(previous.error) is not is_refused
+            or (is_refused and now - logged_at >= _REFUSED_LOG_S)
+        ):
             logged_at = now
-            how, code, do = ("held back", error.code, f". {error.do}") if refused else ("away", "TL-G54", "")
-            others = ", the others' go on" if len(self._plan.gateways) > 1 else ""
-            what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
-            _LOG.warning(what, self.called, how, error.what, others, do, code)
-        self.absence = Absence(error, since, now + (_REFUSED_PAUSE_S if refused else _PAUSE_S), logged_at)
+            state, code, remedy = (
+                ("held back", error.code, f". {error.remedy}") if is_refused else ("away", "TL-G54", "")
+            )
+            other_gateways = ", the others' go on" if len(self._plan.gateways) > 1 else ""
+            message = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
+            _LOG.warning(message, self.display_name, state, error.problem, other_gateways, remedy, code)
+        self.outage = GatewayOutage(error, started_at, now + (_REFUSED_RETRY_S if is_refused else _RETRY_S), logged_at)
 
-    def wait(self, question: Question, timeout_s: float) -> Offer:
-        """Connect, and start the gateway where that is ours to do; ask, which takes the lease, and wait for rows.
+    def poll_rows(self, request: PollRequest, timeout_s: float) -> PollResult:
+        """Connect, start the gateway if it belongs to this query, take the lease, commit, and wait for rows.
 
         Raises:
-            Fenced: TL-G03 when another living reader has the lease; as `GatewayClient.wait`.
+            Fenced: TL-G03, another living reader has the lease; as `GatewayClient.wait`.
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
-        here, safe, max_rows, max_bytes = question
-        place: dict[str, Any] = {"start": here.offset, "journal": here.journal, "incarnation": here.incarnation}
-        limits: dict[str, Any] = {"safe": safe, "max_rows": max_rows, "max_bytes": max_bytes}
+        start, durable_offset, max_rows, max_bytes = request
+        journal_range: dict[str, Any] = {
+            "start": start.offset,
+            "journal": start.journal,
+            "incarnation": start.incarnation,
+        }
+        limits: dict[str, Any] = {"durable_offset": durable_offset, "max_rows": max_rows, "max_bytes": max_bytes}
 
-        def ask(client: GatewayClient) -> Offer:
-            window = client.wait(self._lease, **place, **limits, timeout_s=timeout_s)
-            if self.place.remote and timeout_s and window.end > here.offset:
+        def poll(client: GatewayClient) -> PollResult:
+            window = client.wait(self._lease, **journal_range, **limits, timeout_s=timeout_s)
+            if self.address.remote and timeout_s and window.end > start.offset:
                 # The token that let the poll in may be refused since.
-                window = client.wait(self._lease, **place, **limits, timeout_s=0.0)
-            end = here.moved(window.end, window.incarnation)
-            return Offer(window.end - here.offset, window.size, end, window.tip)
+                window = client.wait(self._lease, **journal_range, **limits, timeout_s=0.0)
+            end = start.with_offset(window.end, window.incarnation)
+            return PollResult(window.end - start.offset, window.size, end, window.tip)
 
-        began, due = time.monotonic(), self.tip > here.offset
-        offer = self._call(ask)
-        if due:
-            self.took = time.monotonic() - began
-        return offer
+        poll_start, overdue = time.monotonic(), self.journal_end > start.offset
+        result = self._call(poll)
+        if overdue:
+            self.overdue_latency_s = time.monotonic() - poll_start
+        return result
 
-    def slices(self, start: int, end: JournalPlace, sizes: Sequence[int]) -> list[Slice]:
-        """A range of its journal as tasks get it, in parts of these sizes. Raises as `wait`."""
+    def slices(self, start: int, end: JournalPosition, sizes: Sequence[int]) -> list[Slice]:
+        """Split a range of its journal into slices of these sizes. Raises as `poll_rows`."""
 
-        def cut(client: GatewayClient) -> list[Slice]:
-            if self.entry and self.entry.journal != end.journal:  # the gateway refuses it
-                client.wait(self._lease, end.offset, journal=end.journal, timeout_s=0.0, safe=0)
-            return slices_of(client, self.place, start, end, sizes)
+        def create_slices(client: GatewayClient) -> list[Slice]:
+            if self.start_position and self.start_position.journal != end.journal:  # the gateway refuses it
+                client.wait(self._lease, end.offset, journal=end.journal, timeout_s=0.0, durable_offset=0)
+            return slices_of(client, self.address, start, end, sizes)
 
-        return self._call(cut)
+        return self._call(create_slices)
 
-    def report(self, queued: int) -> dict[str, Any]:
-        """What it says of itself within a second, what waits, and why it is away; plain values."""
+    def report(self, queued_rows: int) -> dict[str, Any]:
+        """Return the gateway's status, polled within a second, its waiting rows and its outage, as plain values."""
         status: Mapping[str, Any] = {}
-        if self.absence is None and (client := self._client):
+        if self.outage is None and (client := self._client):
             with contextlib.suppress(GatewayError):  # the next poll tells it better
                 status = client.status(timeout_s=1.0)
         report = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
-        if trouble := (status.get("last_error") or {}).get("text"):
-            report["last_error"] = trouble
-        if absence := self.absence:
-            report["away_since"] = datetime.fromtimestamp(absence.since, UTC).isoformat(timespec="seconds")
-            report["last_error"] = absence.error.what
-            if is_refusal(absence.error):
-                report |= {"refused": True, "last_error": f"{absence.error.what}. {absence.error.do}"}
-        return {**report, "tip": self.tip, "queued": queued}
+        if error_text := (status.get("last_error") or {}).get("text"):
+            report["last_error"] = error_text
+        if outage := self.outage:
+            report["away_since"] = datetime.fromtimestamp(outage.started_at, UTC).isoformat(timespec="seconds")
+            report["last_error"] = outage.error.problem
+            if is_refusal(outage.error):
+                report |= {"refused": True, "last_error": f"{outage.error.problem}. {outage.error.remedy}"}
+        return {**report, "tip": self.journal_end, "queued": queued_rows}
 
     def release(self) -> None:
-        """Give the lease back and close; never commits anything, and connects no more."""
-        self._released.set()
+        """Release the lease and close; commits nothing, and never connects again."""
+        self._release_event.set()
         if client := self._client:
             with contextlib.suppress(GatewayError):
                 client.release(self._lease)
-            self._drop(client)
+            self._close_client(client)
 
     def _call(self, call: Callable[[GatewayClient], _T]) -> _T:
-        """Call while signals are handled; a connection that may be what is wrong is not used again."""
+        """Call the gateway while signals are handled; close a connection that failed."""
 
-        def attempt() -> _T:
-            with self._connecting:
-                client = self._client or self._connected()
+        def call_connected() -> _T:
+            with self._connect_lock:
+                client = self._client or self._connect()
             try:
                 return call(client)
             except TowlineError as error:
-                if is_absence(error):  # the next connection is made with the files as they are then
-                    self._drop(client)
+                if is_outage(error):  # the next connection is made with the files as they are then
+                    self._close_client(client)
                 raise
 
-        return interruptible(attempt)
+        return call_interruptibly(call_connected)
 
-    def _connected(self) -> GatewayClient:
-        client = self.place.connect()
-        if self.place.settings and not self._keeping.is_alive():
-            self._keeping.start()
+    def _connect(self) -> GatewayClient:
+        client = self.address.connect()
+        if self.address.settings and not self._restart_thread.is_alive():
+            self._restart_thread.start()
         try:
-            status = client.hold(self._lease, patience_s=TAKEOVER_S)
-            entry = self._plan.entry(client, status, self.place.text, "committed")
+            status = client.acquire(self._lease, wait_s=LEASE_WAIT_S)
+            start_position = self._plan.start_position(client, status, self.address.location, "committed")
         except BaseException:
             client.close()
             raise
-        self._client, self.tip, self.entry = client, max(self.tip, status["end"]), entry
-        if self._released.is_set():  # meanwhile: what comes now would be a reader that nobody stops
+        self._client, self.journal_end, self.start_position = (
+            client,
+            max(self.journal_end, status["end"]),
+            start_position,
+        )
+        if self._release_event.is_set():  # meanwhile: what comes now would be a reader that nobody stops
             self.release()
-            raise GatewayUnreachable("TL-G01", self.place.text, "its reader was stopped", "Start the query again.")
+            raise GatewayUnreachable(
+                "TL-G01", self.address.location, "its reader was stopped", "Start the query again."
+            )
         return client
 
-    def _keep(self) -> None:
-        """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
-        pauses = Backoff(first=0.5, most=10.0)
-        while not self._released.wait(pauses.next()):
-            endpoint = GatewayEndpoint.read(Path(self.place.text))
-            if endpoint is None or endpoint.process.gone():
+    def _restart_gateway(self) -> None:
+        """Restart the gateway when its process has ended, also while a batch runs."""
+        backoff = Backoff(first_s=0.5, max_s=10.0)
+        while not self._release_event.wait(backoff.next_pause()):
+            endpoint = GatewayEndpoint.read(Path(self.address.location))
+            if endpoint is None or endpoint.process.has_ended():
                 with contextlib.suppress(TowlineError):  # the next poll tells it
-                    self.place.connect().close()
+                    self.address.connect().close()
             else:
-                pauses.reset()
+                backoff.reset()
 
-    def _drop(self, client: GatewayClient) -> None:
-        """Forget a connection, unless a newer one is there; the next call makes a new one."""
+    def _close_client(self, client: GatewayClient) -> None:
+        """Close a connection, unless a newer one has replaced it; the next call connects again."""
         if self._client is client:
             self._client = None
             client.close()
 
 
 class BatchPlanner:
-    """Plans the batches of one stream.
+    """Planner of a stream's batches.
 
     Attributes:
-        gateways: Those of the list.
-        ends: Where the query ends in each journal (AvailableNow); None for a query without an end.
-        planned: Begin and end of the batch that was planned last, or is planned anew as more comes; None before the
+        gateways: Gateways of the list.
+        end_offsets: End of the query in each journal (AvailableNow); None for a query without an end.
+        planned_range: Start and end of the last planned batch, which may grow until Spark runs it; None before the
             first.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
         lease = Lease(plan.consumer)
-        self.gateways = tuple(SourceGateway(place, plan, lease) for place in plan.places)
+        self.gateways = tuple(SourceGateway(address, plan, lease) for address in plan.addresses)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.
-        self._former: dict[str, SourceGateway] = {}
-        self.ends: dict[str, int] | None = None
-        self.planned: tuple[Position, Position] | None = None
+        self._removed_gateways: dict[str, SourceGateway] = {}
+        self.end_offsets: dict[str, int] | None = None
+        self.planned_range: tuple[SourceOffset, SourceOffset] | None = None
         #: In how many batches one after the other a gateway had no part, for want of room.
-        self._left_out = Counter[SourceGateway]()
-        self._order_logged = False
+        self._skipped_batches = Counter[SourceGateway]()
+        self._order_warning_logged = False
         #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
-        self._pace = BatchLimit(partial(pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
+        self._byte_limit = (
+            BatchByteLimit(partial(read_throughput, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
+        )
 
     def release(self) -> None:
-        """Give all leases back; commits nothing. One that is away has none, and is asked for none any more."""
-        for gateway in (*self.gateways, *self._former.values()):
+        """Release all leases; commits nothing. An unavailable gateway has no lease, and is not polled again."""
+        for gateway in (*self.gateways, *self._removed_gateways.values()):
             gateway.release()
 
-    def meet(self) -> None:
-        """Take the leases of at least one gateway, and of whoever answers soon.
+    def connect(self) -> None:
+        """Take the leases of at least one gateway, and of those that answer within `FIRST_POLL_S`.
 
         Raises:
-            TowlineError: What the first of those that are away says, if all are.
+            TowlineError: Error of the first unavailable gateway, if all are unavailable.
         """
-        self._ask({}, PATIENCE_S, MEET_S)
-        if all(one.absence or not one.entry for one in self.gateways):
-            silence = GatewayUnreachable("TL-G01", self.gateways[0].place.text, "no gateway answers", "Is it running?")
-            raise next((one.absence.error for one in self.gateways if one.absence), silence)
+        self._poll_gateways({}, GATEWAY_TIMEOUT_S, FIRST_POLL_S)
+        if all(gateway.outage or not gateway.start_position for gateway in self.gateways):
+            error = GatewayUnreachable(
+                "TL-G01", self.gateways[0].address.location, "no gateway answers", "Is it running?"
+            )
+            raise next((gateway.outage.error for gateway in self.gateways if gateway.outage), error)
 
-    def fix_end(self) -> None:
-        """End the query at what is durable now at each gateway that answers; one that does not has no part in it."""
-        self.meet()
-        self.ends = {one.entry.journal: one.tip for one in self.gateways if one.entry}
+    def fix_end_offsets(self) -> None:
+        """Set the end of the query to the present end of each available journal; other gateways have no part in it."""
+        self.connect()
+        self.end_offsets = {
+            gateway.start_position.journal: gateway.journal_end for gateway in self.gateways if gateway.start_position
+        }
 
-    def ended(self, here: Position) -> bool:
-        """Whether a query with an end is there."""
-        return self.ends is not None and not any(map(self._left, here.places))
+    def is_finished(self, offset: SourceOffset) -> bool:
+        """Return whether a query with an end has reached it."""
+        return self.end_offsets is not None and not any(map(self._remaining_rows, offset.positions))
 
-    def _left(self, place: JournalPlace) -> int:
-        """How many rows a query with an end has behind a place."""
-        return max(0, (self.ends or {}).get(place.journal, 0) - place.offset)
+    def _remaining_rows(self, position: JournalPosition) -> int:
+        """Return the rows between a position and the end of a query that has one."""
+        return max(0, (self.end_offsets or {}).get(position.journal, 0) - position.offset)
 
-    def beginning(self) -> Position:
-        """Where a query without a checkpoint begins, at each gateway that answers."""
-        self.meet()
-        return Position(tuple(one.entry for one in self.gateways if one.entry))
+    def initial_offset(self) -> SourceOffset:
+        """Return the start of a query without a checkpoint, at each gateway that answers."""
+        self.connect()
+        return SourceOffset(tuple(gateway.start_position for gateway in self.gateways if gateway.start_position))
 
-    def next(self, here: Position, safe: Position, limit: ReadLimit, patience_s: float) -> Position:
-        """The end of the next batch within the limit; ``here`` itself when nothing is new.
+    def plan_batch(
+        self, start: SourceOffset, durable: SourceOffset, limit: ReadLimit, timeout_s: float
+    ) -> SourceOffset:
+        """Return the end of the next batch within the limit; `start` itself when there are no new rows.
 
         Args:
-            here: End of the last batch in the commit log.
-            safe: Up to where each gateway may remove rows, ``here`` or one before it.
-            limit: Of the batch, all gateways together.
-            patience_s: Longest wait for rows, in seconds.
+            start: End of the last batch in the commit log.
+            durable: Offset up to which each gateway may remove rows: `start` or an earlier one.
+            limit: Limit of the batch, all gateways together.
+            timeout_s: Longest wait for rows, in seconds.
 
         Raises:
-            ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
-            TowlineError: What a gateway said.
+            ConfigError: TL-G50 to TL-G52, the list of gateways is invalid.
+            TowlineError: The error of a gateway.
         """
-        if self._pace and not (self.planned and here.places == self.planned[0].places):
-            self._pace.next()
-        if not any(one.entry for one in self.gateways):
-            self._ask({}, max(patience_s, MEET_S))
-            patience_s = 0.0
-        places = {one: self._place_of(one.entry, here) for one in self.gateways if one.entry}
-        left = [place.gateway for place in self._taken_out(here, places.values()) if self._may_leave(place, safe)]
+        if self._byte_limit and not (self.planned_range and start.positions == self.planned_range[0].positions):
+            self._byte_limit.next_limit()
+        if not any(gateway.start_position for gateway in self.gateways):
+            self._poll_gateways({}, max(timeout_s, FIRST_POLL_S))
+            timeout_s = 0.0
+        positions = {
+            gateway: self._position_of(gateway.start_position, start)
+            for gateway in self.gateways
+            if gateway.start_position
+        }
+        removed_gateways = [
+            position.gateway
+            for position in self._removed_positions(start, positions.values())
+            if self._may_remove(position, durable)
+        ]
         # Where gateways begin that have no place yet; their rows come with the next batch, and none behind the end.
-        entries = [one.entry for one, place in places.items() if one.entry and not place]
-        joining = [entry for entry in entries if self.ends is None or entry.journal in self.ends]
-        rows, size = self._limits(limit)
-        questions: dict[SourceGateway, Question] = {}
-        for one, place in places.items():
-            if place:
-                most = rows if self.ends is None else _least(rows, self._left(place))
-                questions[one] = Question(replace(place, at=one.place.text), safe.offset_in(place.journal), most, size)
-        offers = self._ask(questions, 0.0 if left or joining else patience_s)
-        moved = [question.here for question in questions.values()] + self._shared(questions, offers, rows, size)
-        there = here.having(*moved, *joining).without(*left)
-        self.planned = here, there
-        away = [one for one, question in questions.items() if one.absence and self._left(question.here)]
-        if there == here and away:  # the query does not end without their rows
-            self._ask({away[0]: questions[away[0]]}, PATIENCE_S)
-            if away[0].absence:
-                raise away[0].absence.error
-            return self.next(here, safe, limit, patience_s)
-        return there
+        new_positions = [
+            gateway.start_position for gateway, position in positions.items() if gateway.start_position and not position
+        ]
+        joining_positions = [
+            position for position in new_positions if self.end_offsets is None or position.journal in self.end_offsets
+        ]
+        max_rows, max_bytes = self._batch_limits(limit)
+        requests: dict[SourceGateway, PollRequest] = {}
+        for gateway, position in positions.items():
+            if position:
+                gateway_max_rows = (
+                    max_rows if self.end_offsets is None else _lowest_limit(max_rows, self._remaining_rows(position))
+                )
+                requests[gateway] = PollRequest(
+                    replace(position, location=gateway.address.location),
+                    durable.offset_in(position.journal),
+                    gateway_max_rows,
+                    max_bytes,
+                )
+        poll_results = self._poll_gateways(requests, 0.0 if removed_gateways or joining_positions else timeout_s)
+        end_positions = [request.start for request in requests.values()] + self._end_positions(
+            requests, poll_results, max_rows, max_bytes
+        )
+        end = start.with_positions(*end_positions, *joining_positions).without_gateways(*removed_gateways)
+        self.planned_range = start, end
+        unavailable_gateways = [
+            gateway for gateway, request in requests.items() if gateway.outage and self._remaining_rows(request.start)
+        ]
+        if end == start and unavailable_gateways:  # the query does not end without their rows
+            self._poll_gateways({unavailable_gateways[0]: requests[unavailable_gateways[0]]}, GATEWAY_TIMEOUT_S)
+            if unavailable_gateways[0].outage:
+                raise unavailable_gateways[0].outage.error
+            return self.plan_batch(start, durable, limit, timeout_s)
+        return end
 
-    def _place_of(self, entry: JournalPlace, here: Position) -> JournalPlace | None:
-        """The place of a gateway that was met: it is known by its journal; one of another journal it refuses."""
+    def _position_of(self, start_position: JournalPosition, offset: SourceOffset) -> JournalPosition | None:
+        """Return the position of a connected gateway, by its journal id, else by its name.
+
+        The gateway refuses a position in another journal.
+        """
         # The option ``gateway`` names no list that another one could have joined.
-        only = here.places[0] if not self._plan.gateways and len(here.places) == 1 else None
-        own = (place for place in here.places if place.journal == entry.journal)
-        return next(own, None) or here.place(entry.gateway) or only
+        only_position = offset.positions[0] if not self._plan.gateways and len(offset.positions) == 1 else None
+        same_journal = (position for position in offset.positions if position.journal == start_position.journal)
+        return next(same_journal, None) or offset.position_of(start_position.gateway) or only_position
 
-    def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
-        """Rows and bytes; Spark has no limit of both in one, and gets all where it wants that (Trigger.Once)."""
+    def _batch_limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        """Return the limits of rows and bytes; None for all rows, as Spark wants with Trigger.Once."""
         if not isinstance(limit, ReadMaxRows):
             return None, None
-        return limit.max_rows, _least(self._plan.max_bytes, self._pace.bytes if self._pace else None)
+        return limit.max_rows, _lowest_limit(
+            self._plan.max_bytes, self._byte_limit.max_bytes if self._byte_limit else None
+        )
 
-    def _shared(
-        self, questions: Mapping[SourceGateway, Question], offers: Mapping[SourceGateway, Offer], *limits: int | None
-    ) -> list[JournalPlace]:
-        """Where the batch ends at the gateways that have rows in it, together within its limits."""
+    def _end_positions(
+        self,
+        requests: Mapping[SourceGateway, PollRequest],
+        poll_results: Mapping[SourceGateway, PollResult],
+        *limits: int | None,
+    ) -> list[JournalPosition]:
+        """Return the end positions of the batch at each gateway with rows in it, within its limits."""
 
-        def ask(one: SourceGateway, rows: int | None, size: int | None) -> Offer | None:
-            question = questions[one]
+        def poll_within(gateway: SourceGateway, max_rows: int | None, max_bytes: int | None) -> PollResult | None:
+            request = requests[gateway]
             try:
-                return one.wait(question._replace(max_rows=_least(rows, question.max_rows), max_bytes=size), 0.0)
+                return gateway.poll_rows(
+                    request._replace(max_rows=_lowest_limit(max_rows, request.max_rows), max_bytes=max_bytes), 0.0
+                )
             except TowlineError as error:
-                if not is_absence(error):
+                if not is_outage(error):
                     raise
                 return None  # the next poll tells it
 
-        offers = {one: offer for one, offer in offers.items() if _useful(questions[one], offer)}
-        taken = share(offers, self._left_out, limits, ask)
-        self._left_out = Counter({one: self._left_out[one] + 1 for one in offers.keys() - taken.keys()})
-        if self._pace and taken:
-            self._pace.planned(sum(offer.size for offer in taken.values()))
-        return [offer.end for offer in taken.values()]
+        poll_results = {
+            gateway: result for gateway, result in poll_results.items() if _has_usable_rows(requests[gateway], result)
+        }
+        shares = share_limits(poll_results, self._skipped_batches, limits, poll_within)
+        self._skipped_batches = Counter(
+            {gateway: self._skipped_batches[gateway] + 1 for gateway in poll_results.keys() - shares.keys()}
+        )
+        if self._byte_limit and shares:
+            self._byte_limit.record_planned(sum(result.size for result in shares.values()))
+        return [result.end for result in shares.values()]
 
     @property
-    def cut_short(self) -> bool:
-        """Whether more waits than the planned batch takes, by its limits."""
-        return any(self._queued(one) for one in self.gateways if not one.absence)
+    def has_backlog(self) -> bool:
+        """Whether more rows wait than the planned batch takes within its limits."""
+        return any(self._queued_rows(gateway) for gateway in self.gateways if not gateway.outage)
 
-    def _queued(self, gateway: SourceGateway) -> int:
-        """How many rows wait at a gateway beyond the planned batch."""
-        place = self._place_of(gateway.entry, self.planned[1]) if self.planned and gateway.entry else None
-        return max(0, gateway.tip - place.offset) if place else 0
+    def _queued_rows(self, gateway: SourceGateway) -> int:
+        """Return the number of rows that wait at a gateway beyond the planned batch."""
+        position = (
+            self._position_of(gateway.start_position, self.planned_range[1])
+            if self.planned_range and gateway.start_position
+            else None
+        )
+        return max(0, gateway.journal_end - position.offset) if position else 0
 
-    def _ask(
-        self, questions: Mapping[SourceGateway, Question], patience_s: float, grace_s: float = 0.0
-    ) -> dict[SourceGateway, Offer]:
-        """Commit at each gateway and wait until one has rows; without questions, until one is there.
+    def _poll_gateways(
+        self, requests: Mapping[SourceGateway, PollRequest], timeout_s: float, grace_s: float = 0.0
+    ) -> dict[SourceGateway, PollResult]:
+        """Poll each gateway, which also commits, until one has rows; without requests, until one is connected.
 
-        The others then have a grace, at least `grace_s` seconds. Without patience, until each that has a question and
-        is not away has answered. A poll with the same question that is on its way from the call before is waited for.
-        One that has ended is asked again, whatever it found: its gateway may have gone since, and the batch with it.
-        Those that were never met are looked for beside.
+        The other gateways then have a grace time, at least `grace_s` seconds. With `timeout_s` 0 the wait ends when
+        each available gateway has answered. A running poll with the same request is reused. A finished poll is
+        repeated: its gateway may have become unavailable since, and could not serve the batch. Gateways never connected
+        before are tried as well.
         """
-        asked = {**dict.fromkeys(one for one in self.gateways if not one.entry), **questions}
-        deadline = time.monotonic() + (patience_s or PATIENCE_S)
-        offers: dict[SourceGateway, Offer] = {}
+        polled_requests = {
+            **dict.fromkeys(gateway for gateway in self.gateways if not gateway.start_position),
+            **requests,
+        }
+        deadline = time.monotonic() + (timeout_s or GATEWAY_TIMEOUT_S)
+        poll_results: dict[SourceGateway, PollResult] = {}
 
-        def over_due(one: SourceGateway) -> bool:
-            if one.late_since:
-                return now - one.late_since >= max(grace_s, FAR_S, min(MEET_S, 2 * one.took))
-            return now - one.began >= max(grace_s, GRACE_S)
+        def grace_is_over(gateway: SourceGateway) -> bool:
+            if gateway.overdue_since:
+                return now - gateway.overdue_since >= max(
+                    grace_s, SLOW_POLL_GRACE_S, min(FIRST_POLL_S, 2 * gateway.overdue_latency_s)
+                )
+            return now - gateway.poll_started >= max(grace_s, POLL_GRACE_S)
 
-        self._heard(asked)
+        self._finish_polls(polled_requests)
         while True:
-            for one in asked.keys() - offers.keys():
-                one.ask(asked[one], min(patience_s, max(0.0, deadline - time.monotonic())))
-            offers |= {one: offer for one, offer in self._heard(asked).items() if offer.rows or not patience_s}
+            for gateway in polled_requests.keys() - poll_results.keys():
+                gateway.start_poll(polled_requests[gateway], min(timeout_s, max(0.0, deadline - time.monotonic())))
+            poll_results |= {
+                gateway: result
+                for gateway, result in self._finish_polls(polled_requests).items()
+                if result.rows or not timeout_s
+            }
             now = time.monotonic()
-            polls = [one for one in questions or asked if one.poll and not one.absence]
-            useful = (_useful(questions[one], offer) for one, offer in offers.items())
-            news = any(useful) if questions else any(one.entry and not one.absence for one in self.gateways)
-            over = all(map(over_due, polls)) if news else not patience_s and not polls
-            if over or now >= deadline:
-                return offers
+            pending_gateways = [
+                gateway for gateway in requests or polled_requests if gateway.pending_poll and not gateway.outage
+            ]
+            usable_results = (_has_usable_rows(requests[gateway], result) for gateway, result in poll_results.items())
+            has_rows = (
+                any(usable_results)
+                if requests
+                else any(gateway.start_position and not gateway.outage for gateway in self.gateways)
+            )
+            is_over = all(map(grace_is_over, pending_gateways)) if has_rows else not timeout_s and not pending_gateways
+            if is_over or now >= deadline:
+                return poll_results
             # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
-            rests = [one.absence.again_at - now for one in asked if one.absence and not one.poll]
-            pause = max(0.0, min(deadline - now, GRACE_S if news else 1.0, *rests))
-            futures.wait([_NEVER, *(one.poll for one in asked if one.poll)], pause, futures.FIRST_COMPLETED)
+            retry_waits = [
+                gateway.outage.retry_at - now
+                for gateway in polled_requests
+                if gateway.outage and not gateway.pending_poll
+            ]
+            wait_s = max(0.0, min(deadline - now, POLL_GRACE_S if has_rows else 1.0, *retry_waits))
+            futures.wait(
+                [_PENDING_FOREVER, *(gateway.pending_poll for gateway in polled_requests if gateway.pending_poll)],
+                wait_s,
+                futures.FIRST_COMPLETED,
+            )
 
-    def _heard(self, asked: Iterable[SourceGateway]) -> dict[SourceGateway, Offer]:
-        """The answers that have come; what is wrong is raised, that two are one before whatever else they say."""
-        check_distinct(one.entry for one in self.gateways if one.entry)
-        offers: dict[SourceGateway, Offer] = {}
+    def _finish_polls(self, polled_gateways: Iterable[SourceGateway]) -> dict[SourceGateway, PollResult]:
+        """Return the results of finished polls; raises first if two gateways of the list are the same."""
+        check_distinct(gateway.start_position for gateway in self.gateways if gateway.start_position)
+        poll_results: dict[SourceGateway, PollResult] = {}
         errors: list[TowlineError] = []
-        for one in asked:
+        for gateway in polled_gateways:
             try:
-                if offer := one.heard():
-                    offers[one] = offer
+                if result := gateway.finish_poll():
+                    poll_results[gateway] = result
             except TowlineError as error:
                 errors.append(error)
-        away = [(one.called, one.absence.error) for one in self.gateways if one.absence]
-        refused = [(called, error) for called, error in away if is_refusal(error)]
-        if len(refused) == len(self.gateways):  # only a person can help then
-            (_, first), *others = refused
-            why = "; ".join(f"{called}: {error.what}" for called, error in refused)
-            what = f"no gateway of the list lets this query in ({why})"
-            raise GatewayError(first.code, GATEWAYS_OPTION, what, first.do) if others else first
+        outages = [(gateway.display_name, gateway.outage.error) for gateway in self.gateways if gateway.outage]
+        refusals = [(name, error) for name, error in outages if is_refusal(error)]
+        if len(refusals) == len(self.gateways):  # only a person can help then
+            (_, first_error), *other_refusals = refusals
+            reasons = "; ".join(f"{name}: {error.problem}" for name, error in refusals)
+            problem = f"no gateway of the list lets this query in ({reasons})"
+            raise (
+                GatewayError(first_error.code, GATEWAYS_OPTION, problem, first_error.remedy)
+                if other_refusals
+                else first_error
+            )
         if errors:
             raise errors[0]
-        return offers
+        return poll_results
 
     def report(self) -> dict[str, Any] | None:
-        """What each gateway says of itself, and what waits in all of them; None where there is nothing to say.
+        """Return the status of each gateway and the sums of waiting rows; None if nothing is known yet.
 
-        Of a source with the option ``gateway`` it is what that one says.
+        With the option ``gateway`` it is that gateway's status.
         """
-        told = [one for one in self.gateways if one.entry or one.absence]
-        parts = {one.entry.gateway if one.entry else one.place.text: one.report(self._queued(one)) for one in told}
-        if not self._plan.gateways:
-            part = next(iter(parts.values()), {})
-            return part if part.keys() - {"tip", "queued"} else None
-        away = [name for name, part in parts.items() if "away_since" in part]  # warned of when it went
-        errors = [part["last_error"] for name, part in parts.items() if "last_error" in part and name not in away]
-        totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
-        trouble = {"last_error": errors[0]} if errors else {}
-        return {**totals, **trouble, "away": sorted(away), "gateways": dict(sorted(parts.items()))}
-
-    def _taken_out(self, here: Position, listed: Iterable[JournalPlace | None]) -> list[JournalPlace]:
-        """The places of gateways that are not in the list.
-
-        One that was not met yet is known by where it is; if it is not, it may be any of those that are left.
-        """
-        unmet = {one.place.text for one in self.gateways if not one.entry}
-        others = [place for place in here.places if place not in listed]
-        complete = unmet <= {place.at for place in others}
-        return [place for place in others if place.at not in unmet] if complete else []
-
-    def _may_leave(self, place: JournalPlace, safe: Position) -> bool:
-        """Whether a gateway may leave the checkpoint: all that it holds is in the commit log, and surely so."""
-        if place.gateway in self._plan.removed:
-            _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
-            return True
-        gateway, safe_offset = self._at(place.at), safe.offset_in(place.journal)
-        try:
-            offer = gateway.wait(Question(place, safe_offset), 0.0)
-        except TowlineError as error:
-            if not is_absence(error):
-                raise
-            why = "does not let this query in" if is_refusal(error) else "does not answer"
-            what = f"whether messages wait there is not known: {place.at} {why} ({error.what})"
-            do = (
-                f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
-                f'(in a bridge file, removed_gateways = ["{place.gateway}"]).'
+        known_gateways = [gateway for gateway in self.gateways if gateway.start_position or gateway.outage]
+        reports = {
+            gateway.start_position.gateway if gateway.start_position else gateway.address.location: gateway.report(
+                self._queued_rows(gateway)
             )
-            raise _still_needed("TL-G51", place.gateway, what, do) from error
-        if waiting := max(0, offer.tip - place.offset):
-            do = "Put it back, let it take in nothing more and carry what it has; with none waiting it can go."
-            raise _still_needed("TL-G52", place.gateway, f"{waiting:,} messages wait at {place.at}", do)
-        if safe_offset < place.offset:
+            for gateway in known_gateways
+        }
+        if not self._plan.gateways:
+            report = next(iter(reports.values()), {})
+            return report if report.keys() - {"tip", "queued"} else None
+        unavailable_names = [
+            name for name, report in reports.items() if "away_since" in report
+        ]  # warned of when it went
+        errors = [
+            report["last_error"]
+            for name, report in reports.items()
+            if "last_error" in report and name not in unavailable_names
+        ]
+        totals = {key: sum(report[key] for report in reports.values()) for key in ("tip", "queued")}
+        last_error = {"last_error": errors[0]} if errors else {}
+        return {**totals, **last_error, "away": sorted(unavailable_names), "gateways": dict(sorted(reports.items()))}
+
+    def _removed_positions(
+        self, offset: SourceOffset, listed_positions: Iterable[JournalPosition | None]
+    ) -> list[JournalPosition]:
+        """Return the positions of gateways that are no longer in the list.
+
+        A gateway that was never connected is identified by its location. While one is not, any remaining position may
+        be its.
+        """
+        unknown_locations = {gateway.address.location for gateway in self.gateways if not gateway.start_position}
+        other_positions = [position for position in offset.positions if position not in listed_positions]
+        all_known = unknown_locations <= {position.location for position in other_positions}
+        return (
+            [position for position in other_positions if position.location not in unknown_locations]
+            if all_known
+            else []
+        )
+
+    def _may_remove(self, position: JournalPosition, durable: SourceOffset) -> bool:
+        """Return whether a gateway may leave the checkpoint: all its rows are in the commit log, durably."""
+        if position.gateway in self._plan.removed_gateways:
+            _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", position.gateway)
+            return True
+        gateway, durable_offset = self._gateway_at(position.location), durable.offset_in(position.journal)
+        try:
+            result = gateway.poll_rows(PollRequest(position, durable_offset), 0.0)
+        except TowlineError as error:
+            if not is_outage(error):
+                raise
+            reason = "does not let this query in" if is_refusal(error) else "does not answer"
+            problem = f"whether messages wait there is not known: {position.location} {reason} ({error.problem})"
+            remedy = (
+                f"Put it back until none wait; or give up what it may hold: removedGateways={position.gateway} "
+                f'(in a bridge file, removed_gateways = ["{position.gateway}"]).'
+            )
+            raise _removal_error("TL-G51", position.gateway, problem, remedy) from error
+        if waiting_rows := max(0, result.journal_end - position.offset):
+            remedy = "Put it back, let it take in nothing more and carry what it has; with none waiting it can go."
+            raise _removal_error(
+                "TL-G52", position.gateway, f"{waiting_rows:,} messages wait at {position.location}", remedy
+            )
+        if durable_offset < position.offset:
             return False  # in the commit log, and not yet surely so: the next call
-        self._former.pop(place.at).release()
+        self._removed_gateways.pop(position.location).release()
         return True
 
-    def _at(self, text: str) -> SourceGateway:
-        """The gateway at a place: one of the list, or a former one, which is asked the same way."""
-        listed = next((one for one in self.gateways if one.place.text == text), None)
+    def _gateway_at(self, location: str) -> SourceGateway:
+        """Return the gateway at a location, from the list or else of the removed ones."""
+        listed_gateway = next((gateway for gateway in self.gateways if gateway.address.location == location), None)
         lease = Lease(self._plan.consumer)  # ends when that gateway leaves, and it may be asked again
-        return listed or self._former.setdefault(text, SourceGateway(self._plan.at(text), self._plan, lease))
+        return listed_gateway or self._removed_gateways.setdefault(
+            location, SourceGateway(self._plan.address_of(location), self._plan, lease)
+        )
 
-    def slices(self, here: Position, there: Position) -> list[Slice]:
-        """The partitions of the batch between two positions: always the same, with the same rows.
+    def slices(self, start: SourceOffset, end: SourceOffset) -> list[Slice]:
+        """Return the partitions of the batch between two offsets: the same ones, with the same rows, at each call.
 
         Raises:
             Fenced: TL-G04, a gateway serves another journal.
-            GatewayUnreachable: TL-G53, a gateway that has rows of the batch is away.
+            GatewayUnreachable: TL-G53, a gateway with rows of the batch is unavailable.
         """
-        ranges, plan = ranges_between(here, there), self._plan
-        sizes = divided([end.offset - start for start, end in ranges], plan.min_partitions, plan.max_records)
-        if any(len(each) > 1 for each in sizes) and not self._order_logged:
-            self._order_logged = True
+        ranges, plan = ranges_between(start, end), self._plan
+        sizes = partition_sizes(
+            [end_position.offset - start_offset for start_offset, end_position in ranges],
+            plan.min_partitions,
+            plan.max_partition_rows,
+        )
+        if any(len(range_sizes) > 1 for range_sizes in sizes) and not self._order_warning_logged:
+            self._order_warning_logged = True
             _LOG.warning(
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
                 "device's messages holds only where one task reads them all, as after coalesce(1)"
             )
-        slices = [part for rows, each in zip(ranges, sizes, strict=True) for part in self._cut(*rows, each)]
-        idle = there.places[0]
-        return slices or [Slice(plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation)]
+        slices = [
+            journal_slice
+            for journal_range, range_sizes in zip(ranges, sizes, strict=True)
+            for journal_slice in self._gateway_slices(*journal_range, range_sizes)
+        ]
+        first_position = end.positions[0]
+        return slices or [
+            Slice(
+                plan.address,
+                first_position.journal,
+                first_position.offset,
+                first_position.offset,
+                first_position.incarnation,
+            )
+        ]
 
-    def _cut(self, start: int, end: JournalPlace, sizes: Sequence[int]) -> list[Slice]:
-        if end.at not in {one.place.text for one in self.gateways} and not all(one.entry for one in self.gateways):
-            self.meet()  # it may have moved
-        met = (one for one in self.gateways if one.entry and self._place_of(one.entry, Position((end,))))
-        gateway = next(met, None) or self._at(end.at)
+    def _gateway_slices(self, start: int, end: JournalPosition, sizes: Sequence[int]) -> list[Slice]:
+        if end.location not in {gateway.address.location for gateway in self.gateways} and not all(
+            gateway.start_position for gateway in self.gateways
+        ):
+            self.connect()  # it may have moved
+        connected_gateways = (
+            gateway
+            for gateway in self.gateways
+            if gateway.start_position and self._position_of(gateway.start_position, SourceOffset((end,)))
+        )
+        gateway = next(connected_gateways, None) or self._gateway_at(end.location)
         try:
-            return patiently(partial(gateway.slices, start, end, sizes), patience_s=PATIENCE_S)
+            return retry_while_unreachable(partial(gateway.slices, start, end, sizes), timeout_s=GATEWAY_TIMEOUT_S)
         except TowlineError as error:
-            if not is_absence(error):
+            if not is_outage(error):
                 raise
-            rows = f"its messages {start:,} to {end.offset - 1:,}"
-            what = f"it is away ({error.what}), and a batch that was begun needs {rows}"
-            way = error.do if is_refusal(error) else f"Start it at {gateway.place.text}."
-            do = f"Nothing is lost, and the batch is then served as it was planned. {way}"
-            raise GatewayUnreachable("TL-G53", f'gateway "{end.gateway}"', what, do) from error
+            rows_text = f"its messages {start:,} to {end.offset - 1:,}"
+            problem = f"it is away ({error.problem}), and a batch that was begun needs {rows_text}"
+            restart_hint = error.remedy if is_refusal(error) else f"Start it at {gateway.address.location}."
+            remedy = f"Nothing is lost, and the batch is then served as it was planned. {restart_hint}"
+            raise GatewayUnreachable("TL-G53", f'gateway "{end.gateway}"', problem, remedy) from error
 
 
-def _still_needed(code: str, gateway: str, what: str, do: str) -> ConfigError:
-    return ConfigError(code, GATEWAYS_OPTION, f'gateway "{gateway}" is no longer in the list, and {what}', do)
+def _removal_error(code: str, gateway: str, problem: str, remedy: str) -> ConfigError:
+    return ConfigError(code, GATEWAYS_OPTION, f'gateway "{gateway}" is no longer in the list, and {problem}', remedy)
 
 
-def _useful(question: Question, offer: Offer) -> bool:
-    """Whether a batch can have rows of an offer: a gateway gives one row also where a query that is at its end asks."""
-    return bool(offer.rows) and question.max_rows != 0
+def _has_usable_rows(request: PollRequest, result: PollResult) -> bool:
+    """Return whether a batch may take rows of a result: a gateway returns one row even for a limit of 0."""
+    return bool(result.rows) and request.max_rows != 0
 
 
-def _least(*limits: int | None) -> int | None:
-    """The least of limits, of which None is none."""
+def _lowest_limit(*limits: int | None) -> int | None:
+    """Return the lowest limit; None stands for no limit."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def share(
-    offers: Mapping[_T, Offer],
-    left_out: Mapping[_T, int],
+def share_limits(
+    poll_results: Mapping[_T, PollResult],
+    skipped_batches: Mapping[_T, int],
     limits: Sequence[int | None],
-    ask: Callable[[_T, int | None, int | None], Offer | None],
-) -> dict[_T, Offer]:
-    """Share both limits of a batch among gateways, max-min: as equal as can be, and nobody more than waits.
+    poll_within: Callable[[_T, int | None, int | None], PollResult | None],
+) -> dict[_T, PollResult]:
+    """Share the row and byte limits of a batch among gateways by max-min fairness.
 
-    One after the other gets all that waits there, or an even part of what is left, who has least first: its messages
-    never wait behind another's backlog. Before all others comes who was left out longest, and what comes first is taken
-    whatever its size: one huge message passes, and nobody starves, however small the limits are.
+    Each gateway gets all its waiting rows or an even part of the remaining limits, smallest demand first. So its
+    messages never wait behind another gateway's backlog. The gateway left out of most batches comes first, and the
+    first result is taken whatever its size: a huge message passes, and no gateway starves, however small the limits
+    are.
 
     Args:
-        offers: What waits, as far as the whole batch could take it.
-        left_out: In how many batches in a row each had no part.
+        poll_results: Waiting rows of each gateway, as far as the whole batch could take them.
+        skipped_batches: Number of consecutive batches without rows of each gateway.
         limits: Most rows and most bytes.
-        ask: Asks one for an offer within limits, of one row at least; None where it is away.
+        poll_within: Polls a gateway within limits, one row at least; None if it is unavailable.
     """
-    left = [math.inf if limit is None else limit for limit in limits]
-    parts = {one: max(offer.rows / left[0], offer.size / left[1]) for one, offer in offers.items()}
-    taken: dict[_T, Offer] = {}
-    order = sorted(offers, key=lambda one: (-left_out.get(one, 0), parts[one]))
-    for number, one in zip(range(len(order), 0, -1), order, strict=True):
-        even, offer = [most / number for most in left], offers[one]
-        too_large = len(order) > 1 and (offer.rows > even[0] or offer.size > even[1])
-        cut = ask(one, *(None if most == math.inf else max(1, int(most)) for most in even)) if too_large else offer
-        if cut and (not taken or (cut.rows <= left[0] and cut.size <= left[1])):
-            taken[one], left = cut, [left[0] - cut.rows, left[1] - cut.size]
-    return taken
+    remaining_limits = [math.inf if limit is None else limit for limit in limits]
+    fractions = {
+        gateway: max(result.rows / remaining_limits[0], result.size / remaining_limits[1])
+        for gateway, result in poll_results.items()
+    }
+    shares: dict[_T, PollResult] = {}
+    order = sorted(poll_results, key=lambda gateway: (-skipped_batches.get(gateway, 0), fractions[gateway]))
+    for remaining_gateways, gateway in zip(range(len(order), 0, -1), order, strict=True):
+        even_share, result = [limit / remaining_gateways for limit in remaining_limits], poll_results[gateway]
+        too_large = len(order) > 1 and (result.rows > even_share[0] or result.size > even_share[1])
+        granted_result = (
+            poll_within(gateway, *(None if limit == math.inf else max(1, int(limit)) for limit in even_share))
+            if too_large
+            else result
+        )
+        if granted_result and (
+            not shares or (granted_result.rows <= remaining_limits[0] and granted_result.size <= remaining_limits[1])
+        ):
+            shares[gateway], remaining_limits = (
+                granted_result,
+                [remaining_limits[0] - granted_result.rows, remaining_limits[1] - granted_result.size],
+            )
+    return shares

@@ -1,8 +1,8 @@
-"""What Spark calls: a reader for streams and one for batches, both thin clients of one gateway or several.
+"""Readers of ``format("mqtt")`` for streams and batch reads: thin clients of one or several gateways.
 
-One object of a reader class lives in each of several processes (reference of the Python Data Source API: the runner on
-the driver, the planner, the workers) and they share nothing. So nothing connects in ``__init__``, partitions carry
-all that a worker needs, and only the runner, which alone gets ``getDefaultReadLimit``, holds leases.
+Spark creates an object of a reader class in each of several processes (Python Data Source API: the runner on the
+driver, the planner, the workers), and they share no memory. So ``__init__`` opens no connection, and partitions hold
+all that a worker needs. Only the runner holds leases: it alone calls ``getDefaultReadLimit``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, GatewayError, one_line
+from towline.errors import ConfigError, GatewayError, without_traceback
 from towline.mosquitto_conf import DEFAULTS
-from towline.spark.cadence import Cadence
-from towline.spark.link import GatewayPlace, ReadPlan
-from towline.spark.offsets import JournalPlace, Position, check_distinct
-from towline.spark.tasks import settle
-from towline.threads import later
+from towline.spark.link import GatewayAddress, ReadPlan
+from towline.spark.offsets import JournalPosition, SourceOffset, check_distinct
+from towline.spark.tasks import freeze_gc
+from towline.spark.trigger import TriggerTiming
+from towline.threads import call_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slice(InputPartition):
-    """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told.
+    """Rows ``start`` to ``end`` - 1 of one journal, as one input partition.
 
     Attributes:
-        place: Where the gateway is, and what lets the worker in there (`slices_of`).
-        incarnation: Which opening of the journal wrote the row below `end`; "" for unknown.
-        watermark_ms: The query's watermark, in ms since 1970; None for rows without an event time.
+        address: Address of the gateway, with the worker's ticket (`slices_of`).
+        incarnation: Opening of the journal that wrote the row below `end`; "" for unknown.
+        watermark_ms: Watermark of the query, in ms since 1970; None for rows without an event time.
     """
 
-    place: GatewayPlace
+    address: GatewayAddress
     journal: str
     start: int
     end: int
@@ -58,381 +58,417 @@ class Slice(InputPartition):
     watermark_ms: int | None = None
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Read them, the same ones each time [I4]; raises as `GatewayPlace.rows`."""
-        return self.place.rows(self.journal, self.start, self.end, self.incarnation)
+        """Read the rows, the same ones at each call [I4]; raises as `GatewayAddress.rows`."""
+        return self.address.rows(self.journal, self.start, self.end, self.incarnation)
 
 
 def slices_of(
-    client: GatewayClient, place: GatewayPlace, start: int, end: JournalPlace, sizes: Sequence[int]
+    client: GatewayClient, address: GatewayAddress, start: int, end: JournalPosition, sizes: Sequence[int]
 ) -> list[Slice]:
-    """The rows from `start` to `end` of a gateway's journal in parts of these sizes, as tasks get them. On the driver.
+    """Split the rows from `start` to `end` of a gateway's journal into slices of these sizes. On the driver.
 
-    Those of a gateway on a network have a ticket each. Only of the end it is known which opening of the journal wrote
-    the row below.
+    Slices of a gateway on a network have a ticket each. Only the last slice knows the incarnation of its end.
 
     Raises:
-        GatewayError: TL-G46, the file with the authorities of the gateway's certificate can't be read.
+        GatewayError: TL-G46, the file with the gateway's CA certificates can't be read.
     """
     bounds = pairwise(accumulate(sizes, initial=start))
     ranges = [(low, high, end.incarnation if high == end.offset else "") for low, high in bounds]
-    at, tickets = place, [""] * len(ranges)
-    if place.remote:
-        at, tickets = place.admitted(""), client.sign(end.journal, ranges, valid_s=place.ticket_s)
-    return [Slice(replace(at, ticket=one), end.journal, *part) for one, part in zip(tickets, ranges, strict=True)]
+    task_address, tickets = address, [""] * len(ranges)
+    if address.remote:
+        task_address, tickets = (
+            address.with_ticket(""),
+            client.request_read_tickets(end.journal, ranges, valid_s=address.ticket_s),
+        )
+    return [
+        Slice(replace(task_address, ticket=ticket), end.journal, *journal_range)
+        for ticket, journal_range in zip(tickets, ranges, strict=True)
+    ]
 
 
-def ranges_between(start: Position, end: Position) -> list[tuple[int, JournalPlace]]:
-    """What a batch has of each gateway, in the order of their names: its first offset, and the place where it ends.
+def ranges_between(start: SourceOffset, end: SourceOffset) -> list[tuple[int, JournalPosition]]:
+    """Return the first offset and the end position of each gateway with rows in a batch, sorted by name.
 
-    A gateway that comes in with this batch has no rows in it: where it begins is only known from its end. One that
-    leaves with it has none either.
+    A gateway that joins with this batch has no rows in it: only its end position is known. A removed gateway has none
+    either.
     """
-    known = ((start.place(place.gateway), place) for place in end.places)
-    return [(here.offset, there) for here, there in known if here and here.offset < there.offset]
+    position_pairs = ((start.position_of(position.gateway), position) for position in end.positions)
+    return [
+        (start_position.offset, end_position)
+        for start_position, end_position in position_pairs
+        if start_position and start_position.offset < end_position.offset
+    ]
 
 
-def divided(rows: Sequence[int], min_partitions: int | None, max_records: int | None) -> list[list[int]]:
-    """How many rows each part of each range has, in order: all parts of a range about the same, at least 1 if it can.
+def partition_sizes(rows: Sequence[int], min_partitions: int | None, max_partition_rows: int | None) -> list[list[int]]:
+    """Return the row counts of each range's partitions: about equal within a range, at least 1 if there are rows.
 
     Args:
-        rows: Of each range.
-        min_partitions: Wanted number of all parts together, a hint: one for each range, and the others in proportion to
-            their rows, rounded. None for one each.
-        max_records: Most rows of a part; None for no limit.
+        rows: Row count of each range.
+        min_partitions: Requested number of all partitions together, a hint: one for each range, and the others in
+            proportion to their rows, rounded. None for one each.
+        max_partition_rows: Most rows of a partition; None for no limit.
     """
-    total, others = max(1, sum(rows)), max(0, (min_partitions or 0) - len(rows))
+    total_rows, extra_partitions = max(1, sum(rows)), max(0, (min_partitions or 0) - len(rows))
 
-    def cut(count: int) -> list[int]:
-        wanted = 1 + (2 * count * others + total) // (2 * total)  # a half is rounded up
-        parts = max(1, min(count, max(wanted, -(-count // max_records) if max_records else 1)))
-        least, more = divmod(count, parts)
-        return [least] * (parts - more) + [least + 1] * more
+    def split(count: int) -> list[int]:
+        requested_partitions = 1 + (2 * count * extra_partitions + total_rows) // (
+            2 * total_rows
+        )  # a half is rounded up
+        partition_count = max(
+            1, min(count, max(requested_partitions, -(-count // max_partition_rows) if max_partition_rows else 1))
+        )
+        min_size, larger_partitions = divmod(count, partition_count)
+        return [min_size] * (partition_count - larger_partitions) + [min_size + 1] * larger_partitions
 
-    return [cut(count) for count in rows]
+    return [split(count) for count in rows]
 
 
-_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+_SOURCE_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
-def is_runner() -> bool:
-    """Whether this process is Spark's source runner on the driver."""
+def is_source_runner() -> bool:
+    """Return whether this process is Spark's source runner on the driver."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return getattr(spec, "name", "") == _RUNNER
+    return getattr(spec, "name", "") == _SOURCE_RUNNER
 
 
-def end_in_order() -> None:
-    """Let SIGTERM end Spark's source runner through ``finally: reader.stop()``.
+def exit_cleanly_on_sigterm() -> None:
+    """Handle SIGTERM in Spark's source runner, so that ``finally: reader.stop()`` runs.
 
-    Spark sends SIGTERM twice, two milliseconds apart, and Python would die at the first: the handler ignores the
-    second one, so that the lease is given back. Only in the runner: elsewhere the signal is not ours.
+    Spark sends SIGTERM twice, two milliseconds apart, and Python would die at the first. The handler ignores the second
+    one, so that the lease is released. In other processes the signal is left alone.
     """
-    if not is_runner():
+    if not is_source_runner():
         return
 
-    def leave(number: int, _: object) -> None:
+    def exit_process(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise SystemExit(0)
 
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, exit_process)
 
 
 #: Shortest time between two syncs of the machine, in seconds, and their largest share of the time.
-_EVERY_S = 1.0
-_SHARE = 0.1
+_MIN_SYNC_INTERVAL_S = 1.0
+_MAX_SYNC_SHARE = 0.1
 
 
-class Cut:
-    """Tells how much of a stream's past is safe to forget; lives in the runner.
+class DurableOffsetTracker:
+    """Tracker of the source offset up to which the commit log is durable; lives in the runner.
 
-    ``start`` of ``latestOffset`` says which batch is in the commit log, not that the entry is on the disk. Where the
-    checkpoint is known (option ``checkpointLocation``) its entry is synced first, 1 to 2 ms a batch. Elsewhere the
-    whole machine is synced in the background, sync(2), at most once a second, and the cut follows it: Spark does not
-    tell a source where its checkpoint is.
+    ``start`` of ``latestOffset`` says which batch is in the commit log, not that the entry is on the disk. If the
+    checkpoint is known (option ``checkpointLocation``), its entry is synced first, 1 to 2 ms a batch. Otherwise the
+    whole machine is synced in the background, sync(2), at most once a second: Spark does not pass a source the location
+    of its checkpoint.
     """
 
     def __init__(self, location: str) -> None:
         self._checkpoint = Checkpoint(location)
-        self._safe = Position(())
+        self._durable_offset = SourceOffset(())
         #: A sync of the machine that runs, and what is safe when it ends; the next one begins no sooner.
-        self._sync: tuple[Position, Future[float]] | None = None
-        self._rests_until = 0.0
+        self._running_sync: tuple[SourceOffset, Future[float]] | None = None
+        self._next_sync_at = 0.0
 
-    def upto(self, here: Position, *, wait: bool = False) -> Position:
-        """Up to where rows may be removed at each gateway, ``here`` or one before it.
+    def sync_committed(self, offset: SourceOffset, *, must_sync: bool = False) -> SourceOffset:
+        """Return the offset up to which each gateway may remove rows: ``offset`` or an earlier one.
 
-        With `wait` it syncs before it answers, whatever it takes: there will be no other call.
+        With `must_sync` it syncs first, however long that takes: it is the last call.
 
         Raises:
-            JournalError: TL-J20, the checkpoint can't be made durable.
+            JournalError: TL-J20, the checkpoint can't be synced.
         """
-        if self._safe != here:
-            if self._synced(here, done=True, machine=wait):
-                self._safe = here
+        if self._durable_offset != offset:
+            if self._sync_entry(offset, committed=True, allow_machine_sync=must_sync):
+                self._durable_offset = offset
             else:
-                self._follow(here)
-        return self._safe
+                self._sync_in_background(offset)
+        return self._durable_offset
 
-    def remember(self, there: Position) -> None:
-        """Make durable that the batch up to ``there`` has been begun, so that it is never taken for a new one.
+    def sync_planned(self, offset: SourceOffset) -> None:
+        """Sync the offset log entry of the batch up to ``offset``, so that a crash can't make it a new batch.
 
         Raises:
-            JournalError: TL-J20, the checkpoint can't be made durable.
+            JournalError: TL-J20, the checkpoint can't be synced.
         """
-        self._synced(there, done=False, machine=True)
+        self._sync_entry(offset, committed=False, allow_machine_sync=True)
 
-    def _synced(self, place: Position, *, done: bool, machine: bool) -> bool:
-        """Sync the checkpoint if it says so of a place, else the machine if that may be; whether it is durable now."""
-        if known := self._checkpoint.ends_at(place.to_json(), done=done):
+    def _sync_entry(self, offset: SourceOffset, *, committed: bool, allow_machine_sync: bool) -> bool:
+        """Sync the checkpoint if its log has the offset, else the machine if allowed; return whether it is durable."""
+        if is_logged := self._checkpoint.ends_at(offset.to_json(), committed=committed):
             self._checkpoint.sync()
-        elif machine:
+        elif allow_machine_sync:
             os.sync()
-        return known or machine
+        return is_logged or allow_machine_sync
 
-    def _follow(self, here: Position) -> None:
-        """Take the newest place that was asked for before a sync of the machine that has ended, and begin the next."""
+    def _sync_in_background(self, offset: SourceOffset) -> None:
+        """Take the offset of a machine sync that has ended, and start the next sync."""
         now = time.monotonic()
-        if self._sync is not None and self._sync[1].done():
-            self._safe, took_s = self._sync[0], self._sync[1].result()
-            self._sync, self._rests_until = None, now + max(_EVERY_S, took_s / _SHARE) - took_s
-        if self._sync is None and self._safe != here and now >= self._rests_until:
-            self._sync = here, later(_sync_machine, "sync")
+        if self._running_sync is not None and self._running_sync[1].done():
+            self._durable_offset, took_s = self._running_sync[0], self._running_sync[1].result()
+            self._running_sync, self._next_sync_at = (
+                None,
+                now + max(_MIN_SYNC_INTERVAL_S, took_s / _MAX_SYNC_SHARE) - took_s,
+            )
+        if self._running_sync is None and self._durable_offset != offset and now >= self._next_sync_at:
+            self._running_sync = offset, call_in_thread(_sync_machine, "sync")
 
 
 def _sync_machine() -> float:
-    """Sync every file system; sync(2) waits for the disks, but tells no error. How long it took, in seconds."""
-    began = time.monotonic()
+    """Sync every file system and return the seconds it took; sync(2) waits for the disks, but reports no error."""
+    start = time.monotonic()
     os.sync()
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 _LOG = logging.getLogger("towline.spark")
 #: Messages that a Mosquitto keeps for a client that is away, unless its file says something else.
-_QUEUE: Final = DEFAULTS["max_queued_messages"]
+_MOSQUITTO_QUEUE: Final = DEFAULTS["max_queued_messages"]
 
 
 class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streams inboxes: offsets are journal offsets, reads are repeatable [I4].
+    """Reader of a stream: offsets are journal offsets, reads are repeatable [I4].
 
-    ``start`` of `latestOffset` is the end of the last batch whose commit-log entry is written; it alone moves the
-    committed watermarks, and only as far as the entry survives a power failure (`Cut`) [I5]. ``commit``, which comes
-    late and never for the last batch, is not needed; ``stop`` may come with a batch uncommitted and moves nothing.
+    ``start`` of `latestOffset` is the end of the last batch in the commit log. Only this moves the committed
+    watermarks, and only as far as the entry survives a power failure (`DurableOffsetTracker`) [I5]. ``commit`` comes
+    late and never for the last batch, so it is not used. ``stop`` may come before a batch is committed, and moves no
+    watermark.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
         #: Made in the runner, by the first call that only it gets: what it holds does not travel.
         self._planner: BatchPlanner | None = None
-        self._cut = Cut(plan.checkpoint)
-        self._cadence = Cadence(plan.max_delay_s)
-        self._warned = False
-        self._told_short = False
+        self._durable_offsets = DurableOffsetTracker(plan.checkpoint)
+        self._trigger_timing = TriggerTiming(plan.max_delay_s)
+        self._error_logged = False
+        self._queue_warning_logged = False
 
     # -- in the runner -----------------------------------------------------------------------------------------
 
-    @one_line
+    @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of the query at what is durable now."""
-        self._opened.fix_end()
+        """Set the end of the query to the present end of the journals."""
+        self._runner_planner.fix_end_offsets()
 
-    @one_line
+    @without_traceback
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Most rows of a batch; the first call that only the runner gets.
+        """Return the most rows of a batch; the first call that only the runner gets.
 
         Raises:
-            ConfigError: TL-C24 for a schema or an option that a stream can't have.
+            ConfigError: TL-C24, a schema or option that a stream can't have.
         """
-        _ = self._opened  # which looks at the plan
+        _ = self._runner_planner  # which looks at the plan
         return ReadMaxRows(self._plan.max_rows)
 
-    @one_line
+    @without_traceback
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint begins: option ``startingOffset``, at each gateway that answers.
+        """Return the start of a query without a checkpoint: option ``startingOffset``, at each gateway that answers.
 
         Raises:
-            ConfigError: TL-G50 for two gateways that are one.
-            Fenced: TL-G03 when another living query reads as this consumer.
-            GatewayUnreachable: None answers.
+            ConfigError: TL-G50, a gateway is listed twice.
+            Fenced: TL-G03, another living query reads as this consumer.
+            GatewayUnreachable: No gateway answers.
         """
-        return self._opened.beginning().to_json()
+        return self._runner_planner.initial_offset().to_json()
 
-    @one_line
+    @without_traceback
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Commit what of ``start`` is durable, then wait for new rows for a while, and until they are worth a batch.
+        """Commit the durable part of ``start``, then wait for new rows until they are worth a batch, or a while.
 
         Returns:
-            The end of the next batch within the limit, or ``start`` itself when nothing is new: Spark compares
-            offsets as text.
+            The end of the next batch within the limit, or ``start`` itself without new rows: Spark compares offsets as
+            text.
 
         Raises:
-            ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
+            ConfigError: TL-G50 to TL-G52, the list of gateways is invalid.
             Fenced: TL-G03, as `initialOffset`.
-            JournalError: TL-J20, the checkpoint can't be made durable.
+            JournalError: TL-J20, the checkpoint can't be synced.
         """
-        here, planner = Position.parse(start), self._opened
-        self._cadence.asks(time.monotonic())
-        safe = self._cut.upto(here, wait=planner.ended(here))
-        patience_s = self._cadence.patience_s(self._plan.poll_s, time.monotonic(), settled=safe == here)
-        there = planner.next(here, safe, limit, patience_s if planner.ends is None else 0.0)
-        while rest := self._rest(planner, here, there):
-            time.sleep(rest)
-            there = planner.next(here, safe, limit, 0.0)
+        start_offset, planner = SourceOffset.parse(start), self._runner_planner
+        self._trigger_timing.end_batch(time.monotonic())
+        durable_offset = self._durable_offsets.sync_committed(start_offset, must_sync=planner.is_finished(start_offset))
+        timeout_s = self._trigger_timing.poll_timeout_s(
+            self._plan.poll_s, time.monotonic(), all_durable=durable_offset == start_offset
+        )
+        end_offset = planner.plan_batch(
+            start_offset, durable_offset, limit, timeout_s if planner.end_offsets is None else 0.0
+        )
+        while delay_s := self._trigger_delay_s(planner, start_offset, end_offset):
+            time.sleep(delay_s)
+            end_offset = planner.plan_batch(start_offset, durable_offset, limit, 0.0)
         now = time.monotonic()
-        if there.places != here.places:
-            self._cadence.begins(now)
-            return there.to_json()
-        return here.ticked().to_json() if planner.ends is None and self._cadence.ticks(now) else start
+        if end_offset.positions != start_offset.positions:
+            self._trigger_timing.start_batch(now)
+            return end_offset.to_json()
+        return (
+            start_offset.next_tick().to_json()
+            if planner.end_offsets is None and self._trigger_timing.start_idle_batch(now)
+            else start
+        )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Queue depth and counters; they appear as ``sources[].latestOffset`` in the query's progress.
+        """Return queue depth and counters, shown as ``sources[].latestOffset`` in the query's progress.
 
-        ``tip`` is the end of the journal, ``queued`` what lies beyond the planned batch, and ``last_error`` what keeps
-        messages from coming, which is also warned of once; the rest is the gateway's own account. Of several gateways
-        these are the sums, and ``gateways`` has the same for each, with ``away_since`` for one that does not answer.
+        ``tip`` is the end of the journal, ``queued`` the rows beyond the planned batch, and ``last_error`` the error
+        that stops messages, also logged once. The other keys are the gateway's status. With several gateways these are
+        the sums, and ``gateways`` has the same for each, with ``away_since`` for an unavailable one.
         """
         report = self._planner.report() if self._planner else None
         if report is None:
             return None
-        if trouble := report.get("last_error"):
-            from towline.spark.options import in_options  # noqa: PLC0415 - workers need no pydantic
+        if error_text := report.get("last_error"):
+            from towline.spark.options import with_option_names  # noqa: PLC0415 - workers need no pydantic
 
-            report["last_error"] = trouble = in_options(str(trouble))
-            if not self._warned and "away_since" not in report:  # that was told when it went
-                _LOG.warning(trouble)
-        self._warned = bool(trouble)
-        if self._plan.place.settings and not self._told_short and (short := _short_queue(report)):
-            self._told_short = True
-            _LOG.warning(short)
+            report["last_error"] = error_text = with_option_names(str(error_text))
+            if not self._error_logged and "away_since" not in report:  # that was told when it went
+                _LOG.warning(error_text)
+        self._error_logged = bool(error_text)
+        if self._plan.address.settings and not self._queue_warning_logged and (queue_warning := _queue_warning(report)):
+            self._queue_warning_logged = True
+            _LOG.warning(queue_warning)
         return report
 
-    @one_line
+    @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The slices of a batch; an empty one for a batch without rows, so that a worker is used.
+        """Return the slices of a batch; an empty slice for a batch without rows, so that a worker is used.
 
-        The first call after a crash is for the interrupted batch, before any `latestOffset`. It is served again, or
-        empty where nothing is served twice; then it must not be forgotten that a batch was begun, not by a power
-        failure either.
+        The first call after a crash is for the interrupted batch, before any `latestOffset`. Its rows are replayed, or
+        dropped with at_most_once. In that case its offset log entry is synced first, so that not even a power failure
+        can repeat it.
         """
-        plan, here, there = self._plan, Position.parse(start), Position.parse(end)
-        if here == there:
+        plan, start_offset, end_offset = self._plan, SourceOffset.parse(start), SourceOffset.parse(end)
+        if start_offset == end_offset:
             return []
-        planner = self._opened
-        if not plan.serves_again:
-            if planner.planned is None:
+        planner = self._runner_planner
+        if not plan.replays_batches:
+            if planner.planned_range is None:
                 return []
-            self._cut.remember(there)
-        slices = planner.slices(here, there)
+            self._durable_offsets.sync_planned(end_offset)
+        slices = planner.slices(start_offset, end_offset)
         if plan.event_time:
-            watermark_ms = self._watermark(there)
-            slices = [replace(part, watermark_ms=watermark_ms) for part in slices]
+            watermark_ms = self._watermark(end_offset)
+            slices = [replace(journal_slice, watermark_ms=watermark_ms) for journal_slice in slices]
         return slices
 
     def stop(self) -> None:
-        """Give the leases back; a batch may be uncommitted, so no watermark moves."""
+        """Release the leases; a batch may be uncommitted, so no watermark moves."""
         if self._planner:
             self._planner.release()
         self._planner = None
-        if is_runner() and isinstance(sys.exception(), EOFError | SystemExit):
+        if is_source_runner() and isinstance(sys.exception(), EOFError | SystemExit):
             os._exit(0)  # the JVM has closed the socket: reporting there would only print a traceback
 
     # -- in the workers ----------------------------------------------------------------------------------------
 
-    @one_line
+    @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice, the same ones each time [I4].
+        """Yield the rows of a slice, the same ones at each call [I4].
 
         Raises:
-            GatewayError: TL-G62, a second attempt of the task asks for rows that are served once. The first may have
-                passed them on, and nobody could count them: so the batch fails, and comes again empty.
+            GatewayError: TL-G62, a second attempt of the task asks for rows that are read once. The first attempt may
+                have passed them on, uncounted: so the batch fails, and is repeated empty.
         """
-        part = self._begun(partition)
-        return part.rows() if part.watermark_ms is None else _timed(part.rows(), part.watermark_ms)
+        journal_slice = self._readable_slice(partition)
+        return (
+            journal_slice.rows()
+            if journal_slice.watermark_ms is None
+            else _with_event_time(journal_slice.rows(), journal_slice.watermark_ms)
+        )
 
-    def _begun(self, partition: InputPartition) -> Slice:
-        """The slice of a task, which may be read; else TL-G62."""
-        settle()
+    def _readable_slice(self, partition: InputPartition) -> Slice:
+        """Return the slice of a task, unless a repeated attempt may not read it (TL-G62)."""
+        freeze_gc()
         assert isinstance(partition, Slice)
-        if not self._plan.serves_again and partition.start < partition.end and (attempt := _attempt()):
-            what = f"attempt {attempt + 1} of a task asks for rows that this guarantee hands out once"
-            do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves attempts."
-            raise GatewayError("TL-G62", 'format("mqtt")', what, do)
+        if not self._plan.replays_batches and partition.start < partition.end and (attempt := _task_attempt()):
+            problem = f"attempt {attempt + 1} of a task asks for rows that this guarantee hands out once"
+            remedy = (
+                "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves attempts."
+            )
+            raise GatewayError("TL-G62", 'format("mqtt")', problem, remedy)
         return partition
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> BatchPlanner:
-        """The planner, which only the runner needs."""
+    def _runner_planner(self) -> BatchPlanner:
+        """Batch planner, created in the runner only."""
         if self._planner is None:
             from towline.spark.gateways import BatchPlanner  # noqa: PLC0415 - see above
 
-            if self._plan.refused:
-                raise self._plan.refused
-            if self._plan.ending is not None:
-                do = "Use spark.read for a range, or trigger(availableNow=True) for all that is there."
-                raise ConfigError("TL-C24", 'format("mqtt") option "endingOffset"', "a stream has no end", do)
-            end_in_order()
+            if self._plan.options_error:
+                raise self._plan.options_error
+            if self._plan.end_offset is not None:
+                remedy = "Use spark.read for a range, or trigger(availableNow=True) for all that is there."
+                raise ConfigError("TL-C24", 'format("mqtt") option "endingOffset"', "a stream has no end", remedy)
+            exit_cleanly_on_sigterm()
             self._planner = BatchPlanner(self._plan)
         return self._planner
 
-    def _watermark(self, there: Position) -> int:
-        """The watermark of a batch in ms since 1970; Spark logs it before it asks for slices, for a replay too."""
-        found = Checkpoint(self._plan.checkpoint).watermark_ms(there.to_json())
-        if found is None:
-            what = f'the watermark of this batch can\'t be read in the checkpoint "{self._plan.checkpoint}"'
-            do = "Give checkpointLocation, the same as the writer's, on a file system of this machine."
-            raise ConfigError("TL-C24", 'format("mqtt") option "eventTime"', what, do)
-        return found
+    def _watermark(self, end_offset: SourceOffset) -> int:
+        """Return the watermark of a batch in ms since 1970; Spark logs it before it plans the batch, or replays it."""
+        watermark_ms = Checkpoint(self._plan.checkpoint).watermark_ms(end_offset.to_json())
+        if watermark_ms is None:
+            problem = f'the watermark of this batch can\'t be read in the checkpoint "{self._plan.checkpoint}"'
+            remedy = "Give checkpointLocation, the same as the writer's, on a file system of this machine."
+            raise ConfigError("TL-C24", 'format("mqtt") option "eventTime"', problem, remedy)
+        return watermark_ms
 
-    def _rest(self, planner: BatchPlanner, here: Position, there: Position) -> float:
-        """Seconds until what waits is to be looked at again; 0 for a batch now, or for none."""
-        rows = sum(end.offset - start for start, end in ranges_between(here, there))
-        if not rows or planner.ends is not None or planner.cut_short:
+    def _trigger_delay_s(self, planner: BatchPlanner, start_offset: SourceOffset, end_offset: SourceOffset) -> float:
+        """Return the seconds until the waiting rows are polled again; 0 to start a batch now, or without rows."""
+        rows = sum(end.offset - start for start, end in ranges_between(start_offset, end_offset))
+        if not rows or planner.end_offsets is not None or planner.has_backlog:
             return 0.0
-        return self._cadence.wait_s(rows, time.monotonic())
+        return self._trigger_timing.delay_s(rows, time.monotonic())
 
 
 class MqttBatchReader(DataSourceReader):
-    """Reads a range of each inbox once; moves no watermark and needs no lease. Every gateway has to be there."""
+    """Reader of one range of each inbox; moves no watermark and needs no lease. Every gateway must be available."""
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
 
-    @one_line
+    @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Slices from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest).
+        """Return the slices from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest).
 
         Raises:
-            ConfigError: TL-C24 for what a batch read can't have, TL-C23 for an end before the start.
+            ConfigError: TL-C24, an option that a batch read can't have; TL-C23, an end before the start.
         """
         plan = self._plan
-        if plan.refused:
-            raise plan.refused
+        if plan.options_error:
+            raise plan.options_error
         if plan.event_time:
-            where, what = 'format("mqtt") option "eventTime"', "a batch read has no watermark"
-            raise ConfigError("TL-C24", where, what, "Use received_at.")
-        ranges = sorted(((*self._range(place), place) for place in plan.places), key=lambda one: one[1].gateway)
+            location, problem = 'format("mqtt") option "eventTime"', "a batch read has no watermark"
+            raise ConfigError("TL-C24", location, problem, "Use received_at.")
+        ranges = sorted(
+            ((*self._offset_range(address), address) for address in plan.addresses),
+            key=lambda journal_range: journal_range[1].gateway,
+        )
         check_distinct(end for _, end, _ in ranges)
-        sizes = divided([end.offset - start for start, end, _ in ranges], plan.min_partitions, plan.max_records)
+        sizes = partition_sizes(
+            [end.offset - start for start, end, _ in ranges], plan.min_partitions, plan.max_partition_rows
+        )
         slices: list[Slice] = []
-        for (start, end, place), each in zip(ranges, sizes, strict=True):
-            with place.connect() as client:
-                slices += slices_of(client, place, start, end, each)
+        for (start, end, address), range_sizes in zip(ranges, sizes, strict=True):
+            with address.connect() as client:
+                slices += slices_of(client, address, start, end, range_sizes)
         return slices
 
-    def _range(self, place: GatewayPlace) -> tuple[int, JournalPlace]:
-        """What is read of a gateway: its first offset, and the place where it ends."""
-        with place.connect() as client:
+    def _offset_range(self, address: GatewayAddress) -> tuple[int, JournalPosition]:
+        """Return the first offset and the end position of the range at a gateway."""
+        with address.connect() as client:
             status = client.status()
-            here = self._plan.entry(client, status, place.text, "earliest")
-            ending = self._plan.ending
-            ending = ending.get(here.gateway) if isinstance(ending, Mapping) else ending
-            end = status["end"] if ending is None else ending
-            there = here.moved(end, client.extent(end).incarnation)
-        if here.offset > end:
-            what = f"it is {end}, before the start at {here.offset}"
-            do = f"The journal holds the offsets {status['first']} to {status['end'] - 1}."
-            raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', what, do)
-        return here.offset, there
+            start_position = self._plan.start_position(client, status, address.location, "earliest")
+            end_option = self._plan.end_offset
+            end_option = end_option.get(start_position.gateway) if isinstance(end_option, Mapping) else end_option
+            end = status["end"] if end_option is None else end_option
+            end_position = start_position.with_offset(end, client.extent(end).incarnation)
+        if start_position.offset > end:
+            problem = f"it is {end}, before the start at {start_position.offset}"
+            remedy = f"The journal holds the offsets {status['first']} to {status['end'] - 1}."
+            raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', problem, remedy)
+        return start_position.offset, end_position
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""
@@ -440,34 +476,36 @@ class MqttBatchReader(DataSourceReader):
         return partition.rows()
 
 
-def _short_queue(report: Mapping[str, Any]) -> str:
-    """TL-G64: a broker as installed would not have kept what came while no gateway was there; "" where it would."""
-    came, away = report.get("arrived", 0), report.get("absent_s", 0.0)
-    rate = came / max(1.0, report.get("up_s", 0.0))
-    if min(came, rate * away) < _QUEUE:  # had it dropped any, so many would have come at once
+def _queue_warning(report: Mapping[str, Any]) -> str:
+    """Return warning TL-G64 if a broker with default limits had dropped messages while no gateway ran, else ""."""
+    arrived, absent_s = report.get("arrived", 0), report.get("absent_s", 0.0)
+    rate = arrived / max(1.0, report.get("up_s", 0.0))
+    if min(arrived, rate * absent_s) < _MOSQUITTO_QUEUE:  # had it dropped any, so many would have come at once
         return ""
     return (
-        f"no gateway was there for {away:,.0f} s, and {rate:,.0f} messages come each second: a Mosquitto as installed "
-        f"keeps {_QUEUE:,} for a client that is away, and drops the rest without a word. What this broker keeps is not "
+        f"no gateway was there for {absent_s:,.0f} s, and {rate:,.0f} messages come each second: a Mosquitto as "
+        "installed "
+        f"keeps {_MOSQUITTO_QUEUE:,} for a client that is away, and drops the rest without a word. What this broker "
+        "keeps is not "
         "known here. Raise its limit (max_queued_messages), or set gatewayLife=detached: then the gateway receives "
         "while no driver runs.   [TL-G64]"
     )
 
 
-def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:
-    """Rows with their event time: a row is late at or before the watermark (`WatermarkSupport`), and none is."""
+def _with_event_time(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:
+    """Add the event time to rows, always after the watermark: Spark drops rows at or before it (`WatermarkSupport`)."""
     import pyarrow as pa  # noqa: PLC0415 - workers only
     import pyarrow.compute as pc  # noqa: PLC0415
 
     from towline.schema import EVENT_TIME, TIMED_SCHEMA  # noqa: PLC0415
 
-    kind, earliest = TIMED_SCHEMA.field(EVENT_TIME).type, (watermark_ms + 1) * 1000
+    time_type, min_time_us = TIMED_SCHEMA.field(EVENT_TIME).type, (watermark_ms + 1) * 1000
     for batch in rows:
-        times = pc.max_element_wise(batch.column("received_at").cast(pa.int64()), earliest)
-        yield pa.RecordBatch.from_arrays([*batch.columns, times.cast(kind)], schema=TIMED_SCHEMA)
+        times = pc.max_element_wise(batch.column("received_at").cast(pa.int64()), min_time_us)
+        yield pa.RecordBatch.from_arrays([*batch.columns, times.cast(time_type)], schema=TIMED_SCHEMA)
 
 
-def _attempt() -> int:
-    """Which attempt of a task this is, 0 for the first and outside of a task."""
+def _task_attempt() -> int:
+    """Return the attempt number of this task, 0 for the first and outside of a task."""
     context = TaskContext.get()
     return context.attemptNumber() if context else 0

@@ -1,4 +1,4 @@
-"""Spark and its sessions: which PySpark, on which master, with which settings, and both formats registered.
+"""Spark sessions: supported PySpark, masters, settings, and registration of both formats.
 
 PySpark itself is not imported.
 """
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 #: The first brought admission control for Python sources, the last is what `make test` runs on (docs/versions.md).
-PYSPARK: Final = ((4, 2), (4, 3))
+SUPPORTED_PYSPARK: Final = ((4, 2), (4, 3))
 
 
 def pyspark_version() -> str | None:
-    """As it says itself, also in ``$SPARK_HOME/python`` or its ``pyspark.zip``; None where there is none."""
+    """Return the version of PySpark, also in ``$SPARK_HOME/python`` or its ``pyspark.zip``; None if missing."""
     spec = find_spec("pyspark")
     data = getattr(spec and spec.loader, "get_data", None)
     if spec is None or spec.origin is None or data is None:
@@ -34,30 +34,33 @@ def pyspark_version() -> str | None:
     return version[1] if version else None
 
 
-def check_pyspark(where: str = "pyspark") -> tuple[str, bool]:
-    """See that there is a PySpark that has what Towline is built on.
+def check_pyspark(location: str = "pyspark") -> tuple[str, bool]:
+    """Check that PySpark is installed and has the features that Towline uses.
 
     Args:
-        where: It is needed; begins the error.
+        location: What needs PySpark, for the error.
 
     Returns:
-        Its version, and whether Towline is tried with it.
+        Its version, and whether Towline is tested with it.
 
     Raises:
-        SetupError: TL-S20, with the line to type.
+        SetupError: TL-S20, with the command to install it.
     """
-    installed = pyspark_version()
-    numbers = tuple(map(int, re.findall(r"\d+", installed or "")[:2]))
-    if numbers >= PYSPARK[0]:
-        return str(installed), numbers in PYSPARK
-    what = "PySpark is not installed, which runs the lines of a bridge; a gateway, Publisher and pub do without"
-    if installed is not None:
-        what = f"PySpark is {installed}; Towline works with {' and '.join('.'.join(map(str, one)) for one in PYSPARK)}"
-    raise SetupError("TL-S20", where, what, 'Type: pip install "towline[spark]"')
+    version = pyspark_version()
+    numbers = tuple(map(int, re.findall(r"\d+", version or "")[:2]))
+    if numbers >= SUPPORTED_PYSPARK[0]:
+        return str(version), numbers in SUPPORTED_PYSPARK
+    problem = "PySpark is not installed, which runs the lines of a bridge; a gateway, Publisher and pub do without"
+    if version is not None:
+        problem = (
+            f"PySpark is {version}; Towline works with "
+            f"{' and '.join('.'.join(map(str, tested_version)) for tested_version in SUPPORTED_PYSPARK)}"
+        )
+    raise SetupError("TL-S20", location, problem, 'Type: pip install "towline[spark]"')
 
 
 def spark_conf(**more: str) -> dict[str, str]:
-    """Settings for ``SparkSession.builder.config(map=...)``; call it before the session is made.
+    """Return the settings for ``SparkSession.builder.config(map=...)``; call it before the session is created.
 
     It also sets ``PYSPARK_PYTHON`` in this process's environment to the running interpreter, unless it is set: PySpark
     started from Python reads the variable, not ``spark.pyspark.python``, and would take any ``python3`` on the PATH.
@@ -91,11 +94,11 @@ def spark_conf(**more: str) -> dict[str, str]:
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("mqtt")`` and ``format("kafka_transactional")`` where Spark has not found them by itself.
+    """Register ``format("mqtt")`` and ``format("kafka_transactional")``, unless Spark has discovered them.
 
     Args:
-        spark: The session, classic or Connect. A Connect server runs the formats in its own Python, which has to have
-            Towline.
+        spark: The session, classic or Connect. A Connect server runs the formats in its own Python, which must have
+            Towline installed.
 
     Raises:
         SetupError: TL-S20, PySpark is too old; TL-S24, a Connect server's Python lacks Towline.
@@ -104,84 +107,84 @@ def register(spark: SparkSession) -> None:
     from towline.spark.kafka_sink import KafkaTransactional  # noqa: PLC0415 - loads PySpark
     from towline.spark.source import MqttDataSource  # noqa: PLC0415 - as above
 
-    _run_our_python(spark)
+    _use_this_interpreter(spark)
     for source in (MqttDataSource, KafkaTransactional):
-        if _ships_python(spark) or not _knows(spark, source.name()):
+        if _has_py_files(spark) or not _has_format(spark, source.name()):
             spark.dataSource.register(source)
     if not hasattr(spark, "_jsparkSession"):
-        _ask_server(spark)
+        _check_connect_server(spark)
 
 
-def _ask_server(spark: SparkSession) -> None:
-    """Let a Connect server make the source once: what it takes over is a name, which its own Python has to find."""
+def _check_connect_server(spark: SparkSession) -> None:
+    """Check that a Connect server's Python can import the source: registration sends only its name."""
     try:
         _ = spark.read.format("mqtt").load().schema
     except Exception as error:  # noqa: BLE001 - Towline's own word for a source without options, or Spark's for the rest
         if "ModuleNotFoundError" not in str(error):
             return
-        what = "the Python of the Spark Connect server has no Towline"
-        do = "Install towline[spark] there, or start the server with PYSPARK_PYTHON set to a Python that has it."
-        raise SetupError("TL-S24", "towline.register", what, do) from None
+        problem = "the Python of the Spark Connect server has no Towline"
+        remedy = "Install towline[spark] there, or start the server with PYSPARK_PYTHON set to a Python that has it."
+        raise SetupError("TL-S24", "towline.register", problem, remedy) from None
 
 
-def _knows(spark: SparkSession, name: str) -> bool:
-    """Whether the session has a format: what is registered beside one that Spark found is warned of at every load."""
+def _has_format(spark: SparkSession, name: str) -> bool:
+    """Return whether the session has a format; a second registration logs a warning at every load."""
     try:
         return bool(spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(name))  # noqa: SLF001
     except Exception:  # noqa: BLE001 - a Connect session has none, and discovery is no promise of Spark's
         return False
 
 
-def _ships_python(spark: SparkSession) -> bool:
-    """Whether the application brings Python files along (``--py-files``).
+def _has_py_files(spark: SparkSession) -> bool:
+    """Return whether the application has Python files to ship (``--py-files``).
 
-    Tasks of a format that Spark has found by itself do not get them (`UserDefinedPythonDataSource`, whose function for
-    such a one has no includes); those of a format that is registered do.
+    Tasks of a discovered format do not get them (`UserDefinedPythonDataSource` has no includes for it); those of a
+    registered format do.
     """
     return bool(getattr(getattr(spark, "_sc", None), "_python_includes", None))
 
 
-def _run_our_python(spark: SparkSession) -> None:
-    """Let a local session run the formats with this interpreter, where Towline is installed, not with any python3."""
+def _use_this_interpreter(spark: SparkSession) -> None:
+    """Make a local session run the formats with this interpreter, where Towline is installed."""
     context = getattr(spark, "_sc", None)  # a Connect session has none
     if context is not None and "PYSPARK_PYTHON" not in os.environ and context.master.startswith("local"):
         context.pythonExec = sys.executable
 
 
 #: ``local``, ``local[4]``, ``local[*,3]``: driver and executor are one process (`SparkMasterRegex`).
-_ONE_PROCESS: Final = re.compile(r"local(\[[^\[\]]*\])?")
+_LOCAL_MASTER: Final = re.compile(r"local(\[[^\[\]]*\])?")
 #: Executors that are children of the driver, on its machine: Spark's own imitation of a cluster.
-_CHILDREN: Final = re.compile(r"local-cluster\[.*\]")
-_STANDALONE: Final = re.compile(r"spark://(.+)")
+_LOCAL_CLUSTER_MASTER: Final = re.compile(r"local-cluster\[.*\]")
+_STANDALONE_MASTER: Final = re.compile(r"spark://(.+)")
 
 
 def is_cluster(master: str) -> bool:
-    """Whether tasks run in other processes than the driver's, as a rule on other machines with other files."""
-    return _ONE_PROCESS.fullmatch(master) is None
+    """Return whether tasks run in other processes than the driver's, usually on other machines with other files."""
+    return _LOCAL_MASTER.fullmatch(master) is None
 
 
 def shares_files(master: str) -> bool:
-    """Whether executors see this machine's files and sockets, as those of ``local-cluster`` do."""
-    return not is_cluster(master) or _CHILDREN.fullmatch(master) is not None
+    """Return whether executors see this machine's files and sockets, as with ``local-cluster``."""
+    return not is_cluster(master) or _LOCAL_CLUSTER_MASTER.fullmatch(master) is not None
 
 
-def stays_here(master: str) -> bool:
-    """Whether driver and executors reach each other on loopback, so that nobody else has to reach them."""
-    standalone = addresses(master)
-    return all(_is_loopback(host) for host, _ in standalone) if standalone else shares_files(master)
+def uses_loopback_only(master: str) -> bool:
+    """Return whether driver and executors connect on loopback only, so that no other machine must reach them."""
+    master_addresses = standalone_addresses(master)
+    return all(_is_loopback(host) for host, _ in master_addresses) if master_addresses else shares_files(master)
 
 
-def addresses(master: str) -> list[tuple[str, int]]:
-    """Host and port of each standalone master; none for another kind, or where Spark would not understand them."""
-    found = _STANDALONE.fullmatch(master)
-    parts = [one.rpartition(":") for one in found[1].split(",")] if found else []
+def standalone_addresses(master: str) -> list[tuple[str, int]]:
+    """Return host and port of each standalone master; empty for another kind, or if Spark could not parse one."""
+    match = _STANDALONE_MASTER.fullmatch(master)
+    parts = [master_address.rpartition(":") for master_address in match[1].split(",")] if match else []
     if not all(host and port.isdecimal() for host, _, port in parts):
         return []
     return [(host.strip("[]"), int(port)) for host, _, port in parts]
 
 
-def brings_a_secret(master: str) -> bool:
-    """Whether Spark makes the secret of ``spark.authenticate`` by itself (`SecurityManager.initializeAuth`)."""
+def generates_secret(master: str) -> bool:
+    """Return whether Spark generates the secret of ``spark.authenticate`` (`SecurityManager.initializeAuth`)."""
     return not is_cluster(master) or master == "yarn"
 
 

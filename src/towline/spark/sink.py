@@ -1,8 +1,8 @@
-"""``format("mqtt")`` as a sink: a batch enters the outbox of a gateway exactly once, the gateway delivers it.
+"""``format("mqtt")`` as a sink: a batch enters a gateway's outbox exactly once, and the gateway publishes it.
 
-A task's batch has a name, query and partition, and a number; what of it is in the outbox already stays out [I10]. So a
-batch that Spark runs again after a crash, or a task that it starts twice, sends nothing twice. A full outbox holds the
-task back [I7].
+A task's batch is identified by query, partition and batch id; rows already in the outbox are not added again [I10]. So
+a batch that Spark repeats after a crash, or a task that it starts twice, sends no message twice. A full outbox blocks
+the task [I7].
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from annotated_types import Ge
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull
-from towline.gateway.identity import KnownOffset, check_offset
+from towline.gateway.identity import JournalOffset, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-from towline.sinks import check_append, check_columns, column_types, lower_case
-from towline.spark.link import GatewayPlace, patiently
-from towline.spark.tasks import SinkWriter, TaskAnswer
+from towline.sinks import check_append, check_columns, column_types, with_lower_case_names
+from towline.spark.link import GatewayAddress, retry_while_unreachable
+from towline.spark.tasks import SinkWriter, TaskResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from towline.gateway.identity import StoredBatch
     from towline.sinks import Task
 
-_WHERE: Final = 'format("mqtt")'
+_FORMAT: Final = 'format("mqtt")'
 #: Bytes brought to the gateway at a time, and kept for a repeat, about.
 _CHUNK_BYTES: Final = 16 << 20
 #: Longest single wait for the broker, in seconds; repeated until the option's time is over.
-_GLANCE_S: Final = 30.0
+_BROKER_POLL_S: Final = 30.0
 
 _T = TypeVar("_T")
 _WriterT = TypeVar("_WriterT", bound="MqttStreamWriter")
@@ -49,14 +49,14 @@ _WriterT = TypeVar("_WriterT", bound="MqttStreamWriter")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often, and how soon, a full outbox or a gateway that does not answer is tried again.
+    """Retry strategy for a full outbox or an unreachable gateway.
 
     Attributes:
         strategy: ``never``, ``constant``, ``exponential`` or ``capped`` (exponential up to a cap).
         interval_s: First pause, in seconds.
-        multiplier: Of each pause over the one before.
+        multiplier: Factor of each pause over the one before.
         cap_s: Longest pause, in seconds.
-        attempts: Repeats; 0 for one try only, below 0 for ever.
+        attempts: Number of retries; 0 for one try only, below 0 for no limit.
     """
 
     strategy: Literal["never", "constant", "exponential", "capped"] = "capped"
@@ -66,250 +66,297 @@ class Retry:
     attempts: Annotated[int, Ge(-1)] = 120
 
     def pauses(self) -> Iterator[float]:
-        """The pause before each repeat, in seconds."""
-        pause, left = self.interval_s, 0 if self.strategy == "never" else self.attempts
-        while left:
-            left -= 1
+        """Yield the pause before each retry, in seconds."""
+        pause, remaining_attempts = self.interval_s, 0 if self.strategy == "never" else self.attempts
+        while remaining_attempts:
+            remaining_attempts -= 1
             yield pause
             if self.strategy != "constant":
                 pause = min(pause * self.multiplier, self.cap_s if self.strategy == "capped" else 86_400.0)
 
 
 @dataclass
-class MqttWritten(TaskAnswer):
-    """What a task has in the outbox.
+class MqttTaskResult(TaskResult):
+    """Result of a task that wrote to the outbox.
 
     Attributes:
-        rows: Rows that are in the outbox now.
-        already: They were there before.
-        outbox: How far the outbox had come then; None from a gateway that does not say.
+        rows: Number of its rows in the outbox.
+        already_stored: Whether they were in the outbox before.
+        outbox_offset: End of the outbox; None from a gateway that does not report it.
     """
 
     rows: int
-    already: bool
-    outbox: KnownOffset | None = None
+    already_stored: bool
+    outbox_offset: JournalOffset | None = None
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Rows in pieces of about `_CHUNK_BYTES`, and whether a piece is the last; without any row one empty piece."""
-    waiting: list[pa.RecordBatch] = []
+    """Yield rows in chunks of about `_CHUNK_BYTES`, and whether a chunk is the last; one empty chunk without rows."""
+    pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        for rows in _slices(batch):
-            if waiting and size + rows.nbytes > _CHUNK_BYTES:
-                yield pa.concat_batches(waiting), False
-                waiting, size = [], 0
-            waiting.append(rows)
+        for rows in _halve(batch):
+            if pending and size + rows.nbytes > _CHUNK_BYTES:
+                yield pa.concat_batches(pending), False
+                pending, size = [], 0
+            pending.append(rows)
             size += rows.nbytes
-    yield pa.concat_batches(waiting) if waiting else NO_MESSAGES, True
+    yield pa.concat_batches(pending) if pending else NO_MESSAGES, True
 
 
-def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halve a batch until each piece is at most `_CHUNK_BYTES` or one row; nothing is copied."""
+def _halve(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each piece is at most `_CHUNK_BYTES` or one row; no row is copied."""
     if batch.num_rows < 2 or batch.nbytes <= _CHUNK_BYTES:
         yield batch
         return
     half = batch.num_rows // 2
-    yield from _slices(batch.slice(0, half))
-    yield from _slices(batch.slice(half))
+    yield from _halve(batch.slice(0, half))
+    yield from _halve(batch.slice(half))
 
 
 @dataclass(frozen=True)
-class MqttStreamWriter(SinkWriter[MqttWritten]):
-    """Writes the micro-batches of a stream; picklable, and free of secrets [I12].
+class MqttStreamWriter(SinkWriter[MqttTaskResult]):
+    """Writer of a stream's micro-batches; picklable, and free of secrets [I12].
 
-    The commit of a batch remembers how far the outbox has come. What is in the outbox when a batch is given up is sent,
-    and does not enter again when Spark runs the batch again.
+    The commit of a batch stores the end of the outbox in the checkpoint. Rows in the outbox are sent even if their
+    batch is aborted, and are not added again when Spark repeats the batch.
 
     Attributes:
-        places: Where the gateways of the clients are; a part of a batch goes to the one of its number, modulo theirs.
-        columns: Which columns there are.
-        retry: Patience with a full outbox.
-        confirm_s: Longest wait until the broker has a batch; None where the outbox is enough.
-        checkpoint: Where the query's checkpoint is; "" for unknown.
-        origins: Hash of what the offset log says about a batch, of the newest.
-        scope: What stands before the query's id in the name of the batches.
-        remembered: How far the outbox of each client had come, as the checkpoint has it.
+        addresses: Addresses of the clients' gateways; a partition goes to its number modulo their count.
+        columns: Columns of the rows.
+        retry: Retry strategy for a full outbox.
+        confirm_timeout_s: Longest wait until the broker has acknowledged a batch; None for no wait.
+        checkpoint: Location of the query's checkpoint; "" for unknown.
+        offset_hashes: Hash of the offset log entry of the newest batch, by batch id.
+        name_prefix: Prefix of the query's id in the name of the batches.
+        checkpointed_offsets: End of each client's outbox, as stored in the checkpoint.
     """
 
-    places: tuple[GatewayPlace, ...]
+    addresses: tuple[GatewayAddress, ...]
     columns: SinkColumns
     retry: Retry
-    confirm_s: float | None
+    confirm_timeout_s: float | None
     checkpoint: str = ""
-    origins: Mapping[int, str] = field(default_factory=dict)
-    scope: str = ""
-    remembered: Sequence[KnownOffset | None] = ()
+    offset_hashes: Mapping[int, str] = field(default_factory=dict)
+    name_prefix: str = ""
+    checkpointed_offsets: Sequence[JournalOffset | None] = ()
 
-    _refusal = GatewayError, "TL-G25", _WHERE
+    _task_error = GatewayError, "TL-G25", _FORMAT
 
-    def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:
-        stored = self.bring(f"{self.scope}{task.query or ''}", task.partition, task.batch or 0, batches)
-        return MqttWritten(task.partition, task.batch, stored.rows, stored.already, stored.outbox)
+    def _write_rows(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttTaskResult:
+        stored_batch = self.store_batch(
+            f"{self.name_prefix}{task.query or ''}", task.partition, task.batch or 0, batches
+        )
+        return MqttTaskResult(task.partition, task.batch, stored_batch.rows, stored_batch.already, stored_batch.outbox)
 
-    def bring(self, owner: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
-        """Bring all rows of a part of a query's or job's batch, and wait for the broker if that was asked for.
+    def store_batch(
+        self, writer_prefix: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]
+    ) -> StoredBatch:
+        """Store all rows of a partition of a batch in the outbox, and wait for the broker if configured.
 
         Raises:
-            GatewayError: TL-G22 a checkpoint that is too old, TL-G23 no room for too long, TL-G24 not confirmed.
-            TowlineError: What the gateway says.
+            GatewayError: TL-G22 a checkpoint that is too old, TL-G23 a full outbox for too long, TL-G24 no
+                acknowledgement.
+            TowlineError: The error of the gateway.
         """
-        place, origin = self.places[partition % len(self.places)], self.origins.get(batch, "")
-        writer, attempt = f"{owner}/{partition}", uuid.uuid4().hex
-        stored = self._patiently(place, lambda client: client.place(writer, batch, origin, attempt))
-        if stored.newest > batch:
-            what = f"this query has brought batch {stored.newest} to the outbox, now it comes with batch {batch}"
-            do = "bring back the newest one, or start the query with a new checkpoint directory."
-            raise GatewayError("TL-G22", _WHERE, what, f"Its checkpoint was restored from an older copy: {do}")
-        if not stored.whole:
-            start, names = 0, {"origin": origin, "attempt": attempt}
-            for rows, last in _chunks(map(self.columns.rows, batches)):
-                send = methodcaller("send", writer, batch, rows, start=start, whole=last, **names)
-                stored = self._patiently(place, send)
-                start += rows.num_rows
-        if self.confirm_s is not None:
-            self._confirmed(place, stored.end, self.confirm_s)
-        return stored
+        address, offset_hash = self.addresses[partition % len(self.addresses)], self.offset_hashes.get(batch, "")
+        writer, attempt = f"{writer_prefix}/{partition}", uuid.uuid4().hex
+        stored_batch = self._call_with_retry(
+            address, lambda client: client.stored_batch(writer, batch, offset_hash, attempt)
+        )
+        if stored_batch.newest > batch:
+            problem = (
+                f"this query has brought batch {stored_batch.newest} to the outbox, now it comes with batch {batch}"
+            )
+            remedy = "bring back the newest one, or start the query with a new checkpoint directory."
+            raise GatewayError("TL-G22", _FORMAT, problem, f"Its checkpoint was restored from an older copy: {remedy}")
+        if not stored_batch.whole:
+            first_row, names = 0, {"origin": offset_hash, "attempt": attempt}
+            for rows, is_last in _chunks(map(self.columns.rows, batches)):
+                send = methodcaller("send", writer, batch, rows, start=first_row, is_last=is_last, **names)
+                stored_batch = self._call_with_retry(address, send)
+                first_row += rows.num_rows
+        if self.confirm_timeout_s is not None:
+            self._await_confirmation(address, stored_batch.end, self.confirm_timeout_s)
+        return stored_batch
 
-    def _patiently(self, place: GatewayPlace, call: Callable[[GatewayClient], _T]) -> _T:
-        """Repeat a call as the retry strategy says, while the outbox is full or no gateway answers."""
+    def _call_with_retry(self, address: GatewayAddress, call: Callable[[GatewayClient], _T]) -> _T:
+        """Repeat a call by the retry strategy, while the outbox is full or the gateway is unreachable."""
         pauses = self.retry.pauses()
         while True:
             try:
-                with place.connect() as client:
+                with address.connect() as client:
                     return call(client)
             except (JournalFull, GatewayUnreachable) as error:
                 if (pause := next(pauses, None)) is None:
-                    what = f"the outbox took nothing for the whole retry strategy: {error.what}"
-                    do = "deliver or make room, then start the query again; retryAttempts = -1 waits for ever."
-                    raise GatewayError("TL-G23", _WHERE, what, f"Nothing is lost: {do}") from error
+                    problem = f"the outbox took nothing for the whole retry strategy: {error.problem}"
+                    remedy = "deliver or make room, then start the query again; retryAttempts = -1 waits for ever."
+                    raise GatewayError("TL-G23", _FORMAT, problem, f"Nothing is lost: {remedy}") from error
                 time.sleep(pause)
 
-    def _confirmed(self, place: GatewayPlace, upto: int, confirm_s: float) -> None:
-        left = confirm_s
-        deadline = time.monotonic() + confirm_s
-        while not self._patiently(place, methodcaller("sent", upto, timeout_s=max(0.0, min(left, _GLANCE_S)))):
-            if left <= 0:
-                what = f"the broker has not confirmed a batch within {confirm_s:g} s"
-                do = "Its messages are in the outbox and go on; start the query again, the batch does not enter twice."
-                raise GatewayError("TL-G24", _WHERE, what, do)
-            left = deadline - time.monotonic()
+    def _await_confirmation(self, address: GatewayAddress, end_offset: int, timeout_s: float) -> None:
+        remaining_s = timeout_s
+        deadline = time.monotonic() + timeout_s
+        while not self._call_with_retry(
+            address, methodcaller("wait_delivered", end_offset, timeout_s=max(0.0, min(remaining_s, _BROKER_POLL_S)))
+        ):
+            if remaining_s <= 0:
+                problem = f"the broker has not confirmed a batch within {timeout_s:g} s"
+                remedy = (
+                    "Its messages are in the outbox and go on; start the query again, the batch does not enter twice."
+                )
+                raise GatewayError("TL-G24", _FORMAT, problem, remedy)
+            remaining_s = deadline - time.monotonic()
 
-    def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:  # noqa: ARG002 - the outbox knows it
-        clients = len(self.places)
-        for number in range(clients):
-            own = [one for one in written if one.partition % clients == number]
-            newest = max((one.outbox for one in own if one.outbox), key=lambda place: place.offset, default=None)
-            before = self.remembered[number] if self.remembered else None
-            if newest is not None and newest != before:
-                newest.keep(self.checkpoint, number)
+    def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:  # noqa: ARG002 - the outbox knows it
+        clients = len(self.addresses)
+        for client in range(clients):
+            client_answers = [answer for answer in answers if answer.partition % clients == client]
+            newest_offset = max(
+                (answer.outbox_offset for answer in client_answers if answer.outbox_offset),
+                key=lambda offset: offset.offset,
+                default=None,
+            )
+            previous_offset = self.checkpointed_offsets[client] if self.checkpointed_offsets else None
+            if newest_offset is not None and newest_offset != previous_offset:
+                newest_offset.write_outbox_note(self.checkpoint, client)
 
 
 @dataclass(frozen=True)
 class MqttBatchWriter(MqttStreamWriter):
-    """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does.
+    """Writer of a batch query's result; a task that Spark repeats sends no message twice, a repeated query does.
 
-    When it is over, the outbox forgets the job: of one that is given up what is there of whole partitions is sent, the
-    rest never. Its scope is the name of this run, which no other has.
+    After the job the outbox forgets its names. Of an aborted job, complete partitions in the outbox are sent, others
+    never. The name prefix is unique to this run.
     """
 
     def _task(self) -> Task:
         return self._batch_task()
 
-    def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:
-        """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
-        del written, batch
-        for place in self.places:
-            with contextlib.suppress(GatewayError, JournalError), replace(place, ticket="").connect() as client:
-                client.end_job(self.scope)
+    def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:
+        """Remove the job's names from the outbox; an unavailable gateway removes them itself, days later."""
+        del answers, batch
+        for address in self.addresses:
+            with contextlib.suppress(GatewayError, JournalError), replace(address, ticket="").connect() as client:
+                client.end_job(self.name_prefix)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803 - Spark's
-        """Let the outbox forget the job."""
-        self._account((), None)
+        """Remove the job's names from the outbox."""
+        self._record_batch((), None)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamWriter:
-    """Bind a stream's options and columns, and find or start the gateway; on the driver, before each batch.
+    """Bind a stream's options and columns, and connect to or start the gateway; on the driver, before each batch.
 
-    The checkpoint is synced: a batch that is in the outbox must not be forgotten by Spark in a power failure. And the
-    outbox has to be the one that the checkpoint remembers, not an older copy [I14].
+    The checkpoint is synced: a power failure must not remove a batch from Spark's log that is in the outbox. The outbox
+    must be the one stored in the checkpoint, not an older copy [I14].
 
     Raises:
-        ConfigError: Options or columns that can't be.
-        GatewayError: TL-G35 to TL-G37, checkpoint and outbox do not belong together; TL-G48, tasks of a gateway on a
-            network need a ticket for this query, and nothing tells which it is.
-        JournalError: TL-J20, the checkpoint can't be made durable.
-        TowlineError: Whatever keeps the gateway from starting.
+        ConfigError: Invalid options or columns.
+        GatewayError: TL-G35 to TL-G37, checkpoint and outbox do not match; TL-G48, tasks of a gateway on a network need
+            a ticket for this query, and its id is unknown.
+        JournalError: TL-J20, the checkpoint can't be synced.
+        TowlineError: Why the gateway can't start.
     """
-    location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), "")
-    writer = _bound(MqttStreamWriter, options, schema, location)
-    checkpoint = Checkpoint(location)
+    checkpoint_location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), "")
+    writer = _create_writer(MqttStreamWriter, options, schema, checkpoint_location)
+    checkpoint = Checkpoint(checkpoint_location)
     checkpoint.sync()
-    batch = checkpoint.last_offsets_batch()
-    origins = {batch: checkpoint.offsets_hash(batch) or ""} if batch is not None else {}
-    remembered = [KnownOffset.read(location, number) for number in range(len(writer.places))]
-    scope, owner = _named(checkpoint, location) if any(place.remote for place in writer.places) else ("", "")
-    places = tuple(_admitted(place, owner, known) for place, known in zip(writer.places, remembered, strict=True))
-    return replace(writer, places=places, checkpoint=location, origins=origins, scope=scope, remembered=remembered)
+    batch = checkpoint.last_planned_batch()
+    offset_hashes = {batch: checkpoint.offsets_hash(batch) or ""} if batch is not None else {}
+    checkpointed_offsets = [
+        JournalOffset.read_outbox_note(checkpoint_location, client) for client in range(len(writer.addresses))
+    ]
+    name_prefix, ticket_subject = (
+        _writer_names(checkpoint, checkpoint_location)
+        if any(address.remote for address in writer.addresses)
+        else ("", "")
+    )
+    addresses = tuple(
+        _checked_address(address, ticket_subject, checkpointed_offset)
+        for address, checkpointed_offset in zip(writer.addresses, checkpointed_offsets, strict=True)
+    )
+    return replace(
+        writer,
+        addresses=addresses,
+        checkpoint=checkpoint_location,
+        offset_hashes=offset_hashes,
+        name_prefix=name_prefix,
+        checkpointed_offsets=checkpointed_offsets,
+    )
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
     """Bind a batch query's options and columns.
 
     Raises:
-        ConfigError: Options or columns that can't be; TL-C49 for ``mode("overwrite")``.
+        ConfigError: Invalid options or columns; TL-C49 for ``mode("overwrite")``.
     """
-    check_append(_WHERE, overwrite=overwrite)
-    writer, job = _bound(MqttBatchWriter, options, schema), f"job-{uuid.uuid4().hex}"
-    places = tuple(_admitted(place, job) if place.remote else place for place in writer.places)
-    return replace(writer, places=places, scope=job)
+    check_append(_FORMAT, overwrite=overwrite)
+    writer, job_name = _create_writer(MqttBatchWriter, options, schema), f"job-{uuid.uuid4().hex}"
+    addresses = tuple(
+        _checked_address(address, job_name) if address.remote else address for address in writer.addresses
+    )
+    return replace(writer, addresses=addresses, name_prefix=job_name)
 
 
-def _bound(kind: type[_WriterT], options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> _WriterT:
-    from towline.spark.options import parse_sink_options, places_of  # noqa: PLC0415 - workers need no pydantic
+def _create_writer(
+    writer_type: type[_WriterT], options: Mapping[str, str], schema: StructType, checkpoint: str = ""
+) -> _WriterT:
+    from towline.spark.options import client_addresses, parse_sink_options  # noqa: PLC0415 - workers need no pydantic
 
-    parsed = parse_sink_options(options, checkpoint)
-    types = column_types(schema.fields, _WHERE)
-    columns = SinkColumns.bind(types, parsed.levels, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain)
-    return kind(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
+    sink_options = parse_sink_options(options, checkpoint)
+    types = column_types(schema.fields, _FORMAT)
+    columns = SinkColumns.bind(
+        types, sink_options.qos_levels, topic=sink_options.topic, qos=sink_options.qos, retain=sink_options.retain
+    )
+    return writer_type(
+        client_addresses(sink_options),
+        columns,
+        sink_options.retry,
+        sink_options.confirm_timeout_s if sink_options.confirm_by_broker else None,
+    )
 
 
-def _admitted(place: GatewayPlace, writer: str, known: KnownOffset | None = None) -> GatewayPlace:
-    """See that an outbox is the one that is known, and get a ticket for the tasks where they need one.
+def _checked_address(
+    address: GatewayAddress, ticket_subject: str, checkpointed_offset: JournalOffset | None = None
+) -> GatewayAddress:
+    """Check that an outbox matches the checkpointed offset, and return the address with a ticket for the tasks.
 
-    A gateway that is just being started again is waited for: Spark makes a writer for each commit too.
+    An unreachable gateway is awaited, as it may be restarting: Spark creates a writer for each commit too.
     """
 
-    def attempt() -> GatewayPlace:
-        with place.connect() as client:
-            if known is not None:
-                here = client.extent(known.offset, outbox=True)
-                check_offset(place.text, known, here, rows="outbox")
-            if not place.remote:
-                return place
-            return place.admitted(client.sign_writer(writer, valid_s=place.ticket_s))
+    def check_once() -> GatewayAddress:
+        with address.connect() as client:
+            if checkpointed_offset is not None:
+                outbox_extent = client.extent(checkpointed_offset.offset, outbox=True)
+                check_offset(address.location, checkpointed_offset, outbox_extent, journal_kind="outbox")
+            if not address.remote:
+                return address
+            return address.with_ticket(client.request_write_ticket(ticket_subject, valid_s=address.ticket_s))
 
-    return patiently(attempt)
+    return retry_while_unreachable(check_once)
 
 
-def _named(checkpoint: Checkpoint, location: str) -> tuple[str, str]:
-    """What the names of a query's writers begin with, and whom a ticket for them is for.
+def _writer_names(checkpoint: Checkpoint, checkpoint_location: str) -> tuple[str, str]:
+    """Return the name prefix of a query's writers, and the subject of the ticket for them.
 
-    Tasks know the query's id from Spark, the driver only from the checkpoint: Spark makes a writer in a process of
-    Python that has no way to the JVM, and so none to Hadoop's file systems. Where the checkpoint is on one of those,
-    its place stands before the id, and a ticket is for the queries with this checkpoint: this one, and those before it.
+    Tasks get the query's id from Spark, the driver only from the checkpoint: Spark creates a writer in a Python process
+    without access to the JVM, so without Hadoop's file systems. For a checkpoint on one of those, a hash of its
+    location stands before the id, and a ticket is valid for all queries with this checkpoint.
     """
-    if place := checkpoint.place:
-        return f"checkpoint-{place}/", f"checkpoint-{place}"
-    if not (query := checkpoint.query):
-        what = f'a ticket for this query needs its id, and the checkpoint "{location}" can\'t be read on the driver'
-        do = "Give checkpointLocation with the name of its file system (hdfs://..., s3a://...)"
-        raise GatewayError("TL-G48", _WHERE, what, f"{do}, or run the gateway beside Spark.")
-    return "", query
+    if checkpoint_hash := checkpoint.location_id:
+        return f"checkpoint-{checkpoint_hash}/", f"checkpoint-{checkpoint_hash}"
+    if not (query_id := checkpoint.query_id):
+        unreadable = f'the checkpoint "{checkpoint_location}" can\'t be read on the driver'
+        problem = f"a ticket for this query needs its id, and {unreadable}"
+        remedy = "Give checkpointLocation with the name of its file system (hdfs://..., s3a://...)"
+        raise GatewayError("TL-G48", _FORMAT, problem, f"{remedy}, or run the gateway beside Spark.")
+    return "", query_id
 
 
 #: Column → its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
-ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
+ACCEPTED_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "payload": ("binary", "string"),
     "topic": ("string",),
     "qos": ("tinyint", "smallint", "int", "bigint"),
@@ -322,67 +369,72 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "message_expiry_seconds": ("bigint", "int", "smallint", "tinyint"),
 }
 #: Columns of the source that say nothing about a message to be sent; they may stay.
-_IGNORED: Final = frozenset({"duplicate", "subscription_ids", "received_at", "gateway", "offset"})
+_IGNORED_COLUMNS: Final = frozenset({"duplicate", "subscription_ids", "received_at", "gateway", "offset"})
 
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Which columns there are, and what stands in for those that are not.
+    """Columns of a sink's rows, with defaults for the missing ones.
 
     Attributes:
-        present: Columns that are sent.
-        levels: QoS that the guarantee allows.
-        instead: ``topic``, ``qos`` and ``retain`` of rows without one; None for none.
+        columns: Columns that are sent.
+        qos_levels: QoS levels that the guarantee allows.
+        defaults: Default ``topic``, ``qos`` and ``retain``; None for no default.
     """
 
-    present: frozenset[str]
-    levels: tuple[int, ...]
-    instead: Mapping[str, Any]
+    columns: frozenset[str]
+    qos_levels: tuple[int, ...]
+    defaults: Mapping[str, Any]
 
     @classmethod
-    def bind(cls, schema: Mapping[str, str], levels: tuple[int, ...], **instead: Any) -> SinkColumns:
-        """Check a schema, as `column_types` has it, against the contract of the sink.
+    def bind(cls, schema: Mapping[str, str], qos_levels: tuple[int, ...], **defaults: Any) -> SinkColumns:
+        """Check a schema, as returned by `column_types`, against the columns that the sink accepts.
 
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
         """
-        sent = {name: kind for name, kind in schema.items() if name not in _IGNORED}
-        check_columns(_WHERE, "MQTT", sent, ACCEPTED, instead["topic"])
-        return cls(frozenset(schema) & ACCEPTED.keys(), levels, instead)
+        column_types = {name: kind for name, kind in schema.items() if name not in _IGNORED_COLUMNS}
+        check_columns(_FORMAT, "MQTT", column_types, ACCEPTED_TYPES, defaults["topic"])
+        return cls(frozenset(schema) & ACCEPTED_TYPES.keys(), qos_levels, defaults)
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Turn rows into rows of `MESSAGE_SCHEMA`.
+        """Convert rows to `MESSAGE_SCHEMA`.
 
         Raises:
             ConfigError: TL-C12, a row's QoS contradicts the guarantee.
         """
-        named = lower_case(batch)
+        lower_case_batch = with_lower_case_names(batch)
         rows = pa.RecordBatch.from_arrays(
-            [self._column(named, field) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA
+            [self._column(lower_case_batch, field) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA
         )
-        if "qos" in self.present:
-            self._check_levels(rows.column("qos"))
+        if "qos" in self.columns:
+            self._check_qos(rows.column("qos"))
         return rows
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field) -> Any:
-        instead = self.instead.get(field.name)
-        if field.name not in self.present:
-            return pa.repeat(pa.scalar(instead, field.type), batch.num_rows)
+        default = self.defaults.get(field.name)
+        if field.name not in self.columns:
+            return pa.repeat(pa.scalar(default, field.type), batch.num_rows)
         column = batch.column(field.name)
         if field.name == "qos":
-            column = _within_a_byte(column)
+            column = _clamp_qos(column)
         column = column.cast(field.type)
-        return column if instead is None else column.fill_null(pa.scalar(instead, field.type))
+        return column if default is None else column.fill_null(pa.scalar(default, field.type))
 
-    def _check_levels(self, column: Any) -> None:
-        strange = [level for level in column.unique().to_pylist() if level not in self.levels]
-        if strange:
-            what = f"a row has QoS {strange[0]}, the guarantee publishes with {' or '.join(map(str, self.levels))}"
-            do = "Change the row, or the option guarantee. Nothing of this batch was sent beyond what is in the outbox."
-            raise ConfigError("TL-C12", f'{_WHERE} column "qos"', what, do)
+    def _check_qos(self, column: Any) -> None:
+        invalid_levels = [level for level in column.unique().to_pylist() if level not in self.qos_levels]
+        if invalid_levels:
+            problem = (
+                f"a row has QoS {invalid_levels[0]}, the guarantee publishes with "
+                f"{' or '.join(map(str, self.qos_levels))}"
+            )
+            remedy = (
+                "Change the row, or the option guarantee. Nothing of this batch was sent beyond what is in the outbox."
+            )
+            raise ConfigError("TL-C12", f'{_FORMAT} column "qos"', problem, remedy)
 
 
-def _within_a_byte(column: Any) -> Any:
-    """Numbers that are no QoS, as one number that is none either and fits."""
-    fine = pc.or_(pc.is_null(column), pc.is_in(column, pa.array([0, 1, 2], column.type)))
-    return pc.if_else(fine, column, pa.scalar(127, column.type))
+def _clamp_qos(column: Any) -> Any:
+    """Replace each invalid QoS by 127, so that the column fits into a byte."""
+    is_valid = pc.or_(pc.is_null(column), pc.is_in(column, pa.array([0, 1, 2], column.type)))
+    return pc.if_else(is_valid, column, pa.scalar(127, column.type))

@@ -1,4 +1,4 @@
-"""What every sink has in common: what Spark calls, says of the task that writes, and which answers a driver takes."""
+"""Common base of the sinks: Spark's writer API, the identity of the writing task, and the check of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from towline.errors import TowlineError, one_line
+from towline.errors import TowlineError, without_traceback
 from towline.sinks import Task
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ SPECULATION: Final = "spark.speculation"
 
 
 @dataclass
-class TaskAnswer(WriterCommitMessage):
-    """A task's answer to the driver.
+class TaskResult(WriterCommitMessage):
+    """Commit message of a task to the driver.
 
     Attributes:
         partition: Spark's partition id.
@@ -40,112 +40,112 @@ class TaskAnswer(WriterCommitMessage):
     batch: int | None
 
 
-_AnswerT = TypeVar("_AnswerT", bound=TaskAnswer)
+_ResultT = TypeVar("_ResultT", bound=TaskResult)
 
 
 def task_property(name: str) -> str | None:
-    """A local property of the task that runs here; None outside one, and in a thread that the user began."""
+    """Return a local property of the running task; None outside a task, and in a thread of the user."""
     context = TaskContext.get()
     return context.getLocalProperty(name) if context else None
 
 
-class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_AnswerT]):
-    """What Spark calls of a sink, for the batches of a stream, for one of them in foreachBatch, and for a batch query.
+class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_ResultT]):
+    """Base of the sink writers: for a stream's batches, for one batch in foreachBatch, and for a batch query.
 
-    Each task writes its rows (`_written`); when all have answered, the driver accounts for the batch (`_account`).
-    Spark makes one writer for the tasks and another for the commit, so nothing is remembered in between.
+    Each task writes its rows (`_write_rows`). After all results the driver records the batch (`_record_batch`). Spark
+    creates one writer for the tasks and another for the commit, so a writer has no state in between.
     """
 
     #: Class, code and place of the error of a task, or an answer, that can't be.
-    _refusal: tuple[type[TowlineError], str, str]
+    _task_error: tuple[type[TowlineError], str, str]
 
-    @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> _AnswerT:
+    @without_traceback
+    def write(self, iterator: Iterator[RecordBatch]) -> _ResultT:
         """Write a partition.
 
         Raises:
-            TowlineError: The rows are not safely there, or Spark does not say which batch this is.
+            TowlineError: The rows are not durably written, or Spark does not name the batch.
         """
-        settle()
-        return self._written(self._task(), iterator)
+        freeze_gc()
+        return self._write_rows(self._task(), iterator)
 
-    @one_line
+    @without_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
-        """Account for a batch; repeats do no harm.
+        """Record a batch; idempotent.
 
         Raises:
-            TowlineError: An answer is missing or belongs to another batch, or the batch can't be accounted for.
+            TowlineError: A result is missing or belongs to another batch, or the batch can't be recorded.
         """
-        settle()
-        batch = self._number(batchId)
-        strange = [one for one in messages if not isinstance(one, TaskAnswer) or one.batch != batch]
-        if strange:
-            what = f"{len(strange)} of {len(messages)} tasks did not answer for batch {batch}"
-            raise self._refuse(what, "The batch is not committed and runs again when the query restarts.")
-        self._account(messages, batch)
+        freeze_gc()
+        batch = self._batch_id(batchId)
+        invalid_answers = [answer for answer in messages if not isinstance(answer, TaskResult) or answer.batch != batch]
+        if invalid_answers:
+            problem = f"{len(invalid_answers)} of {len(messages)} tasks did not answer for batch {batch}"
+            raise self._create_error(problem, "The batch is not committed and runs again when the query restarts.")
+        self._record_batch(messages, batch)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: what was written stays."""
+        """Do nothing: rows that were written stay."""
 
-    def _number(self, given: int | None) -> int | None:
-        """Of the batch, which Spark gives in a stream; None in a batch query."""
-        return given
+    def _batch_id(self, batch_id: int | None) -> int | None:
+        """Return the batch id that Spark passes in a stream; None in a batch query."""
+        return batch_id
 
     def _task(self) -> Task:
-        """The task that runs here."""
+        """Return the running task."""
         return self._streaming_task()
 
-    def _streaming_task(self, given: int | None = None, sink_id: str | None = None) -> Task:
-        """The task of a micro-batch that runs here.
+    def _streaming_task(self, batch_option: int | None = None, sink_id: str | None = None) -> Task:
+        """Return the running task of a micro-batch.
 
         Args:
-            given: The option ``batchId`` of a write in foreachBatch; None in a stream.
-            sink_id: Stands for the query's id in such a write where Spark does not say it: Connect, a user's thread.
+            batch_option: Option ``batchId`` of a write in foreachBatch; None in a stream.
+            sink_id: Used as query id in such a write if Spark gives none: Connect, a thread of the user.
         """
         context, batch, query = TaskContext.get(), task_property(BATCH_ID), task_property(_QUERY_ID)
-        if given is not None:
-            if batch not in (None, str(given)):
-                do = 'Give the id that foreachBatch gives: option("batchId", batch_id). A stream needs none.'
-                raise self._refuse(f'option "batchId" is {given}, and Spark runs batch {batch}', do)
-            batch, query = str(given), query or sink_id
+        if batch_option is not None:
+            if batch not in (None, str(batch_option)):
+                remedy = 'Give the id that foreachBatch gives: option("batchId", batch_id). A stream needs none.'
+                raise self._create_error(f'option "batchId" is {batch_option}, and Spark runs batch {batch}', remedy)
+            batch, query = str(batch_option), query or sink_id
         if context is None or not batch or not query:
-            what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
-            raise self._refuse(what, "Use it with writeStream in micro-batch mode, not inside other code.")
+            problem = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
+            raise self._create_error(problem, "Use it with writeStream in micro-batch mode, not inside other code.")
         return Task(context.partitionId(), context.attemptNumber(), int(batch), query, task_property(_RUN_ID))
 
     def _batch_task(self) -> Task:
-        """The task of a batch query that runs here."""
+        """Return the running task of a batch query."""
         context = TaskContext.get()
         if context is None:
-            raise self._refuse("there is no Spark task around this call", "Use it as a sink of a Spark query.")
+            raise self._create_error("there is no Spark task around this call", "Use it as a sink of a Spark query.")
         return Task(context.partitionId(), context.attemptNumber())
 
-    def _refuse(self, what: str, do: str) -> TowlineError:
-        kind, code, where = self._refusal
-        return kind(code, where, what, do)
+    def _create_error(self, problem: str, remedy: str) -> TowlineError:
+        error_type, code, location = self._task_error
+        return error_type(code, location, problem, remedy)
 
     @abstractmethod
-    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> _AnswerT:
+    def _write_rows(self, task: Task, batches: Iterator[RecordBatch]) -> _ResultT:
         """Write the rows of a task."""
 
     @abstractmethod
-    def _account(self, written: Sequence[Any], batch: int | None) -> None:
-        """Account for the batch of these answers."""
+    def _record_batch(self, answers: Sequence[Any], batch: int | None) -> None:
+        """Record the batch of these results."""
 
 
-_DAEMON: Final = "pyspark.daemon"
+_DAEMON_MODULE: Final = "pyspark.daemon"
 
 
 @cache
-def settle() -> None:
-    """Leave what is loaded by now out of every later search for cycles; for the beginning of whatever Spark calls.
+def freeze_gc() -> None:
+    """Freeze the loaded objects of a Spark worker, so that its garbage collections skip them.
 
-    After every task a worker of Spark looks for cycles in all that it has loaded (``pyspark.daemon.manager`` calls
-    ``gc.collect``): 30 ms of CPU in each of the four that a micro-batch with a Python source and sink passes.
+    After every task a worker of Spark runs ``gc.collect`` over all loaded modules (``pyspark.daemon.manager``): 30 ms
+    of CPU in each of the four workers of a micro-batch with a Python source and sink.
 
-    Does something in a worker of Spark, and there at its first call alone: what a task makes, a producer with its
-    callbacks for example, must be found when it is thrown away.
+    Has an effect only in a worker of Spark, and at the first call: objects of a task, such as a producer with its
+    callbacks, must still be collected. Call it at the start of each method that Spark calls.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if getattr(main, "name", "") == _DAEMON:
+    if getattr(main, "name", "") == _DAEMON_MODULE:
         gc.freeze()

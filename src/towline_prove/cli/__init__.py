@@ -1,1 +1,1 @@
-"""Commands of `towline` that need the proof harness: found by name, so that the product never imports it."""
+"""Commands of `towline` that need the proof harness; loaded by name, so that the product never imports it."""

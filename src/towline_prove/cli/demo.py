@@ -1,6 +1,6 @@
-"""``towline demo``: the promise shown on this machine, with real brokers, in about a minute.
+"""``towline demo``: shows the delivery guarantee on this machine, with real brokers, in about a minute.
 
-It is a run of `towline_prove.scenario` with an audience: nothing is simulated and no number is made up.
+It is a run of `towline_prove.scenario` with a display: nothing is simulated and no number is invented.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from towline.cli.screen import is_live, plain
-from towline_prove.stage import Moment, Stage
+from towline.cli.screen import is_terminal, terminal_text
+from towline_prove.stage import RunDisplay, RunProgress
 
 if TYPE_CHECKING:
     from towline_prove.scenario import Run, Scenario
@@ -51,24 +51,24 @@ def demo(
 
     Example: towline demo --messages 50000 --keep /tmp/demo
     """
-    from towline_prove.devstack.spark import start_quickly  # noqa: PLC0415 - loaded when it is called
+    from towline_prove.devstack.spark import enable_fast_start  # noqa: PLC0415 - loaded when it is called
     from towline_prove.processes import Role  # noqa: PLC0415
-    from towline_prove.scenario import RECEIPTS, Scenario, Strike  # noqa: PLC0415
+    from towline_prove.scenario import RECEIPT_FAULTS, Fault, Scenario  # noqa: PLC0415
 
     receipts = scene == "receipts"
     if scene not in ("kills", "receipts"):
         raise typer.BadParameter("choose from kills, receipts", param_hint="SCENE")
-    allowed = _GUARANTEES[receipts:]
+    allowed_guarantees = _GUARANTEES[receipts:]
     guarantee = guarantee or ("exactly_once" if receipts else "at_least_once")
-    if guarantee not in allowed:
-        raise typer.BadParameter(f"choose from {', '.join(allowed)}", param_hint="--guarantee")
+    if guarantee not in allowed_guarantees:
+        raise typer.BadParameter(f"choose from {', '.join(allowed_guarantees)}", param_hint="--guarantee")
     if receipts and not kills:
         raise typer.BadParameter("receipts are shown by kills", param_hint="--no-kills")
-    shown = RECEIPTS if receipts else (Strike(Role.GATEWAY, 0.3), Strike(Role.JVM, 0.65))
+    faults = RECEIPT_FAULTS if receipts else (Fault(Role.GATEWAY, 0.3), Fault(Role.JVM, 0.65))
     scenario = Scenario(
         guarantee=guarantee,
         runs=1,
-        strikes=shown if kills else (),
+        strikes=faults if kills else (),
         messages=messages or (5_000 if receipts else 20_000),
         rate=rate or (500 if receipts else 1000),
         devices=devices,
@@ -77,102 +77,111 @@ def demo(
     )
     # Ended by a signal, everything that was started still ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    start_quickly()
-    if not _shown(scenario, keep):
+    enable_fast_start()
+    if not _run_demo(scenario, keep):
         raise typer.Exit(1)
 
 
-def _shown(scenario: Scenario, keep: Path | None) -> bool:
-    """Run it and tell its account; whether the promise was kept."""
+def _run_demo(scenario: Scenario, keep: Path | None) -> bool:
+    """Run the scenario and print its account; return whether the promise was kept."""
     from towline_prove.scenario import prove  # noqa: PLC0415
 
-    began = time.monotonic()
-    with contextlib.closing(_Screen()) as screen:
-        (run,) = prove(scenario, keep, screen)
-    _tell(run)
-    _say("done" if run.ok else "failed", f"{time.monotonic() - began:.0f} s")
+    began_at = time.monotonic()
+    with contextlib.closing(_TerminalDisplay()) as display:
+        (run,) = prove(scenario, keep, display)
+    _print_account(run)
+    _print_line("done" if run.ok else "failed", f"{time.monotonic() - began_at:.0f} s")
     if run.ok:
         typer.echo("Next: towline init   your own brokers, in five questions")
     return run.ok
 
 
-def _tell(run: Run) -> None:
+def _print_account(run: Run) -> None:
     account = run.account
     assert account is not None
     verdict = account.verdict
-    missing = f" + never confirmed {verdict.missing:,}" if verdict.missing else ""
-    _say("account", f"offered {verdict.attempted:,} = in Kafka {verdict.delivered:,} + lost {verdict.lost:,}{missing}")
-    order = f"   out of order {verdict.disordered} of {len(verdict.devices)} devices" if account.ordered else ""
-    _say("", f"doubled {verdict.doubled:,} ({account.guarantee}){order}")
+    missing_text = f" + never confirmed {verdict.missing:,}" if verdict.missing else ""
+    _print_line(
+        "account",
+        f"offered {verdict.attempted:,} = in Kafka {verdict.delivered:,} + lost {verdict.lost:,}{missing_text}",
+    )
+    order_text = (
+        f"   out of order {verdict.disordered_devices} of {len(verdict.device_partitions)} devices"
+        if account.ordered
+        else ""
+    )
+    _print_line("", f"doubled {verdict.doubled:,} ({account.guarantee}){order_text}")
     if run.scenario.receipts:
-        again, dropped = run.repeats
-        _say("", f"sent again by the publisher {again:,}   repeats dropped by the gateway {dropped:,}")
+        resent_count, deduplicated_count = run.repeats
+        _print_line(
+            "", f"sent again by the publisher {resent_count:,}   repeats dropped by the gateway {deduplicated_count:,}"
+        )
     if account.gateway is not None:
         gateway = account.gateway
         watermarks = (
             f"received {gateway.received:,} ≥ journaled {gateway.journaled:,} ≥ committed {gateway.committed:,}"
         )
-        _say("", f"{watermarks}   waiting {gateway.waiting:,}")
+        _print_line("", f"{watermarks}   waiting {gateway.uncommitted:,}")
     for problem in run.problems():
-        _say("✗ broken", problem)
+        _print_line("✗ broken", problem)
     for story in verdict.stories if not run.ok else []:
-        _say("", str(story))
+        _print_line("", str(story))
 
 
-def _say(title: str, text: str) -> None:
-    sign = "▸ " if title and not title.startswith("✗") else "  "
-    typer.echo(plain(f"{sign}{title:<18}{text}" if not title.startswith("✗") else f"{title:<20}{text}"))
+def _print_line(title: str, text: str) -> None:
+    prefix = "▸ " if title and not title.startswith("✗") else "  "
+    typer.echo(terminal_text(f"{prefix}{title:<18}{text}" if not title.startswith("✗") else f"{title:<20}{text}"))
 
 
-class _Screen(Stage):
-    """One growing table on a terminal; plain lines elsewhere."""
+class _TerminalDisplay(RunDisplay):
+    """Display as one growing table on a terminal, as plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console()
         self._live: Live | None = None
-        self._began = time.monotonic()
+        self._step_began_at = time.monotonic()
         self._reported_at = 0.0
 
     def close(self) -> None:
-        """Nothing moves any more."""
+        """Stop the live table."""
         if self._live is not None:
             self._live.stop()
 
     def step(self, title: str, text: str) -> None:
-        """One line about something that was done."""
-        _say(title, text)
-        self._began = time.monotonic()
+        """Print one line about a finished step."""
+        _print_line(title, text)
+        self._step_began_at = time.monotonic()
 
     def fault(self, text: str) -> None:
-        """One line above the moving ones."""
-        line = plain(f"  ✗ {text}")
+        """Print one line above the live table."""
+        line = terminal_text(f"  ✗ {text}")
         if self._live is not None:
             self._live.console.print(line, style="yellow", markup=False, highlight=False)
         else:
             typer.echo(line)
 
-    def show(self, moment: Moment, total: int) -> None:
-        """Redraw, or on a pipe say a line every few seconds."""
-        if is_live():
+    def show_progress(self, progress: RunProgress, total: int) -> None:
+        """Redraw the table, or print a line every few seconds on a pipe."""
+        if is_terminal():
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=8, transient=False)
                 self._live.start()
-            self._live.update(_row(moment, total, time.monotonic() - self._began))
+            self._live.update(_progress_row(progress, total, time.monotonic() - self._step_began_at))
         elif time.monotonic() - self._reported_at > 3:
             self._reported_at = time.monotonic()
-            typer.echo(plain(f"  {_figures(moment, self._reported_at - self._began)}"))
+            typer.echo(terminal_text(f"  {_progress_text(progress, self._reported_at - self._step_began_at)}"))
 
 
-def _row(moment: Moment, total: int, seconds: float) -> Table:
+def _progress_row(progress: RunProgress, total: int, seconds: float) -> Table:
     table = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=total, completed=min(moment.in_kafka, total), width=24)
-    table.add_row("  in Kafka", bar, _figures(moment, seconds))
+    bar = ProgressBar(total=total, completed=min(progress.kafka_count, total), width=24)
+    table.add_row("  in Kafka", bar, _progress_text(progress, seconds))
     return table
 
 
-def _figures(moment: Moment, seconds: float) -> str:
-    rate = moment.in_kafka / seconds if seconds > 0 else 0.0
+def _progress_text(run: RunProgress, seconds: float) -> str:
+    rate = run.kafka_count / seconds if seconds > 0 else 0.0
     return (
-        f"offered {moment.offered:,}   acknowledged {moment.acknowledged:,}   journaled {moment.journaled:,}   "
-        f"in Kafka {moment.in_kafka:,}   {rate:,.0f} msg/s"
+        f"offered {run.offered_count:,}   acknowledged {run.acked_count:,}   journaled {run.journal_count:,}   "
+        f"in Kafka {run.kafka_count:,}   {rate:,.0f} msg/s"
     )

@@ -62,19 +62,19 @@ def up(
 ) -> None:
     """Start the servers, wait until they answer, and leave them running."""
     workers = (spark_workers or 2) if spark or spark_workers or spark_bare else None
-    stack = Stack(directory, form=_form(kafka_brokers, secure=secure, workers=workers, bare=spark_bare))
-    begun = time.monotonic()
-    what = "starting Mosquitto and Kafka" + ", and Spark" * bool(stack.spark)
-    with warnings.catch_warnings(record=True) as caught, Console(stderr=True).status(what):
+    stack = Stack(directory, form=_requested_form(kafka_brokers, secure=secure, workers=workers, bare=spark_bare))
+    began_at = time.monotonic()
+    status_text = "starting Mosquitto and Kafka" + ", and Spark" * bool(stack.spark)
+    with warnings.catch_warnings(record=True) as caught_warnings, Console(stderr=True).status(status_text):
         warnings.simplefilter("always")
         stack.start()
-    for warning in caught:
+    for warning in caught_warnings:
         typer.echo(f"warning: {warning.message}", err=True)
     typer.echo(f"mosquitto  {stack.mosquitto.uri}   version {stack.mosquitto.version}")
     typer.echo(f"kafka      {stack.kafka.bootstrap}   version {stack.kafka.version}")
-    for text in [*_how_to_log_in(stack), *_how_to_submit(stack)]:
+    for text in [*_login_lines(stack), *_submit_lines(stack)]:
         typer.echo(text)
-    typer.echo(f"ready after {time.monotonic() - begun:.1f} s; data and logs in {stack.directory}")
+    typer.echo(f"ready after {time.monotonic() - began_at:.1f} s; data and logs in {stack.directory}")
     typer.echo("End them with: towline devstack down" + (f" --dir {directory}" if directory else ""))
 
 
@@ -82,9 +82,13 @@ def up(
 def down(directory: Directory = None) -> None:
     """Stop all servers gently; data and ports stay for the next start."""
     stack = Stack(directory)
-    ran = [server.label for server in stack.servers if server.running]
+    stopped_labels = [server.label for server in stack.servers if server.running]
     stack.stop()
-    typer.echo(f"stopped {' and '.join(ran)}; data stays in {stack.directory}" if ran else "nothing was running")
+    typer.echo(
+        f"stopped {' and '.join(stopped_labels)}; data stays in {stack.directory}"
+        if stopped_labels
+        else "nothing was running"
+    )
 
 
 @app.command(epilog="Example:   towline devstack status --json")
@@ -117,7 +121,7 @@ def topics(
     partitions: Annotated[int, typer.Option(min=1, help="Of each new topic.")] = 1,
     directory: Directory = None,
 ) -> None:
-    """Make topics in the Kafka that runs; those that are there stay as they are."""
+    """Create topics in the running Kafka; existing ones stay as they are."""
     from towline.kafka.admin import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
 
     kafka = Stack(directory).kafka
@@ -126,42 +130,42 @@ def topics(
     client = {name: value for name, value in kafka.client.items() if name != "sasl.password"}
     if isinstance(kafka, SecuredKafka):
         client["sasl.password.file"] = str(kafka.password_file)
-    created = KafkaAdmin(client).create(dict.fromkeys(names, partitions))
-    existing = sorted(set(names) - set(created))
-    if created:
-        typer.echo(f"kafka: made {', '.join(created)} with {partitions} partition{'s' * (partitions > 1)} each")
-    if existing:
-        typer.echo(f"kafka: {', '.join(existing)} {'were' if len(existing) > 1 else 'was'} there")
+    created_topics = KafkaAdmin(client).create(dict.fromkeys(names, partitions))
+    existing_topics = sorted(set(names) - set(created_topics))
+    if created_topics:
+        typer.echo(f"kafka: made {', '.join(created_topics)} with {partitions} partition{'s' * (partitions > 1)} each")
+    if existing_topics:
+        typer.echo(f"kafka: {', '.join(existing_topics)} {'were' if len(existing_topics) > 1 else 'was'} there")
 
 
 @app.command(epilog="Example:   towline devstack kill kafka")
 def kill(name: Name, directory: Directory = None) -> None:
     """SIGKILL one server, as a crash would; data and port stay."""
-    _do(name, directory, Server.kill, "killed; start it again with: towline devstack restart")
+    _run_action(name, directory, Server.kill, "killed; start it again with: towline devstack restart")
 
 
 @app.command(epilog="Example:   towline devstack pause mosquitto")
 def pause(name: Name, directory: Directory = None) -> None:
     """SIGSTOP one server: it answers no client, and its connections stay open."""
-    _do(name, directory, Server.pause, "paused; go on with: towline devstack resume")
+    _run_action(name, directory, Server.pause, "paused; go on with: towline devstack resume")
 
 
 @app.command(epilog="Example:   towline devstack resume mosquitto")
 def resume(name: Name, directory: Directory = None) -> None:
     """SIGCONT one server after a pause."""
-    _do(name, directory, Server.resume, "runs")
+    _run_action(name, directory, Server.resume, "runs")
 
 
 @app.command(epilog="Example:   towline devstack restart kafka")
 def restart(name: Name, directory: Directory = None) -> None:
     """Stop one server gently where it runs, start it, and wait until it answers."""
-    _do(name, directory, Server.restart, "runs")
+    _run_action(name, directory, Server.restart, "runs")
 
 
-def _form(
+def _requested_form(
     brokers: int | None, *, secure: bool | None, workers: int | None = None, bare: bool | None = None
 ) -> StackForm | None:
-    """What is asked for; None for what is there."""
+    """Return the requested form of the stack; None for the existing one."""
     if brokers is None and secure is None and workers is None:
         return None
     if secure and (brokers or 1) > 1:
@@ -169,13 +173,13 @@ def _form(
     return StackForm(brokers or 1, bool(secure), workers or 0, bool(bare))
 
 
-def _how_to_log_in(stack: Stack) -> list[str]:
-    """The tables of a bridge file for brokers that want credentials, without a secret."""
+def _login_lines(stack: Stack) -> list[str]:
+    """Return the tables of a bridge file for brokers with credentials, without a secret."""
     mosquitto, kafka = stack.mosquitto, stack.kafka
     if not isinstance(kafka, SecuredKafka) or not isinstance(mosquitto, SecuredMosquitto):
         return []
-    made = mosquitto.certificates
-    tls = f'{{ ca_file = "{made.authority}", cert_file = "{made.client}", key_file = "{made.client_key}" }}'
+    certs = mosquitto.certificates
+    tls = f'{{ ca_file = "{certs.authority}", cert_file = "{certs.client}", key_file = "{certs.client_key}" }}'
     settings = ", ".join(f'"{name}" = "{value}"' for name, value in kafka.settings_of().items())
     return [
         "for a bridge file:",
@@ -192,12 +196,12 @@ def _how_to_log_in(stack: Stack) -> list[str]:
     ]
 
 
-def _how_to_submit(stack: Stack) -> list[str]:
-    """Where Spark is, and how a bridge and an application find it, without a secret."""
+def _submit_lines(stack: Stack) -> list[str]:
+    """Return Spark's address and the settings that a bridge and an application need, without a secret."""
     spark = stack.spark
     if spark is None:
         return []
-    made = gateway_files(stack.directory / "gateway")
+    tls_files = gateway_files(stack.directory / "gateway")
     workers = ", ".join(f"{worker.label} at {worker.host}" for worker in spark.workers)
     return [
         f"spark      {spark.master.address}   version {spark.master.version}   {workers}",
@@ -206,15 +210,15 @@ def _how_to_submit(stack: Stack) -> list[str]:
         f'  master = "{spark.master.address}"',
         f'  secret_file = "{spark.secret_file}"',
         "  [gateway]",
-        f'  listen = "{made.addresses[0]}"',
-        *(f'  {name} = "{getattr(made, name)}"' for name in ("cert_file", "key_file", "ca_file", "token_file")),
+        f'  listen = "{tls_files.addresses[0]}"',
+        *(f'  {name} = "{getattr(tls_files, name)}"' for name in ("cert_file", "key_file", "ca_file", "token_file")),
         f"for an application: spark-submit --properties-file {spark.properties_file}",
     ]
 
 
-def _do(name: str, directory: Path | None, verb: Callable[[Server], object], outcome: str) -> None:
+def _run_action(name: str, directory: Path | None, action: Callable[[Server], object], outcome: str) -> None:
     server = Stack(directory).server(name)
-    begun = time.monotonic()
-    verb(server)
-    again = f" {name}" if outcome.endswith(("restart", "resume")) else ""
-    typer.echo(f"{name} {outcome}{again}   ({time.monotonic() - begun:.1f} s)")
+    began_at = time.monotonic()
+    action(server)
+    name_suffix = f" {name}" if outcome.endswith(("restart", "resume")) else ""
+    typer.echo(f"{name} {outcome}{name_suffix}   ({time.monotonic() - began_at:.1f} s)")

@@ -1,4 +1,4 @@
-"""Real brokers on this machine: Mosquitto and Kafka for the demo, tests and runs of the proof."""
+"""Real brokers on this machine: Mosquitto and Kafka for the demo, tests and proof runs."""
 
 from __future__ import annotations
 

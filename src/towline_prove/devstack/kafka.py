@@ -1,4 +1,4 @@
-"""A real Apache Kafka (KRaft): one node, broker and controller in one, in a directory of its own; or several."""
+"""Apache Kafka (KRaft) for the devstack: one node, broker and controller in one; or a cluster."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ from confluent_kafka.cimpl import NewTopic
 
 from towline import files
 from towline.errors import KafkaError, SetupError
-from towline.spark.java import QUIET_JVM, archive_for, archive_once, find_java, resolve_jars, sharing
+from towline.spark.java import (
+    QUIET_JVM,
+    archive_options,
+    class_archive_path,
+    create_archive_once,
+    find_java,
+    resolve_jars,
+)
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
-from towline_prove.devstack.server import Server, Together
+from towline_prove.devstack.server import Server, ServerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,10 +85,10 @@ BROKER_JVM = [
 ]
 
 #: Options for compiler and garbage collector; Kafka's own start script (kafka-run-class.sh) splits them at spaces, too.
-PERFORMANCE = "KAFKA_JVM_PERFORMANCE_OPTS"
+PERFORMANCE_VARIABLE = "KAFKA_JVM_PERFORMANCE_OPTS"
 
 #: Every partition thrice, and an acknowledgement with acks=all means two of the three.
-_REPLICATED: Final = {
+_REPLICATION_SETTINGS: Final = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
@@ -99,11 +106,11 @@ _REPLICATED: Final = {
 _SMALL_JVM: Final = ("-Xms96m", "-Xmx256m")
 
 # librdkafka reports every refused connection while the broker is not up yet: said to nobody.
-_unheard = logging.Logger("towline_prove.devstack.kafka", level=logging.CRITICAL + 1)  # noqa: LOG001  kept out of the tree
+_silent_logger = logging.Logger("towline_prove.devstack.kafka", level=logging.CRITICAL + 1)  # noqa: LOG001  kept out of the tree
 
 
 def kafka_jars() -> Path:
-    """The directory with Kafka's jars, fetched on first use (46 jars, 44 MB, some 6 s) into the user's cache.
+    """Return the directory with Kafka's jars, fetched on first use (46 jars, 44 MB, some 6 s) into the user's cache.
 
     Raises:
         SetupError: Maven is missing or can't resolve them (TL-S15); the cache can't be written (TL-S18).
@@ -124,27 +131,27 @@ def prepare_kafka() -> Path:
         SetupError: As `Kafka.start`.
     """
     jars = kafka_jars()
-    archive_once(archive_for(jars, jars), _trial)
+    create_archive_once(class_archive_path(jars, jars), _record_classes)
     return jars
 
 
-def _trial(place: Path, recording: str) -> None:
-    broker = Kafka(place / "kafka")
-    broker.more_jvm = [recording]
+def _record_classes(directory: Path, jvm_option: str) -> None:
+    broker = Kafka(directory / "kafka")
+    broker.extra_jvm_options = [jvm_option]
     with broker:
         broker.create_topics({"trial": 1})
 
 
 class Kafka(Server):
-    """A real single-node Kafka on loopback, without security and without automatic topics.
+    """Real single-node Kafka on loopback, without security and without automatic topics.
 
     Args:
-        directory: Configuration, logs, data and state live here.
+        directory: Directory for configuration, logs, data and state.
         port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
         settings: Lines of server.properties over `DEFAULTS`.
 
     Attributes:
-        more_jvm: Further options of the broker's JVM, for its next start.
+        extra_jvm_options: Further options of the broker's JVM, for its next start.
     """
 
     name: ClassVar[str] = "kafka"
@@ -152,23 +159,23 @@ class Kafka(Server):
     start_seconds: ClassVar[float] = 90.0
     stop_seconds: ClassVar[float] = 30.0
 
-    more_jvm: Sequence[str] = ()
+    extra_jvm_options: Sequence[str] = ()
 
     @property
     def address(self) -> str:
-        """``127.0.0.1:PORT``, for ``bootstrap.servers``."""
+        """Address ``127.0.0.1:PORT``, for ``bootstrap.servers``."""
         return f"{LOOPBACK}:{self.port}"
 
     bootstrap = address
 
     @property
     def client(self) -> dict[str, Any]:
-        """Settings of a librdkafka client that reaches it."""
+        """Settings of a librdkafka client for this broker."""
         return {"bootstrap.servers": self.bootstrap}
 
     @property
     def version(self) -> str:
-        """The version of Kafka, such as ``4.3.1``."""
+        """Version of Kafka, such as ``4.3.1``."""
         return KAFKA_VERSION
 
     def create_topics(self, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
@@ -181,40 +188,40 @@ class Kafka(Server):
         Raises:
             KafkaError: Kafka refused, or the topics did not appear within a minute (TL-K70).
         """
-        admin = self._admin(self._own_port(self.ports))
-        new = [NewTopic(name, partitions, -1, config=dict(config or {})) for name, partitions in topics.items()]
-        asked = admin.create_topics(new, operation_timeout=TOPIC_SECONDS, request_timeout=TOPIC_SECONDS)
-        for name, created in asked.items():
+        admin = self._admin(self._internal_port(self.ports))
+        new_topics = [NewTopic(name, partitions, -1, config=dict(config or {})) for name, partitions in topics.items()]
+        futures = admin.create_topics(new_topics, operation_timeout=TOPIC_SECONDS, request_timeout=TOPIC_SECONDS)
+        for name, future in futures.items():
             try:
-                created.result(TOPIC_SECONDS)
+                future.result(TOPIC_SECONDS)
             except (KafkaException, TimeoutError) as error:
                 reason = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
                 raise KafkaError("TL-K70", self.bootstrap, f"can't create topic {name!r}: {reason}") from error
-        if not wait_for(lambda: all(_is_led(admin, name) for name in topics), TOPIC_SECONDS):
-            what = f"a topic of {', '.join(topics)} has no leader after {TOPIC_SECONDS:.0f} s"
-            raise KafkaError("TL-K70", self.bootstrap, what, f"Its log is {self.log}.")
+        if not wait_for(lambda: all(_has_leaders(admin, name) for name in topics), TOPIC_SECONDS):
+            problem = f"a topic of {', '.join(topics)} has no leader after {TOPIC_SECONDS:.0f} s"
+            raise KafkaError("TL-K70", self.bootstrap, problem, f"Its log is {self.log}.")
 
     def _command(self, ports: tuple[int, ...]) -> list[str | Path]:
         java, jars = find_java(), kafka_jars()
         properties = self.directory / "server.properties"
         properties.write_text(self._properties(*ports), encoding="utf-8")
-        run: list[str | Path] = [java, *sharing(archive_for(jars, jars)), "-cp", f"{jars}/*"]
+        java_command: list[str | Path] = [java, *archive_options(class_archive_path(jars, jars)), "-cp", f"{jars}/*"]
         if not self._is_formatted():
-            self._format([*run, *FORMAT_JVM], properties)
-        tuning = os.environ.get(PERFORMANCE, "-XX:+UseG1GC").split()
-        return [*run, *BROKER_JVM, *tuning, *self.more_jvm, "kafka.Kafka", properties]
+            self._format([*java_command, *FORMAT_JVM], properties)
+        tuning = os.environ.get(PERFORMANCE_VARIABLE, "-XX:+UseG1GC").split()
+        return [*java_command, *BROKER_JVM, *tuning, *self.extra_jvm_options, "kafka.Kafka", properties]
 
     def _properties(self, *ports: int) -> str:
-        ours = {
+        own_settings = {
             "broker.session.timeout.ms": SESSION_AFTER_KILL_MS if self._was_killed() else SESSION_MS,
             "log.dirs": str(self._data),
             **self._listeners(ports),
             **self._membership(ports[1]),
         }
-        return "".join(f"{key}={value}\n" for key, value in {**DEFAULTS, **ours, **self.settings}.items())
+        return "".join(f"{key}={value}\n" for key, value in {**DEFAULTS, **own_settings, **self.settings}.items())
 
     def _listeners(self, ports: tuple[int, ...]) -> dict[str, str]:
-        """Where it listens, and who may come."""
+        """Return the settings of listeners and their security."""
         listeners = f"PLAINTEXT://{LOOPBACK}:{ports[0]},CONTROLLER://{LOOPBACK}:{ports[1]}"
         return {
             "listeners": listeners,
@@ -224,36 +231,36 @@ class Kafka(Server):
         }
 
     def _membership(self, controller_port: int) -> dict[str, str]:
-        """Which node it is, and of how many."""
+        """Return the settings of node id and controller quorum."""
         return {"node.id": "1", "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller_port}"}
 
     def _format_options(self) -> list[str]:
         return ["--standalone", "-t", new_cluster_id()]
 
-    def _own_port(self, ports: tuple[int, ...]) -> int:
-        """Where it can be asked without credentials."""
+    def _internal_port(self, ports: tuple[int, ...]) -> int:
+        """Return the port of the listener without credentials."""
         return ports[0]
 
     def _was_killed(self) -> bool:
-        """Whether there is data without the mark of a clean end (Kafka's CleanShutdownFileHandler)."""
+        """Return whether the data lacks the marker of a clean shutdown (Kafka's CleanShutdownFileHandler)."""
         return self._is_formatted() and not (self._data / ".kafka_cleanshutdown").exists()
 
     def _is_formatted(self) -> bool:
         return (self._data / "meta.properties").exists()
 
-    def _format(self, run: list[str | Path], properties: Path) -> None:
-        command = [*run, "kafka.tools.StorageTool", "format", *self._format_options(), "-c", properties]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_SECONDS, check=False)
-        if answer.returncode:
-            words = (answer.stderr + answer.stdout).strip().splitlines() or ["it said nothing"]
-            what = f"its directory could not be formatted: {words[0]}"
-            raise SetupError("TL-S12", self.name, what, f"Look at the settings in {properties}.")
+    def _format(self, java_command: list[str | Path], properties: Path) -> None:
+        command = [*java_command, "kafka.tools.StorageTool", "format", *self._format_options(), "-c", properties]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_SECONDS, check=False)
+        if result.returncode:
+            output_lines = (result.stderr + result.stdout).strip().splitlines() or ["it said nothing"]
+            problem = f"its directory could not be formatted: {output_lines[0]}"
+            raise SetupError("TL-S12", self.name, problem, f"Look at the settings in {properties}.")
 
     def _answers(self, port: int) -> bool:
         try:
             # Far cheaper than a client of librdkafka, and most of the waiting is for this.
             socket.create_connection((LOOPBACK, port), ANSWER_SECONDS).close()
-            return bool(self._admin(self._own_port(self.ports)).list_topics(timeout=1).brokers)
+            return bool(self._admin(self._internal_port(self.ports)).list_topics(timeout=1).brokers)
         except (OSError, KafkaException):
             return False
 
@@ -262,7 +269,7 @@ class Kafka(Server):
             "bootstrap.servers": f"{LOOPBACK}:{port}",
             "socket.timeout.ms": int(ANSWER_SECONDS * 1000),
             "log_level": 0,
-            "logger": _unheard,
+            "logger": _silent_logger,
         }
         return AdminClient(settings)
 
@@ -274,7 +281,7 @@ class Kafka(Server):
         return self.directory / "data"
 
 
-def _is_led(admin: AdminClient, topic: str) -> bool:
+def _has_leaders(admin: AdminClient, topic: str) -> bool:
     try:
         description = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
     except KafkaException:
@@ -283,7 +290,7 @@ def _is_led(admin: AdminClient, topic: str) -> bool:
 
 
 def new_cluster_id() -> str:
-    """What Kafka's own Uuid.randomUuid gives: 16 random bytes in URL-safe base64, without a leading dash."""
+    """Return a cluster id like Kafka's Uuid.randomUuid: 16 random bytes in URL-safe base64, without a leading dash."""
     while True:
         text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
         if not text.startswith("-"):
@@ -291,16 +298,16 @@ def new_cluster_id() -> str:
 
 
 class ClusterNode(Kafka):
-    """One broker of a `KafkaCluster`.
+    """Broker of a `KafkaCluster`.
 
     Args:
-        directory: Of this node.
-        number: Its id, from 1.
-        cluster_id: Of all of them.
+        directory: Directory of this node.
+        number: Node id, from 1.
+        cluster_id: Id of the cluster.
         settings: As `Kafka`.
     """
 
-    more_jvm = _SMALL_JVM
+    extra_jvm_options = _SMALL_JVM
 
     def __init__(self, directory: Path, number: int, cluster_id: str, settings: Mapping[str, str]) -> None:
         super().__init__(directory, settings=settings)
@@ -309,24 +316,24 @@ class ClusterNode(Kafka):
         self._cluster_id = cluster_id
         self._voters = ""
 
-    def join(self, nodes: Sequence[ClusterNode]) -> None:
-        """Be told of all nodes, this one among them."""
+    def set_voters(self, nodes: Sequence[ClusterNode]) -> None:
+        """Set the controller quorum voters: all nodes, this one among them."""
         self._voters = ",".join(f"{node.number}@{LOOPBACK}:{node.ports[1]}" for node in nodes)
 
     def _membership(self, controller_port: int) -> dict[str, str]:
         del controller_port
-        return {"node.id": str(self.number), "controller.quorum.voters": self._voters, **_REPLICATED}
+        return {"node.id": str(self.number), "controller.quorum.voters": self._voters, **_REPLICATION_SETTINGS}
 
     def _format_options(self) -> list[str]:
         return ["-t", self._cluster_id]
 
 
-class KafkaCluster(Together):
-    """Several brokers; one alone has no quorum and answers nobody, so they start at the same time.
+class KafkaCluster(ServerGroup):
+    """Kafka cluster; a single broker of it has no quorum and answers nobody, so all start at the same time.
 
     Args:
         directory: Each node has a folder in it.
-        brokers: How many.
+        brokers: Number of brokers.
         settings: Lines of server.properties of every node.
     """
 
@@ -339,44 +346,44 @@ class KafkaCluster(Together):
             for number in range(1, brokers + 1)
         )
         for node in self.nodes:
-            node.join(self.nodes)
+            node.set_voters(self.nodes)
 
     def _id(self) -> str:
         file = self.directory / "cluster.id"
         if not file.exists():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.replace(file, new_cluster_id(), synced=False)
+            files.replace(file, new_cluster_id(), sync=False)
         return file.read_text(encoding="utf-8")
 
     @property
     def servers(self) -> tuple[ClusterNode, ...]:
-        """The nodes."""
+        """All nodes."""
         return self.nodes
 
     @property
     def bootstrap(self) -> str:
-        """All brokers, for ``bootstrap.servers``."""
+        """Addresses of all brokers, for ``bootstrap.servers``."""
         return ",".join(node.bootstrap for node in self.nodes)
 
     @property
     def client(self) -> dict[str, Any]:
-        """Settings of a librdkafka client that reaches it."""
+        """Settings of a librdkafka client for this cluster."""
         return {"bootstrap.servers": self.bootstrap}
 
     @property
     def version(self) -> str:
-        """The version of Kafka."""
+        """Version of Kafka."""
         return KAFKA_VERSION
 
     @property
     def running(self) -> bool:
-        """Whether all brokers run."""
+        """True while all brokers run."""
         return all(node.running for node in self.nodes)
 
     def create_topics(self, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
-        """As `Kafka.create_topics`, with the cluster's replication."""
+        """Create topics as `Kafka.create_topics`, with the cluster's replication."""
         self.nodes[0].create_topics(topics, config)
 
     def node(self, number: int) -> ClusterNode:
-        """The node with this id."""
+        """Return the node with this id."""
         return self.nodes[number - 1]

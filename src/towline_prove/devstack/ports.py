@@ -12,15 +12,15 @@ import socket
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-LOWEST, HIGHEST = 15_000, 65_535
+LOWEST_PORT, HIGHEST_PORT = 15_000, 65_535
 #: A range smaller than this is too crowded to pick from at random.
-FEWEST = 1_000
+MIN_RANGE_SIZE = 1_000
 
 _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A port on loopback that is free now; another process may take it first, so be ready to ask again."""
+    """Return a port on loopback that is free now; another process may take it first, so be ready to ask again."""
     candidates = _candidates()
     for _ in range(100):
         port = _random.choice(candidates)
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could bind `port` on loopback now."""
+    """Return whether a server could bind `port` on loopback now."""
     with socket.socket() as probe:
         # As brokers do: a port whose old connections are in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,9 +47,9 @@ def is_free(port: int) -> bool:
 
 def _candidates() -> range:
     low, high = _outgoing_range()
-    below, above = range(LOWEST, low), range(high + 1, HIGHEST + 1)
-    best = max(below, above, key=len)
-    return best if len(best) >= FEWEST else range(LOWEST, HIGHEST + 1)
+    lower_range, upper_range = range(LOWEST_PORT, low), range(high + 1, HIGHEST_PORT + 1)
+    largest_range = max(lower_range, upper_range, key=len)
+    return largest_range if len(largest_range) >= MIN_RANGE_SIZE else range(LOWEST_PORT, HIGHEST_PORT + 1)
 
 
 def _outgoing_range() -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""A real Kafka with TLS and SASL, a real Mosquitto with TLS, client certificates and passwords; and gateways with TLS.
+"""Kafka with TLS and SASL, Mosquitto with TLS, client certificates and passwords, and certificates for gateways.
 
-Users, passwords and certificates are made once and lie beside the brokers, mode 0600; the certificates with OpenSSL's
+Users, passwords and certificates are created once beside the brokers, mode 0600; the certificates with OpenSSL's
 program, which every Debian has.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from towline import files
 from towline.errors import SetupError
 from towline_prove.devstack.kafka import Kafka
-from towline_prove.devstack.mosquitto import SEARCHED, Mosquitto
+from towline_prove.devstack.mosquitto import SBIN_PATH, Mosquitto
 from towline_prove.devstack.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 USER: Final = "towline"
 #: The user name by which Azure Event Hubs takes a connection string as password.
 CONNECTION_STRING: Final = "$ConnectionString"
-_DAYS: Final = "3650"
-_SECONDS: Final = 30
+_VALID_DAYS: Final = "3650"
+_OPENSSL_TIMEOUT_S: Final = 30
 #: Who may be called so: the server's names, or a client's user name.
-_SERVER: Final = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+_SERVER_NAMES: Final = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 #: Gateways that may be started beside one stack.
-_GATEWAYS: Final = 2
+_GATEWAY_COUNT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files in PEM; keys have mode 0600.
+    """Certificates and keys as PEM files; keys have mode 0600.
 
     Attributes:
         authority: Certificate of the authority, which clients trust.
@@ -54,54 +54,78 @@ class Certificates:
 
 
 def certificates(directory: Path) -> Certificates:
-    """The certificates in a directory, made where they are missing.
+    """Return the certificates in a directory, created if missing.
 
     Raises:
-        SetupError: TL-S22, there is no ``openssl``, or it could not make them.
+        SetupError: TL-S22, there is no ``openssl``, or it could not create them.
     """
     names = ("authority.pem", "server.pem", "server.key", "client.pem", "client.key")
-    made = Certificates(*(directory / name for name in names))
-    if made.client_key.exists():
-        return made
+    certificate_files = Certificates(*(directory / name for name in names))
+    if certificate_files.client_key.exists():
+        return certificate_files
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority_key = directory / "authority.key"
-    _make(made.authority, authority_key, "Towline devstack", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    _make_certificate(
+        certificate_files.authority,
+        authority_key,
+        "Towline devstack",
+        "-addext",
+        "keyUsage=critical,keyCertSign,cRLSign",
+    )
     # OpenSSL takes what it signs here for another authority, unless it is told: strict clients refuse that.
-    signed: list[str | Path] = ["-CA", made.authority, "-CAkey", authority_key]
-    signed += ["-addext", "basicConstraints=critical,CA:FALSE", "-addext"]
-    _make(made.server, made.server_key, "localhost", *signed, _SERVER)
-    _make(made.client, made.client_key, "towline", *signed, "extendedKeyUsage=clientAuth")
-    return made
+    signing_options: list[str | Path] = ["-CA", certificate_files.authority, "-CAkey", authority_key]
+    signing_options += ["-addext", "basicConstraints=critical,CA:FALSE", "-addext"]
+    _make_certificate(
+        certificate_files.server, certificate_files.server_key, "localhost", *signing_options, _SERVER_NAMES
+    )
+    _make_certificate(
+        certificate_files.client,
+        certificate_files.client_key,
+        "towline",
+        *signing_options,
+        "extendedKeyUsage=clientAuth",
+    )
+    return certificate_files
 
 
-def _make(certificate: Path, key: Path, name: str, *more: str | Path) -> None:
+def _make_certificate(certificate: Path, key: Path, common_name: str, *options: str | Path) -> None:
     program = shutil.which("openssl")
     if program is None:
         raise SetupError("TL-S22", "openssl", "is not on this machine", "Install it: apt-get install openssl.")
     command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    command += ["-days", _DAYS, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate), *map(str, more)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if answer.returncode:
-        words = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise SetupError("TL-S22", "openssl", f"could not make a certificate: {words}", "OpenSSL 3 is needed.")
+    command += [
+        "-days",
+        _VALID_DAYS,
+        "-subj",
+        f"/CN={common_name}",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+        *map(str, options),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_OPENSSL_TIMEOUT_S, check=False)
+    if result.returncode:
+        last_line = (result.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise SetupError("TL-S22", "openssl", f"could not make a certificate: {last_line}", "OpenSSL 3 is needed.")
     key.chmod(0o600)
 
 
-def secret_of(file: Path, form: str = "{}") -> Path:
-    """A file with a secret, made where it is missing.
+def secret_file_at(file: Path, template: str = "{}") -> Path:
+    """Return a file with a random secret, created if missing.
 
     Args:
-        file: Mode 0600.
-        form: Where the secret stands in its text.
+        file: The file; mode 0600.
+        template: Text of the file, with ``{}`` for the secret.
     """
     if not file.exists():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.replace(file, form.format(secrets.token_urlsafe(24)), synced=False)
+        files.replace(file, template.format(secrets.token_urlsafe(24)), sync=False)
     return file
 
 
 class SecuredKafka(Kafka):
-    """A `Kafka` whose clients come by SASL_SSL only: SCRAM-SHA-512, or PLAIN with a connection string.
+    """Kafka that accepts clients by SASL_SSL only: SCRAM-SHA-512, or PLAIN with a connection string.
 
     The second is the form of Azure Event Hubs: one listener, user name ``$ConnectionString``. A further listener on
     loopback without security is for the broker itself and for `create_topics`.
@@ -111,14 +135,14 @@ class SecuredKafka(Kafka):
 
     @property
     def password_file(self) -> Path:
-        """Password of `USER`, for SCRAM-SHA-512."""
-        return secret_of(self.directory / "secrets" / "password")
+        """Password file of `USER`, for SCRAM-SHA-512."""
+        return secret_file_at(self.directory / "secrets" / "password")
 
     @property
     def connection_string_file(self) -> Path:
-        """The connection string, password of `CONNECTION_STRING` with PLAIN."""
-        form = "Endpoint=sb://devstack.invalid/;SharedAccessKeyName=towline;SharedAccessKey={}="
-        return secret_of(self.directory / "secrets" / "connection-string", form)
+        """File with the connection string, the password of `CONNECTION_STRING` with PLAIN."""
+        template = "Endpoint=sb://devstack.invalid/;SharedAccessKeyName=towline;SharedAccessKey={}="
+        return secret_file_at(self.directory / "secrets" / "connection-string", template)
 
     @property
     def authority(self) -> Path:
@@ -126,7 +150,7 @@ class SecuredKafka(Kafka):
         return certificates(self.directory / "tls").authority
 
     def settings_of(self, mechanism: Literal["SCRAM-SHA-512", "PLAIN"] = "SCRAM-SHA-512") -> dict[str, str]:
-        """What stands in a bridge file's ``[kafka] settings`` for one of the two ways, without its secret."""
+        """Return ``[kafka] settings`` of a bridge file for a SASL mechanism, without its secret."""
         return {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": mechanism,
@@ -135,32 +159,36 @@ class SecuredKafka(Kafka):
         }
 
     def secret_file(self, mechanism: str) -> Path:
-        """The file with the password of that way."""
+        """Return the password file of a SASL mechanism."""
         return self.connection_string_file if mechanism == "PLAIN" else self.password_file
 
     def client_of(self, mechanism: Literal["SCRAM-SHA-512", "PLAIN"] = "SCRAM-SHA-512") -> dict[str, Any]:
-        """Settings of a librdkafka client, secret and all: not to be shown."""
+        """Return settings of a librdkafka client, including the secret: not to be shown."""
         password = self.secret_file(mechanism).read_text(encoding="utf-8")
         return {"bootstrap.servers": self.bootstrap, **self.settings_of(mechanism), "sasl.password": password}
 
     @property
     def client(self) -> dict[str, Any]:
-        """That of SCRAM."""
+        """Settings of a librdkafka client with SCRAM."""
         return self.client_of()
 
     @property
-    def inside(self) -> str:
-        """The listener of the broker itself, which asks for nothing."""
+    def internal_bootstrap(self) -> str:
+        """Listener of the broker itself, without security."""
         return f"{LOOPBACK}:{self.ports[2]}"
 
     def _listeners(self, ports: tuple[int, ...]) -> dict[str, str]:
-        port, controller, own = ports
-        listeners = f"SASL_SSL://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller},OWN://{LOOPBACK}:{own}"
-        made = certificates(self.directory / "tls")
+        port, controller, internal_port = ports
+        listeners = (
+            f"SASL_SSL://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller},OWN://{LOOPBACK}:{internal_port}"
+        )
+        certificate_files = certificates(self.directory / "tls")
         store = self.directory / "tls" / "server-keystore.pem"
-        files.replace(store, made.server_key.read_text() + made.server.read_text(), synced=False)
+        files.replace(
+            store, certificate_files.server_key.read_text() + certificate_files.server.read_text(), sync=False
+        )
         module = "org.apache.kafka.common.security"
-        plain = f'user_{CONNECTION_STRING}="{self.connection_string_file.read_text(encoding="utf-8")}"'
+        plain_user = f'user_{CONNECTION_STRING}="{self.connection_string_file.read_text(encoding="utf-8")}"'
         return {
             "listeners": listeners,
             "advertised.listeners": listeners,
@@ -168,7 +196,7 @@ class SecuredKafka(Kafka):
             "inter.broker.listener.name": "OWN",
             "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
             "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
-            "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{module}.plain.PlainLoginModule required {plain};",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{module}.plain.PlainLoginModule required {plain_user};",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(store),
         }
@@ -178,12 +206,12 @@ class SecuredKafka(Kafka):
         user = f"SCRAM-SHA-512=[name={USER},password={password}]"
         return [*super()._format_options(), "--add-scram", user]
 
-    def _own_port(self, ports: tuple[int, ...]) -> int:
+    def _internal_port(self, ports: tuple[int, ...]) -> int:
         return ports[2]
 
 
 class SecuredMosquitto(Mosquitto):
-    """A `Mosquitto` whose clients need a certificate of its authority, a user name and a password.
+    """Mosquitto whose clients need a certificate of its authority, a user name and a password.
 
     Args:
         directory: As `Mosquitto`.
@@ -193,40 +221,40 @@ class SecuredMosquitto(Mosquitto):
     def __init__(self, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:
         directory = Path(directory).absolute()
         self.certificates = certificates(directory / "tls")
-        self.password_file = secret_of(directory / "secrets" / "password")
-        secured = {
+        self.password_file = secret_file_at(directory / "secrets" / "password")
+        secured_settings = {
             "cafile": str(self.certificates.authority),
             "certfile": str(self.certificates.server),
             "keyfile": str(self.certificates.server_key),
             "require_certificate": "true",
-            "password_file": str(_users(directory / "secrets" / "users", self.password_file)),
+            "password_file": str(_users_file(directory / "secrets" / "users", self.password_file)),
         }
-        super().__init__(directory, settings={**secured, **(settings or {})})
+        super().__init__(directory, settings={**secured_settings, **(settings or {})})
 
 
-def _users(file: Path, password_file: Path) -> Path:
-    """Mosquitto's own file of users, with hashes."""
+def _users_file(file: Path, password_file: Path) -> Path:
+    """Return Mosquitto's own password file, with hashes."""
     if file.exists():
         return file
-    program = shutil.which("mosquitto_passwd", path=f"/usr/bin:/usr/local/bin:{SEARCHED}")
+    program = shutil.which("mosquitto_passwd", path=f"/usr/bin:/usr/local/bin:{SBIN_PATH}")
     if program is None:
         raise SetupError("TL-S10", "mosquitto_passwd", "is not on this machine", "It comes with Mosquitto.")
     password = password_file.read_text(encoding="utf-8")
     # Its file is written with the password in clear text and hashed in place, so that no command line shows it.
-    files.replace(file, f"{USER}:{password}\n", synced=False)
+    files.replace(file, f"{USER}:{password}\n", sync=False)
     subprocess.run([program, "-U", str(file)], check=True, capture_output=True, timeout=30)
     return file
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayFiles:
-    """For ``[gateway]`` of a bridge file; the gateways themselves are the user's to start.
+    """Addresses and TLS files for ``[gateway]`` of a bridge file; the user starts the gateways.
 
     Attributes:
-        addresses: ``HOST:PORT`` of each.
+        addresses: ``HOST:PORT`` of each gateway.
         cert_file: Certificate for localhost and 127.0.0.1.
         key_file: Its key.
-        ca_file: Who signed it.
+        ca_file: Certificate of the authority that signed it.
         token_file: The token.
     """
 
@@ -238,14 +266,20 @@ class GatewayFiles:
 
 
 def gateway_files(directory: Path) -> GatewayFiles:
-    """The files in a directory, made where they are missing.
+    """Return the gateway files in a directory, created if missing.
 
     Raises:
-        SetupError: TL-S22, a certificate can't be made.
+        SetupError: TL-S22, a certificate can't be created.
     """
-    made = certificates(directory)
+    certificate_files = certificates(directory)
     ports = directory / "ports.json"
     if not ports.exists():
-        files.replace(ports, json.dumps([free_port() for _ in range(_GATEWAYS)]), synced=False)
+        files.replace(ports, json.dumps([free_port() for _ in range(_GATEWAY_COUNT)]), sync=False)
     addresses = tuple(f"{LOOPBACK}:{port}" for port in json.loads(ports.read_text(encoding="ascii")))
-    return GatewayFiles(addresses, made.server, made.server_key, made.authority, secret_of(directory / "token"))
+    return GatewayFiles(
+        addresses,
+        certificate_files.server,
+        certificate_files.server_key,
+        certificate_files.authority,
+        secret_file_at(directory / "token"),
+    )

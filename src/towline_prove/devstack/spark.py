@@ -1,10 +1,10 @@
-"""Spark quickly started, and a real standalone cluster on this machine, whose servers read no files of each other.
+"""Fast start of Spark, and a real standalone cluster on this machine whose servers can't read each other's files.
 
-The workers are at addresses of their own (127.0.0.2, 127.0.0.3 ...), which all of 127.0.0.0/8 is on Linux, and so are
-the executors that they start. They see the system's programs, Python, Spark and their own directory: what lies in the
-state directory of a gateway or of a bridge is out of their sight. Each has a mount namespace with a root of its own,
-into which only what is listed is bound (``unshare`` and ``pivot_root`` of util-linux), and keeps its pid. It is no
-fence against an attacker: processes see each other, and share the network.
+The workers have addresses of their own (127.0.0.2, 127.0.0.3 ...), which all of 127.0.0.0/8 is on Linux, and so do
+the executors that they start. They see the system's programs, Python, Spark and their own directory, but not the
+state directory of a gateway or of a bridge. Each has a mount namespace with a root of its own, into which only the
+listed paths are bound (``unshare`` and ``pivot_root`` of util-linux), and keeps its pid. It is no protection against an
+attacker: processes see each other, and share the network.
 """
 
 from __future__ import annotations
@@ -26,40 +26,48 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from towline import files
 from towline.errors import SetupError
-from towline.spark.java import QUICK, Tier, archive_of, find_java, jvm_options, light_home, sharing
-from towline_prove.devstack.kafka import PERFORMANCE
+from towline.spark.java import (
+    QUICK_JVM,
+    Tier,
+    archive_options,
+    find_java,
+    jvm_options,
+    light_spark_home,
+    spark_archive_path,
+)
+from towline_prove.devstack.kafka import PERFORMANCE_VARIABLE
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
-from towline_prove.devstack.server import Server, Together
+from towline_prove.devstack.server import Server, ServerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping, Sequence
 
 _ANSWER_SECONDS: Final = 2.0
 #: Of a master or worker, which hold lists of names only.
-_HEAP: Final = "128m"
+_DAEMON_HEAP: Final = "128m"
 #: What a worker offers, and what an application takes of it that says nothing: rows are in Python, not in the heap.
 _CORES: Final = 2
 _MEMORY: Final = "1g"
 _EXECUTOR_MEMORY: Final = "512m"
 _SECRET_BYTES: Final = 32
 #: What is handed on from the environment in which devstack was started.
-_KEPT: Final = ("LANG", "LC_ALL", "LC_CTYPE")
+_INHERITED_VARIABLES: Final = ("LANG", "LC_ALL", "LC_CTYPE")
 #: As `towline.spark.java` starts Spark's JVM; class data sharing speaks up unless it is told not to.
 _QUIET: Final = ("-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr", "-XX:-UsePerfData")
 #: spark-submit adds what this variable holds to its JVM.
-_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
-_TRIAL_SECONDS: Final = 20
+_SUBMIT_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
+_UNSHARE_TEST_S: Final = 20
 #: What every program needs; `/etc` has the resolver, certificates and Java's settings.
-_PROGRAMS: Final = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/opt", "/etc")
+_SYSTEM_PATHS: Final = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/opt", "/etc")
 #: The kernel's own, which say themselves who may write what.
-_WRITTEN: Final = ("/proc", "/sys", "/dev")
+_WRITABLE_PATHS: Final = ("/proc", "/sys", "/dev")
 #: The ways to a mount namespace: as root, and with a user namespace around it.
-_WAYS: Final = (("unshare",), ("unshare", "--user", "--map-root-user"))
-_APART: Final = ("--mount", "--propagation", "private", "--")
+_UNSHARE_COMMANDS: Final = (("unshare",), ("unshare", "--user", "--map-root-user"))
+_UNSHARE_OPTIONS: Final = ("--mount", "--propagation", "private", "--")
 #: Run in the new namespace. Arguments: where the root is made, the directory in which the command starts, all that is
 #: to be seen, parents first and with a ``+`` before what may be written, ``--``, and the command.
-_SCRIPT: Final = """
+_ENCLOSE_SCRIPT: Final = """
 set -eu
 root=$1 own=$2
 shift 2
@@ -87,52 +95,52 @@ exec "$@"
 """
 
 
-def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let every local Spark and every Kafka that is started with this environment start quickly, and run less quickly.
+def enable_fast_start(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Configure an environment so that Spark and Kafka start faster in it, and run slower.
 
     Args:
-        environment: Gets ``SPARK_HOME`` and ``SPARK_SUBMIT_OPTS``; what the latter holds already stays, and wins. And
-            ``KAFKA_JVM_PERFORMANCE_OPTS``, where there is none.
+        environment: Gets ``SPARK_HOME`` and ``SPARK_SUBMIT_OPTS``, whose existing options stay and win. And
+            ``KAFKA_JVM_PERFORMANCE_OPTS``, if it is not set.
 
     Raises:
         SetupError: There is no Java (TL-S14).
     """
-    home = light_home()
+    home = light_spark_home()
     options = jvm_options(Tier.QUICK)
     if home is not None:
         environment["SPARK_HOME"] = str(home)
-        options += sharing(archive_of(home))
-    environment.setdefault(PERFORMANCE, " ".join(QUICK))
-    environment[_VARIABLE] = " ".join([shlex.join(options), environment.get(_VARIABLE, "")]).strip()
+        options += archive_options(spark_archive_path(home))
+    environment.setdefault(PERFORMANCE_VARIABLE, " ".join(QUICK_JVM))
+    environment[_SUBMIT_VARIABLE] = " ".join([shlex.join(options), environment.get(_SUBMIT_VARIABLE, "")]).strip()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMachine:
-    """What the machine of a worker has, beside the system's programs, Java and Spark.
+    """Content of a worker's machine, beside the system's programs, Java and Spark.
 
     Attributes:
-        bare: A Python, and nothing of ours in it: an application has to bring Towline and all that it needs.
-        files: At the same paths as here: certificates, secrets of Kafka.
-        shared: Directories that it writes as this machine does, as on a file system of all of them.
+        bare: True for a Python without Towline and its dependencies: an application has to bring them.
+        readable_files: Files at the same paths as here: certificates, secrets of Kafka.
+        shared_directories: Directories that it may write as this machine does, as on a shared file system.
     """
 
     bare: bool = False
-    files: tuple[Path, ...] = ()
-    shared: tuple[Path, ...] = ()
+    readable_files: tuple[Path, ...] = ()
+    shared_directories: tuple[Path, ...] = ()
 
 
 class SparkServer(Server):
-    """A master or a worker; its web page answers for it.
+    """Spark master or worker; its web page serves as health check.
 
     Args:
-        directory: As of every server; the only one that it may write.
+        directory: Directory of the server; the only one that it may write.
         secret: File with the secret of ``spark.authenticate``.
     """
 
     port_count: ClassVar[int] = 2
     start_seconds: ClassVar[float] = 45.0
     #: The class that is run.
-    _main: ClassVar[str]
+    _main_class: ClassVar[str]
     #: Where it listens.
     host: str = LOOPBACK
     #: What its machine has; a master needs no more.
@@ -149,62 +157,62 @@ class SparkServer(Server):
 
     @property
     def address(self) -> str:
-        """How Spark names it."""
+        """Spark URL of the server."""
         return f"spark://{self.host}:{self.port}"
 
-    def asked(self) -> dict[str, Any]:
-        """What its web page says, in JSON; nothing while it gives no answer."""
-        page = f"http://{self.host}:{self.ports[1]}/json/"
+    def web_status(self) -> dict[str, Any]:
+        """Return the JSON of its web page; empty while it does not answer."""
+        url = f"http://{self.host}:{self.ports[1]}/json/"
         try:
-            with urllib.request.urlopen(page, timeout=_ANSWER_SECONDS) as answer:
-                said: dict[str, Any] = json.load(answer)
+            with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
+                status: dict[str, Any] = json.load(answer)
         except (OSError, ValueError):
             return {}
-        return said
+        return status
 
     def _command(self, ports: tuple[int, ...]) -> Sequence[str | Path]:
         properties = self.directory / "spark.properties"
         text = "".join(f"{key} {value}\n" for key, value in self._properties().items())
-        files.replace(properties, text, synced=False)  # mode 0600: the secret is in it
-        listening = ["--host", self.host, "--port", str(ports[0]), "--webui-port", str(ports[1])]
-        program = self._home / "bin" / "spark-class"
-        command = [program, self._main, *listening, "--properties-file", properties, *self._arguments()]
-        return enclosed(command, self.directory, self._visible(), self.machine.shared)
+        files.replace(properties, text, sync=False)  # mode 0600: the secret is in it
+        listen_options = ["--host", self.host, "--port", str(ports[0]), "--webui-port", str(ports[1])]
+        program = self._spark_home / "bin" / "spark-class"
+        command = [program, self._main_class, *listen_options, "--properties-file", properties, *self._arguments()]
+        return enclose_command(command, self.directory, self._visible_paths(), self.machine.shared_directories)
 
     def _properties(self) -> dict[str, str]:
-        said = {"spark.authenticate": "true", "spark.authenticate.secret": _secret_of(self._secret)}
-        return {**said, "spark.decommission.enabled": "true"}  # with SIGPWR a worker is
+        authentication = {"spark.authenticate": "true", "spark.authenticate.secret": _read_secret(self._secret)}
+        return {**authentication, "spark.decommission.enabled": "true"}  # with SIGPWR a worker is
 
     def _arguments(self) -> list[str | Path]:
         return []
 
     @property
-    def _home(self) -> Path:
-        """Of Spark: in the light one Python processes start sooner, but it has no copy of PySpark."""
+    def _spark_home(self) -> Path:
+        """Spark's home directory; the light one starts Python sooner, but has no copy of PySpark."""
         if self.machine.bare:
-            return _installed()
-        named = os.environ.get("SPARK_HOME")
-        return Path(named) if named else light_home() or _installed()
+            return _pyspark_home()
+        configured_home = os.environ.get("SPARK_HOME")
+        return Path(configured_home) if configured_home else light_spark_home() or _pyspark_home()
 
-    def _visible(self) -> list[Path]:
-        python = python_only() if self.machine.bare else python_of_ours()
-        return [self._home, _installed(), java_place(), *python, *self.machine.files]
+    def _visible_paths(self) -> list[Path]:
+        python_paths = bare_python_paths() if self.machine.bare else towline_python_paths()
+        return [self._spark_home, _pyspark_home(), java_home(), *python_paths, *self.machine.readable_files]
 
     def _environment(self) -> dict[str, str]:
-        """All that it inherits and hands on to executors: nothing of the user's."""
-        quick = shlex.join([*_QUIET, *QUICK, *sharing(archive_of(self._home))])
+        """Return the complete environment, also for executors: without the user's variables."""
+        java_options = shlex.join([*_QUIET, *QUICK_JVM, *archive_options(spark_archive_path(self._spark_home))])
         python = Path(sys.base_prefix if self.machine.bare else sys.prefix) / "bin"
         return {
-            **{name: os.environ[name] for name in _KEPT if name in os.environ},
+            **{name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ},
             "PATH": os.pathsep.join([str(python), *os.defpath.split(os.pathsep), "/usr/sbin", "/sbin"]),
             "HOME": str(self.directory),
-            "JAVA_HOME": str(java_place()),
-            "SPARK_HOME": str(self._home),
+            "JAVA_HOME": str(java_home()),
+            "SPARK_HOME": str(self._spark_home),
             "SPARK_LOCAL_IP": self.host,
             "SPARK_LOCAL_DIRS": str(self.directory / "local"),
-            "SPARK_DAEMON_MEMORY": _HEAP,
-            "SPARK_DAEMON_JAVA_OPTS": quick,
-            "SPARK_LAUNCHER_OPTS": " ".join(QUICK),
+            "SPARK_DAEMON_MEMORY": _DAEMON_HEAP,
+            "SPARK_DAEMON_JAVA_OPTS": java_options,
+            "SPARK_LAUNCHER_OPTS": " ".join(QUICK_JVM),
         }
 
     def _forget_data(self) -> None:
@@ -213,10 +221,10 @@ class SparkServer(Server):
 
 
 class SparkMaster(SparkServer):
-    """The master: it knows workers and applications, and knows them again after a kill."""
+    """Spark master with its workers and applications; it recovers them after a kill."""
 
     name: ClassVar[str] = "spark-master"
-    _main = "org.apache.spark.deploy.master.Master"
+    _main_class = "org.apache.spark.deploy.master.Master"
 
     def _properties(self) -> dict[str, str]:
         return {
@@ -229,27 +237,27 @@ class SparkMaster(SparkServer):
         }
 
     def workers(self) -> list[str]:
-        """The hosts of the workers that it has."""
-        return sorted(one["host"] for one in self.asked().get("workers", []) if one["state"] == "ALIVE")
+        """Return the hosts of its live workers."""
+        return sorted(worker["host"] for worker in self.web_status().get("workers", []) if worker["state"] == "ALIVE")
 
     def _answers(self, port: int) -> bool:
         del port
-        return self.asked().get("status") == "ALIVE"
+        return self.web_status().get("status") == "ALIVE"
 
 
 class SparkWorker(SparkServer):
-    """A worker; executors are its children and see what it sees.
+    """Spark worker; its executors are child processes and see the same files.
 
     Args:
-        directory: As of every server.
+        directory: Directory of the server.
         secret: As `SparkServer`.
-        master: Whom it belongs to.
-        number: From 1; it is at 127.0.0.1 and that many further.
-        machine: What its machine has.
+        master: Master that it registers with.
+        number: Number from 1; the worker's address is 127.0.0.1 plus that number.
+        machine: Content of its machine.
     """
 
     name: ClassVar[str] = "spark-worker"
-    _main = "org.apache.spark.deploy.worker.Worker"
+    _main_class = "org.apache.spark.deploy.worker.Worker"
 
     def __init__(self, directory: Path, secret: Path, master: SparkMaster, number: int, machine: WorkerMachine) -> None:
         super().__init__(directory, secret)
@@ -270,21 +278,22 @@ class SparkWorker(SparkServer):
         return ["--cores", str(_CORES), "--memory", _MEMORY, "--work-dir", work, self._master.address]
 
     def _environment(self) -> dict[str, str]:
-        made = super()._environment()
+        environment = super()._environment()
         # What an executor's JVM is started with is the application's to say; this is this machine's own word.
-        return {**made, "JDK_JAVA_OPTIONS": made["SPARK_DAEMON_JAVA_OPTS"]}
+        return {**environment, "JDK_JAVA_OPTIONS": environment["SPARK_DAEMON_JAVA_OPTS"]}
 
     def _answers(self, port: int) -> bool:
         del port
         return self.host in self._master.workers()
 
 
-class SparkCluster(Together):
-    """A master and its workers.
+class SparkCluster(ServerGroup):
+    """Spark master and its workers.
 
     Args:
-        directory: Each has a folder in it; beside them the secret, and ``client.properties`` for ``spark-submit``.
-        workers: How many.
+        directory: Each server has a folder in it; beside them the secret, and ``client.properties`` for
+            ``spark-submit``.
+        workers: Number of workers.
         machine: As `SparkWorker`, of each of them.
     """
 
@@ -299,44 +308,46 @@ class SparkCluster(Together):
 
     @property
     def servers(self) -> tuple[SparkServer, ...]:
-        """The master, then the workers."""
+        """Master, then workers."""
         return self.master, *self.workers
 
     @property
     def properties_file(self) -> Path:
-        """For ``spark-submit --properties-file``: where the master is and the secret, readable by this user alone."""
+        """File for ``spark-submit --properties-file`` with the master's address and secret; mode 0600."""
         return self.directory / "client.properties"
 
     def start(self) -> Self:
-        """As `Together.start`."""
+        """Start all servers, as `ServerGroup.start`."""
         self.prepare()
         super().start()
         self.describe()
         return self
 
     def prepare(self) -> None:
-        """Make the secret, once."""
+        """Create the secret, once."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.secret_file.exists():
-            files.replace(self.secret_file, secrets.token_hex(_SECRET_BYTES) + "\n", synced=False)
+            files.replace(self.secret_file, secrets.token_hex(_SECRET_BYTES) + "\n", sync=False)
 
     def describe(self) -> None:
         """Write `properties_file`, once the master has its port."""
-        said = {
+        properties = {
             "spark.master": self.master.address,
             "spark.authenticate": "true",
-            "spark.authenticate.secret": _secret_of(self.secret_file),
+            "spark.authenticate.secret": _read_secret(self.secret_file),
             "spark.executor.memory": _EXECUTOR_MEMORY,
         }
-        files.replace(self.properties_file, "".join(f"{key} {value}\n" for key, value in said.items()), synced=False)
+        files.replace(
+            self.properties_file, "".join(f"{key} {value}\n" for key, value in properties.items()), sync=False
+        )
 
 
-def _secret_of(file: Path) -> str:
+def _read_secret(file: Path) -> str:
     return file.read_text(encoding="ascii").strip()
 
 
-def _installed() -> Path:
-    """Spark as PySpark brings it.
+def _pyspark_home() -> Path:
+    """Return the Spark home inside PySpark.
 
     Raises:
         SetupError: TL-S20, there is none.
@@ -347,43 +358,48 @@ def _installed() -> Path:
     return Path(spec.origin).parent
 
 
-def enclosed(
-    command: Sequence[str | Path], own: Path, visible: Iterable[Path], shared: Iterable[Path] = ()
+def enclose_command(
+    command: Sequence[str | Path],
+    own_directory: Path,
+    visible_paths: Iterable[Path],
+    shared_directories: Iterable[Path] = (),
 ) -> list[str | Path]:
-    """The command line that runs a command with a root of its own, the process keeping its pid.
+    """Return a command line that runs a command in a root directory of its own and keeps its pid.
 
     Args:
-        command: What is run.
-        own: The directory that it may write, and where it starts; it exists.
-        visible: Directories and files that it may read, beside the system's programs.
-        shared: Directories that it may write as others may, as on a file system of several machines.
+        command: Command to run.
+        own_directory: The directory that it may write, and its working directory; it exists.
+        visible_paths: Directories and files that it may read, beside the system's programs.
+        shared_directories: Directories that it may write as others may, as on a shared file system.
 
     Raises:
         SetupError: TL-S30, this machine allows no mount namespaces.
     """
-    root = own.with_name(f".{own.name}.root")
+    root = own_directory.with_name(f".{own_directory.name}.root")
     root.mkdir(mode=0o700, exist_ok=True)
-    written = {own, *shared, *map(Path, _WRITTEN)}
-    places = [place for place in _outermost([*map(Path, _PROGRAMS), *visible, *written]) if place.exists()]
-    seen = [f"{'+' * (place in written)}{place}" for place in places]
-    return [*_unshare(), "sh", "-c", _SCRIPT, "towline", root, own, *seen, "--", *command]
+    writable_paths = {own_directory, *shared_directories, *map(Path, _WRITABLE_PATHS)}
+    paths = [
+        path for path in _outermost_paths([*map(Path, _SYSTEM_PATHS), *visible_paths, *writable_paths]) if path.exists()
+    ]
+    bind_arguments = [f"{'+' * (path in writable_paths)}{path}" for path in paths]
+    return [*_unshare(), "sh", "-c", _ENCLOSE_SCRIPT, "towline", root, own_directory, *bind_arguments, "--", *command]
 
 
-def python_of_ours() -> tuple[Path, ...]:
-    """Where this Python is, with its packages and Towline."""
+def towline_python_paths() -> tuple[Path, ...]:
+    """Return the paths of this Python, its packages and Towline."""
     towline = find_spec("towline")
     assert towline is not None
     assert towline.origin is not None
     return Path(sys.prefix), Path(sys.base_prefix), Path(towline.origin).parents[1]
 
 
-def python_only() -> tuple[Path, ...]:
-    """Where a Python of the same version is that has none of our packages."""
+def bare_python_paths() -> tuple[Path, ...]:
+    """Return the path of a Python of the same version without our packages."""
     return (Path(sys.base_prefix),)
 
 
-def java_place() -> Path:
-    """The directory of the Java that is used.
+def java_home() -> Path:
+    """Return the home directory of Java.
 
     Raises:
         SetupError: TL-S14, there is none.
@@ -391,26 +407,34 @@ def java_place() -> Path:
     return find_java().resolve().parents[1]
 
 
-def _outermost(places: Sequence[Path]) -> list[Path]:
-    """Without those that lie in another one of them; parents first."""
-    kept: list[Path] = []
-    for place in sorted(set(places)):
-        if not any(place.is_relative_to(other) for other in kept):
-            kept.append(place)
-    return kept
+def _outermost_paths(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths that are not below another one of them; parents first."""
+    outermost: list[Path] = []
+    for path in sorted(set(paths)):
+        if not any(path.is_relative_to(parent) for parent in outermost):
+            outermost.append(path)
+    return outermost
 
 
 @cache
 def _unshare() -> tuple[str, ...]:
-    """How this user gets a mount namespace in which it may mount."""
-    for way in _WAYS:
-        trial = [*way, *_APART, "sh", "-c", "mount -t tmpfs towline /tmp && command -v pivot_root"]
+    """Return the command by which this user gets a mount namespace with permission to mount."""
+    for unshare_command in _UNSHARE_COMMANDS:
+        test_command = [
+            *unshare_command,
+            *_UNSHARE_OPTIONS,
+            "sh",
+            "-c",
+            "mount -t tmpfs towline /tmp && command -v pivot_root",
+        ]
         try:
-            answer = subprocess.run(trial, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
+            result = subprocess.run(test_command, capture_output=True, timeout=_UNSHARE_TEST_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if answer.returncode == 0:
-            return (*way, *_APART)
-    what = "Spark's processes need a mount namespace each, so that none reads another's files, and this user gets none"
-    do = "Run it as root, or allow user namespaces (sysctl user.max_user_namespaces); in a container add SYS_ADMIN."
-    raise SetupError("TL-S30", "unshare --mount", what, do)
+        if result.returncode == 0:
+            return (*unshare_command, *_UNSHARE_OPTIONS)
+    problem = (
+        "Spark's processes need a mount namespace each, so that none reads another's files, and this user gets none"
+    )
+    remedy = "Run it as root, or allow user namespaces (sysctl user.max_user_namespaces); in a container add SYS_ADMIN."
+    raise SetupError("TL-S30", "unshare --mount", problem, remedy)

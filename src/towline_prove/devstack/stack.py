@@ -1,7 +1,7 @@
-"""A Mosquitto and a Kafka side by side in one directory, for the demo and the command line.
+"""Stack of a Mosquitto and a Kafka in one directory, for the demo and the command line.
 
-Kafka is one broker, or several; or one with TLS and SASL beside a Mosquitto that wants certificates and passwords.
-Beside them there may be a Spark cluster.
+Kafka has one broker, or several; or one with TLS and SASL beside a Mosquitto with certificates and passwords.
+A Spark cluster may be added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from towline.errors import ConfigError, SetupError
 from towline_prove.devstack.kafka import Kafka, KafkaCluster
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto, gateway_files
-from towline_prove.devstack.server import Server, Together
+from towline_prove.devstack.server import Server, ServerGroup
 from towline_prove.devstack.spark import SparkCluster, WorkerMachine
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StackForm:
-    """What a stack is made of; kept in its directory, so that every command finds the same.
+    """Form of a stack; saved in its directory, so that every command uses the same.
 
     Attributes:
-        brokers: Of Kafka, 1 or 3.
-        secure: Whether clients need TLS and credentials.
+        brokers: Kafka brokers, 1 or 3.
+        secure: True if clients need TLS and credentials.
         spark_workers: Workers of a Spark cluster; 0 for no Spark.
-        bare: Whether these have a Python without Towline and what it needs.
-        shared: Whether they and this machine share a directory, `Stack.shared`.
+        bare: True if the workers' Python lacks Towline and its dependencies.
+        shared: True if the workers and this machine share a directory, `Stack.shared_directory`.
     """
 
     brokers: int = 1
@@ -43,40 +43,42 @@ class StackForm:
     shared: bool = False
 
     @classmethod
-    def of(cls, directory: Path, wanted: StackForm | None) -> StackForm:
-        """The form of a directory's stack; a new directory takes the one that is wanted.
+    def resolve(cls, directory: Path, requested: StackForm | None) -> StackForm:
+        """Return the form of a directory's stack; a new directory gets the requested one.
 
         Raises:
             SetupError: TL-S23, the directory has a stack of another form.
         """
         file = directory / "stack.json"
-        found = cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
-        known = found or (cls() if (directory / "kafka").exists() else None)
-        if wanted is not None and known is not None and wanted != known:
-            what = f"has a stack of another form ({known.words})"
-            raise SetupError("TL-S23", str(directory), what, "Name another directory with --dir, or remove this one.")
-        if wanted is not None and found is None:
+        stored = cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+        existing = stored or (cls() if (directory / "kafka").exists() else None)
+        if requested is not None and existing is not None and requested != existing:
+            problem = f"has a stack of another form ({existing.description})"
+            raise SetupError(
+                "TL-S23", str(directory), problem, "Name another directory with --dir, or remove this one."
+            )
+        if requested is not None and stored is None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.replace(file, json.dumps(asdict(wanted)), synced=False)
-        return wanted or known or cls()
+            files.replace(file, json.dumps(asdict(requested)), sync=False)
+        return requested or existing or cls()
 
     @property
-    def words(self) -> str:
-        """For a person."""
+    def description(self) -> str:
+        """Description for a person."""
         kafka = f"{self.brokers} broker{'s' * (self.brokers > 1)} of Kafka{', TLS and passwords' * self.secure}"
         workers = f"{self.spark_workers}{' bare' * self.bare} worker{'s' * (self.spark_workers > 1)} of Spark"
         workers += ", which share a directory" * self.shared
         return f"{kafka}, {workers}" if self.spark_workers else kafka
 
 
-class Stack(Together):
+class Stack(ServerGroup):
     """Mosquitto and Kafka in one directory.
 
     Args:
         directory: Each broker has a folder of its name in it; None is `default_directory`.
         mosquitto: Settings for mosquitto.conf.
         kafka: Settings for server.properties.
-        form: What it is made of; None takes what the directory has, at first one broker of each without security.
+        form: Form of the stack; None for the saved one, at first one broker of each without security.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Stack(Together):
         form: StackForm | None = None,
     ) -> None:
         self.directory = (directory or default_directory()).absolute()
-        self.form = StackForm.of(self.directory, form)
+        self.form = StackForm.resolve(self.directory, form)
         self.mosquitto: Mosquitto = (SecuredMosquitto if self.form.secure else Mosquitto)(
             self.directory / "mosquitto", settings=mosquitto
         )
@@ -98,31 +100,33 @@ class Stack(Together):
             else (SecuredKafka if self.form.secure else Kafka)(self.directory / "kafka", settings=kafka)
         )
         workers = self.form.spark_workers
-        self.spark = SparkCluster(self.directory / "spark", workers=workers, machine=self._machine) if workers else None
+        self.spark = (
+            SparkCluster(self.directory / "spark", workers=workers, machine=self._worker_machine) if workers else None
+        )
 
     @property
-    def shared(self) -> Path:
-        """The directory that a stack of this form shares with its workers."""
+    def shared_directory(self) -> Path:
+        """Directory that a stack of this form shares with its workers."""
         return self.directory / "shared"
 
     @property
-    def _machine(self) -> WorkerMachine:
+    def _worker_machine(self) -> WorkerMachine:
         kafka = self.kafka
         files = (kafka.password_file, kafka.authority) if isinstance(kafka, SecuredKafka) else ()
-        return WorkerMachine(self.form.bare, files, (self.shared,) if self.form.shared else ())
+        return WorkerMachine(self.form.bare, files, (self.shared_directory,) if self.form.shared else ())
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """All of them."""
+        """All servers of the stack."""
         kafka = self.kafka.nodes if isinstance(self.kafka, KafkaCluster) else (self.kafka,)
         return self.mosquitto, *kafka, *(self.spark.servers if self.spark else ())
 
     def start(self) -> Self:
-        """As `Together.start`."""
+        """Start all servers, as `ServerGroup.start`."""
         if self.spark:
             self.spark.prepare()
             if self.form.shared:
-                self.shared.mkdir(mode=0o700, exist_ok=True)
+                self.shared_directory.mkdir(mode=0o700, exist_ok=True)
         super().start()
         if self.spark:
             self.spark.describe()
@@ -130,16 +134,16 @@ class Stack(Together):
         return self
 
     def variables(self) -> dict[str, str]:
-        """Where everything is, as variables of a shell or a bridge file; no secret, but the files that hold some."""
-        named = {"DIR": str(self.directory), "MQTT": self.mosquitto.address, "KAFKA": self.kafka.bootstrap}
+        """Return all addresses as variables of a shell or a bridge file; paths of secret files, but no secret."""
+        variables = {"DIR": str(self.directory), "MQTT": self.mosquitto.address, "KAFKA": self.kafka.bootstrap}
         if self.spark:
-            named |= {"SPARK": self.spark.master.address}
+            variables |= {"SPARK": self.spark.master.address}
             addresses = gateway_files(self.directory / "gateway").addresses
-            named |= {f"GATEWAY_{number}": address for number, address in enumerate(addresses, 1)}
-        return {f"STACK_{name}": value for name, value in named.items()}
+            variables |= {f"GATEWAY_{number}": address for number, address in enumerate(addresses, 1)}
+        return {f"STACK_{name}": value for name, value in variables.items()}
 
     def server(self, name: str) -> Server:
-        """The server with this name.
+        """Return the server with this name.
 
         Raises:
             ConfigError: There is none (TL-C71).
@@ -152,5 +156,5 @@ class Stack(Together):
 
 
 def default_directory() -> Path:
-    """``towline/devstack`` in the user's state directory (XDG)."""
+    """Return ``towline/devstack`` in the user's state directory (XDG)."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "towline" / "devstack"

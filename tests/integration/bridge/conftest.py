@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.integration.bridge.running import Running
 from towline.bridge.config.file import parse
-from towline.bridge.runtime.session import settings_of
+from towline.bridge.runtime.session import session_settings
 from towline.bridge.uplink.sink import FORMATS
 from towline.spark.session import register
 
@@ -39,7 +39,7 @@ _SHOWN = 3000
 @pytest.fixture(scope="module")
 def spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """With the settings and formats that the driver gives its own, as far as a session that runs takes them."""
-    given = settings_of(parse(_BRIDGE, tmp_path_factory.mktemp("spark") / "bridge.toml", os.environ))
+    given = session_settings(parse(_BRIDGE, tmp_path_factory.mktemp("spark") / "bridge.toml", os.environ))
     given = {name: value for name, value in given.items() if spark.conf.isModifiable(name)}
     before = {name: spark.conf.get(name, None) for name in given}
     for name, value in given.items():

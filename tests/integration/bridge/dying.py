@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any, Final
 
-from towline.bridge.runtime.supervisor import Reloading
+from towline.bridge.runtime.supervisor import Reloader
 from towline.cli import main
 
 __all__ = ["STEPS"]
@@ -22,14 +22,14 @@ STEPS: Final = {
 
 
 def _die_at(step: str) -> None:
-    inner = getattr(Reloading, STEPS[step])
+    inner = getattr(Reloader, STEPS[step])
 
     @functools.wraps(inner)
     def deadly(*args: Any) -> Any:
         inner(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(Reloading, STEPS[step], deadly)
+    setattr(Reloader, STEPS[step], deadly)
 
 
 if __name__ == "__main__":

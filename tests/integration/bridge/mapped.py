@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from towline.bridge.lines.statements import Statements
-from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, Route, RouteTable, RowOutcome, of_schema
+from towline.bridge.lines.sql import RouteSql
+from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, Route, RouteTable, RowOutcome, to_row_schema
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA
 
@@ -27,11 +27,11 @@ def message(topic: str, payload: bytes | None = b"x", qos: int = 1, **more: Any)
 
 
 def frame_of(
-    spark: SparkSession, routes: Sequence[Route], messages: Sequence[Mapping[str, Any]], statements: Statements
+    spark: SparkSession, routes: Sequence[Route], messages: Sequence[Mapping[str, Any]], statements: RouteSql
 ) -> DataFrame:
     """Messages as the source of a line with SQL gives them, in one partition."""
     batch = pa.RecordBatch.from_pylist([*messages], schema=ROW_SCHEMA)
-    rows = RouteTable(routes).routed(batch, statements.values)
+    rows = RouteTable(routes).add_routes(batch, statements.value_columns)
     return spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1)
 
 
@@ -39,13 +39,13 @@ def mapped(
     spark: SparkSession, routes: Sequence[Route], messages: Sequence[Mapping[str, Any]], *, tolerant: bool = True
 ) -> list[Any]:
     """Of each message the arguments of ``produce``, or its dead letter, or why it is left out."""
-    statements = Statements(routes)
-    return outcomes(routes, statements.applied(frame_of(spark, routes, messages, statements), tolerant=tolerant))
+    statements = RouteSql(routes)
+    return outcomes(routes, statements.writer_frame(frame_of(spark, routes, messages, statements), tolerant=tolerant))
 
 
 def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:
     """The same of rows that Spark has evaluated."""
-    batch = of_schema(rows.toArrow().combine_chunks().to_batches()[0])
+    batch = to_row_schema(rows.toArrow().combine_chunks().to_batches()[0])
     rendered = RouteTable(routes).render(batch)
     columns = RecordColumns()
     records = columns.rows(rendered, any_topic=True).records
@@ -53,7 +53,7 @@ def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:
     codes, faults = (rendered.column(name).to_pylist() for name in (OUTCOME, FAULT))
     for at, (code, fault, record) in enumerate(zip(codes, faults, records, strict=True)):
         if reason := (outcome := RowOutcome(code)).reason:
-            headers = tuple(columns.originals(rendered, at, ()))
+            headers = tuple(columns.original_headers(rendered, at, ()))
             topic, value, key, _, _, _, moment, _ = record
             made.append(DeadLetter(reason, topic, key, value, headers, None, moment, fault, "line"))
         else:

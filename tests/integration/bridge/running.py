@@ -23,7 +23,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.helpers import wait_until
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import collect_status
 from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
 from towline_prove.devstack import Mosquitto
@@ -77,7 +77,7 @@ class Running:
     def status(self, line: str = "line") -> dict[str, Any]:
         """What `towline status` says, without a process of its own: tests ask often."""
         time.sleep(0.1)  # every question costs the gateway a moment too
-        return collect(self.directory / self.state, [line])
+        return collect_status(self.directory / self.state, [line])
 
     def command(self, name: str, *arguments: str) -> str:
         """What another command says of this file, which comes first."""
@@ -152,7 +152,7 @@ def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         with contextlib.suppress(KafkaError):  # a busy machine may leave it without a word for 10 s
-            KafkaAdmin(bootstrap).settled(topic)
+            KafkaAdmin(bootstrap).wait_for_open_transactions(topic)
             if (records := _read(bootstrap, topic)) is not None:
                 return records
     raise AssertionError(f"no reader comes to the end of {topic}")

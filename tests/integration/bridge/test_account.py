@@ -123,7 +123,7 @@ def plant(bridge: Running, kafka: Kafka) -> None:
     loaded = load(Path(bridge.file))
     options = loaded.sink_options(loaded.line("up"), "account.up")
     store = MarkerStore(SinkSettings.parse(options), "account.up")
-    marker = store.read(0)
+    marker = store.read_marker(0)
     assert isinstance(marker, Marker)
     other = replace(marker, total_rows=marker.total_rows + 7)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})

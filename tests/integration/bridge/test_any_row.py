@@ -28,9 +28,9 @@ from tests.integration.bridge.round_trips import (
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import Ear
 from tests.integration.kafka.reading import records
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import collect_status
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.kafka.deadletters import Collector, DeadLetter
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter
 from towline_prove.devstack import Kafka, Mosquitto
 
 # `make test` has the same extremes at the parts: publisher/test_any_row.py, bridge/test_sql.py and test_downsql.py,
@@ -190,7 +190,7 @@ def check_headers(kafka: Kafka, foreign: Foreign, sent: list[list[Header]], acco
 def gateway(bridge: Running, line: str) -> dict[str, Any]:
     if not (bridge.directory / "state" / "bridge.json").exists():
         return {}
-    status: dict[str, Any] = collect(bridge.directory / "state")["lines"][line]["gateway"]
+    status: dict[str, Any] = collect_status(bridge.directory / "state")["lines"][line]["gateway"]
     return status or {}
 
 
@@ -213,7 +213,7 @@ def settled(bridge: Running, wanted: dict[str, int]) -> dict[str, Any]:
 
     def all_done() -> bool:
         accounts.update(
-            {name: line["account"] or {} for name, line in collect(bridge.directory / "state")["lines"].items()}
+            {name: line["account"] or {} for name, line in collect_status(bridge.directory / "state")["lines"].items()}
         )
         came = {name: account.get("received", account.get("taken", 0)) for name, account in accounts.items()}
         return all(came[name] >= count for name, count in wanted.items()) and all(
@@ -229,7 +229,7 @@ def settled(bridge: Running, wanted: dict[str, int]) -> dict[str, Any]:
 
 
 def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
-    collector = Collector()
+    collector = ChunkAssembler()
     letters = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
     return [letter for letter in letters if letter is not None]
 

@@ -9,13 +9,13 @@ from tests.integration.bridge.running import Running
 from tests.integration.bridge.test_retire import UP, written
 from tests.integration.gateway.test_drain import has_session
 from tests.unit.cli.test_main import ran
-from towline.bridge.lines.identity import Identity, settle
-from towline.bridge.runtime.reconciling import foreign_marker
+from towline.bridge.lines.identity import Identity, assign_identities
+from towline.bridge.runtime.reconciling import foreign_marker_error
 from towline.errors import KafkaError
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import Transactional
+from towline.kafka.producers import TransactionalProducer
 from towline_prove.devstack import Kafka, Mosquitto
 
 
@@ -23,10 +23,10 @@ def leave(kafka: str, sink: str, rows: int) -> None:
     """Write the marker that a query has left which carried so many rows as this sink."""
     settings = SinkSettings.parse({"kafka.bootstrap.servers": kafka, "sinkId": sink})
     store = MarkerStore(settings, sink)
-    store.ensure()
-    producer = Transactional(settings, settings.transactional_id(sink, 0))
+    store.ensure_topic()
+    producer = TransactionalProducer(settings, settings.transactional_id(sink, 0))
     producer.begin()
-    producer.mark(store.topic, 0, store.key(0), Marker(3, 1, rows, writer="an-older-query", total_rows=rows))
+    producer.write_marker(store.topic, 0, store.key(0), Marker(3, 1, rows, writer="an-older-query", total_rows=rows))
     producer.commit()
     producer.close()
 
@@ -52,16 +52,16 @@ def test_a_line_whose_sink_has_rows_of_another_query_takes_nothing_in(
     assert "is up after" not in out, "nor was Spark waited for"
     _, out, _ = ran(capsys, "begin-again", str(bridge.file), "line")
     assert out == f'line "line" begins again as sink "{sink}.2"\n'
-    assert foreign_marker(file, file.lines[0]) is None
+    assert foreign_marker_error(file, file.lines[0]) is None
 
 
 def test_where_kafka_does_not_answer_a_first_line_is_not_held_back(bridge: Running, mosquitto: Mosquitto) -> None:
     """Whether its sink is free is not known, and the sink looks before its first batch."""
     file = written(bridge.directory, mosquitto, "127.0.0.1:1", UP.format("line", "t"))
-    settle(file)
+    assign_identities(file)
     with pytest.raises(KafkaError, match="TL-K01"):
-        foreign_marker(file, file.lines[0])
+        foreign_marker_error(file, file.lines[0])
     identity = Identity.read(bridge.state_dir)
     assert identity is not None
-    identity.noted(bridge.state_dir, query="q")
-    assert foreign_marker(file, file.lines[0]) is None, "it has begun: nothing is asked"
+    identity.update(bridge.state_dir, query="q")
+    assert foreign_marker_error(file, file.lines[0]) is None, "it has begun: nothing is asked"

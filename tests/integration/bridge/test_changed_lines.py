@@ -21,7 +21,7 @@ from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import Identity
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
-from towline.spark.tally import BatchResult, SinkNote
+from towline.spark.sink_note import BatchResult, SinkNote
 from towline_prove.devstack import Kafka
 
 pytestmark = pytest.mark.spark
@@ -53,13 +53,13 @@ class Carried:
     def _keep(self, frame: DataFrame, batch: int) -> None:
         rows = frame.collect()
         logs = Checkpoint(str(self._query.line.checkpoint))  # as the Kafka sink notes it
-        SinkNote.read(logs).after(batch, BatchResult(Counter(given=len(rows), dropped=25 - len(rows)))).keep(logs)
+        SinkNote.read(logs).with_batch(batch, BatchResult(Counter(given=len(rows), dropped=25 - len(rows)))).write(logs)
         self.values += sorted(int(bytes(row.payload)) for row in rows)
 
     def carry(self, *moments: datetime) -> None:
         mine, server = self._query, self._server
         rows = mine.source(self._spark, {"telemetry": 0})
-        frame = mine.prepared(rows).writeStream
+        frame = mine.writer_input(rows).writeStream
         query = frame.foreachBatch(self._keep).option("checkpointLocation", str(mine.line.checkpoint)).start()
         try:
             for at in moments:
@@ -91,7 +91,7 @@ def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
         carried.carry(NOW + timedelta(seconds=1), NOW + timedelta(seconds=2), NOW + timedelta(hours=5), NOW)
     assert carried.values[:100] == list(range(100)), "what is new goes on"
     assert carried.values[100:] == list(range(100, 125)), "of what comes again only what the jump made forget"
-    assert LineNotes.read(line.checkpoint).spark == {"deduplicated": 50, "late": 0, "dropped": 50}
+    assert LineNotes.read(line.checkpoint).spark_counts == {"deduplicated": 50, "late": 0, "dropped": 50}
 
 
 #: What the line says from one run to the next: its own settings, its route's; rows that come before it starts, records

@@ -23,7 +23,7 @@ from tests.integration.kafka.test_topic_ids import make_anew
 from towline.bridge import deadletters
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
-from towline.bridge.deadletters import Mapper
+from towline.bridge.deadletters import LetterMapper
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline_prove.devstack import Kafka
@@ -80,12 +80,12 @@ def test_a_dead_letter_topic_made_anew_amid_a_replay_gets_no_mark_of_the_old_one
     """A mark names offsets: in another topic it would hide other dead letters."""
     bridge, _, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
-    (ledger,) = deadletters.shelves(bridge)
-    waiting = list(ledger.entries(deadletters.Wanted()))
-    assert len(ledger.waiting(waiting)) == 3
+    (ledger,) = deadletters.dead_letter_topics(bridge)
+    waiting = list(ledger.waiting_letters(deadletters.LetterFilter()))
+    assert len(ledger.still_waiting(waiting)) == 3
     make_anew(kafka, dead)
     with pytest.raises(KafkaError, match=r"was deleted and made again while it was replayed.*TL-B30"):
-        ledger.waiting(waiting)
+        ledger.still_waiting(waiting)
 
 
 def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
@@ -93,37 +93,39 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody"), letter(2, size=9000), letter(3)], limit=4096)
     strange: list[str | bytes] = ["kcat", "-P", "-b", kafka.bootstrap, "-t", dead, "-p", "0", "-H", b"\xff=1"]
     subprocess.run(strange, input=b"somebody else's", check=True)
-    (shelf,) = deadletters.shelves(bridge)
-    dry = deadletters.replay(shelf, deadletters.Wanted(), no_spark, dry_run=True)
-    assert dry.mended == {target: 3}
+    (shelf,) = deadletters.dead_letter_topics(bridge)
+    dry = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark, dry_run=True)
+    assert dry.replayed_by_topic == {target: 3}
     assert values(kafka, target) == []
 
-    first = deadletters.replay(shelf, deadletters.Wanted(), no_spark, limit=1)
-    assert sum(first.mended.values()) == 1 or first.dead
-    rest = deadletters.replay(shelf, deadletters.Wanted(), no_spark)
-    assert rest.dead == {"no route takes this topic": 1}
-    again = deadletters.replay(shelf, deadletters.Wanted(), no_spark)
-    assert (again.mended, again.dead) == ({}, {"no route takes this topic": 1})
+    first = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark, limit=1)
+    assert sum(first.replayed_by_topic.values()) == 1 or first.dead_by_reason
+    rest = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
+    assert rest.dead_by_reason == {"no route takes this topic": 1}
+    again = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
+    assert (again.replayed_by_topic, again.dead_by_reason) == ({}, {"no route takes this topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
-    assert [entry.dead_letter.value for entry in shelf.entries(deadletters.Wanted())] == [b"m1".ljust(10, b".")]
-    assert shelf.strange == 1
+    assert [entry.dead_letter.value for entry in shelf.waiting_letters(deadletters.LetterFilter())] == [
+        b"m1".ljust(10, b".")
+    ]
+    assert shelf.unreadable_records == 1
 
 
 def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, reason=Reason.UNROUTED)])
-    (shelf,) = deadletters.shelves(bridge)
-    made = deadletters.replay(shelf, deadletters.Wanted(line="line", reason="unrouted"), no_spark)
-    assert made.mended == {target: 1}
+    (shelf,) = deadletters.dead_letter_topics(bridge)
+    made = deadletters.replay(shelf, deadletters.LetterFilter(line="line", reason="unrouted"), no_spark)
+    assert made.replayed_by_topic == {target: 1}
     assert values(kafka, target) == [b"m1"]
-    assert len(list(shelf.entries(deadletters.Wanted()))) == 1
+    assert len(list(shelf.waiting_letters(deadletters.LetterFilter()))) == 1
 
 
 def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None:
     """All of it was sent, only the commit is missing: nothing of it counts, and nothing waits for it."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1)])
-    (shelf,) = deadletters.shelves(bridge)
+    (shelf,) = deadletters.dead_letter_topics(bridge)
     code = """if True:
         import os, sys
         from pathlib import Path
@@ -135,7 +137,7 @@ def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None
         deadletters.replay(deadletters.shelves(bridge)[0], deadletters.Wanted(), None)
     """
     assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
-    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 2}
+    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 2}
     assert sorted(values(kafka, target)) == [b"m0", b"m1"]
 
 
@@ -144,15 +146,15 @@ def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) ->
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
     (shelf,), (others,) = (
-        deadletters.shelves(bridge),
-        deadletters.shelves(bridge.model_copy(update={"name": "another"})),
+        deadletters.dead_letter_topics(bridge),
+        deadletters.dead_letter_topics(bridge.model_copy(update={"name": "another"})),
     )
-    slow = deadletters._Writer(others)
-    waiting = list(shelf.entries(deadletters.Wanted()))
-    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 1}
-    mappers = {"line": Mapper(bridge.uplinks[0], no_spark)}
+    slow = deadletters._ReplayWriter(others)
+    waiting = list(shelf.waiting_letters(deadletters.LetterFilter()))
+    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 1}
+    mappers = {"line": LetterMapper(bridge.uplinks[0], no_spark)}
     with pytest.raises(KafkaError, match=r"TL-B30"):
-        slow.write(dead, waiting, deadletters._outcomes(shelf, mappers, waiting))
+        slow.write(dead, waiting, deadletters._remap_letters(shelf, mappers, waiting))
     assert values(kafka, target) == [b"m0"]
 
 
@@ -160,17 +162,19 @@ def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, mo
     monkeypatch.setattr(deadletters, "CHUNK", 1)
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
-    (shelf,), (other,) = deadletters.shelves(bridge), deadletters.shelves(bridge)
-    turns, write = [2, 0], deadletters._Writer.write
+    (shelf,), (other,) = deadletters.dead_letter_topics(bridge), deadletters.dead_letter_topics(bridge)
+    turns, write = [2, 0], deadletters._ReplayWriter.write
 
-    def overtaken(self: deadletters._Writer, *chunk: Any) -> None:
+    def overtaken(self: deadletters._ReplayWriter, *chunk: Any) -> None:
         write(self, *chunk)
         if limit := turns.pop(0) if turns else 0:
             self.close()
-            assert deadletters.replay(other, deadletters.Wanted(), no_spark, limit=limit).mended == {target: 2}
+            assert deadletters.replay(other, deadletters.LetterFilter(), no_spark, limit=limit).replayed_by_topic == {
+                target: 2
+            }
 
-    monkeypatch.setattr(deadletters._Writer, "write", overtaken)
-    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 2}
+    monkeypatch.setattr(deadletters._ReplayWriter, "write", overtaken)
+    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 2}
     assert not turns
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
 
@@ -201,15 +205,17 @@ def test_marks_above_an_open_transaction_count(
 ) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,) = deadletters.shelves(bridge)
-    waiting = list(shelf.entries(deadletters.Wanted()))
+    (shelf,) = deadletters.dead_letter_topics(bridge)
+    waiting = list(shelf.waiting_letters(deadletters.LetterFilter()))
     another(dead)
-    writer = deadletters._Writer(shelf)
-    writer.write(dead, waiting, deadletters._outcomes(shelf, {"line": Mapper(bridge.uplinks[0], no_spark)}, waiting))
+    writer = deadletters._ReplayWriter(shelf)
+    writer.write(
+        dead, waiting, deadletters._remap_letters(shelf, {"line": LetterMapper(bridge.uplinks[0], no_spark)}, waiting)
+    )
 
     monkeypatch.setattr(deadletters, "_OTHERS_S", 1.0)
     with pytest.raises(KafkaError, match="TL-B31"):
-        deadletters.replay(shelf, deadletters.Wanted(), no_spark)
+        deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
     assert values(kafka, target) == [b"m0"]
 
 
@@ -218,12 +224,12 @@ def test_the_transaction_of_another_writer_is_waited_for(
 ) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,) = deadletters.shelves(bridge)
+    (shelf,) = deadletters.dead_letter_topics(bridge)
     later = threading.Timer(2.0, another(dead).abort_transaction, (20,))
     later.start()
-    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {target: 1}
+    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 1}
     later.join()
-    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark).mended == {}
+    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {}
 
 
 def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
@@ -232,15 +238,17 @@ def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
     """The mark of it is not to be seen yet when the search begins: it lies above an open transaction."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
-    (shelf,), (other,) = deadletters.shelves(bridge), deadletters.shelves(bridge)
-    (first, *_) = shelf.entries(deadletters.Wanted())
+    (shelf,), (other,) = deadletters.dead_letter_topics(bridge), deadletters.dead_letter_topics(bridge)
+    (first, *_) = shelf.waiting_letters(deadletters.LetterFilter())
     unfinished = another(dead)
-    writer = deadletters._Writer(other)
-    writer.write(dead, [first], deadletters._outcomes(other, {"line": Mapper(bridge.uplinks[0], no_spark)}, [first]))
+    writer = deadletters._ReplayWriter(other)
+    writer.write(
+        dead, [first], deadletters._remap_letters(other, {"line": LetterMapper(bridge.uplinks[0], no_spark)}, [first])
+    )
 
     later = threading.Timer(2.0, unfinished.abort_transaction, (20,))
     later.start()
-    assert deadletters.replay(shelf, deadletters.Wanted(), no_spark, limit=2).mended == {target: 2}
+    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark, limit=2).replayed_by_topic == {target: 2}
     later.join()
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2"]
 
@@ -248,10 +256,10 @@ def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
 def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)
-    (shelf,) = deadletters.shelves(bridge)
-    made = deadletters.replay(shelf, deadletters.Wanted(), no_spark)
-    assert sum(made.dead.values()) == 1
-    assert "2,000" in next(iter(made.dead))
+    (shelf,) = deadletters.dead_letter_topics(bridge)
+    made = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
+    assert sum(made.dead_by_reason.values()) == 1
+    assert "2,000" in next(iter(made.dead_by_reason))
     assert values(kafka, target) == []
 
 

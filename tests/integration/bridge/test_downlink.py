@@ -26,7 +26,7 @@ from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import produce_all, producer_in_order, wait_until, wait_while_it_moves
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order, repeats, save
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import collect_status
 from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.devstack.process import wait_for
@@ -49,7 +49,7 @@ spark = {{ master = "local[2]" }}
 
 
 def lines_of(bridge: Running) -> dict[str, Any]:
-    lines: dict[str, Any] = collect(bridge.directory / "state")["lines"]
+    lines: dict[str, Any] = collect_status(bridge.directory / "state")["lines"]
     return lines
 
 

@@ -24,10 +24,10 @@ from tests.helpers import produce_all, wait_until
 from tests.integration.gateway.test_outbox import Ear
 from towline.bridge.config.file import parse
 from towline.bridge.downlink.query import DownlinkQuery
-from towline.bridge.lines.recovery import begin_again
+from towline.bridge.lines.recovery import reset_line
 from towline.bridge.runtime.driver import LineRunner
 from towline.checkpoint import Checkpoint, kafka_offsets_in
-from towline.gateway.launch import ensure
+from towline.gateway.launch import ensure_running
 from towline.kafka.admin import KafkaAdmin
 from towline_prove.devstack import Kafka, Mosquitto
 
@@ -43,10 +43,10 @@ class Host:
         self.spark = spark
         self.said: list[dict[str, Any]] = []
 
-    def say(self, kind: str, **values: Any) -> None:
+    def report(self, kind: str, **values: Any) -> None:
         self.said.append({"kind": kind, **values})
 
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         return False
 
 
@@ -67,7 +67,7 @@ class Downlink:
         )
         bridge = parse(text, self._place / "bridge.toml", {})
         (self.line,) = bridge.downlinks
-        with ensure(self.line.gateway, owner_pid=os.getpid()):
+        with ensure_running(self.line.gateway, owner_pid=os.getpid()):
             pass
         self.host.said.clear()
         host: Any = self.host
@@ -108,7 +108,7 @@ class Downlink:
     def taken(self) -> dict[str, int]:
         """Where the last batch that is done ends, in the one topic."""
         logs = Checkpoint(str(self.line.checkpoint))
-        return next(iter(kafka_offsets_in(logs.offsets(logs.last_commit_batch())).values()), {})
+        return next(iter(kafka_offsets_in(logs.offsets(logs.last_committed_batch())).values()), {})
 
     def close(self) -> None:
         self.stop()
@@ -153,7 +153,7 @@ def test_records_that_are_gone_and_a_topic_made_anew(downlink: Downlink, topic: 
     assert "; from its end, set starting_offsets" in why
     assert downlink.ear.numbers() == [0, 1, 2, 8, 9], "no record of the new one"
     downlink.stop()
-    begin_again(downlink.line)
+    reset_line(downlink.line)
     downlink.run(source)
     downlink.hears([0, 1, 2, 8, 9, *range(100, 120)])
     downlink.delete(name, again=True)  # while it runs

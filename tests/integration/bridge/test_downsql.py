@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from tests.integration.bridge.losing import numbers, progress_of_a_lost_shuffle
 from tests.unit.bridge.test_messages import SENT, kafka_gets, line_of
 from towline.bridge.config.tables import DownlinkSection
-from towline.bridge.downlink.sink import rendered
-from towline.bridge.lines import statements as downsql
-from towline.bridge.messages import message_table, own
+from towline.bridge.downlink.sink import render_rows
+from towline.bridge.lines import sql as downsql
+from towline.bridge.messages import internal_column, message_table
 from towline.bridge.routes import FAULT, OUTCOME, RowOutcome
 from towline.errors import ConfigError
 
@@ -40,15 +40,17 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
 
 
 def applied(frame: DataFrame, said: DownlinkSection, **more: Any) -> DataFrame:
-    return downsql.apply(frame, said, line_of(said), **more)
+    return downsql.apply_downlink_sql(frame, said, line_of(said), **more)
 
 
 def down(spark: SparkSession, said: DownlinkSection, *records: tuple[Any, ...], **more: Any) -> Any:
     """Of each record its columns, and what Kafka gets of all that are refused."""
     rows = applied(spark.createDataFrame(records, RECORD), said, **more).toArrow().combine_chunks()
     table = message_table(line_of(said))
-    (made,) = rendered(table, rows.to_batches(), Counter(), letters=True)
-    messages = made.select([*map(own, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
+    (made,) = render_rows(table, rows.to_batches(), Counter(), has_dead_letter_topic=True)
+    messages = (
+        made.select([*map(internal_column, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
+    )
     refused = made.filter(made.column(OUTCOME).cast("bool"))
     return messages, kafka_gets(table, refused)
 
@@ -132,17 +134,21 @@ def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession)
     frame = applied(spark.createDataFrame(records, RECORD), said, parallelism=3)
     rows = frame.withColumn("part", F.spark_partition_id()).toArrow().combine_chunks()
     sent = [row for row in rows.to_pylist() if row[OUTCOME] == 0]
-    assert len({(row[own("topic")], row["part"]) for row in sent}) == len({row[own("topic")] for row in sent}) == 2
+    assert (
+        len({(row[internal_column("topic")], row["part"]) for row in sent})
+        == len({row[internal_column("topic")] for row in sent})
+        == 2
+    )
     assert sorted(row["offset"] for row in sent) == list(range(0, 40, 2))
     assert all((row["value"], row["headers"]) == (None, None) for row in sent), "only the payload goes on"
     counts = Counter[str]()
-    parts = rendered(message_table(line_of(said)), rows.to_batches(), counts, letters=True)
+    parts = render_rows(message_table(line_of(said)), rows.to_batches(), counts, has_dead_letter_topic=True)
     assert sum(batch.num_rows for batch in parts) == 21
     assert counts == Counter(records=40, filtered=18, undecided=1, unfit=1)
 
 
 def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tmp_path: Path) -> None:
-    """Of an executor that was lost with what it had written for a shuffle (`towline.bridge.lines.statements.apply`)."""
+    """Of an executor that was lost with what it had written for a shuffle (`towline.bridge.lines.sql.apply`)."""
     records = numbers(spark, 600).selectExpr(
         "CAST(CAST(n % 30 AS STRING) AS BINARY) AS key",
         "CAST('v' AS BINARY) AS value",
@@ -155,7 +161,7 @@ def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tm
     rows = applied(records, section(topic="{key}", where="offset % 3 > 0"), parallelism=3)
     progress = progress_of_a_lost_shuffle(rows, tmp_path)
     assert progress["numInputRows"] > 600, "the tasks have not run again"
-    assert progress["observedMetrics"][downsql.COUNTER]["rows"] == 600
+    assert progress["observedMetrics"][downsql.ROW_METRICS]["rows"] == 600
 
 
 def test_a_transform_keeps_the_columns(spark: SparkSession) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import lacking, wait_until
 from tests.integration.bridge.terminal import COLUMNS, PROMPT, Terminal, sessions
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import collect_status
 from towline.errors import SetupError
 from towline.spark.java import find_java
 from towline_prove.devstack import Stack
@@ -78,5 +78,5 @@ def test_the_pages_sessions(tmp_path: Path) -> None:
 
 def _in_kafka(directory: Path) -> int:
     """What the account says."""
-    account = collect(directory / "state", ["telemetry"])["lines"]["telemetry"].get("account") or {}
+    account = collect_status(directory / "state", ["telemetry"])["lines"]["telemetry"].get("account") or {}
     return int(account.get("in_kafka", -1))

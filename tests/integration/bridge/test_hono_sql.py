@@ -26,11 +26,11 @@ from tests.integration.bridge.mapped import NOW, frame_of, message, outcomes
 from tests.unit.bridge.test_messages import kafka_gets, line_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.downlink.sink import rendered, sorted_out
-from towline.bridge.lines import statements as downsql
-from towline.bridge.lines.statements import Statements
+from towline.bridge.downlink.sink import render_rows, split_by_outcome
+from towline.bridge.lines import sql as downsql
+from towline.bridge.lines.sql import RouteSql
 from towline.bridge.messages import message_table
-from towline.bridge.profiles import shipped
+from towline.bridge.profiles import shipped_profiles
 from towline.bridge.routes import RouteTable
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline.schema import ROW_SCHEMA
@@ -96,8 +96,8 @@ def sent(*messages: dict[str, Any]) -> slice:
 def plan(spark: SparkSession) -> tuple[DataFrame, list[Any]]:
     """The plan of the uplink, and what becomes of all messages."""
     routes = bridge(TENANTS).uplinks[0].routes
-    statements = Statements(routes)
-    frame = statements.applied(frame_of(spark, routes, MESSAGES, statements), tolerant=True)
+    statements = RouteSql(routes)
+    frame = statements.writer_frame(frame_of(spark, routes, MESSAGES, statements), tolerant=True)
     return frame, outcomes(routes, frame)
 
 
@@ -130,10 +130,10 @@ Told = tuple[tuple[Any, ...], tuple[Any, ...] | None]
 
 def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Told]]:
     """The messages, and what Kafka is told of the other records."""
-    made = downsql.apply(spark.createDataFrame(records, RECORD), section, line_of(section))
+    made = downsql.apply_downlink_sql(spark.createDataFrame(records, RECORD), section, line_of(section))
     table = message_table(line_of(section))
     batches = made.toArrow().combine_chunks().to_batches()
-    messages, refused = sorted_out(list(rendered(table, batches, Counter(), letters=True)))
+    messages, refused = split_by_outcome(list(render_rows(table, batches, Counter(), has_dead_letter_topic=True)))
     each = [kafka_gets(table, part.slice(at, 1)) for part in refused for at in range(part.num_rows)]
     told = [(letter, next(iter(notices), None)) for letter, *notices in each]
     return [row for part in messages for row in part.to_pylist()], told
@@ -146,9 +146,9 @@ def asked(
 
     Each parameter is a column here, where a bridge has a constant.
     """
-    (profile,) = shipped()
-    tables = [profile.parameters.model_validate(tomllib.loads(hono).get("hono", {})) for hono, _ in rows]
-    values = [profile.values(table) for table in tables]
+    (profile,) = shipped_profiles()
+    tables = [profile.parameter_model.model_validate(tomllib.loads(hono).get("hono", {})) for hono, _ in rows]
+    values = [profile.parameter_values(table) for table in tables]
     texts = [{f"p_{k}": v if isinstance(v, str) else json.dumps(v) for k, v in one.items()} for one in values]
     constants = pa.Table.from_pylist(texts)
     table = pa.Table.from_pylist([row for _, row in rows], schema)
@@ -175,7 +175,7 @@ def needed(fields: dict[str, str], answers: Sequence[str]) -> list[tuple[str, st
 @pytest.fixture(scope="module")
 def published(spark: SparkSession) -> list[tuple[Any, ...]]:
     """Tenant, device and refusal of the messages in `BY_TOPIC`: the topic alone decides."""
-    common = shipped()[0].document.raw["uplink"][0]["common"]
+    common = shipped_profiles()[0].document.raw["uplink"][0]["common"]
     rows = [(hono, message(topic)) for hono, topic, *_ in BY_TOPIC]
     return asked(spark, common, rows, ROW_SCHEMA, "hono_tenant", "hono_device", common["reject"])
 
@@ -413,7 +413,7 @@ def test_where_a_command_goes(spark: SparkSession) -> None:
     rows = [
         (hono, dict(zip(COLUMNS, command(**more, **form), strict=True))) for hono, more, *_ in PLACES for form in forms
     ]
-    line = shipped()[0].document.raw["downlink"][0]
+    line = shipped_profiles()[0].document.raw["downlink"][0]
     topics = [topic for (topic,) in asked(spark, line, rows, KAFKA, line["topic"]["sql"])]
     assert topics == [topic for _, _, one_way, response in PLACES for topic in (one_way, response, one_way)]
 
@@ -533,7 +533,7 @@ def test_errors_go_to_the_client_that_has_published(spark: SparkSession) -> None
         (hono, dict(zip(COLUMNS, letter(topic, f"status {status}: x"), strict=True)))
         for hono, topic, status, _ in TOLD_AT
     ]
-    places = asked(spark, shipped()[0].document.raw["downlink"][1], rows, KAFKA, "hono_error_topic")
+    places = asked(spark, shipped_profiles()[0].document.raw["downlink"][1], rows, KAFKA, "hono_error_topic")
     assert [place for (place,) in places] == [place for *_, place in TOLD_AT]
 
 

@@ -56,9 +56,9 @@ topic telemetry/# out 1
         ) as far,
         Client(local.uri, client_id="near") as near,
     ):
-        came.online()
-        out.online()
+        came.wait_online()
+        out.wait_online()
         far.publish("sensors/d1", b"1", qos=1).wait(60)
         near.publish("telemetry/d1", b"2", qos=1).wait(60)
-        assert came.until(1)
-        assert out.until(1)
+        assert came.wait_journaled(1)
+        assert out.wait_journaled(1)

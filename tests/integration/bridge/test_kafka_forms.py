@@ -210,11 +210,11 @@ def test_a_password_that_is_rotated(tmp_path: Path, mosquitto: Mosquitto) -> Non
     often = {"listener.name.sasl_ssl.scram-sha-512.connections.max.reauth.ms": "3000"}  # KIP-368
     password = tmp_path / "password"
     with SecuredKafka(tmp_path / "kafka", settings=often) as kafka:
-        files.replace(password, former := kafka.password_file.read_text(), synced=False)
+        files.replace(password, former := kafka.password_file.read_text(), sync=False)
         said = ", ".join(f'"{name}" = "{value}"' for name, value in kafka.settings_of().items())
         login = f'settings = {{ {said} }}\npassword_file = "{password}"'
         with line("rotated", tmp_path, mosquitto, kafka.client, login) as one:
-            one.client = {"bootstrap.servers": kafka.inside}
+            one.client = {"bootstrap.servers": kafka.internal_bootstrap}
             poison(one)
             one.publish(0, 50)
             one.command(0, 50)
@@ -227,7 +227,7 @@ def test_a_password_that_is_rotated(tmp_path: Path, mosquitto: Mosquitto) -> Non
                 change.result(30)
             one.publish(50, 50)
             one.bridge.said("uthentication failed")
-            files.replace(password, "a.new.one", synced=False)
+            files.replace(password, "a.new.one", sync=False)
             one.until("what waited", lambda up, _: (up["in_kafka"], up["waiting"]) == (100, 0))
             one.command(50, 50)
             assert one.bridge.interrupt() == 0

@@ -45,7 +45,7 @@ def test_every_alarm_once_across_kill_9(kafka: Kafka, topic: NewTopic, tmp_path:
         try:
             checkpoint = Checkpoint(f"file:{tmp_path / 'checkpoint'}")
             wait_until(
-                lambda: (planned := checkpoint.last_offsets_batch()) and planned != checkpoint.last_commit_batch(),
+                lambda: (planned := checkpoint.last_planned_batch()) and planned != checkpoint.last_committed_batch(),
                 PATIENCE,
                 "a batch in work",
             )

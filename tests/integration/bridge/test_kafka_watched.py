@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from tests.helpers import wait_until
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from towline.bridge.runtime import status
+from towline.bridge.runtime.child_supervisors import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.supervisors import KafkaSupervisor
 from towline.monitor.bridge import BridgeMonitor
 from towline_prove.devstack import Kafka
 
@@ -32,7 +32,7 @@ class Watched:
         self.line = bridge.downlinks[0]
         self.state = BridgeState(bridge.name, place / "state", {self.line.name: "down"})
         self.monitor = BridgeMonitor(bridge.name, {})
-        self.monitor.show(self.state)
+        self.monitor.set_state(self.state)
         self._stopping = threading.Event()
         self._child = KafkaSupervisor(bridge, self.state, self._stopping)
         self._child.start()
@@ -92,7 +92,7 @@ def test_word_gauge_and_verdict_follow_kafka_and_so_does_what_a_line_is_behind(
     own_kafka.pause()
     wait_until(lambda: watched.says("unreachable"), SOON, "a Kafka that stands still")
     assert watched.offsets() == (None, None)
-    assert "TL-K01" in "".join(watched.state.heard())
+    assert "TL-K01" in "".join(watched.state.take_events())
     own_kafka.resume()
     wait_until(lambda: watched.says("reachable") and watched.offsets() == (59, 0), SOON + 5, "a Kafka that goes on")
     own_kafka.kill()
@@ -121,6 +121,6 @@ def put(kafka: Kafka, count: int, *, open_as: str = "") -> Producer:
 
 
 def test_what_an_open_transaction_hides_is_said_where_a_person_looks() -> None:
-    told = status._outbox({"queued": 0, "in_flight": 0}, {"behind": 58, "hidden": 55})
+    told = status._outbox_text({"queued": 0, "in_flight": 0}, {"behind": 58, "hidden": 55})
     assert "58 offsets behind in Kafka (55 of them behind an open transaction of an unknown id, " in told
-    assert status._outbox({}, {"behind": None, "hidden": None}).endswith("unknown offsets behind in Kafka")
+    assert status._outbox_text({}, {"behind": None, "hidden": None}).endswith("unknown offsets behind in Kafka")

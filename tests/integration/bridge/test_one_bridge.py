@@ -24,9 +24,9 @@ from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline import Client
 from towline.bridge.config.file import load
-from towline.bridge.runtime.session import SCRATCH
-from towline.bridge.runtime.state import paused
-from towline.bridge.runtime.status import collect_from
+from towline.bridge.runtime.session import SCRATCH_DIRECTORY
+from towline.bridge.runtime.state import read_pause
+from towline.bridge.runtime.status import fetch_status
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.devstack.ports import free_port
 
@@ -215,12 +215,12 @@ def test_a_line_is_paused_and_resumed_over_http(bridge: Running) -> None:
     assert (status, str(text).endswith("[TL-B74]\n")) == (401, True)
     bridge.said("[monitor]: requests refused that had no token of token_file: 1   [TL-B74]")
     assert ask(bridge, "/lines/lime/pause", TOKEN)[0] == 404
-    assert paused(bridge.state_dir) is None
+    assert read_pause(bridge.state_dir) is None
     assert ask(bridge, "/lines/line/pause", TOKEN) == (202, {"line": "line", "state": "running"})
-    assert paused(bridge.state_dir) is not None
+    assert read_pause(bridge.state_dir) is not None
     assert ask(bridge, "/lines/line/resume", TOKEN)[0] == 202
-    assert paused(bridge.state_dir) is None
-    told, command = collect_from(monitor_of(bridge)), bridge.status_command()
+    assert read_pause(bridge.state_dir) is None
+    told, command = fetch_status(monitor_of(bridge)), bridge.status_command()
     assert told.keys() - command.keys() == {"monitor"}
     for name in ("bridge", "pid", "running", "state_dir", "left"):
         assert told[name] == command[name]
@@ -241,7 +241,7 @@ def test_another_user_reads_and_reaches_nothing(bridge: Running, mosquitto: Mosq
     listening = [address for one in family for address in addresses(one)]
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
-    sparks = bridge.directory / bridge.state / SCRATCH
+    sparks = bridge.directory / bridge.state / SCRATCH_DIRECTORY
     mine = {sparks, *sparks.glob("*"), *sparks.glob("*/*/")}
     names = {path.name.partition("-")[0] for path in sparks.glob("*/*/")}
     assert {"blockmgr", "spark"} <= names, "what Spark leaves when it is killed lies in the state directory"

@@ -14,12 +14,12 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_delivery_semantics import nothing_waits, online, write
 from towline.bridge.config.file import load
-from towline.bridge.lines.evidence import read_checkpoint as read
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import examine
+from towline.bridge.lines.recovery import check_resume
+from towline.bridge.lines.statuses import read_checkpoint as read
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
-from towline.spark.offsets import places_at
+from towline.spark.offsets import positions_at
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -52,11 +52,11 @@ def test_an_older_checkpoint_and_the_letters(
     assert identity is not None
     assert (identity.sink, identity.parallelism) == ("tests.line", 1)
     seen = read(one.checkpoint)
-    assert identity.query == seen.query, "what Spark wrote is understood"
-    assert seen.decided
-    assert [spot.offset for spot in places_at(Checkpoint(str(one.checkpoint)), seen.done)] == [203]
+    assert identity.query == seen.query_id, "what Spark wrote is understood"
+    assert seen.all_committed
+    assert [spot.offset for spot in positions_at(Checkpoint(str(one.checkpoint)), seen.committed_batch)] == [203]
     with pytest.raises(TowlineError, match="TL-B22"):
-        examine(one, bridge.file, identity, read(bridge.directory / "nowhere"))
+        check_resume(one, bridge.file, identity, read(bridge.directory / "nowhere"))
 
     place.rename(bridge.directory / "newest")
     shutil.copytree(bridge.directory / "older", place)

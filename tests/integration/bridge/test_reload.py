@@ -30,8 +30,8 @@ from towline.bridge.runtime.state import APPLIED, read_state
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.gateway.client import GatewayClient
-from towline.gateway.launch import ensure
-from towline.gateway.sessions import ChangeState
+from towline.gateway.launch import ensure_running
+from towline.gateway.sessions import FilterChangeState
 from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Kafka, Mosquitto
 
@@ -55,31 +55,31 @@ def wanted(client: GatewayClient, settings: GatewaySettings, change: str) -> tup
     asked = settings.model_dump(mode="json")["subscriptions"]
 
     def told() -> tuple[str, str] | None:
-        state, text = client.want(change, asked, settings.digest())
-        return None if state == ChangeState.ASKED else (state, text)
+        state, text = client.request_filters(change, asked, settings.digest())
+        return None if state == FilterChangeState.PENDING else (state, text)
 
     return wait_until(told, what=change)
 
 
 def test_filters_change_in_the_session_that_is_there(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """What comes is there before what goes is gone, and that brings nothing any more."""
-    with ensure(settings_of(tmp_path, mosquitto, "kept/#", "old/#"), owner_pid=os.getpid()) as client:
+    with ensure_running(settings_of(tmp_path, mosquitto, "kept/#", "old/#"), owner_pid=os.getpid()) as client:
         pid = client.status()["pid"]
         try:
             wait_until(lambda: client.status()["state"] == "online", what="the session")
             between = settings_of(tmp_path, mosquitto, "kept/#", "old/#", "new/#")
-            assert wanted(client, between, "first") == (ChangeState.GRANTED, "")
+            assert wanted(client, between, "first") == (FilterChangeState.GRANTED, "")
             publish(mosquitto, 0, 1, topic="new/x")
             publish(mosquitto, 1, 1, topic="old/x")
             after = settings_of(tmp_path, mosquitto, "kept/#", "new/#")
-            assert wanted(client, after, "second") == (ChangeState.GRANTED, "")
+            assert wanted(client, after, "second") == (FilterChangeState.GRANTED, "")
             publish(mosquitto, 2, 1, topic="old/x")
             publish(mosquitto, 3, 1, topic="kept/x")
             status = wait_until(lambda: (now := client.status())["end"] >= 3 and now, what="what is subscribed")
             assert (status["connects"], status["sessions_lost"]) == (1, 0)
             rows = client.read(status["journal"], 0, status["end"])
             assert [v for batch in rows for v in batch.column("payload").to_pylist()] == [b"m0", b"m1", b"m3"]
-            with ensure(after, owner_pid=os.getpid()) as same:
+            with ensure_running(after, owner_pid=os.getpid()) as same:
                 assert same.status()["pid"] == pid, "its settings are these now"
         finally:
             os.kill(pid, signal.SIGTERM)
@@ -99,10 +99,10 @@ def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
     one, two, three = topic("one"), topic("two"), topic("three")
     reports: list[dict[str, Any]] = []
 
-    def say(kind: str, **values: Any) -> None:
+    def report(kind: str, **values: Any) -> None:
         reports.append({"kind": kind, **values})
 
-    host: Any = SimpleNamespace(spark=spark, say=say, ending=lambda: False)
+    host: Any = SimpleNamespace(spark=spark, say=report, ending=lambda: False)
     own = f'name = "telemetry"\nguarantee = "{guarantee}"\nparallelism = {parallelism}\n'
     head = GOOD.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
     head = head.replace("plant-7", f"{guarantee}-{parallelism}")  # a marker topic of its own
@@ -133,7 +133,7 @@ def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
         carried(committed(server.add(12)), "the first batch")
         # In the place of the commit log's next entry: Spark fails where a kill would have ended it.
         log = first.line.checkpoint / "commits"
-        entry = log / str((Checkpoint(str(first.line.checkpoint)).last_commit_batch() or 0) + 1)
+        entry = log / str((Checkpoint(str(first.line.checkpoint)).last_committed_batch() or 0) + 1)
         entry.touch()
         server.add(12)
         carried(lambda: any(one["kind"] == "failed" for one in reports), "a batch that can't be committed")
@@ -142,10 +142,10 @@ def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
         entry.unlink()
         assert numbers(one) == [*range(24)]
 
-        runner.take(query(two, "telemetry/{device}/#"))
+        runner.replace_query(query(two, "telemetry/{device}/#"))
         carried(committed(server.add(12)), "what was begun, and what is new")
         runner.stop(time.monotonic() + LONG)
-        runner.take(query(three, "elsewhere/#"))
+        runner.replace_query(query(three, "elsewhere/#"))
         carried(committed(server.add(12)), "what was received for a route that is gone")
         runner.stop(time.monotonic() + LONG)
     assert numbers(one) == sorted([*range(12), *[*range(12, 24)] * times])

@@ -12,7 +12,7 @@ from tests.unit.gateway.serving import rows
 from towline.bridge.lines.identity import Identity
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
-from towline.spark.offsets import JournalPlace, Position
+from towline.spark.offsets import JournalPosition, SourceOffset
 from towline_prove.devstack import Mosquitto
 
 pytestmark = pytest.mark.spark
@@ -24,7 +24,7 @@ def left_behind(bridge: Running, offset: int) -> None:
     """A line that ended at `offset`, and an older copy of its journal with ten rows."""
     with Journal.open(bridge.state_dir / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
         journal.append(rows(journal.end, 10 - journal.end))
-        place = Position((JournalPlace("line", journal.journal_id, offset, "0badf00d"),))
+        place = SourceOffset((JournalPosition("line", journal.journal_id, offset, "0badf00d"),))
     Identity("line", "tests.line", query="q", parallelism=1).save(bridge.state_dir)
     offsets = bridge.state_dir / "checkpoint" / "offsets"
     offsets.mkdir(parents=True, exist_ok=True)

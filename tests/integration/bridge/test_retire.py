@@ -23,13 +23,13 @@ from tests.integration.gateway.test_outbox import Ear
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
-from towline.bridge.lines.identity import left_lines, remember, settle
+from towline.bridge.lines.identity import assign_identities, record_lines, removed_lines
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import pause
 from towline.errors import ConfigError
-from towline.gateway.identity import read_clients
-from towline.gateway.launch import discover
+from towline.gateway.identity import read_client_sessions
+from towline.gateway.launch import find_running
 from towline.journal import Batch, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 from towline_prove.devstack import Kafka, Mosquitto
@@ -50,7 +50,7 @@ def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued
     """Have a line's gateway take messages in while no Spark runs, and the broker queue more for it when it has gone."""
     settings = bridge.line(name).gateway
     process = fork_gateway(settings, bridge.state_dir.parent / f"gateway-{name}.log")
-    client = wait_until(lambda: discover(settings.state_dir), what="the gateway")
+    client = wait_until(lambda: find_running(settings.state_dir), what="the gateway")
     with client:
         wait_until(lambda: client.status()["state"] == "online", what="its session")
         publish(mosquitto, first, count, topic=f"{name}/x", qos=2)
@@ -69,8 +69,8 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     """
     name = topic()
     before = written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("line", name), UP.format("other", name))
-    settle(before)
-    remember(before)
+    assign_identities(before)
+    record_lines(before)
     received(before, "line", mosquitto, 77, 23)
     written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("other", name))
 
@@ -93,7 +93,7 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     assert [value for _, value, _ in in_kafka(kafka.bootstrap, name)] == [f"m{n}".encode() for n in range(100)]
     assert not bridge.state_dir.exists()
     assert not has_session(mosquitto, f"{before.name}-line")
-    assert left_lines(load(bridge.file)) == []
+    assert removed_lines(load(bridge.file)) == []
 
 
 @pytest.mark.long
@@ -126,21 +126,21 @@ def test_a_retirement_that_is_killed_at_work_goes_on_and_nothing_comes_twice(
 def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: Mosquitto) -> None:
     """Kafka is not asked, and Spark not started."""
     before = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"), DOWN.format("down", "commands"))
-    settle(before)
-    remember(before)
+    assign_identities(before)
+    record_lines(before)
     settings = before.line("down").gateway
     process = fork_gateway(settings, tmp_path / "gateway.log")
-    wait_until(lambda: read_clients(settings.state_dir), what="its session")
+    wait_until(lambda: read_client_sessions(settings.state_dir), what="its session")
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     now = datetime.now(UTC)
     rows = [{"topic": "c/d", "payload": b"%d" % n, "qos": 2, "arrived_at": now} for n in range(30)]
-    outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
-    outbox.enter(pa.RecordBatch.from_pylist(rows, schema=OUTBOX_SCHEMA), Batch("q/0", 0))
+    outbox = Outbox.open(settings.outbox_dir, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
+    outbox.append_batch(pa.RecordBatch.from_pylist(rows, schema=OUTBOX_SCHEMA), Batch("q/0", 0))
     outbox.close()
     after = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"))
-    (left,) = left_lines(after)
-    assert (left.waiting, left.sessions) == (30, (f"{before.name}-down",))
+    (left,) = removed_lines(after)
+    assert (left.waiting_messages, left.client_ids) == (30, (f"{before.name}-down",))
     ear, thresholds = Ear(mosquitto, "c/#"), gc.get_threshold()
     try:
         retire(after, "down", PlainScreen(sys.stderr))
@@ -157,14 +157,14 @@ def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: 
 def test_what_cant_be_carried_on_is_refused_and_can_be_given_up(tmp_path: Path, mosquitto: Mosquitto) -> None:
     several = UP.format("line", "t") + f'mqtt = {{ brokers = ["{mosquitto.uri}", "{mosquitto.uri}/"] }}\n'
     before = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"), several.replace("exactly", "at_least"))
-    settle(before)
-    remember(before)
+    assign_identities(before)
+    record_lines(before)
     received(before, "line", mosquitto, 5, 3)
     after = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"))
     screen = PlainScreen(sys.stderr)
     with pytest.raises(ConfigError, match="TL-G57"):
         retire(after, "line", screen)
-    assert left_lines(after)[0].waiting == 5
+    assert removed_lines(after)[0].waiting_messages == 5
     told = retire(after, "line", screen, discard=True)
     assert told.startswith('line "line" is retired: 5 messages given up, no session is left at its broker')
     assert not has_session(mosquitto, f"{before.name}-line")

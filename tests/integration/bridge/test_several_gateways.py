@@ -13,7 +13,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, publish
-from towline.bridge.runtime.status import NOT_KNOWN, code_of, render
+from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code, render
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -75,7 +75,7 @@ def test_a_line_over_two_gateways(
     publish(broker, range(200, 300), "b/1", qos=2)
     wait_until(lambda: bridge.account().get("away") and carried(500), PATIENCE, "the others' messages")
     status = bridge.status()
-    assert code_of(status) == NOT_KNOWN
+    assert exit_code(status) == EXIT_UNKNOWN
     text = render(status)
     assert "gateway g2 away since" in text
     assert "its messages wait there" in text
@@ -86,7 +86,7 @@ def test_a_line_over_two_gateways(
     g2.start()
     wait_until(lambda: carried(600), PATIENCE, "all messages")
     status = bridge.status()
-    assert code_of(status) == 0
+    assert exit_code(status) == 0
     assert "away" not in render(status)
     found = [(key.decode(), int(value)) for key, value, _ in in_kafka(kafka.bootstrap, "of-two")]
     assert sorted(found) == sorted((device, n) for device in ("a1", "b1") for n in range(300)), "each once"

@@ -13,11 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import frame_of, mapped, message
 from tests.unit.bridge.oracle import becomes, taker
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import Uplink
 from towline.bridge.config.tables import RouteSection
-from towline.bridge.deadletters import Mapper
-from towline.bridge.lines.statements import REPEATED, Statements
-from towline.bridge.patterns import literal
+from towline.bridge.deadletters import LetterMapper
+from towline.bridge.lines.sql import DEDUPE_COLUMNS, RouteSql
+from towline.bridge.patterns import sql_literal
 from towline.bridge.routes import DEDUPE, REJECT, WHERE, Route
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import DeadLetter
@@ -127,7 +127,7 @@ def test_literals_come_back_as_they_went(spark: SparkSession, text: str, escaped
     name = "spark.sql.parser.escapedStringLiterals"
     spark.conf.set(name, escaped)
     try:
-        assert spark.range(1).select(F.expr(literal(text)).alias("x")).collect()[0].x == text
+        assert spark.range(1).select(F.expr(sql_literal(text)).alias("x")).collect()[0].x == text
     finally:
         spark.conf.unset(name)
 
@@ -186,9 +186,9 @@ def test_no_payload_holds_a_line_by_what_sql_makes_of_it(spark: SparkSession) ->
 
 
 def applied(spark: SparkSession, table: dict[str, Any], sent: list[dict[str, Any]], **more: Any) -> list[Row]:
-    statements = Statements(compiled(table), **more)
+    statements = RouteSql(compiled(table), **more)
     rows = frame_of(spark, compiled(table), sent, statements).withColumn(EVENT_TIME, F.col("received_at"))
-    return statements.evaluated(rows, tolerant=True).withColumn(REPEATED[-1], F.expr(UNIQUE)).collect()
+    return statements.with_sql_columns(rows, tolerant=True).withColumn(DEDUPE_COLUMNS[-1], F.expr(UNIQUE)).collect()
 
 
 UNIQUE = f"CASE WHEN {DEDUPE} IS NULL THEN offset END"
@@ -210,17 +210,17 @@ def test_a_dedupe_key_is_a_template_or_sql(spark: SparkSession, key: str, keys: 
     sent = [message("t/a", user_properties=users), message("t/b", user_properties=users), message("t/c")]
     sent += [message("x/a", user_properties=users), message("t/d", None, user_properties=users)]
     rows = applied(spark, table, [{**one, "offset": n} for n, one in enumerate(sent)], within="1 minute")
-    assert REPEATED[0] == "topic"
+    assert DEDUPE_COLUMNS[0] == "topic"
     assert [row[DEDUPE] for row in rows] == keys
-    assert [row[REPEATED[-1]] for row in rows] == [None if key else n for n, key in enumerate(keys)]
+    assert [row[DEDUPE_COLUMNS[-1]] for row in rows] == [None if key else n for n, key in enumerate(keys)]
 
 
 def test_records_of_one_key_have_one_writer(spark: SparkSession) -> None:
     table = {"from": "t/{device}/#", "topic": "t", "key": "{mqtt.user.id}{own}", "fields": {"own": "device"}}
     users = [{"key": "id", "value": "1"}]
     sent = [message(f"t/{n % 7}/{n % 3}", user_properties=users if n % 2 else None, offset=n) for n in range(200)]
-    statements = Statements(compiled(table), parallelism=4)
-    rows = statements.applied(frame_of(spark, compiled(table), sent, statements), tolerant=True)
+    statements = RouteSql(compiled(table), parallelism=4)
+    rows = statements.writer_frame(frame_of(spark, compiled(table), sent, statements), tolerant=True)
     parts: dict[str, set[int]] = {}
     for row in rows.withColumn("part", F.spark_partition_id()).collect():
         key = f"1{row['own']}" if row["user_properties"] else row["topic"]  # without a key the topic tells
@@ -265,16 +265,16 @@ def test_what_was_refused_goes_by_the_routes_as_they_are_now(spark: SparkSession
     assert [one[0] for one in made if isinstance(one, tuple)] == ["p.a", "p.boom", "p.b", "other"]
     assert (made[0][2], made[0][7]) == (b"a-1", [("site", b"a"), ("loud", b"A"), ("x", b"q")])
     assert (made[3][2], made[3][7]) == (b"boom-2", [("site", b"boom"), ("x", b"q")])
-    again = Mapper(line_of(routes), lambda: spark).outcomes(letters)
-    assert [one.why for one in again] == ["it is refused: no site evil", letters[1].detail]
+    again = LetterMapper(line_of(routes), lambda: spark).remap(letters)
+    assert [one.reason for one in again] == ["it is refused: no site evil", letters[1].detail]
     mended = (replace(routes[0], reject=None), routes[1])
-    one, _ = Mapper(line_of(mended), lambda: spark).outcomes(letters)
+    one, _ = LetterMapper(line_of(mended), lambda: spark).remap(letters)
     assert one.record is not None
     assert (one.record[0], one.record[2]) == ("p.evil", b"evil-1")
     assert one.record[7] == [("site", b"evil"), ("loud", b"EVIL"), ("x", b"q")]
 
 
-class Routed(Line):
+class Routed(Uplink):
     """A line of routes that are compiled."""
 
     compiled: Any
@@ -284,14 +284,14 @@ class Routed(Line):
         return self.compiled
 
 
-def line_of(routes: tuple[Route, ...]) -> Line:
+def line_of(routes: tuple[Route, ...]) -> Uplink:
     return Routed.model_construct(compiled=routes)
 
 
 def test_lines_ask_spark_for_no_more_than_their_sql_needs() -> None:
     plain = compiled({"from": "a/{x}", "topic": "{x}", "key": "{payload.id}", "allowed_topics": ["*"]})
-    assert not Statements(plain).needed
-    assert not Statements(plain, parallelism=2).needed
+    assert not RouteSql(plain).needs_spark
+    assert not RouteSql(plain, parallelism=2).needs_spark
     asks = compiled({"from": "a/{x}/{Other}", "topic": "t", "where": "other = 'b'"})
-    assert (Statements(asks).needed, Statements(asks).values) == (True, {"other": "Other"})
-    assert [*Statements(compiled(*TABLES))._columns()] == ["site", "long", "other", REJECT, WHERE]
+    assert (RouteSql(asks).needs_spark, RouteSql(asks).value_columns) == (True, {"other": "Other"})
+    assert [*RouteSql(compiled(*TABLES))._column_sql()] == ["site", "long", "other", REJECT, WHERE]

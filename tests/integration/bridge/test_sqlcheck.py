@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
-from towline.bridge.runtime.sqlcheck import judge, says_sql
+from towline.bridge.runtime.sqlcheck import check_sql, has_sql
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -86,7 +86,7 @@ def test_right_sql_passes(spark: SparkSession, tmp_path: Path) -> None:
         + FIELDS
         + NOTICE.replace("headers = {", 'headers = { at = { sql = "timestamp" }, ')
     )
-    assert judge(read(text, tmp_path), spark) == {}
+    assert check_sql(read(text, tmp_path), spark) == {}
 
 
 PROFILE = """
@@ -112,12 +112,12 @@ header_map = "array(${site})"
 def test_a_mistake_in_a_profile_has_its_line_there_and_is_told_once(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "plant.toml").write_text(PROFILE.replace('header_map = "array(${site})"\n', ""))
     text = f'{GOOD}[[uplink]]\nname = "up"\nprofile = "plant.toml"\n[plant]\nsite = "${{SITE}}"\n'
-    (wrong,) = judge(read(text, tmp_path, {"SITE": "hush"}), spark).values()
-    (line,) = [str(error).replace(f"{tmp_path}/", "") for error in wrong.found()]
+    (wrong,) = check_sql(read(text, tmp_path, {"SITE": "hush"}), spark).values()
+    (line,) = [str(error).replace(f"{tmp_path}/", "") for error in wrong.errors()]
     assert line.startswith('plant.toml:9  uplink "up" route 1: fields.size: Cannot resolve routine `lenght`')
     (tmp_path / "plant.toml").write_text(PROFILE.replace("lenght", "length"))
-    (wrong,) = judge(read(text, tmp_path, {"SITE": "hush"}), spark).values()
-    (line,) = [str(error).replace(f"{tmp_path}/", "") for error in wrong.found()]
+    (wrong,) = check_sql(read(text, tmp_path, {"SITE": "hush"}), spark).values()
+    (line,) = [str(error).replace(f"{tmp_path}/", "") for error in wrong.errors()]
     assert line.startswith('plant.toml:17  uplink "up" route 3: header_map: Cannot resolve')
     assert "hush" not in line
 
@@ -125,7 +125,9 @@ def test_a_mistake_in_a_profile_has_its_line_there_and_is_told_once(spark: Spark
 def test_an_error_that_pyspark_has_no_class_for_is_its_lines_own(spark: SparkSession, tmp_path: Path) -> None:
     """A lambda where no function takes it: Spark ends with an error within its analyzer."""
     bridge = read(f'{GOOD}where = "x -> x"\n{DOWNLINK}where = "kee IS NULL"\n', tmp_path)
-    wrong = {name: [error.what for error in mistakes.found()] for name, mistakes in judge(bridge, spark).items()}
+    wrong = {
+        name: [error.problem for error in mistakes.errors()] for name, mistakes in check_sql(bridge, spark).items()
+    }
     assert wrong["telemetry"] == ["where: Spark has no answer to it (UnresolvedException)"]
     assert wrong.keys() == {"telemetry", "commands"}
 
@@ -137,4 +139,4 @@ def test_without_spark_nothing_is_judged(tmp_path: Path, capsys: pytest.CaptureF
     assert (code, err) == (0, "")
     assert "\n  sql       judged by Spark when the line starts, or now with --spark\n" in out
     dedupe = 'dedupe = { key = "{device}", within = "1 minute" }\n'
-    assert not says_sql(read(GOOD + f'{dedupe}{DOWNLINK}topic = "a/{{key}}"\n', tmp_path))
+    assert not has_sql(read(GOOD + f'{dedupe}{DOWNLINK}topic = "a/{{key}}"\n', tmp_path))

@@ -15,8 +15,8 @@ from tests.integration.doctor.brokers import examined, wrong
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline import ClientSettings
-from towline.delivery.outrows import rows_of
-from towline.doctor.table import Standing
+from towline.delivery.outrows import rows_from_messages
+from towline.doctor.table import Verdict
 from towline.net.client import Client
 
 __all__ = ["new_gateway"]
@@ -72,14 +72,14 @@ def test_a_downlink_loses_nothing_when_the_gateway_is_killed(
     gateway = at(ejabberd, new_gateway, f"down-{qos}", subscriptions=[], outbox={}, guarantee=guarantee)
     client = gateway.start()
     gateway.until(state="online")
-    rows = rows_of([{"topic": f"down{qos}/x", "payload": b"%d" % n, "qos": qos} for n in range(200)])
+    rows = rows_from_messages([{"topic": f"down{qos}/x", "payload": b"%d" % n, "qos": qos} for n in range(200)])
     client.send("q/0", 0, rows)
     seen_by(ear, 50)
     gateway.stop(signal.SIGKILL)
     client = gateway.start()
     stored = client.send("q/0", 0, rows)
     assert stored.already
-    assert client.sent(stored.end, timeout_s=60)
+    assert client.wait_delivered(stored.end, timeout_s=60)
     numbers = seen_by(ear, 200)
     assert set(numbers) == set(range(200))
     if qos == 2:
@@ -118,7 +118,7 @@ def test_the_doctor_finds_what_it_lacks(ejabberd: Ejabberd, tmp_path: Path) -> N
     mqtt = f'username = "{USER}"\npassword_file = "{secret}"'
     shared = UP.replace("telemetry/#", "$share/plant/doctor/#")
     found = examined(bridge_of(tmp_path, ejabberd.uri, shared, mqtt), rate=20)
-    assert wrong(found) == {("TL-D04", Standing.WARNS), ("TL-D10", Standing.BROKEN)}
-    told = {one.code: one.because for one in found}
+    assert wrong(found) == {("TL-D04", Verdict.WARNS), ("TL-D10", Verdict.BROKEN)}
+    told = {one.code: one.evidence for one in found}
     assert "no shared subscriptions" in told["TL-D10"]
     assert "Session Expiry Interval 300 s" in told["TL-D04"]

@@ -11,8 +11,8 @@ from tests.integration.doctor.brokers import examined, wrong
 from tests.integration.gateway.conftest import NewGateway, new_gateway, payloads
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline import ClientSettings
-from towline.delivery.outrows import rows_of
-from towline.doctor.table import Standing
+from towline.delivery.outrows import rows_from_messages
+from towline.doctor.table import Verdict
 from towline.net.client import Client
 
 __all__ = ["new_gateway"]
@@ -57,7 +57,7 @@ def test_exactly_once_downlink_stands_still_at_the_first_message(rabbitmq: Rabbi
     name = "down-2"
     gateway = new_gateway(rabbitmq.uri, name, subscriptions=[], outbox={}, guarantee="exactly_once", protocol="3.1.1")
     client = gateway.start()
-    client.send("q/0", 0, rows_of([{"topic": "d/2", "payload": b"%d" % n, "qos": 2} for n in range(50)]))
+    client.send("q/0", 0, rows_from_messages([{"topic": "d/2", "payload": b"%d" % n, "qos": 2} for n in range(50)]))
     status = wait_until(lambda: (s := gateway.status())["last_error"] and s, what="the refusal")
     assert status["last_error"]["code"] == "TL-M44"
     outbox = status["outbox"]
@@ -75,13 +75,13 @@ def test_a_downlink_of_qos_1_loses_nothing_when_the_gateway_is_killed(
     ear.until(state="online")
     gateway = new_gateway(rabbitmq.uri, "down-1", subscriptions=[], outbox={}, protocol="3.1.1")
     client = gateway.start()
-    rows = rows_of([{"topic": "down/x", "payload": b"%d" % n, "qos": 1} for n in range(500)])
+    rows = rows_from_messages([{"topic": "down/x", "payload": b"%d" % n, "qos": 1} for n in range(500)])
     client.send("q/0", 0, rows)
     wait_until(lambda: ear.status()["journaled"] >= 50, what="some of them")
     gateway.stop(signal.SIGKILL)
     client = gateway.start()
     stored = client.send("q/0", 0, rows)
-    assert client.sent(stored.end, timeout_s=60)
+    assert client.wait_delivered(stored.end, timeout_s=60)
     wait_until(lambda: set(ear.seen()) == set(range(500)), what="all of them")
     assert gateway.status()["sessions_lost"] == 0
 
@@ -115,9 +115,9 @@ def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ
 
 def test_the_doctor_finds_that_it_speaks_no_version_5_and_knows_no_qos_2(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """QoS 2 is answered with PUBACK, and a subscription with QoS 2 is granted 1."""
-    [row] = [one for one in examined(bridge_of(tmp_path / "5", rabbitmq.uri)) if one.verdict is Standing.BROKEN]
+    [row] = [one for one in examined(bridge_of(tmp_path / "5", rabbitmq.uri)) if one.verdict is Verdict.BROKEN]
     assert row.code == "TL-D02"
     twice = UP.replace("at_least_once", "exactly_once")
     found = examined(bridge_of(tmp_path / "2", rabbitmq.uri, twice, 'protocol = "auto"'))
-    assert wrong(found) == {("TL-D09", Standing.BROKEN)}
+    assert wrong(found) == {("TL-D09", Verdict.BROKEN)}
     assert {one.promise for one in found if one.code == "TL-D09"} == {"QoS 2", "granted QoS"}

@@ -234,8 +234,8 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
             one.bridge.interrupt()
         verdicts = {hall: load.judged() for hall, load in loads.items()}
         for hall, verdict in verdicts.items():
-            record_property(hall, verdict.line())
+            record_property(hall, verdict.summary_line())
         once = verdicts.pop("at_most_once-0")
         for strict in verdicts.values():
-            assert (strict.lost, strict.doubled, strict.late) == (0, 0, 0), strict.line()
-        assert once.doubled == 0, once.line()
+            assert (strict.lost, strict.doubled, strict.late) == (0, 0, 0), strict.summary_line()
+        assert once.doubled == 0, once.summary_line()

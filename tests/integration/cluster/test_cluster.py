@@ -12,14 +12,14 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, process_below, seen_by, shown_by
 from tests.integration.cluster.page import PATIENCE, Page, commands_of
-from towline.bridge.lines.evidence import gateway_status
-from towline.bridge.runtime.status import collect
+from towline.bridge.lines.statuses import gateway_status
+from towline.bridge.runtime.status import collect_status
 from towline_prove.devstack.spark import SparkCluster
 from towline_prove.devstack.stack import Stack
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
-from towline_prove.referee import Verdict, judge
+from towline_prove.referee import Verdict, judge_arrivals
 
 pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark]
 
@@ -37,7 +37,7 @@ class Lives:
         self.cluster = cluster
 
     def line(self) -> dict[str, Any]:
-        line: dict[str, Any] = collect(self.place / "state", ["telemetry"])["lines"]["telemetry"]
+        line: dict[str, Any] = collect_status(self.place / "state", ["telemetry"])["lines"]["telemetry"]
         return line
 
     def online(self, hall: str) -> bool:
@@ -114,7 +114,7 @@ def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> Non
             for load in loads:
                 verdict = load.judged()
                 assert verdict.acked > 0
-                assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.line()
+                assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.summary_line()
             _no_secret_shows(lives)
         finally:
             page.run(down)
@@ -155,7 +155,7 @@ class Load:
         self._thread.join(PATIENCE)
 
     def judged(self) -> Verdict:
-        return judge(read_history(self._claims), read_topic(self._kafka, self._topic))
+        return judge_arrivals(read_history(self._claims), read_topic(self._kafka, self._topic))
 
 
 def _cluster(place: Path) -> SparkCluster:

@@ -86,9 +86,9 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             assert "adds up ✓" in page.run(status)
             for load in loads:
                 verdict = load.judged()
-                record_property(load.hall, verdict.line())
+                record_property(load.hall, verdict.summary_line())
                 assert verdict.acked > 0
-                assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.line()
+                assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.summary_line()
         finally:
             page.run("kill %3; wait %3; kill $(jobs -p); wait; towline devstack down --dir stack")
 

@@ -71,7 +71,7 @@ class Secured:
         assert stack.spark is not None
         self.place, self.stack, self.cluster = place, stack, stack.spark
         self.mosquitto, self.kafka = stack.mosquitto, stack.kafka
-        self.bridge = Running(stack.shared, place / "bridge.toml")  # its state is where executors see it
+        self.bridge = Running(stack.shared_directory, place / "bridge.toml")  # its state is where executors see it
         self._port = free_port()
         self.ui = f"http://127.0.0.1:{self._port}"
         self.own_files = [
@@ -149,7 +149,7 @@ class Secured:
         return {
             **shown_by(self.cluster, self.ui, leaving_out=self.own_files),
             **rest_of(self.ui),
-            "the shared state": contents(self.stack.shared),
+            "the shared state": contents(self.stack.shared_directory),
             "the event log": contents(self.place / "events"),
             "what the bridge said": self.bridge.out,
         }

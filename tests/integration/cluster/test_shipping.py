@@ -15,9 +15,9 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.bridge.running import publish
 from tests.integration.cluster.page import KEYS, PATIENCE, Page
-from towline.bridge.lines.evidence import gateway_status
+from towline.bridge.lines.statuses import gateway_status
 from towline.kafka.admin import KafkaAdmin
-from towline.spark.executors import NEEDED
+from towline.spark.executors import REQUIRED_VERSIONS
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.stack import Stack, StackForm
 from towline_prove.reader import read_topic
@@ -59,7 +59,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made,) = place.glob("towline-*.whl")
     shutil.copy(made, place / "towline.zip")
     with tarfile.open(place / "site-packages.tar.gz", "w:gz", compresslevel=1) as archive:
-        for name in NEEDED:
+        for name in REQUIRED_VERSIONS:
             found = distribution(name)
             for file in found.files or ():
                 if ".." not in file.parts:  # its programs

@@ -16,7 +16,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from towline.errors import KafkaError, SetupError
 from towline_prove.devstack import Kafka
-from towline_prove.devstack.kafka import ANSWER_SECONDS, PERFORMANCE
+from towline_prove.devstack.kafka import ANSWER_SECONDS, PERFORMANCE_VARIABLE
 
 pytestmark = pytest.mark.kafka
 
@@ -122,7 +122,7 @@ def test_a_record_is_not_deleted_because_its_time_is_years_back(hurt: Kafka) -> 
 
 def test_options_that_java_does_not_know_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split at spaces, as Kafka's own start script does; so a lone quotation mark is Java's to refuse."""
-    monkeypatch.setenv(PERFORMANCE, "-XX:+UseSerialGC -XX:+No'Such")
+    monkeypatch.setenv(PERFORMANCE_VARIABLE, "-XX:+UseSerialGC -XX:+No'Such")
     with pytest.raises(SetupError, match=r"Unrecognized VM option 'No'Such'.*TL-S12"), Kafka(tmp_path):
         pass
 

@@ -39,7 +39,7 @@ def test_kafka_starts_from_its_archive(tmp_path: Path) -> None:
         lacking(str(error))
     prepare_kafka()
     broker = Kafka(tmp_path / "kafka")
-    broker.more_jvm = [f"-Xlog:class+load:file={tmp_path / 'loaded'}"]
+    broker.extra_jvm_options = [f"-Xlog:class+load:file={tmp_path / 'loaded'}"]
     with broker:
         pass
     assert len(FROM_ARCHIVE.findall((tmp_path / "loaded").read_text())) > 2000

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 
 from towline.bridge.config.model import Bridge
-from towline.doctor import ask_brokers
-from towline.doctor.case import Case
-from towline.doctor.table import Answer, Standing
+from towline.doctor import examine_brokers
+from towline.doctor.inputs import DoctorInputs
+from towline.doctor.table import Finding, Verdict
 from towline_prove.devstack import Mosquitto
 
 __all__ = ["KEEPING", "examined", "knows_only_3_1_1", "lets_more_in", "wrong"]
@@ -32,15 +32,15 @@ def examined(
     rate: float | None = 200.0,
     probes: int = 60,
     seconds: float = 0.5,
-) -> list[Answer]:
+) -> list[Finding]:
     """What is found about the brokers; with the broker's configuration where one is given."""
     conf = None if broker is None else broker.directory / "mosquitto.conf"
-    return ask_brokers(Case(bridge, rate, seconds, conf, probe_messages=probes))
+    return examine_brokers(DoctorInputs(bridge, rate, seconds, conf, probe_messages=probes))
 
 
-def wrong(found: list[Answer]) -> set[tuple[str, Standing]]:
+def wrong(found: list[Finding]) -> set[tuple[str, Verdict]]:
     """The rows that do not leave a shell with 0."""
-    return {(one.code, one.verdict) for one in found if one.verdict not in {Standing.HOLDS, Standing.LIMITED}}
+    return {(one.code, one.verdict) for one in found if one.verdict not in {Verdict.HOLDS, Verdict.LIMITED}}
 
 
 class _Refuses(socketserver.BaseRequestHandler):

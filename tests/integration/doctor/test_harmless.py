@@ -21,11 +21,11 @@ from tests.integration.doctor.brokers import KEEPING, examined, wrong
 from tests.unit.doctor.bridges import DOWN, UP, bridge_of
 from tests.unit.doctor.recorded import HOLDS, UNKNOWN
 from towline import Client
-from towline.bridge.config.model import Line
-from towline.doctor.case import PROBE
-from towline.doctor.table import Answer
+from towline.bridge.config.model import Uplink
+from towline.doctor.inputs import PROBE_PREFIX
+from towline.doctor.table import Finding
 from towline.gateway.client import GatewayClient
-from towline.gateway.launch import discover
+from towline.gateway.launch import find_running
 from towline.gateway.settings import GatewaySettings
 from towline.net.settings import ClientSettings
 from towline_prove.devstack import Mosquitto
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.broker
 LIMIT, BEFORE, DURING = 1000, 890, 100
 
 
-def gateway(line: Line, uri: str, settings: ClientSettings | None = None) -> Client:
+def gateway(line: Uplink, uri: str, settings: ClientSettings | None = None) -> Client:
     """In place of the line's own gateway: its client id and filters, and nothing acknowledged unless it is told."""
     told = line.gateway
     return Client(
@@ -82,7 +82,7 @@ def test_a_running_and_a_stopped_line_get_all_that_is_theirs_and_nothing_else(
     with gateway(there, broker.uri) as online:
         published(broker.uri, range(BEFORE))
         asking = threading.Thread(target=lambda: found.extend(examined(bridge, broker, rate=None, probes=1500)))
-        found: list[Answer] = []
+        found: list[Finding] = []
         asking.start()
         published_all_along(broker.uri, range(BEFORE, BEFORE + DURING))
         asking.join()
@@ -94,7 +94,7 @@ def test_a_running_and_a_stopped_line_get_all_that_is_theirs_and_nothing_else(
         assert back.sessions_lost == 0
     told = {one.code: one for one in found}
     assert told["TL-D11"].verdict is HOLDS
-    assert told["TL-D11"].because.split()[-3].startswith(f"${PROBE}" if pattern != "+/+/+" else PROBE)
+    assert told["TL-D11"].evidence.split()[-3].startswith(f"${PROBE_PREFIX}" if pattern != "+/+/+" else PROBE_PREFIX)
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def started(settings: GatewaySettings, log: Path) -> Iterator[GatewayClient]:
     """A line's own gateway, which has its session at the broker; ended afterwards."""
     process = fork_gateway(settings, log)
     try:
-        client = wait_until(lambda: discover(settings.state_dir), what="the gateway's endpoint")
+        client = wait_until(lambda: find_running(settings.state_dir), what="the gateway's endpoint")
         wait_until(lambda: client.status()["state"] == "online")
         yield client
         client.close()
@@ -134,7 +134,7 @@ def test_a_session_that_takes_more_than_the_file_says_gets_nothing(new_mosquitto
             left.append(received(back, 1))
     assert (left, taken) == ([[("plant/d7/state", b"0")]] * 2, 1)
     told = {one.code: one for one in found}
-    assert (told["TL-D11"].verdict, f" ${PROBE}/" in told["TL-D11"].because) == (HOLDS, True)
+    assert (told["TL-D11"].verdict, f" ${PROBE_PREFIX}/" in told["TL-D11"].evidence) == (HOLDS, True)
 
 
 @pytest.mark.parametrize("is_online", [False, True])
@@ -169,7 +169,7 @@ def test_a_broker_that_gives_all_clients_of_a_user_one_session(
         assert back.connack.session_present
     assert came == [("plant/d7/state", str(number).encode()) for number in range(200)]
     assert {("TL-D03", UNKNOWN), ("TL-D05", UNKNOWN), ("TL-D11", UNKNOWN), ("TL-D12", UNKNOWN)} <= wrong(found)
-    assert all("use_username_as_clientid" in one.because for one in found if one.verdict is UNKNOWN)
+    assert all("use_username_as_clientid" in one.evidence for one in found if one.verdict is UNKNOWN)
     assert probed <= (0 if readable else 2 if is_online else 1)  # of a running line, it and the line that comes back
 
 
@@ -183,8 +183,8 @@ def doctor(directory: Path, *options: str) -> subprocess.Popen[str]:
 def leftover(broker: Mosquitto) -> str:
     """A topic under which a message of the doctor's is retained; by then no session is there but that of who asks."""
     clean = ClientSettings(session_expiry_s=0)
-    with Client(broker.uri, client_id="finds", subscribe=[f"{PROBE}/#"], settings=clean) as client:
-        client.publish(f"{PROBE}/last", b"")  # what is retained comes before
+    with Client(broker.uri, client_id="finds", subscribe=[f"{PROBE_PREFIX}/#"], settings=clean) as client:
+        client.publish(f"{PROBE_PREFIX}/last", b"")  # what is retained comes before
         first = client.receive(30)
         assert first is not None
     total = b""
@@ -197,7 +197,7 @@ def leftover(broker: Mosquitto) -> str:
             return total == b"1"
 
         wait_until(only_we, what="one client only")
-    return "" if first.topic == f"{PROBE}/last" else first.topic
+    return "" if first.topic == f"{PROBE_PREFIX}/last" else first.topic
 
 
 def test_the_command_leaves_nothing_behind(new_mosquitto: NewMosquitto, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_ctrl_c_in_the_middle_of_a_probe_leaves_nothing_behind(new_mosquitto: Ne
     broker = new_mosquitto(sys_interval="1", max_queued_messages="20")
     bridge_of(tmp_path, broker.uri)
     process = doctor(tmp_path, "--rate", "10", "--probe-messages", "100000")
-    wait_until(lambda: f"are being dropped for client {PROBE}-" in broker.log.read_text(encoding="utf-8"))
+    wait_until(lambda: f"are being dropped for client {PROBE_PREFIX}-" in broker.log.read_text(encoding="utf-8"))
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")

@@ -15,7 +15,7 @@ from tests.helpers import lacking
 from tests.integration.doctor.brokers import KEEPING, examined, knows_only_3_1_1, lets_more_in, wrong
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
-from towline.doctor.table import Answer, Standing, exit_code
+from towline.doctor.table import Finding, Verdict, exit_code
 from towline.errors import SetupError
 from towline_prove.devstack import Mosquitto, MosquittoTooOld
 from towline_prove.devstack.mosquitto import find_mosquitto
@@ -47,7 +47,7 @@ class Planted:
 
     code: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    verdict: Standing = BROKEN
+    verdict: Verdict = BROKEN
     told: str = ""
     lines: str = UP
     mqtt: str = ""
@@ -90,7 +90,7 @@ SOUND = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
     """What is found at each of them; they mostly wait, so all at once."""
     try:
         find_mosquitto()
@@ -104,7 +104,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]
         return {name: one.result() for name, one in asked.items()}
 
 
-def _answer(directory: Path, case: Planted) -> list[Answer]:
+def _answer(directory: Path, case: Planted) -> list[Finding]:
     directory.mkdir()
     with contextlib.ExitStack() as running:
         settings = KEEPING | dict(case.settings)
@@ -130,15 +130,15 @@ def _answer(directory: Path, case: Planted) -> list[Answer]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_is_found_by_its_row_and_by_no_other(answers: dict[str, list[Answer]], name: str) -> None:
+def test_a_planted_fault_is_found_by_its_row_and_by_no_other(answers: dict[str, list[Finding]], name: str) -> None:
     case, found = PLANTED[name], answers[name]
     assert wrong(found) == {(case.code, case.verdict), *((code, UNKNOWN) for code in case.unknown)}
     row = next(one for one in found if (one.code, one.verdict) == (case.code, case.verdict))
-    assert case.told in f"{row.until} | {row.because} | {row.mend}"
+    assert case.told in f"{row.limit} | {row.evidence} | {row.remedy}"
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_nothing_is_found_at_a_sound_broker(answers: dict[str, list[Answer]], name: str) -> None:
+def test_nothing_is_found_at_a_sound_broker(answers: dict[str, list[Finding]], name: str) -> None:
     found = answers[name]
     assert wrong(found) == set()
     assert exit_code(found) == 0

@@ -17,10 +17,10 @@ from confluent_kafka.cimpl import NewTopic
 from tests.engines.planting import bridge_case, complaints
 from tests.helpers import wait_until
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
-from towline.doctor.case import Case
-from towline.doctor.cluster import Cluster
+from towline.doctor.cluster import ClusterProbe
+from towline.doctor.inputs import DoctorInputs
 from towline.doctor.kafka import CHECKS
-from towline.doctor.table import Answer, Standing, answers
+from towline.doctor.table import Finding, Verdict, run_checks
 from towline.errors import KafkaError
 from towline.kafka import admin
 from towline_prove.devstack import Kafka
@@ -51,13 +51,13 @@ def sound_topics(name: str) -> dict[str, dict[str, str]]:
     }
 
 
-def asked_of(case: Case) -> list[Answer]:
-    return list(answers(CHECKS, Cluster(case)))
+def asked_of(case: DoctorInputs) -> list[Finding]:
+    return list(run_checks(CHECKS, ClusterProbe(case)))
 
 
-def settles(case: Case, expected: dict[str, Standing]) -> list[Answer]:
+def settles(case: DoctorInputs, expected: dict[str, Verdict]) -> list[Finding]:
     """Ask until the rows that complain are these: a broker hears of a change a moment later."""
-    last: list[Answer] = []
+    last: list[Finding] = []
 
     def ask() -> bool:
         last[:] = asked_of(case)
@@ -66,12 +66,12 @@ def settles(case: Case, expected: dict[str, Standing]) -> list[Answer]:
     try:
         wait_until(ask, 60)
     except AssertionError as error:
-        raise AssertionError([f"{one.verdict} {one.code} {one.because}" for one in last]) from error
+        raise AssertionError([f"{one.verdict} {one.code} {one.evidence}" for one in last]) from error
     return last
 
 
 #: What is planted -> what is changed in topics and file, and the row that has to find it.
-PLANTS: Final[dict[str, tuple[dict[str, dict[str, str] | None], tuple[str, str], str, Standing]]] = {
+PLANTS: Final[dict[str, tuple[dict[str, dict[str, str] | None], tuple[str, str], str, Verdict]]] = {
     "nothing": ({}, ("", ""), "TL-D27", WARNS),
     "a source is missing": ({"commands": None}, ("", ""), "TL-D26", BROKEN),
     "too many copies": (
@@ -121,7 +121,7 @@ def test_no_topic_is_made_that_a_pattern_of_the_file_could_take(kafka: Kafka, tm
     made = set(admin.KafkaAdmin(kafka.bootstrap).info().topics) - before
     assert made <= {"__transaction_state", "__consumer_offsets"}
     assert {one.code: one.verdict for one in found if one.verdict is UNKNOWN} == {}
-    assert any(f"{name}.records" in one.because for one in found if one.line == "down")
+    assert any(f"{name}.records" in one.evidence for one in found if one.line == "down")
 
 
 def test_a_transaction_that_stays_open_in_a_topic_that_a_line_reads(kafka: Kafka, tmp_path: Path) -> None:
@@ -133,28 +133,28 @@ def test_a_transaction_that_stays_open_in_a_topic_that_a_line_reads(kafka: Kafka
     for _ in range(50):
         holding.produce(f"{name}.commands", b"x")
     assert holding.flush(30) == 0
-    found = settles(replace(bridge_case(tmp_path, name, kafka.bootstrap), patience=2.0), {**ALONE, "TL-D31": WARNS})
+    found = settles(replace(bridge_case(tmp_path, name, kafka.bootstrap), timeout_s=2.0), {**ALONE, "TL-D31": WARNS})
     holding.abort_transaction(30)
-    assert any(f"{name}.commands: 50 offsets are behind a transaction that stays open" in one.because for one in found)
+    assert any(f"{name}.commands: 50 offsets are behind a transaction that stays open" in one.evidence for one in found)
 
 
 def test_nobody_there(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = f"127.0.0.1:{listener.getsockname()[1]}"
-        found = asked_of(replace(bridge_case(tmp_path, "b", server), patience=1.0))
+        found = asked_of(replace(bridge_case(tmp_path, "b", server), timeout_s=1.0))
     assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
-    assert "refused" in next(one.because for one in found if one.code == "TL-D25")
+    assert "refused" in next(one.evidence for one in found if one.code == "TL-D25")
 
 
 def test_an_address_that_can_not_be_resolved_and_a_kafka_that_is_frozen(tmp_path: Path, kafka: Kafka) -> None:
     """One Kafka for both: it tells its clients of a host that nobody knows; then it is stopped where it stands."""
     unheard = {"advertised.listeners": "PLAINTEXT://nobody.invalid:9092"}
     with Kafka(tmp_path / "kafka", settings=unheard) as lost:
-        case = replace(bridge_case(tmp_path, "b", lost.bootstrap), patience=3.0)
+        case = replace(bridge_case(tmp_path, "b", lost.bootstrap), timeout_s=3.0)
         found = asked_of(case)
         assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
-        told = next(one.because for one in found if one.code == "TL-D25")
+        told = next(one.evidence for one in found if one.code == "TL-D25")
         assert re.search(r"broker \d+ tells its clients to come to nobody\.invalid:9092", told)
         with pytest.raises(KafkaError, match=r"Failed to resolve 'nobody.invalid:9092': .*TL-K01"):
             admin.KafkaAdmin(lost.bootstrap, 3.0).create({"x": 1})
@@ -162,5 +162,5 @@ def test_an_address_that_can_not_be_resolved_and_a_kafka_that_is_frozen(tmp_path
         found = asked_of(case)
         lost.kill()  # it can't reach itself to end in order
     assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
-    assert "did not answer for 3 s" in next(one.because for one in found if one.code == "TL-D25")
+    assert "did not answer for 3 s" in next(one.evidence for one in found if one.code == "TL-D25")
     assert kafka.running

@@ -17,7 +17,7 @@ from tests.helpers import commit, wait_until
 from towline import Client, ClientSettings
 from towline.bridge.config.file import load
 from towline.gateway.client import GatewayClient
-from towline.gateway.launch import discover
+from towline.gateway.launch import find_running
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
 from towline.net.tls import Tls
@@ -40,7 +40,7 @@ class Gateway:
 
     def start(self, drain_s: float | None = None, prepare: Callable[[], None] | None = None) -> GatewayClient:
         process = self.spawn(drain_s, prepare)
-        self._client = wait_until(lambda: discover(self.settings.state_dir), what="the gateway's endpoint")
+        self._client = wait_until(lambda: find_running(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client
 
@@ -96,9 +96,9 @@ class Gateway:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows, read from the disk after the process has ended."""
-        journal = Journal.open(self.settings.inbox, schema=ROW_SCHEMA)
+        journal = Journal.open(self.settings.inbox_dir, schema=ROW_SCHEMA)
         try:
-            return [row for batch in journal.read(journal.first, journal.end) for row in batch.to_pylist()]
+            return [row for batch in journal.read(journal.first_offset, journal.end) for row in batch.to_pylist()]
         finally:
             journal.close()
 

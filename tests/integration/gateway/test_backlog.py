@@ -125,7 +125,7 @@ def test_a_storm_of_reconnects_ends_in_order(new_mosquitto: NewMosquitto, new_ga
         gateway = new_gateway(f"mqtt://127.0.0.1:{line.port}")
         online(gateway)
         for round_ in range(40):
-            line.cut()
+            line.cut_connections()
             publish(broker, range(round_ * 10, round_ * 10 + 10))
         wait_until(lambda: len(set(gateway.seen())) == 400, 60, "all 400")
         assert list(dict.fromkeys(gateway.seen())) == list(range(400))

@@ -54,19 +54,19 @@ def test_packet_ids_of_a_session_that_is_given_up_mean_nothing_to_the_next(
 ) -> None:
     """The next session uses them for other messages; a repeat of one would be taken for one of the former's [I3]."""
     gateway = new_gateway(mosquitto, client_id="plant-8", abandon_session="plant-7", unknown_session="adopt")
-    with Journal.open(gateway.settings.inbox, schema=ROW_SCHEMA) as journal:
+    with Journal.open(gateway.settings.inbox_dir, schema=ROW_SCHEMA) as journal:
         record = {"client_id": "plant-7", "established": True, "subscriptions": {}, "servers": []}
         journal.set_session(record)
         journal.append(NO_ROWS, held={1: (0, 7), 2: (0, 8)})
     gateway.start()
     gateway.until(state="online", qos2_held=0)
     gateway.stop(signal.SIGKILL)
-    with Journal.open(gateway.settings.inbox, schema=ROW_SCHEMA) as journal:
-        assert journal.held == {}
+    with Journal.open(gateway.settings.inbox_dir, schema=ROW_SCHEMA) as journal:
+        assert journal.held_ids == {}
 
 
 def test_a_client_id_that_no_broker_has_accepted_can_be_changed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    with Journal.open(new_gateway(mosquitto).settings.inbox, schema=ROW_SCHEMA) as journal:
+    with Journal.open(new_gateway(mosquitto).settings.inbox_dir, schema=ROW_SCHEMA) as journal:
         journal.set_session({"client_id": "not good", "established": False, "subscriptions": {}, "servers": []})
     gateway = new_gateway(mosquitto, client_id="good")
     gateway.start()

@@ -21,9 +21,9 @@ from tests.helpers import commit, read_all, wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
 from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
-from towline.gateway.identity import read_clients
-from towline.gateway.launch import discover
-from towline.mqtt.events import Received
+from towline.gateway.identity import read_client_sessions
+from towline.gateway.launch import find_running
+from towline.mqtt.events import PacketsReceived
 from towline_prove.devstack import Mosquitto
 
 ONCE: dict[str, Any] = {"guarantee": "exactly_once", "receive_maximum": 10}
@@ -52,7 +52,7 @@ SUBSCRIBED = [*STEPS][:2]
 
 def _is_due(which: str, args: tuple[Any, ...], answer: object) -> bool:
     event = args[1] if len(args) > 1 else None
-    kinds = {type(item).__name__ for item in event.items} if isinstance(event, Received) else set()
+    kinds = {type(item).__name__ for item in event.items} if isinstance(event, PacketsReceived) else set()
     due: dict[str, Callable[[], bool]] = {
         "any": lambda: True,
         "rows": lambda: args[1].num_rows > 0,
@@ -102,7 +102,7 @@ def let_end(gateways: Iterable[Gateway], seen: dict[str, list[int]]) -> None:
         living = [one for one in gateways if one.process is not None and one.process.poll() is None]
         for one in living:
             with contextlib.suppress(GatewayError):
-                client = discover(one.settings.state_dir)
+                client = find_running(one.settings.state_dir)
                 if client is not None:
                     with client:
                         seen[one.settings.name] += carried_on(client)
@@ -122,7 +122,7 @@ def carried_on(client: GatewayClient) -> list[int]:
 
 
 def sessions(gateway: Gateway) -> list[tuple[str, str]]:
-    return [(one.client_id, one.how) for one in read_clients(gateway.settings.state_dir)]
+    return [(one.client_id, one.how) for one in read_client_sessions(gateway.settings.state_dir)]
 
 
 def test_a_kill_at_any_step_loses_nothing_and_strands_nothing(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
@@ -135,7 +135,7 @@ def test_a_kill_at_any_step_loses_nothing_and_strands_nothing(mosquitto: Mosquit
         gateway.log = gateway.log.with_name(f"gateway-{number}.log")
         gateway.spawn()
     for gateway in gateways.values():
-        wait_until(lambda: read_clients(gateway.settings.state_dir), what="a session")  # noqa: B023 - waited for here
+        wait_until(lambda: read_client_sessions(gateway.settings.state_dir), what="a session")  # noqa: B023 - waited for here
         gateway.stop()
     for number in range(len(STEPS)):
         publish(mosquitto, range(WAITING), f"{number}/1", qos=2)

@@ -15,8 +15,8 @@ from typing import Any
 from tests.helpers import ServiceManager, wait_until
 from tests.integration.gateway.conftest import Gateway, NewMembers
 from towline import Client
-from towline.gateway.identity import read_clients
-from towline.gateway.launch import discover
+from towline.gateway.identity import read_client_sessions
+from towline.gateway.launch import find_running
 from towline_prove.devstack import Mosquitto
 
 ROUTE = '[[uplink.route]]\nfrom = "t/{site}/{device}/#"\ntopic = "t"\n'
@@ -136,7 +136,7 @@ def test_a_shared_subscription_loses_and_doubles_nothing_and_hands_nothing_over(
     second.commit()
     assert second.process is not None
     assert second.process.wait(30) == 0
-    assert [one.how for one in read_clients(second.settings.state_dir)] == ["drained"]
+    assert [one.how for one in read_client_sessions(second.settings.state_dir)] == ["drained"]
 
 
 def test_the_command_drains_in_place_of_what_runs(
@@ -163,7 +163,7 @@ def test_the_command_drains_in_place_of_what_runs(
 
     with run("g1", "--drain") as draining:
         assert before.wait(30) == 0, "the one that ran is ended"
-        first._client = wait_until(lambda: discover(first.settings.state_dir), what="the gateway that is drained")
+        first._client = wait_until(lambda: find_running(first.settings.state_dir), what="the gateway that is drained")
         first.until(drain="waiting for commits")
         assert "drain: waiting for commits" in status_of(tmp_path)
         draining.send_signal(signal.SIGINT)
@@ -172,7 +172,7 @@ def test_the_command_drains_in_place_of_what_runs(
     assert "TL-G58" in out.splitlines()[-1]
 
     with run("g1", "--drain") as draining:
-        first._client = wait_until(lambda: discover(first.settings.state_dir), what="the gateway that is drained")
+        first._client = wait_until(lambda: find_running(first.settings.state_dir), what="the gateway that is drained")
         first.commit()
         out, _ = draining.communicate(timeout=30)
     assert draining.returncode == 0, out
@@ -184,7 +184,7 @@ def test_the_command_drains_in_place_of_what_runs(
         out, _ = alone.communicate(timeout=60)
         assert manager.received.splitlines() == [f"STATUS=connected to {mosquitto.uri}", "READY=1", "STOPPING=1"]
     assert alone.returncode == 0, out
-    assert discover(members["g2"].settings.state_dir) is None
+    assert find_running(members["g2"].settings.state_dir) is None
     status = status_of(tmp_path)
     assert "member    g1   none answers on this machine" in status
     assert "TL-M51" not in status
@@ -205,7 +205,9 @@ def test_a_member_taken_out_of_the_file_leaves_a_session_that_is_named_and_ended
     given_up = new_members(mosquitto, f'mqtt = {{ abandon_session = "b-line-g2" }}\n{shared}')
     given_up["g1"].start()
     its_own = members["g2"].settings.state_dir
-    wait_until(lambda: [one.how for one in read_clients(its_own)] == ["discarded"], what="the end of its session")
+    wait_until(
+        lambda: [one.how for one in read_client_sessions(its_own)] == ["discarded"], what="the end of its session"
+    )
     text = status_of(tmp_path)
     assert "was not ended" not in text
     assert "the order of a device's messages is not kept" in text

@@ -22,7 +22,7 @@ from paho.mqtt.properties import Properties
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
-from towline.delivery.outrows import rows_of
+from towline.delivery.outrows import rows_from_messages
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalError, JournalFull
 from towline.gateway.settings import OutboxSettings
@@ -108,7 +108,7 @@ def ears() -> Iterator[list[Ear]]:
 
 
 def rows(numbers: range, qos: int, topics: int = 3, **more: object) -> Any:
-    return rows_of([{"topic": f"d/{n % topics}", "payload": b"%d" % n, "qos": qos, **more} for n in numbers])
+    return rows_from_messages([{"topic": f"d/{n % topics}", "payload": b"%d" % n, "qos": qos, **more} for n in numbers])
 
 
 def outbox(gateway: Gateway) -> dict[str, Any]:
@@ -213,11 +213,11 @@ def test_what_came_while_the_broker_was_away_is_delivered_and_what_expired_is_no
     broker.stop()
     client.send("q/0", 0, rows(range(5), 1, message_expiry_seconds=0))
     client.send("q/0", 1, rows(range(5, 10), 2, message_expiry_seconds=1000, retain=True))
-    assert not client.sent(10, timeout_s=0.2)
+    assert not client.wait_delivered(10, timeout_s=0.2)
     broker.start()
     account = drained(gateway)
     assert (account["expired"], account["delivered"]) == (5, 5)
-    assert client.sent(10, timeout_s=60)
+    assert client.wait_delivered(10, timeout_s=60)
     ear.until(5)
     assert ear.numbers() == list(range(5, 10))
     assert all(990 <= (m.expiry_s or 0) <= 1000 for m in ear.messages)
@@ -253,19 +253,19 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     messages[5]["topic"] = "forbidden"
     messages[6]["topic"] = "forbidden"
     messages[9]["topic"] = "wild/#"  # MQTT has no way to say it
-    stored = client.send("q/0", 0, rows_of(messages))
-    assert client.sent(stored.end, timeout_s=60)
+    stored = client.send("q/0", 0, rows_from_messages(messages))
+    assert client.wait_delivered(stored.end, timeout_s=60)
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (17, 3)
     ear.until(17)
     assert gateway.stop() == 0
-    refused = RefusedMessages(gateway.settings.refused)
+    refused = RefusedMessages(gateway.settings.refused_dir)
     kept = refused.page(0)["rows"]
     refused.close()
     assert sorted((row["number"], row["reason"]) for row in kept) == [(5, 0x87), (6, 0x87), (9, 0x90)]
     older = new_gateway(broker, name="older", subscriptions=[], outbox={}, protocol="3.1.1")
     client = older.start()
-    assert client.sent(client.send("q/0", 0, rows_of(messages[5:7])).end, timeout_s=60)
+    assert client.wait_delivered(client.send("q/0", 0, rows_from_messages(messages[5:7])).end, timeout_s=60)
     account = outbox(older)
     assert (account["delivered"], account["refused"]) == (2, 0), "3.1.1 has no word for it: docs/guarantees.md"
 
@@ -302,19 +302,19 @@ def test_a_large_batch_that_comes_again_in_another_order_is_sent_once_and_whole(
     ears.append(ear := Ear(broker))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
-    client.send("q/0", 0, rows(range(3), 2), whole=False, attempt="first")
+    client.send("q/0", 0, rows(range(3), 2), is_last=False, attempt="first")
     client.send("q/1", 0, rows(range(100, 110), 2), attempt="other")
     ear.until(10)  # what is behind it leaves
-    assert client.sent(client.place("q/1", 0).end, timeout_s=30)
+    assert client.wait_delivered(client.stored_batch("q/1", 0).end, timeout_s=30)
     gateway.stop(signal.SIGKILL)
     client = gateway.start()
-    assert not client.place("q/0", 0, attempt="second").whole
+    assert not client.stored_batch("q/0", 0, attempt="second").whole
     order = [rows(range(n, n + 1), 2) for n in (3, 0, 1, 2)]
-    client.send("q/0", 0, pa.concat_batches(order), whole=False, attempt="second")
+    client.send("q/0", 0, pa.concat_batches(order), is_last=False, attempt="second")
     with pytest.raises(JournalError, match="TL-J16"):
         client.send("q/0", 0, rows(range(3, 4), 2), start=3, attempt="first")
     stored = client.send("q/0", 0, rows(range(4, 5), 2), start=4, attempt="second")
-    assert client.sent(stored.end, timeout_s=30)
+    assert client.wait_delivered(stored.end, timeout_s=30)
     ear.until(15)
     account = drained(gateway)
     assert (account["accepted"], account["delivered"], account["dropped"], account["incomplete"]) == (15, 15, 3, 0)
@@ -333,14 +333,14 @@ def test_an_older_copy_of_the_outbox_sends_nothing(
     broker.stop()
     client.send("q/0", 0, rows(range(5), 2))
     gateway.stop(signal.SIGKILL)
-    place, copy = gateway.settings.outgoing, tmp_path / "copy"
+    place, copy = gateway.settings.outbox_dir, tmp_path / "copy"
     shutil.copytree(place, copy)
     broker.start()
     client = gateway.start()
     stored = client.send("q/0", 1, rows(range(5, 10), 2))
     assert stored.outbox is not None
     journal, tip, incarnation = stored.outbox
-    stored.outbox.keep(str(checkpoint))
+    stored.outbox.write_outbox_note(str(checkpoint))
     assert client.extent(tip, outbox=True) == (journal, 0, 10, incarnation)
     ear.until(10)
     drained(gateway)
@@ -372,4 +372,4 @@ def test_qos_0_is_sent_once(new_mosquitto: NewMosquitto, new_gateway: NewGateway
 def test_a_gateway_that_only_receives_says_so(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     client = new_gateway(new_mosquitto()).start()
     with pytest.raises(GatewayError, match="TL-G20"):
-        client.place("q/0", 0)
+        client.stored_batch("q/0", 0)

@@ -13,10 +13,10 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
-from towline.errors import Fenced
+from towline.errors import ReaderFenced
 from towline.gateway.client import Lease
-from towline.gateway.launch import ensure
-from towline.spark.offsets import JournalPlace, Position
+from towline.gateway.launch import ensure_running
+from towline.spark.offsets import JournalPosition, SourceOffset
 from towline_prove.devstack import Mosquitto
 
 
@@ -34,16 +34,16 @@ class Query:
         """Read to the end."""
         client = self._gateway.client
         lease = Lease("spark")
-        status = client.hold(lease)
+        status = client.acquire(lease)
         journal, committed = status["journal"], status["consumers"]["spark"]
         window = client.wait(lease, committed, journal=journal, timeout_s=0)
         for rows in client.read(journal, committed, window.end, incarnation=window.incarnation):
             self.seen += map(int, rows.column("payload").to_pylist())
-        self._plan(Position((JournalPlace(status["name"], journal, window.end, window.incarnation),)))
+        self._plan(SourceOffset((JournalPosition(status["name"], journal, window.end, window.incarnation),)))
         client.wait(lease, window.end, journal=journal, timeout_s=0, incarnation=window.incarnation)
         client.release(lease)
 
-    def _plan(self, place: Position) -> None:
+    def _plan(self, place: SourceOffset) -> None:
         (self.place / "offsets").mkdir(parents=True, exist_ok=True)
         (self.place / "metadata").write_text('{"id":"q"}')
         self._batch += 1
@@ -63,12 +63,12 @@ def gateway(broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> Gatew
 
 def copied(gateway: Gateway, name: str) -> Path:
     """A copy of the journal of a gateway, as a backup makes it, also of one that runs."""
-    return Path(shutil.copytree(gateway.settings.inbox, gateway.settings.state_dir.parent / name))
+    return Path(shutil.copytree(gateway.settings.inbox_dir, gateway.settings.state_dir.parent / name))
 
 
 def bring_back(gateway: Gateway, copy: Path) -> None:
-    shutil.rmtree(gateway.settings.inbox)
-    shutil.copytree(copy, gateway.settings.inbox)
+    shutil.rmtree(gateway.settings.inbox_dir)
+    shutil.copytree(copy, gateway.settings.inbox_dir)
 
 
 def test_an_older_copy_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
@@ -141,9 +141,9 @@ def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gatew
     query.read()
     gateway.stop()
     publish(broker, range(10, 20))
-    shutil.rmtree(gateway.settings.inbox)
-    with pytest.raises(Fenced, match=r"checkpoint belongs to journal \w+, this gateway has journal.*TL-G04"):
-        ensure(gateway.settings, owner_pid=gateway.settings.owner_pid or 0)
+    shutil.rmtree(gateway.settings.inbox_dir)
+    with pytest.raises(ReaderFenced, match=r"checkpoint belongs to journal \w+, this gateway has journal.*TL-G04"):
+        ensure_running(gateway.settings, owner_pid=gateway.settings.owner_pid or 0)
     assert payloads(gateway) == []
     shutil.rmtree(query.place)  # the way out: a new checkpoint
     gateway.settings = gateway.settings.model_copy(update={"unknown_session": "adopt"})
@@ -171,7 +171,7 @@ def test_who_lost_its_directory_acknowledges_nothing_more(broker: Mosquitto, gat
     publish(broker, range(10))
     gateway.until(journaled=10)
     if how == "the lock file is removed":
-        (gateway.settings.inbox / "lock").unlink()
+        (gateway.settings.inbox_dir / "lock").unlink()
     else:
         bring_back(gateway, copied(gateway, "copy"))
     publish(broker, range(10, 20))

@@ -18,8 +18,8 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline.cli import main
-from towline.delivery.outrows import rows_of
-from towline.mqtt.reasons import CUT
+from towline.delivery.outrows import rows_from_messages
+from towline.mqtt.reasons import CONNECTION_CUT
 from towline.schema import MESSAGE_SCHEMA
 from towline_prove.devstack import Mosquitto
 
@@ -47,7 +47,7 @@ def ears() -> Iterator[list[Ear]]:
 
 
 def refused(gateway: Gateway) -> list[tuple[int, int]]:
-    return [(row["number"], row["reason"]) for row in gateway.client.refused("page", 0)["rows"]]
+    return [(row["number"], row["reason"]) for row in gateway.client.refused_messages("page", 0)["rows"]]
 
 
 def outbox(gateway: Gateway) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def test_a_message_at_which_the_broker_cuts_is_set_aside_and_the_others_arrive(
     messages: list[dict[str, Any]] = [{"topic": f"d/{n % 3}", "payload": b"%d" % n, "qos": qos} for n in range(60)]
     messages[20]["topic"] = "tab\there"
     messages[41]["user_properties"] = [{"key": "k", "value": "line\nfeed"}]
-    stored = client.send("q/0", 0, rows_of(messages))
-    assert client.sent(stored.end, timeout_s=60)
-    assert refused(gateway) == [(20, CUT), (41, CUT)]
+    stored = client.send("q/0", 0, rows_from_messages(messages))
+    assert client.wait_delivered(stored.end, timeout_s=60)
+    assert refused(gateway) == [(20, CONNECTION_CUT), (41, CONNECTION_CUT)]
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (58, 2)
     wait_until(lambda: len(set(ear.payloads)) == 58, what="all innocent messages")
@@ -92,18 +92,18 @@ def test_no_value_of_a_row_ends_the_gateway(
     broker.stop()
     longest = 2**63 - 1
     rows = [
-        rows_of([{"topic": "d", "payload": b"forever", "qos": 2, "message_expiry_seconds": longest}]),
-        rows_of([{"topic": "d", "payload": b"bad qos", "qos": 77}]),
-        rows_of([{"topic": "t" * 70_000, "payload": b"long", "qos": 1}]),
+        rows_from_messages([{"topic": "d", "payload": b"forever", "qos": 2, "message_expiry_seconds": longest}]),
+        rows_from_messages([{"topic": "d", "payload": b"bad qos", "qos": 77}]),
+        rows_from_messages([{"topic": "t" * 70_000, "payload": b"long", "qos": 1}]),
         not_utf8("topic"),
         not_utf8("content_type"),
-        rows_of([{"topic": "d", "payload": b"last", "qos": 1, "message_expiry_seconds": 2**32}]),
+        rows_from_messages([{"topic": "d", "payload": b"last", "qos": 1, "message_expiry_seconds": 2**32}]),
     ]
     stored = client.send("q/0", 0, pa.concat_batches(rows))
     gateway.stop(signal.SIGKILL)
     broker.start()
     client = gateway.start()
-    assert client.sent(stored.end, timeout_s=60)
+    assert client.wait_delivered(stored.end, timeout_s=60)
     assert refused(gateway) == [(1, 0x9B), (2, 0x90), (3, 0x90), (4, 0x99)]
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (2, 4)
@@ -112,7 +112,7 @@ def test_no_value_of_a_row_ends_the_gateway(
 
 def not_utf8(column: str) -> pa.RecordBatch:
     """A row whose text is no UTF-8, as Spark makes them from bytes that are cast to a string."""
-    row = rows_of([{"topic": "d", "payload": b"x", "qos": 1}])
+    row = rows_from_messages([{"topic": "d", "payload": b"x", "qos": 1}])
     broken = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
     at = MESSAGE_SCHEMA.names.index(column)
     return pa.RecordBatch.from_arrays([*row.columns[:at], broken, *row.columns[at + 1 :]], schema=MESSAGE_SCHEMA)
@@ -131,14 +131,14 @@ def test_a_wrong_acl_overnight_is_replayed_once(
     broker = new_mosquitto(acl_file=str(acl))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
-    rows = rows_of([{"topic": "d", "payload": b"%d" % n, "qos": 2} for n in range(300)])
+    rows = rows_from_messages([{"topic": "d", "payload": b"%d" % n, "qos": 2} for n in range(300)])
     stored = client.send("q/0", 0, rows)
-    assert client.sent(stored.end, timeout_s=60)
+    assert client.wait_delivered(stored.end, timeout_s=60)
     assert outbox(gateway)["refused"] == 300
     broker.stop()
     acl.write_text("topic readwrite #\n")
-    end = client.refused("page", 0)["end"]
-    assert client.refused("replay", 100) == {"moved": 100, "next": 100, "end": end}
+    end = client.refused_messages("page", 0)["end"]
+    assert client.refused_messages("replay", 100) == {"moved": 100, "next": 100, "end": end}
     gateway.stop(signal.SIGKILL)
     broker.start()
     ears.append(ear := Ear(broker))
@@ -159,9 +159,9 @@ def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_is_set_aside_with_the
     gateway = new_gateway(new_mosquitto(max_packet_size="2000"), subscriptions=[], outbox={}, protocol="3.1.1")
     client = gateway.start()
     messages = [{"topic": "d", "payload": bytes(size), "qos": 1} for size in (10, 1500, 5000, 20, 30)]
-    stored = client.send("q/0", 0, rows_of(messages))
-    assert client.sent(stored.end, timeout_s=60)
-    assert refused(gateway) == [(2, CUT)]
+    stored = client.send("q/0", 0, rows_from_messages(messages))
+    assert client.wait_delivered(stored.end, timeout_s=60)
+    assert refused(gateway) == [(2, CONNECTION_CUT)]
     lines = [json.loads(line) for line in gateway.log.read_text().splitlines()]
     (found,) = [line for line in lines if line.get("code") == "TL-M47"]
     assert found["bytes"] == 5001

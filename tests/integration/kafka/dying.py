@@ -26,16 +26,16 @@ from towline.sinks import Task
 STEPS: dict[str, tuple[Any, str, str]] = {
     "before the rows are spooled": (Spool, "fill", "before"),
     "after the rows are spooled": (Spool, "fill", "after"),
-    "before init": (producers.Transactional, "start", "before"),
-    "after init": (producers.Transactional, "start", "after"),
+    "before init": (producers.TransactionalProducer, "start", "before"),
+    "after init": (producers.TransactionalProducer, "start", "after"),
     "after the marker is read": (MarkerStore, "read", "after"),
-    "after begin": (producers.Transactional, "begin", "after"),
+    "after begin": (producers.TransactionalProducer, "begin", "after"),
     "in the middle of the records": (producers.KafkaProducer, "send", "middle"),
-    "after the records, before the marker": (producers.Transactional, "mark", "before"),
-    "after the marker, nothing flushed": (producers.Transactional, "mark", "after"),
-    "all flushed, before the commit request": (producers.Transactional, "commit", "flushed"),
-    "while the commit request is on its way": (producers.Transactional, "commit", "during"),
-    "after the commit, before Spark knows": (producers.Transactional, "commit", "after"),
+    "after the records, before the marker": (producers.TransactionalProducer, "mark", "before"),
+    "after the marker, nothing flushed": (producers.TransactionalProducer, "mark", "after"),
+    "all flushed, before the commit request": (producers.TransactionalProducer, "commit", "flushed"),
+    "while the commit request is on its way": (producers.TransactionalProducer, "commit", "during"),
+    "after the commit, before Spark knows": (producers.TransactionalProducer, "commit", "after"),
 }
 
 
@@ -96,7 +96,7 @@ def main(
         except KafkaError as error:
             print(error, flush=True)  # noqa: T201 - our answer
             raise SystemExit(1) from None
-        print(batch, "skipped" if done.skipped else "written", done.rows, flush=True)  # noqa: T201 - our answer
+        print(batch, "skipped" if done.was_skipped else "written", done.rows, flush=True)  # noqa: T201 - our answer
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def committed_count(bootstrap: str, topic: str) -> int:
 
 def records(bootstrap: str, topic: str) -> list[Any]:
     """Every message of a topic up to its last stable offset, partition by partition, in order."""
-    KafkaAdmin(bootstrap).settled(topic)
+    KafkaAdmin(bootstrap).wait_for_open_transactions(topic)
     consumer = _consumer(bootstrap)
     try:
         left = set(consumer.list_topics(topic, timeout=60).topics[topic].partitions)

@@ -29,7 +29,7 @@ def test_a_look_at_the_topics_makes_none(kafka: Kafka, topic: NewTopic) -> None:
     for _ in range(2):
         absent = {"towline-b", there, "towline-a"} - set(KafkaAdmin(kafka.bootstrap).info().topics)
         assert absent == {"towline-a", "towline-b"}
-        assert KafkaAdmin(kafka.bootstrap).facts(["towline-a", there]).keys() == {there}
+        assert KafkaAdmin(kafka.bootstrap).topic_limits(["towline-a", there]).keys() == {there}
 
 
 def test_topics_are_created_once(kafka: Kafka, topic: NewTopic) -> None:
@@ -46,7 +46,7 @@ def test_a_topic_kafka_refuses(kafka: Kafka, name: str, replication: int) -> Non
     with pytest.raises(KafkaError, match=name) as caught:
         KafkaAdmin(kafka.bootstrap).create({name: 1}, replication=replication)
     assert caught.value.code == "TL-K09"
-    assert caught.value.where == kafka.bootstrap
+    assert caught.value.location == kafka.bootstrap
 
 
 def test_settings_of_a_new_topic(kafka: Kafka, topic: NewTopic) -> None:
@@ -58,16 +58,16 @@ def test_settings_of_a_new_topic(kafka: Kafka, topic: NewTopic) -> None:
 
 def test_a_topic_is_settled_once_no_transaction_is_open(kafka: Kafka, topic: NewTopic) -> None:
     name = topic(partitions=2)
-    assert KafkaAdmin(kafka.bootstrap).settled(name)
+    assert KafkaAdmin(kafka.bootstrap).wait_for_open_transactions(name)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(name, b"x", partition=1)
     producer.flush(30)
-    assert not KafkaAdmin(kafka.bootstrap, 1).settled(name)
+    assert not KafkaAdmin(kafka.bootstrap, 1).wait_for_open_transactions(name)
     producer.commit_transaction(30)
-    assert KafkaAdmin(kafka.bootstrap).settled(name)
-    assert KafkaAdmin(kafka.bootstrap).settled(f"{name}.absent")
+    assert KafkaAdmin(kafka.bootstrap).wait_for_open_transactions(name)
+    assert KafkaAdmin(kafka.bootstrap).wait_for_open_transactions(f"{name}.absent")
 
 
 def test_a_topic_that_was_just_made_is_asked_for_its_offsets(own_kafka: Kafka) -> None:
@@ -75,11 +75,11 @@ def test_a_topic_that_was_just_made_is_asked_for_its_offsets(own_kafka: Kafka) -
     servers = own_kafka.bootstrap
     settings = SinkSettings.parse({"kafka.bootstrap.servers": servers, "topic": "t", "parallelism": "50"})
     markers = MarkerStore(settings, "sink")
-    markers.ensure()
-    assert [markers.read(partition) for partition in (0, 25, 49)] == [None] * 3
+    markers.ensure_topic()
+    assert [markers.read_marker(partition) for partition in (0, 25, 49)] == [None] * 3
     for number in range(3):
         KafkaAdmin(servers).create({f"t{number}": 50})
-        assert KafkaAdmin(servers).settled(f"t{number}")
+        assert KafkaAdmin(servers).wait_for_open_transactions(f"t{number}")
 
 
 def closed_port() -> str:

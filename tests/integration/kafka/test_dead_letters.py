@@ -15,7 +15,7 @@ from tests.integration.kafka.reading import records
 from tests.integration.kafka.writing import QUERY, exactly_once
 from towline.errors import KafkaError
 from towline.kafka.columns import Columns
-from towline.kafka.deadletters import Collector, DeadLetter, Reason
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
 from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
@@ -48,9 +48,9 @@ def rows(*cells: dict[str, Any]) -> Any:
 
 
 def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
-    collector = Collector()
+    collector = ChunkAssembler()
     found = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
-    assert not collector.waiting
+    assert not collector.incomplete
     return [letter for letter in found if letter is not None]
 
 
@@ -120,7 +120,7 @@ def test_without_a_dead_letter_topic_nothing_of_the_batch_is_written(kafka: Kafk
     with pytest.raises(KafkaError, match="the topic takes 50,000") as caught:
         sink.deliver(Task(0, batch=0, query=QUERY), [batch])
     assert caught.value.code == "TL-K05"
-    assert "deadLetterTopic" in caught.value.do
+    assert "deadLetterTopic" in caught.value.remedy
     assert records(kafka.bootstrap, small) == []
 
 

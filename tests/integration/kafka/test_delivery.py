@@ -14,8 +14,8 @@ from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers, records
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
-from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.delivery import Delivered, Delivery, delivery_for
+from towline.kafka.columns import COLUMN_TYPES, Columns
+from towline.kafka.delivery import Delivery, DeliveryResult, delivery_for
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
@@ -32,7 +32,7 @@ def settings_for(kafka: Kafka, guarantee: str = "at_least_once", **options: str)
 def sink(settings: SinkSettings, *columns: str) -> Delivery:
     names = columns or ("value",)
     return delivery_for(
-        settings, Columns.bind({n: ACCEPTED[n][0] for n in names}, settings.topic, include_headers=True)
+        settings, Columns.bind({n: COLUMN_TYPES[n][0] for n in names}, settings.topic, include_headers=True)
     )
 
 
@@ -53,7 +53,7 @@ def _no_producers_left() -> Iterator[None]:
 def test_rows_arrive_once_and_in_order(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
     name = topic()
     delivery = sink(settings_for(kafka, guarantee, topic=name))
-    assert delivery.deliver(FIRST, counted(0, 5000)) == Delivered(rows=5000, bytes=18890)
+    assert delivery.deliver(FIRST, counted(0, 5000)) == DeliveryResult(rows=5000, bytes=18890)
     assert delivery.deliver(FIRST, counted(5000, 6000)).rows == 1000
     wait_until(lambda: committed_count(kafka.bootstrap, name) == 6000, what="6000 records")
     assert numbers(kafka.bootstrap, name) == list(range(6000))
@@ -73,7 +73,7 @@ def test_every_part_of_a_record_comes_back(kafka: Kafka, topic: NewTopic) -> Non
             "timestamp": pa.array([moment, None], pa.timestamp("us", tz="UTC")),
         }
     )
-    sink(settings_for(kafka), *ACCEPTED).deliver(FIRST, [batch])
+    sink(settings_for(kafka), *COLUMN_TYPES).deliver(FIRST, [batch])
     (message,) = records(kafka.bootstrap, name)
     assert (message.key(), message.value(), message.partition()) == (b"k", b"v", 2)
     assert message.headers() == headers
@@ -137,7 +137,7 @@ def test_a_missing_topic_is_named_and_not_created(kafka: Kafka, guarantee: str) 
         with pytest.raises(KafkaError, match='topic "towline-nowhere" does not exist') as caught:
             sink(settings).deliver(FIRST, counted(0, 1))
         assert caught.value.code == "TL-K04"
-        assert f"--bootstrap-server {kafka.bootstrap} --create --topic towline-nowhere" in caught.value.do
+        assert f"--bootstrap-server {kafka.bootstrap} --create --topic towline-nowhere" in caught.value.remedy
 
 
 def test_a_missing_topic_of_a_column(kafka: Kafka, topic: NewTopic) -> None:
@@ -153,8 +153,8 @@ def test_a_record_too_large_for_the_client(kafka: Kafka, topic: NewTopic) -> Non
     with pytest.raises(KafkaError, match="5,100 bytes, the client takes 2,000") as caught:
         sink(settings).deliver(FIRST, [batch])
     assert caught.value.code == "TL-K05"
-    assert f'"{name}"' in caught.value.what
-    assert "2,000" in caught.value.what
+    assert f'"{name}"' in caught.value.problem
+    assert "2,000" in caught.value.problem
 
 
 def test_a_record_too_large_for_the_topic(kafka: Kafka, topic: NewTopic) -> None:
@@ -194,8 +194,8 @@ def test_at_least_once_writes_in_every_attempt(kafka: Kafka, topic: NewTopic) ->
 def test_at_most_once_writes_in_the_first_attempt_only(kafka: Kafka, topic: NewTopic) -> None:
     name = topic()
     done = sink(settings_for(kafka, "at_most_once", topic=name)).deliver(AGAIN, counted(0, 10))
-    assert (done.rows, done.lost) == (0, 10)
-    assert "attempt 2" in done.why
+    assert (done.rows, done.dropped_rows) == (0, 10)
+    assert "attempt 2" in done.drop_reason
     assert records(kafka.bootstrap, name) == []
 
 
@@ -223,16 +223,16 @@ def test_kafka_down_fails_with_one_line_and_no_noise(own_kafka: Kafka, capfd: py
 def test_at_most_once_counts_what_a_dead_kafka_costs(own_kafka: Kafka) -> None:
     own_kafka.create_topics({"t": 1})
     delivery = sink(settings_for(own_kafka, "at_most_once", topic="t", deliveryTimeout="1"))
-    assert delivery.deliver(FIRST, counted(0, 10)).lost == 0
+    assert delivery.deliver(FIRST, counted(0, 10)).dropped_rows == 0
     wait_until(lambda: committed_count(own_kafka.bootstrap, "t") == 10, what="10 records")
     own_kafka.kill()
     for _ in range(2):
         done = delivery.deliver(FIRST, counted(10, 2510))
-        assert done.rows + done.lost == 2500
-        assert done.lost > 0
-        assert done.why
+        assert done.rows + done.dropped_rows == 2500
+        assert done.dropped_rows > 0
+        assert done.drop_reason
     own_kafka.start()
-    assert delivery.deliver(FIRST, counted(2510, 2520)) == Delivered(rows=10, bytes=40)
+    assert delivery.deliver(FIRST, counted(2510, 2520)) == DeliveryResult(rows=10, bytes=40)
     wait_until(lambda: 2519 in numbers(own_kafka.bootstrap, "t"), what="the last record")
     arrived = numbers(own_kafka.bootstrap, "t")
     assert len(arrived) == len(set(arrived))

@@ -18,7 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, failure, line, running
 from tests.integration.kafka.writing import account, committed
-from towline.kafka.deadletters import Collector, Reason
+from towline.kafka.deadletters import ChunkAssembler, Reason
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
@@ -38,7 +38,7 @@ def query_id(checkpoint: Path) -> str:
 def markers(kafka: Kafka, checkpoint: Path, partitions: int = 1) -> list[Marker | None]:
     settings = SinkSettings.parse({"kafka.bootstrap.servers": kafka.bootstrap})
     store = MarkerStore(settings, query_id(checkpoint))
-    return [store.read(partition) for partition in range(partitions)]
+    return [store.read_marker(partition) for partition in range(partitions)]
 
 
 def committed_batch(checkpoint: Path) -> int:
@@ -224,7 +224,7 @@ def test_bad_records_become_dead_letters_in_the_same_transaction(
     (marker,) = markers(kafka, tmp_path)
     assert marker is not None
     numbers = committed(kafka, good)
-    collector = Collector()
+    collector = ChunkAssembler()
     read = (collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, dead))
     letters = [letter for letter in read if letter is not None]
     values = [int(letter.value or b"") for letter in letters]

@@ -19,7 +19,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import account, committed
 from towline_prove.devstack import Kafka
-from towline_prove.reader import Tail
+from towline_prove.reader import TopicTail
 from towline_prove.referee import Arrival
 
 pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark]
@@ -28,8 +28,8 @@ KILLS = 5
 SEED = 5
 
 
-def enough(tail: Tail, arrived: list[Arrival]) -> bool:
-    arrived += tail.pull(1)
+def enough(tail: TopicTail, arrived: list[Arrival]) -> bool:
+    arrived += tail.read_all(1)
     return len(arrived) > 400
 
 
@@ -47,7 +47,7 @@ def test_killed_at_random_moments(
                 command, cwd=Path(__file__).parents[3], stdout=log, stderr=log, start_new_session=True
             )
         try:
-            with closing(Tail(kafka.bootstrap, name, from_now=True)) as tail:
+            with closing(TopicTail(kafka.bootstrap, name, skip_existing=True)) as tail:
                 wait_until(partial(enough, tail, []), 300, "enough batches of this life")
             time.sleep(dice.uniform(0, 1))  # the kill falls anywhere within a batch
         finally:

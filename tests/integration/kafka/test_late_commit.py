@@ -14,12 +14,12 @@ from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.bridge import deadletters
-from towline.bridge.deadletters import Remapped
+from towline.bridge.deadletters import RemapResult
 from towline.kafka import producers
-from towline.kafka.clientconfig import QUIET
+from towline.kafka.clientconfig import QUIET_LOGGER
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import DeadLetter, Reason
-from towline.kafka.producers import Transactional
+from towline.kafka.producers import TransactionalProducer
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -65,16 +65,16 @@ def test_a_late_commit_does_not_end_the_next_transaction(
     # The request of batch 1 hangs; librdkafka gives up on that connection after a second and asks again on another.
     assert sink.deliver(Task(0, batch=1, query=QUERY), counted(ROWS, 2 * ROWS)).rows == ROWS
     assert proxy.held.is_set()
-    original = Transactional.mark
+    original = TransactionalProducer.write_marker
 
-    def late(self: Transactional, *args: Any) -> None:
+    def late(self: TransactionalProducer, *args: Any) -> None:
         if not proxy.answered.is_set():
             self._producer.flush(10)
             assert account(committed(kafka, topic, amid=True), 2 * ROWS) == (0, 0)
             release_in_the_middle(proxy)
         original(self, *args)
 
-    monkeypatch.setattr(Transactional, "mark", late)
+    monkeypatch.setattr(TransactionalProducer, "mark", late)
     assert sink.deliver(Task(0, batch=2, query=QUERY), counted(2 * ROWS, 3 * ROWS)).rows == ROWS
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert account(committed(kafka, topic), 3 * ROWS) == (0, 0)
@@ -85,7 +85,8 @@ def test_a_producer_that_goes_on_would_be_torn(holder: tuple[EndTxnHolder, Kafka
     proxy, kafka = holder
     kafka.create_topics({"torn": 1})
     producer = Producer(
-        {"bootstrap.servers": kafka.bootstrap, "transactional.id": "torn", "socket.timeout.ms": "1000"}, logger=QUIET
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": "torn", "socket.timeout.ms": "1000"},
+        logger=QUIET_LOGGER,
     )
     producer.init_transactions(10)
     rearm(proxy)
@@ -118,19 +119,19 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     )
     monkeypatch.setattr(deadletters, "CHUNK", 1)
     rearm(proxy)
-    write = producers.Transactional.write
+    write = producers.TransactionalProducer.write
 
-    def late(self: producers.Transactional, rows: Rows) -> None:
+    def late(self: producers.TransactionalProducer, rows: Rows) -> None:
         write(self, rows)
         if proxy.held.is_set() and not proxy.answered.is_set():
             self.flush(10)
             release_in_the_middle(proxy)
 
-    monkeypatch.setattr(producers.Transactional, "write", late)
-    assert deadletters.replay(ledger, deadletters.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(producers.TransactionalProducer, "write", late)
+    assert deadletters.replay(ledger, deadletters.LetterFilter(), lambda: None).replayed_by_topic == {"mended": 2}  # type: ignore[arg-type,return-value]
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert committed(kafka, "mended") == [0, 1]
 
 
-def carried(letter: DeadLetter) -> Remapped:
-    return Remapped(("mended", letter.value, None, -1, None, None, 0, []))
+def carried(letter: DeadLetter) -> RemapResult:
+    return RemapResult(("mended", letter.value, None, -1, None, None, 0, []))

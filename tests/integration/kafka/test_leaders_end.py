@@ -28,9 +28,9 @@ def sink(kafka: Kafka, topic: NewTopic) -> Iterator[ExactlyOnce]:
     name = topic()
     made = exactly_once(kafka.bootstrap, topic=name, sinkId=name, deliveryTimeout="3", kafka__client__rack="west")
     made.deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
-    KafkaAdmin(kafka.bootstrap).settled(made.settings.markers_of(name))
+    KafkaAdmin(kafka.bootstrap).wait_for_open_transactions(made.settings.marker_topic_of(name))
     yield made
-    markerstore._ends.clear()
+    markerstore._highest_ends.clear()
     markerstore._consumers.clear()
 
 
@@ -55,7 +55,7 @@ class Behind:
 
 
 def behind(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    real = MarkerStore._consumer
+    real = MarkerStore._new_consumer
     markerstore._consumers.clear()
     monkeypatch.setattr(MarkerStore, "_consumer", lambda store: Behind(real(store), more))
 
@@ -64,13 +64,13 @@ def test_the_marker_is_read_when_the_partition_has_reached_the_leaders_end(
     sink: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MarkerStore(sink.settings, sink.settings.sink_id or "")
-    before = store.read(0)
+    before = store.read_marker(0)
     behind(monkeypatch, 2)  # a marker and the control record of its transaction are still on their way
     assert before is not None
     assert before.batch == 0
     later = threading.Timer(1.0, lambda: _mark(sink, store, batch=1))
     later.start()
-    found = store.read(0)
+    found = store.read_marker(0)
     later.join()
     assert found is not None
     assert found.batch == 1
@@ -101,7 +101,7 @@ def test_an_open_transaction_of_another_writer_is_not_waited_for(sink: ExactlyOn
     producer.begin_transaction()
     producer.produce(store.topic, b"{}", b"else", 0)
     assert producer.flush(10) == 0
-    found = store.read(0)
+    found = store.read_marker(0)
     producer.abort_transaction(10)
     assert found is not None
     assert found.batch == 0
@@ -116,11 +116,11 @@ def test_dead_letters_are_read_to_the_leaders_end(
     producer.produce(name, b"one")
     assert producer.flush(10) == 0
     ledger = deadletters.DeadLetterTopic(client, name, {})
-    assert [record.value for record in ledger._records(ledger._ends())] == [b"one"]
+    assert [record.value for record in ledger._read_records(ledger._end_offsets())] == [b"one"]
 
     real = ledger._consumer
     monkeypatch.setattr(deadletters.DeadLetterTopic, "_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
     later = threading.Timer(1.0, producer.produce, (name, b"two"))
     later.start()
-    assert [record.value for record in ledger._records(ledger._ends())] == [b"one", b"two"]
+    assert [record.value for record in ledger._read_records(ledger._end_offsets())] == [b"one", b"two"]
     assert producer.flush(10) == 0

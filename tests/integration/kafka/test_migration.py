@@ -98,7 +98,7 @@ def test_the_formats_name_is_the_whole_migration(
         for run in range(2):
             query = program(spark, form, options, tmp_path / form)
             assert query.exception() is None, run
-        found[topic] = carried(secured.inside, topic)
+        found[topic] = carried(secured.internal_bootstrap, topic)
         jvm: Any = query._jsq
         shown = jvm.explainInternal(True) + str(query.lastProgress)
     assert found[topics["kafka_transactional"]] == found[topics["kafka"]]

@@ -15,13 +15,13 @@ from tests.integration.kafka.reading import records
 from tests.integration.kafka.test_dead_letters import letters
 from tests.integration.kafka.writing import QUERY
 from towline.errors import KafkaError
-from towline.kafka import screening
+from towline.kafka import recordcheck
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.deadletters import Reason
-from towline.kafka.delivery import Delivered, delivery_for
+from towline.kafka.delivery import DeliveryResult, delivery_for
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import Transactional
+from towline.kafka.producers import TransactionalProducer
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -34,27 +34,29 @@ def aborted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A user without the right DescribeConfigs, in a process that has learned nothing; the transactions that failed."""
     monkeypatch.setattr(KafkaAdmin, "settings", lambda *_: {})
     failed: list[str] = []
-    abort = Transactional.abort
+    abort = TransactionalProducer.abort
 
-    def counted(producer: Transactional) -> None:
-        failed.extend([producer.transactional_id] * producer._open)
+    def counted(producer: TransactionalProducer) -> None:
+        failed.extend([producer.transactional_id] * producer._in_transaction)
         abort(producer)
 
-    monkeypatch.setattr(Transactional, "abort", counted)
-    screening._lessons.clear()
-    screening._facts.clear()
+    monkeypatch.setattr(TransactionalProducer, "abort", counted)
+    recordcheck._learned_limits.clear()
+    recordcheck._described_limits.clear()
     yield failed
-    screening._lessons.clear()
-    screening._facts.clear()
+    recordcheck._learned_limits.clear()
+    recordcheck._described_limits.clear()
 
 
-def write(kafka: Kafka, guarantee: str, dead: str | None, *cells: tuple[str, bytes | None, bytes]) -> Delivered:
+def write(kafka: Kafka, guarantee: str, dead: str | None, *cells: tuple[str, bytes | None, bytes]) -> DeliveryResult:
     """Topic, key and value of each record, as a batch of a process's life."""
     more = {} if dead is None else {"deadLetterTopic": dead}
     sink_id = {"sinkId": f"refusals.{next(_batches)}"}
     client = {"kafka.bootstrap.servers": kafka.bootstrap, "kafka.message.max.bytes": "3000000"}
     settings = SinkSettings.parse({**client, "guarantee": guarantee, **sink_id, **more})
-    columns = Columns.bind({name: ACCEPTED[name][0] for name in ("topic", "key", "value")}, None, include_headers=True)
+    columns = Columns.bind(
+        {name: COLUMN_TYPES[name][0] for name in ("topic", "key", "value")}, None, include_headers=True
+    )
     arrays = [pa.array([cell[at] for cell in cells], kind) for at, kind in enumerate((pa.string(), *[pa.binary()] * 2))]
     batch = pa.record_batch(arrays, names=["topic", "key", "value"])
     half = len(cells) // 2

@@ -27,10 +27,10 @@ from tests.helpers import wait_until
 from tests.integration.doctor.test_planted_in_kafka import ALONE, NOT_ASKED, asked_of, put, settles, sound_topics
 from tests.integration.kafka.writing import QUERY, exactly_once
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
-from towline.doctor.table import Standing
+from towline.doctor.table import Verdict
 from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.delivery import AtLeastOnce
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
@@ -96,7 +96,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[
 def grant(broker: SecuredKafka, rights: list[Right]) -> None:
     who, allow = f"User:{USER}", AclPermissionType.ALLOW
     bindings = [AclBinding(kind, name, form, who, "*", right, allow) for kind, name, right, form in rights]
-    inside = AdminClient({"bootstrap.servers": broker.inside})
+    inside = AdminClient({"bootstrap.servers": broker.internal_bootstrap})
     for future in inside.create_acls(bindings).values():
         future.result(30)
 
@@ -118,7 +118,7 @@ def test_the_denied_topic_of_a_refused_transaction_is_named(guarded: SecuredKafk
     sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="sink.a", **options(scram(guarded)))
     with pytest.raises(KafkaError, match="TL-K20") as caught:
         sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "denied", "healthy"))
-    assert caught.value.what.endswith(' ms) (topic "denied")')
+    assert caught.value.problem.endswith(' ms) (topic "denied")')
     assert "healthy" not in str(caught.value)
 
 
@@ -141,7 +141,7 @@ def test_records_that_only_kafka_knows_to_be_bad_are_found_without_the_right_to_
 def test_markers_are_read_without_a_right_to_any_group(guarded: SecuredKafka) -> None:
     sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="sink.b", **options(scram(guarded)))
     tasks = [sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "healthy")) for _ in range(2)]
-    assert [(one.rows, one.skipped) for one in tasks] == [(2, False), (2, True)]
+    assert [(one.rows, one.was_skipped) for one in tasks] == [(2, False), (2, True)]
 
 
 def bearer(broker: SecuredKafka) -> dict[str, str]:
@@ -157,7 +157,7 @@ def test_a_function_that_gives_no_token_is_told_and_asked_again(
         planted.setattr(f"{__name__}.broken", True)
         with pytest.raises(KafkaError, match="TL-K73") as caught:
             KafkaAdmin(bearer(guarded)).info()
-        assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.what
+        assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.problem
         assert "s3cr3t" not in str(caught.value)
     assert "healthy" in KafkaAdmin(bearer(guarded), 20).info().topics
 
@@ -165,7 +165,7 @@ def test_a_function_that_gives_no_token_is_told_and_asked_again(
 def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: SecuredKafka) -> None:
     client = {f"kafka.{name}": value for name, value in bearer(guarded).items()}
     settings = SinkSettings.parse({**client, "guarantee": "at_least_once", "topic": "healthy", "deliveryTimeout": "20"})
-    columns = Columns.bind({"value": ACCEPTED["value"][0]}, "healthy", include_headers=True)
+    columns = Columns.bind({"value": COLUMN_TYPES["value"][0]}, "healthy", include_headers=True)
     sink = AtLeastOnce(settings, columns)
     batch = [pa.record_batch({"value": pa.array([b"x"])})]
     assert sink.deliver(Task(0), batch).rows == 1
@@ -211,10 +211,10 @@ def granted(name: str, left_out: str = "") -> list[Right]:
     ],
 )
 def test_a_right_that_is_missing(
-    guarded: SecuredKafka, tmp_path: Path, left_out: str, expected: dict[str, Standing]
+    guarded: SecuredKafka, tmp_path: Path, left_out: str, expected: dict[str, Verdict]
 ) -> None:
     name = f"b{next(_numbers)}"
-    put(guarded.inside, sound_topics(name))
+    put(guarded.internal_bootstrap, sound_topics(name))
     grant(guarded, granted(name, left_out))
     settles(bridge_case(tmp_path, name, guarded.bootstrap, secured(guarded)), {**ALONE, **expected})
 
@@ -228,15 +228,18 @@ def secured(broker: SecuredKafka, password: Path | None = None) -> Callable[[str
 def test_a_password_that_is_wrong(guarded: SecuredKafka, tmp_path: Path) -> None:
     wrong = tmp_path / "password"
     wrong.write_text("hunter2")
-    found = asked_of(replace(bridge_case(tmp_path, "b", guarded.bootstrap, secured(guarded, wrong)), patience=3.0))
+    found = asked_of(replace(bridge_case(tmp_path, "b", guarded.bootstrap, secured(guarded, wrong)), timeout_s=3.0))
     assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
-    assert "authentication failed" in next(one.because for one in found if one.code == "TL-D25")
+    assert "authentication failed" in next(one.evidence for one in found if one.code == "TL-D25")
     assert "hunter2" not in str(found)
 
 
 def test_a_topic_that_may_not_be_made(guarded: SecuredKafka, tmp_path: Path) -> None:
     name = f"b{next(_numbers)}"
-    put(guarded.inside, {one: config for one, config in sound_topics(name).items() if not one.endswith("records")})
+    put(
+        guarded.internal_bootstrap,
+        {one: config for one, config in sound_topics(name).items() if not one.endswith("records")},
+    )
     grant(guarded, granted(name))
     found = settles(bridge_case(tmp_path, name, guarded.bootstrap, secured(guarded)), {**ALONE, "TL-D39": BROKEN})
-    assert any("Create" in one.because and f"{name}.records" in one.because for one in found)
+    assert any("Create" in one.evidence and f"{name}.records" in one.evidence for one in found)

@@ -23,11 +23,11 @@ from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers, records
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.columns import ACCEPTED as KAFKA_COLUMNS
+from towline.kafka.columns import COLUMN_TYPES as KAFKA_COLUMNS
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import BatchOrigin
-from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
-from towline.spark.sink import ACCEPTED as MQTT_COLUMNS
+from towline.spark.kafka_sink import KafkaTaskResult, KafkaTransactional, StreamWriter
+from towline.spark.sink import ACCEPTED_TYPES as MQTT_COLUMNS
 from towline.spark.sink import SinkColumns
 from towline_prove.devstack import Kafka
 
@@ -54,7 +54,7 @@ def running(writer: DataStreamWriter) -> Iterator[StreamingQuery]:
 
 def assert_all_committed(arrived: list[int], checkpoint: Path) -> None:
     """What Spark has committed is there, and nothing from beyond the batch in which the query was stopped."""
-    done = Checkpoint(str(checkpoint)).last_commit_batch()
+    done = Checkpoint(str(checkpoint)).last_committed_batch()
     assert done is not None
     assert set(range((done + 1) * ROWS_A_BATCH)) <= set(arrived) <= set(range((done + 2) * ROWS_A_BATCH))
 
@@ -217,7 +217,7 @@ def advice(bind: Bind, types: dict[str, str]) -> str:
     try:
         bind(types)
     except ConfigError as problem:
-        return problem.do
+        return problem.remedy
     return ""
 
 
@@ -225,7 +225,7 @@ def advice(bind: Bind, types: dict[str, str]) -> str:
     ("accepted", "bind"),
     [
         (KAFKA_COLUMNS, lambda types: Columns.bind(types, None, include_headers=True)),
-        (MQTT_COLUMNS, lambda types: SinkColumns.bind(types, topic=None, qos=1, retain=False, levels=(1,))),
+        (MQTT_COLUMNS, lambda types: SinkColumns.bind(types, topic=None, qos=1, retain=False, qos_levels=(1,))),
     ],
     ids=["kafka", "mqtt"],
 )
@@ -288,7 +288,7 @@ def test_a_missing_topic_is_told_before_there_is_a_row(kafka: Kafka, topic: NewT
 class FailsOnceWritten(StreamWriter):
     """The first attempt of each task of batch 1 fails after its rows are in Kafka."""
 
-    def write(self, iterator: Iterator[Any]) -> KafkaWritten:
+    def write(self, iterator: Iterator[Any]) -> KafkaTaskResult:
         done = super().write(iterator)
         context = TaskContext.get()
         assert context is not None

@@ -14,7 +14,7 @@ from tests.integration.kafka.quotas import limit_bytes
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.writing import QUERY
 from towline.errors import KafkaError
-from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.delivery import BatchOrigin, Delivery, delivery_for
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
@@ -31,7 +31,7 @@ def slow_sink(kafka: Kafka, topic: str, **options: str) -> Delivery:
     limit_bytes(kafka, topic, RATE)
     given = {"kafka.bootstrap.servers": kafka.bootstrap, "kafka.client.id": topic, "topic": topic, "sinkId": topic}
     settings = SinkSettings.parse({**given, **options})
-    columns = Columns.bind({"value": ACCEPTED["value"][0]}, topic, include_headers=True)
+    columns = Columns.bind({"value": COLUMN_TYPES["value"][0]}, topic, include_headers=True)
     return delivery_for(settings, columns, BatchOrigin())
 
 
@@ -72,5 +72,5 @@ def test_where_a_transaction_may_take_no_longer_the_line_says_what_to_change(kaf
     with pytest.raises(KafkaError, match=r"too slow: [0-9,]+ of 1,8[0-9,]+ bytes in 4 s, [0-9,]+ bytes/s") as caught:
         sink.deliver(TASK, rows())
     assert caught.value.code == "TL-K28"
-    assert "transaction.max.timeout.ms" in caught.value.do
+    assert "transaction.max.timeout.ms" in caught.value.remedy
     assert numbers(kafka, name) == []

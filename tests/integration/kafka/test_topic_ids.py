@@ -19,7 +19,7 @@ from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka import admin, markerstore
-from towline.kafka.admin import KafkaAdmin, check_source_topics, kept_ids
+from towline.kafka.admin import KafkaAdmin, check_source_topics, saved_topic_ids
 from towline.kafka.delivery import batch_origin
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
@@ -47,8 +47,8 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
     logs = Checkpoint(str(tmp_path))
     plan(tmp_path, 0, {one: 3, two: 0})
     look()
-    ids = kept_ids(logs)
-    assert ids == KafkaAdmin(client).ids([one, two, "nowhere"])
+    ids = saved_topic_ids(logs)
+    assert ids == KafkaAdmin(client).topic_ids([one, two, "nowhere"])
     make_anew(kafka, two)
     plan(tmp_path, 1, {one: 5, two: 0})
     look()
@@ -56,12 +56,12 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
     with pytest.raises(KafkaError) as caught:
         look()
     assert caught.value.code == "TL-B06"
-    assert f'"{one}" (its id was {ids[one]}, and is ' in caught.value.what
-    assert "offset 3 of partition 0; nothing is read from there" in caught.value.what
-    assert kept_ids(logs) == ids, "what was noted stays"
+    assert f'"{one}" (its id was {ids[one]}, and is ' in caught.value.problem
+    assert "offset 3 of partition 0; nothing is read from there" in caught.value.problem
+    assert saved_topic_ids(logs) == ids, "what was noted stays"
     plan(tmp_path, 2, {two: 0})
     look()
-    assert set(kept_ids(logs)) == {two}, "one that is gone and comes again begins anew"
+    assert set(saved_topic_ids(logs)) == {two}, "one that is gone and comes again begins anew"
 
 
 def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
@@ -71,7 +71,7 @@ def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
     plan(tmp_path, 0, {"t": 3})
     with pytest.raises(KafkaError, match="TL-K01"):
         check_source_topics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "")
-    assert kept_ids(Checkpoint(str(tmp_path))) == {}
+    assert saved_topic_ids(Checkpoint(str(tmp_path))) == {}
 
 
 def test_a_marker_topic_made_anew_is_not_one_that_never_had_a_marker(
@@ -84,7 +84,7 @@ def test_a_marker_topic_made_anew_is_not_one_that_never_had_a_marker(
     batch_origin(settings, str(tmp_path))
     exactly_once(kafka.bootstrap, topic=name, sinkId=name).deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
     batch_origin(settings, str(tmp_path))
-    make_anew(kafka, settings.markers_of(name), {"cleanup.policy": "compact"})
+    make_anew(kafka, settings.marker_topic_of(name), {"cleanup.policy": "compact"})
     monkeypatch.setattr(markerstore, "_ends", {})  # the same process says TL-K27
     with pytest.raises(KafkaError, match=r"was deleted or lost it.*--to-batch -1.*TL-K10"):
         batch_origin(settings, str(tmp_path))

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.delivery import BatchOrigin, ExactlyOnce
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
@@ -32,7 +32,7 @@ def exactly_once(
     """A sink; ``__`` in an option stands for a dot."""
     given = {name.replace("__", "."): value for name, value in options.items()}
     settings = SinkSettings.parse({"kafka.bootstrap.servers": bootstrap, **given})
-    types = {name: ACCEPTED[name][0] for name in columns or ("value",)}
+    types = {name: COLUMN_TYPES[name][0] for name in columns or ("value",)}
     return kind(settings, Columns.bind(types, settings.topic, include_headers=True), origin or BatchOrigin())
 
 
@@ -45,7 +45,7 @@ def counted(start: int, stop: int, size: int = 1000) -> Iterator[Any]:
 def committed(kafka: Kafka, topic: str, *, amid: bool = False) -> list[int]:
     """The numbers of a topic as kcat reads them with read_committed, in order; amid: a transaction is open."""
     if not amid:
-        KafkaAdmin(kafka.bootstrap).settled(topic)
+        KafkaAdmin(kafka.bootstrap).wait_for_open_transactions(topic)
     answer = subprocess.run(
         [
             *("kcat", "-C", "-q", "-e", "-b", kafka.bootstrap, "-t", topic, "-o", "beginning"),

@@ -18,8 +18,8 @@ from tests.integration.monitor.looking import Scraped, looked_at
 from tests.unit.bridge.noted import up
 from towline import Client
 from towline.bridge.config.file import load
+from towline.bridge.runtime.child_supervisors import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.supervisors import KafkaSupervisor
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import serve
 
@@ -140,13 +140,13 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
     state.spark, state.kafka, view.query = "running", "reachable", "running"
     journal = gateway.status()["journal"]
     right = up({journal: (0, 10)})
-    monitor.show(state)
+    monitor.set_state(state)
     with serve(monitor, "127.0.0.1:0") as served:
         endpoint = Scraped(f"127.0.0.1:{served}")
-        view.hear(gateway.status(), right)
+        view.update_status(gateway.status(), right)
         assert endpoint.verdict("readyz") == (200, [])
         known = {"well": endpoint.text()}
-        view.hear(gateway.status(), up({journal: (0, 100)}))
+        view.update_status(gateway.status(), up({journal: (0, 100)}))
         known["account"] = endpoint.text()
         assert endpoint.verdict("readyz") == (503, [{"what": "the account does not add up", "line": "line"}])
         stopping = threading.Event()
@@ -159,7 +159,7 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
         kafka.start()
         try:
             endpoint.until(lambda now: now.get("kafka_reachable") == 0)
-            view.hear(gateway.status(), right)
+            view.update_status(gateway.status(), right)
             known["kafka"] = endpoint.text()
         finally:
             stopping.set()

@@ -17,8 +17,8 @@ from tests.helpers import lacking, wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.ways import Relay
+from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder
-from towline.mqtt.fence import MalformedPacket
 from towline.net.client import Client
 from towline_prove.devstack import Mosquitto
 

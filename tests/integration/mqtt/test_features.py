@@ -30,7 +30,7 @@ from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, ClientSettings, Filter
-from towline.errors import ConfigError, Refused
+from towline.errors import BrokerRefused, ConfigError
 from towline_prove.devstack import Mosquitto
 
 AT_LEAST_ONCE, EXACTLY_ONCE = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
@@ -144,7 +144,7 @@ def test_what_the_server_has_not_is_not_asked_for(missing: str, wanted: Filter) 
         assert isinstance(line.receive(), DisconnectPacket), "no SUBSCRIBE"
         assert line.closed()
 
-    with Scripted(script) as server, pytest.raises(Refused, match="TL-M17"):
+    with Scripted(script) as server, pytest.raises(BrokerRefused, match="TL-M17"):
         Client(server.uri, client_id="x", subscribe=[wanted])
 
 
@@ -190,7 +190,7 @@ def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
         with Client(broker.uri, client_id="x", subscribe=["t"], settings=ClientSettings(keep_alive_s=60)) as client:
             assert client.receive(8.5) is None  # it drops after 7.5 s of silence
             assert client._driver.session.keep_alive_s == 5
-            return client.online and client._driver.count == 1
+            return client.online and client._driver.connection_count == 1
 
     assert any(kept() for _ in range(3)), "a busy machine may stand still, but not each time"
 
@@ -217,7 +217,7 @@ def test_the_brokers_reason_string_is_in_the_error() -> None:
         line.send(ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED, reason_str="come back\x7f tomorrow"))
         assert line.closed()
 
-    with Scripted(welcome) as server, pytest.raises(Refused) as caught:
+    with Scripted(welcome) as server, pytest.raises(BrokerRefused) as caught:
         Client(server.uri, client_id="x")
     assert r"not authorized (come back\x7f tomorrow) (0x87)" in str(caught.value)
 
@@ -259,10 +259,10 @@ def test_a_refused_message_is_told_and_the_next_goes_on(new_mosquitto: NewMosqui
             ({"payload": bytes(3000)}, "packet too large"),
         ]
         for given, words in wrong:
-            with pytest.raises(Refused, match=f"{words}.*TL-M31"):
+            with pytest.raises(BrokerRefused, match=f"{words}.*TL-M31"):
                 client.publish("t", **given).wait(60)
         assert client.publish("t", b"fine").wait(60).reason in (0, 0x10)
-        assert client._driver.count == 1
+        assert client._driver.connection_count == 1
 
 
 @pytest.mark.parametrize(
@@ -279,5 +279,5 @@ def test_a_refused_subscription_is_an_error(code: SubAckReasonCode, words: str) 
         assert isinstance(line.receive(), DisconnectPacket)
         assert line.closed()
 
-    with Scripted(script) as server, pytest.raises(Refused, match=f"{words}.*TL-M10"):
+    with Scripted(script) as server, pytest.raises(BrokerRefused, match=f"{words}.*TL-M10"):
         Client(server.uri, client_id="x", subscribe=["$share/g/t"])

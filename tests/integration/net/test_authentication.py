@@ -16,7 +16,7 @@ from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, 
 
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings
-from towline.errors import ConfigError, ProtocolViolation, Refused, TowlineError
+from towline.errors import BrokerRefused, ConfigError, ProtocolViolation, TowlineError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mqtt_scram.py"
 SALT, ROUNDS, PASSWORD = b"0123456789abcdef", 4096, b"opensesame"
@@ -109,7 +109,7 @@ def test_each_connection_begins_a_new_exchange() -> None:
 
 def test_a_wrong_password_is_refused_by_the_server() -> None:
     error = refused(honest, authenticator=scram(b"guess"))
-    assert isinstance(error, Refused)
+    assert isinstance(error, BrokerRefused)
     assert error.code == "TL-M08"
 
 
@@ -123,7 +123,7 @@ def test_a_server_that_proves_nothing_is_refused(word: bytes | None) -> None:
         assert line.closed()
 
     error = refused(cheat)
-    assert isinstance(error, Refused)
+    assert isinstance(error, BrokerRefused)
     assert error.code == "TL-M28"
     assert "the server has not proved that it knows the password" in str(error)
 

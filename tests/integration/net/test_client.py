@@ -16,7 +16,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.test_outbox import save
 from tests.integration.net.conftest import Authority
 from towline import Client, ClientSettings, Filter, Message, Tls, WillSettings
-from towline.errors import Refused, TakenOver, TowlineError, Unreachable
+from towline.errors import BrokerRefused, TakenOver, TowlineError, Unreachable
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
 
@@ -182,7 +182,7 @@ def test_a_refused_login_is_one_sentence_without_the_password(new_mosquitto: New
     users.write_text("")
     users.chmod(0o600)
     broker = new_mosquitto(allow_anonymous="false", password_file=str(users))
-    with pytest.raises(Refused, match=r"TL-M08") as caught:
+    with pytest.raises(BrokerRefused, match=r"TL-M08") as caught:
         Client(broker.uri, client_id="x", settings=ClientSettings(username="me", password="opensesame"))
     assert "opensesame" not in str(caught.value)
 

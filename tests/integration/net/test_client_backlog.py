@@ -110,7 +110,7 @@ def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -
     answer = backlog(count, mib, Line.subscribed)
     with Scripted(answer) as server, opened(lambda: Client(server.uri, client_id="x", subscribe=["t"])) as client:
         assert not client.online
-        assert sum(len(m.payload or b"") for m in client._arrivals.waiting) < 70 * mib
+        assert sum(len(m.payload or b"") for m in client._receive_queue.messages) < 70 * mib
         receipt = client.publish("out", b"x")
         with pytest.raises(Unreachable, match=r"no answer within 0.1 s.*may lie behind 64 MiB of messages.*TL-M33"):
             receipt.wait(0.1)

@@ -24,7 +24,7 @@ from tests.helpers import wait_until
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, ClientSettings
-from towline.errors import BrokerError, ProtocolViolation, Refused
+from towline.errors import BrokerError, BrokerRefused, ProtocolViolation
 
 ONE, TWO = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
 
@@ -67,16 +67,18 @@ def test_qos_1_that_nobody_had_taken_is_handed_out_once() -> None:
     answers: list[Packet] = [PubAckPacket(1), PubAckPacket(2), PubAckPacket(3)]
     first = until(cut, message(b"a", 1), message(b"b", 2))
     with Scripted(first, resumed(*again, answers=answers)) as server, Client(server.uri, client_id="x") as client:
-        wait_until(lambda: len(client._arrivals.waiting) == 2)
+        wait_until(lambda: len(client._receive_queue.messages) == 2)
         cut.set()
         wait_until(
             lambda: (
-                client._driver.count == 2 and client._arrivals.waiting and client._arrivals.waiting[-1].payload == b"c"
+                client._driver.connection_count == 2
+                and client._receive_queue.messages
+                and client._receive_queue.messages[-1].payload == b"c"
             )
         )
         assert [m.payload for m in take(client, 3)] == [b"a", b"b", b"c"]
         assert client.receive(0.1) is None
-        wait_until(lambda: client._driver.session.inbound.unacknowledged == 0)
+        wait_until(lambda: client._driver.session.inbound.unacknowledged_count == 0)
 
 
 def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_reconnect() -> None:
@@ -89,7 +91,7 @@ def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_re
         cut.set()
         assert [m.payload for m in take(client, 2)] == [b"a", b"b"]
         old.ack()
-        wait_until(lambda: client._driver.session.inbound.unacknowledged == 0)
+        wait_until(lambda: client._driver.session.inbound.unacknowledged_count == 0)
 
 
 def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_handed_out_again() -> None:
@@ -104,7 +106,7 @@ def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_han
         assert second.payload == b"b"
         assert client.receive(0.1) is None
         first.ack()
-        wait_until(lambda: not client._driver.session.inbound.held)
+        wait_until(lambda: not client._driver.session.inbound.unreleased_messages)
 
 
 def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
@@ -117,10 +119,10 @@ def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
         assert (old.payload, new.payload) == (b"old", b"new")
         old.ack()
         assert client.sessions_lost == 1
-        wait_until(lambda: not client._driver.session.inbound.held)
+        wait_until(lambda: not client._driver.session.inbound.unreleased_messages)
 
 
-@pytest.mark.parametrize(("protocol", "kind"), [("5", Refused), ("3.1.1", ProtocolViolation)])
+@pytest.mark.parametrize(("protocol", "kind"), [("5", BrokerRefused), ("3.1.1", ProtocolViolation)])
 def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind: type) -> None:
     def other(line: Line) -> None:
         line.receive()

@@ -16,8 +16,8 @@ from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.net.conftest import Authority
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings, Tls
-from towline.errors import Refused, Unreachable
-from towline.net.driver import MOST_HOPS
+from towline.errors import BrokerRefused, Unreachable
+from towline.net.driver import MAX_REDIRECTS
 from towline_prove.devstack import Mosquitto
 
 ANOTHER, MOVED = ConnAckReasonCode.USE_ANOTHER_SERVER, ConnAckReasonCode.SERVER_MOVED
@@ -54,7 +54,7 @@ def test_use_another_server_is_shown_and_not_followed(mosquitto: Mosquitto) -> N
 def test_server_moved_is_shown_and_final(mosquitto: Mosquitto) -> None:
     words = r"has moved to another server: 127.0.0.1:\d+ \(0x9D\).*follow_redirects"
     script = elsewhere(f"127.0.0.1:{mosquitto.port}", MOVED)
-    with Scripted(script) as server, pytest.raises(Refused, match=words):
+    with Scripted(script) as server, pytest.raises(BrokerRefused, match=words):
         Client(server.uri, client_id="x")
 
 
@@ -121,10 +121,10 @@ def test_servers_that_send_us_round_are_given_up() -> None:
 
         return script
 
-    hops = MOST_HOPS // 2
+    hops = MAX_REDIRECTS // 2
     with Scripted(*[there(1)] * (hops + 1)) as one, Scripted(*[there(0)] * hops) as other:
         ports += [one.port, other.port]
-        with pytest.raises(Unreachable, match=rf"server to server {MOST_HOPS} times.*TL-M27"):
+        with pytest.raises(Unreachable, match=rf"server to server {MAX_REDIRECTS} times.*TL-M27"):
             Client(one.uri, client_id="x", settings=ClientSettings(follow_redirects=True))
 
 

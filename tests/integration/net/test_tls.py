@@ -50,7 +50,7 @@ def greeting(broker: Mosquitto, tls: Tls, host: str = "localhost") -> bytes | Br
             return bool(answers)
 
         wait_until(answered, what="an answer")
-        return answers[0] or transport.problem
+        return answers[0] or transport.error
     finally:
         transport.close()
 
@@ -202,8 +202,8 @@ def test_a_port_for_tls_without_it(new_mosquitto: NewMosquitto, authority: Autho
         uri = f"{scheme}://localhost:{broker.port}"
         with pytest.raises(BrokerError) as caught:
             Client(uri, client_id="x")
-        assert said in caught.value.do
-        assert f" Is it a port for TLS? That is {scheme}s://localhost:{broker.port}" in caught.value.do
+        assert said in caught.value.remedy
+        assert f" Is it a port for TLS? That is {scheme}s://localhost:{broker.port}" in caught.value.remedy
 
 
 def test_a_port_for_tls_that_answers_so() -> None:

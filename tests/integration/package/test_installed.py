@@ -25,7 +25,7 @@ from tests.integration.bridge.running import PATIENCE, in_kafka, publish
 from tests.integration.bridge.test_dlq import told
 from tests.integration.package.installing import ROOT, Installation, build, environ, pythons
 from towline import Client, Filter
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import collect_status
 from towline.spark.java import spark_kafka_jars
 from towline.spark.session import pyspark_version
 from towline.version import release, version
@@ -192,7 +192,7 @@ class Example:
     def _carries(self, device: Client, process: subprocess.Popen[bytes]) -> None:
         def lines() -> dict[str, Any]:
             assert process.poll() is None, (self.here.place / "out").read_text()
-            found: dict[str, Any] = collect(self.file.parent / "state", ["telemetry", "down"])["lines"]
+            found: dict[str, Any] = collect_status(self.file.parent / "state", ["telemetry", "down"])["lines"]
             return found
 
         def online() -> bool:

@@ -26,8 +26,8 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 import towline
-from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
-from towline.spark.offsets import Position
+from towline.spark.kafka_sink import KafkaTaskResult, KafkaTransactional, StreamWriter
+from towline.spark.offsets import SourceOffset
 from towline.spark.reader import MqttStreamReader
 from towline.spark.source import MqttDataSource
 
@@ -48,7 +48,7 @@ def pause(step: str) -> None:
 
 def rows_before(offset: dict[str, Any]) -> int:
     """How many rows of all gateways lie before an offset."""
-    return sum(place.offset for place in Position.parse(offset).places)
+    return sum(place.offset for place in SourceOffset.parse(offset).positions)
 
 
 class Reader(MqttStreamReader):
@@ -81,7 +81,7 @@ class Writer(StreamWriter):
     def __init__(self, inner: StreamWriter) -> None:
         self.inner = inner
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> KafkaWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> KafkaTaskResult:
         first = next(iterator, None)
         if first is None:
             return self.inner.write(iter(()))
@@ -89,7 +89,7 @@ class Writer(StreamWriter):
         return self.inner.write(batch for part in ([first], iterator) for batch in part)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's
-        if any(isinstance(message, KafkaWritten) and message.done.rows for message in messages):
+        if any(isinstance(message, KafkaTaskResult) and message.delivery_result.rows for message in messages):
             pause("written")
         self.inner.commit(messages, batchId)
 

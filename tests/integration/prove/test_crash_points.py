@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.conftest import NewMosquitto
-from tests.engines.crash import LEAST_POINTS, CrashBench
+from tests.engines.crash import MIN_POINTS, CrashBench
 from tests.engines.strace import Injection
 from towline_prove.devstack import Mosquitto
 
@@ -75,17 +75,17 @@ def test_no_crash_point_loses_anything(
 ) -> None:
     """At QoS 2 nothing may come twice either. [MQTT-4.8.0-2 of 3.1.1]: a disk that fails ends the connection."""
     bench = CrashBench(broker, tmp_path, qos=case.qos, messages=messages, chunks=chunks)
-    points = list(bench.every(case.call, case.fault))
+    points = list(bench.run_all(case.call, case.fault))
     record_property("points", len(points) - 1)
     bad = [str(point) for point in points if not point.ok]
     assert not bad, "\n".join(bad)
-    assert sum(point.fired for point in points) >= LEAST_POINTS[case.call]
-    assert not points[-1].fired, "the enumeration did not reach its end"
+    assert sum(point.was_injected for point in points) >= MIN_POINTS[case.call]
+    assert not points[-1].was_injected, "the enumeration did not reach its end"
 
 
 @pytest.mark.long  # unit/journal/test_faults.py has the full disk, gateway/test_gateway.py the journal that is full
 def test_a_disk_that_stays_full_holds_the_line_back_and_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
     """[I7] From the eighth write on nothing fits any more: no ack, no drop; with room again everything comes."""
-    point = CrashBench(broker, tmp_path).run(Injection("writev", "8+", "ENOSPC"), patience=4)
-    assert point.fired
+    point = CrashBench(broker, tmp_path).run(Injection("writev", "8+", "ENOSPC"), timeout_s=4)
+    assert point.was_injected
     assert point.ok, str(point)

@@ -14,10 +14,10 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from towline.errors import Unreachable
 from towline_prove.devstack.mosquitto import Mosquitto
-from towline_prove.history import Claims, SenderRecord, read_history
+from towline_prove.history import Claims, SenderClaim, read_history
 from towline_prove.load import LoadPlan, connect, run_load
 from towline_prove.proxy import FaultProxy
-from towline_prove.referee import Arrival, Verdict, judge
+from towline_prove.referee import Arrival, Verdict, judge_arrivals
 
 pytestmark = pytest.mark.broker
 
@@ -28,7 +28,7 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
 
 
 def report(verdict: Verdict) -> str:
-    return "\n".join([verdict.line(), *map(str, verdict.stories)])
+    return "\n".join([verdict.summary_line(), *map(str, verdict.stories)])
 
 
 class Collector:
@@ -44,12 +44,12 @@ class Collector:
     def collect(self, claims: Claims, *, qos_0: bool = False) -> Verdict:
         """Receive until nothing acknowledged (at QoS 0: attempted) is missing, and judge that."""
         self.sock.settimeout(20)
-        verdict = judge(claims, self.arrivals)
+        verdict = judge_arrivals(claims, self.arrivals)
         while verdict.lost or (qos_0 and verdict.missing):
             data = self.sock.recv(1 << 20)
             assert data, "the broker closed the connection"
             self._take(self.rest + data)
-            verdict = judge(claims, self.arrivals)
+            verdict = judge_arrivals(claims, self.arrivals)
         self.sock.close()
         return verdict
 
@@ -77,9 +77,9 @@ def test_everything_claimed_arrives(broker: Mosquitto, tmp_path: Path, qos: int)
     assert result.attempted == 2000
     assert result.acked == (2000 if qos else 0)
     verdict = collector.collect(read_history(tmp_path / "claims"), qos_0=qos == 0)
-    assert verdict.ok("exactly_once"), verdict.line()
+    assert verdict.ok("exactly_once"), verdict.summary_line()
     assert verdict.delivered == 2000
-    assert len(verdict.devices) == 50
+    assert len(verdict.device_partitions) == 50
 
 
 def test_a_rate_is_kept(broker: Mosquitto, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_broker_restart_is_survived_with_dup_resends(broker: Mosquitto, tmp_pa
 
     def restart() -> None:
         wait_until((tmp_path / "claims").exists, what="the first claims")
-        wait_until(lambda: read_history(tmp_path / "claims").count(SenderRecord.ACKED) > 1000, what="a sixth of them")
+        wait_until(lambda: read_history(tmp_path / "claims").count(SenderClaim.ACKED) > 1000, what="a sixth of them")
         broker.restart()
 
     restarter = threading.Thread(target=restart)
@@ -116,7 +116,7 @@ def test_cut_connections_are_made_anew(broker: Mosquitto, tmp_path: Path) -> Non
 
         def cut() -> None:
             while not stop.wait(0.2):
-                proxy.cut()
+                proxy.cut_connections()
 
         cutter = threading.Thread(target=cut)
         cutter.start()
@@ -134,14 +134,12 @@ def test_a_killed_load_can_still_be_judged(broker: Mosquitto, tmp_path: Path) ->
     claims = tmp_path / "claims"
     command = [sys.executable, "-m", "towline_prove", "load", str(claims), "--port", str(broker.port)]
     child = subprocess.Popen([*command, "--messages", "100000", "--rate", "5000"], stdout=subprocess.DEVNULL)
-    wait_until(
-        lambda: claims.exists() and read_history(claims).count(SenderRecord.ACKED) > 500, what="500 acknowledged"
-    )
+    wait_until(lambda: claims.exists() and read_history(claims).count(SenderClaim.ACKED) > 500, what="500 acknowledged")
     child.kill()
     child.wait(60)
     history = read_history(claims)
-    acked = history.count(SenderRecord.ACKED)
-    assert 500 <= acked <= history.count(SenderRecord.ATTEMPTED) < 100_000
+    acked = history.count(SenderClaim.ACKED)
+    assert 500 <= acked <= history.count(SenderClaim.ATTEMPTED) < 100_000
     verdict = collector.collect(history)
     assert verdict.lost == 0, report(verdict)
     assert verdict.unexpected == 0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.engines.crash import LEAST_POINTS, CrashBench
-from tests.engines.powerloss import NOTHING, DiskModel, Survives, some
-from tests.engines.strace import SENDS, Call, Injection, recorded, recording
+from tests.engines.crash import MIN_POINTS, CrashBench
+from tests.engines.powerloss import NOTHING, DiskModel, Survives, random_changes
+from tests.engines.strace import SENDS, Call, Injection, read_record, record_command
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.journal import Journal, Limits
@@ -62,7 +62,7 @@ def packets(data: bytes) -> Iterator[int]:
 def moments(root: Path, log: Path, place: Path) -> Iterator[Moment]:
     """Every send to the broker in a record, with the disk as of its beginning."""
     disk, sent, connection, waiting = DiskModel.empty(root), Counter[int](), "", list[Call]()
-    for number, call in enumerate(recorded(log, root)):
+    for number, call in enumerate(read_record(log, root)):
         if call.name not in SENDS:
             waiting.append(call)
             continue
@@ -71,7 +71,7 @@ def moments(root: Path, log: Path, place: Path) -> Iterator[Moment]:
             connection = call.paths[0]
         if call.paths[:1] == (connection,):
             sent.update(packets(data))
-            for earlier in [earlier for earlier in waiting if earlier.ended < call.began]:
+            for earlier in [earlier for earlier in waiting if earlier.end_line < call.start_line]:
                 disk.apply(earlier)  # what ended while the send was under way came too late for it
                 waiting.remove(earlier)
             yield Moment(sent.copy(), *durable(disk, place / str(number)))
@@ -84,7 +84,7 @@ def durable(disk: DiskModel, target: Path) -> tuple[int, int]:
     if not inbox.exists():
         return 0, 0
     with Journal.open(inbox, schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
-        return journal.end, len(journal.held)
+        return journal.end, len(journal.held_ids)
 
 
 def run_recorded(
@@ -106,9 +106,9 @@ def run_recorded(
         topic="gw/{device}", qos=qos, seconds=30,
     )  # fmt: skip
     with GatewayRun(settings, log=directory / "gateway.log") as run:
-        run.start(lambda command: recording(command, log, unsynced=unsynced)).online()
+        run.start(lambda command: record_command(command, log, fake_syncs=unsynced)).wait_online()
         run_load(plan, directory / "claims")
-        assert run.until(MESSAGES, 20)
+        assert run.wait_journaled(MESSAGES, 20)
         assert run.stop(15) == 0
     return root, log
 
@@ -141,7 +141,13 @@ def bench(
 ) -> CrashBench:
     broker = new_mosquitto(max_queued_messages="0")
     return CrashBench(
-        broker, directory / "points", messages=MESSAGES, chunks=6, qos=qos, power=survives, unsynced=unsynced
+        broker,
+        directory / "points",
+        messages=MESSAGES,
+        chunks=6,
+        qos=qos,
+        surviving_changes=survives,
+        fake_syncs=unsynced,
     )
 
 
@@ -158,7 +164,7 @@ def test_a_gateway_comes_back_from_a_power_failure(
     new_mosquitto: NewMosquitto, tmp_path: Path, qos: int, call: str, when: int
 ) -> None:
     point = bench(new_mosquitto, tmp_path, qos, NOTHING).run(Injection(call, str(when), "KILL"))
-    assert point.fired
+    assert point.was_injected
     assert point.ok, str(point)
 
 
@@ -167,13 +173,15 @@ def test_a_gateway_comes_back_from_a_power_failure(
 def test_without_syncs_the_same_power_failure_loses(new_mosquitto: NewMosquitto, tmp_path: Path, qos: int) -> None:
     """The bench can find a loss: strace answers every sync with success and makes none."""
     point = bench(new_mosquitto, tmp_path, qos, NOTHING, unsynced=True).run(Injection("sendto", "7", "KILL"))
-    assert point.fired
+    assert point.was_injected
     assert not point.ok
     assert point.verdict.lost > 0
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("survives", [NOTHING, some(1), some(2), some(3, 0.8)], ids=["nothing", "1", "2", "3"])
+@pytest.mark.parametrize(
+    "survives", [NOTHING, random_changes(1), random_changes(2), random_changes(3, 0.8)], ids=["nothing", "1", "2", "3"]
+)
 @pytest.mark.parametrize("call", ["fdatasync", "sendto", "writev", "fsync", "rename"])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_power_lost_at_every_call(
@@ -184,9 +192,9 @@ def test_power_lost_at_every_call(
     survives: Survives,
     record_property: Callable[[str, object], None],
 ) -> None:
-    points = list(bench(new_mosquitto, tmp_path, qos, survives).every(call, "KILL"))
+    points = list(bench(new_mosquitto, tmp_path, qos, survives).run_all(call, "KILL"))
     record_property("points", len(points) - 1)
     bad = [str(point) for point in points if not point.ok]
     assert not bad, "\n".join(bad)
-    assert sum(point.fired for point in points) >= LEAST_POINTS[call]
-    assert not points[-1].fired, "the enumeration did not reach its end"
+    assert sum(point.was_injected for point in points) >= MIN_POINTS[call]
+    assert not points[-1].was_injected, "the enumeration did not reach its end"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
-from tests.engines.powerloss import NOTHING, DiskModel, Survives, some
-from tests.engines.strace import recording
+from tests.engines.powerloss import NOTHING, DiskModel, Survives, random_changes
+from tests.engines.strace import record_command
 from tests.helpers import wait_until
 from tests.integration.prove.stopping import STEPS
 from towline.checkpoint import Checkpoint
@@ -24,13 +24,13 @@ from towline.guarantee import Guarantee
 from towline.journal import Journal, Limits
 from towline.mqtt.events import Filter
 from towline.schema import ROW_SCHEMA
-from towline.spark.offsets import Position
+from towline.spark.offsets import SourceOffset
 from towline_prove import processes
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
-from towline_prove.referee import Verdict, judge
+from towline_prove.referee import Verdict, judge_arrivals
 from towline_prove.subject import GatewayRun
 
 ROOT = Path(__file__).parents[3]
@@ -78,15 +78,15 @@ class Machine:
         for name in ("stop-at", "reached"):
             (self.control / name).unlink(missing_ok=True)
         with self.gateway as gateway:
-            gateway.start(lambda command: recording(command, logs[0]))
-            with self._query(recording(self._command(), logs[1], unsynced=unsynced, seeks=False)):
-                gateway.online()
+            gateway.start(lambda command: record_command(command, logs[0]))
+            with self._query(record_command(self._command(), logs[1], fake_syncs=unsynced, with_seeks=False)):
+                gateway.wait_online()
                 yield
         for disk, log in zip(disks, logs, strict=True):
-            disk.follow(log)
-        assert disks[1].differs() == [], "the record does not tell all of it"
+            disk.replay(log)
+        assert disks[1].differences() == [], "the record does not tell all of it"
         self.spark_log = logs[1]
-        self.before = [disk.cut(survives) for disk in disks]
+        self.before = [disk.lose_power(survives) for disk in disks]
 
     def checkpoint(self, spark: Path | None = None) -> Checkpoint:
         """The checkpoint now, or in another place."""
@@ -94,17 +94,17 @@ class Machine:
 
     def cut_at(self) -> int:
         """Up to where the inbox was cut when the power went, whatever of that is on the disk."""
-        inbox = self.before[0] / self.settings.inbox.relative_to(self.directory / "gateway")
+        inbox = self.before[0] / self.settings.inbox_dir.relative_to(self.directory / "gateway")
         with Journal.open(inbox, schema=ROW_SCHEMA) as journal:
             return journal.consumers.get("default", 0)
 
     def done_at(self) -> int:
         """Up to where batches are in the commit log that is on the disk."""
-        batch = self.checkpoint().last_commit_batch()
+        batch = self.checkpoint().last_committed_batch()
         if batch is None:
             return 0
         path = self.directory / "spark" / "towline" / "ck" / "offsets" / str(batch)
-        return sum(place.offset for place in Position.parse(json.loads(path.read_text().split("\n")[2])).places)
+        return sum(place.offset for place in SourceOffset.parse(json.loads(path.read_text().split("\n")[2])).positions)
 
     def _command(self) -> list[str]:
         checkpoint = self.directory / "spark" / "towline" / "ck"
@@ -120,7 +120,7 @@ class Machine:
         try:
             yield
         finally:
-            for pid in processes.tree(self.child.pid)[::-1]:
+            for pid in processes.process_tree(self.child.pid)[::-1]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
             self.child.wait(60)
@@ -161,7 +161,9 @@ class Machine:
         self.wait("reached")
 
     def verdict(self) -> Verdict:
-        return judge([read_history(claims) for claims in self.claims], read_topic(self.kafka.bootstrap, self.topic))
+        return judge_arrivals(
+            [read_history(claims) for claims in self.claims], read_topic(self.kafka.bootstrap, self.topic)
+        )
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def all_there_once(machine: Machine) -> None:
         machine.wait(None)
     assert machine.cut_at() == machine.done_at() == machine.acknowledged  # and now the inbox was cut
     verdict = machine.verdict()
-    assert verdict.ok("exactly_once"), verdict.line()
+    assert verdict.ok("exactly_once"), verdict.summary_line()
     assert verdict.delivered == machine.acknowledged
 
 
@@ -184,12 +186,12 @@ def test_a_batch_in_kafka_and_not_in_the_commit_log(machine: Machine) -> None:
     """Its entry of the offset log was synced before its tasks ran, so it runs again and is skipped."""
     with machine.on():
         machine.stop_at("written")
-    planned = machine.checkpoint(machine.before[1]).last_offsets_batch()
-    assert machine.checkpoint().last_offsets_batch() == planned
+    planned = machine.checkpoint(machine.before[1]).last_planned_batch()
+    assert machine.checkpoint().last_planned_batch() == planned
     assert machine.cut_at() <= machine.done_at()
     forgotten = machine.directory / "forgotten"
-    DiskModel.empty(machine.directory / "spark").follow(machine.spark_log, synced=False).restore(forgotten)
-    assert machine.checkpoint(forgotten).last_offsets_batch() is None  # without our syncs
+    DiskModel.empty(machine.directory / "spark").replay(machine.spark_log, include_syncs=False).restore(forgotten)
+    assert machine.checkpoint(forgotten).last_planned_batch() is None  # without our syncs
     all_there_once(machine)
 
 
@@ -202,7 +204,9 @@ def test_without_syncs_the_same_power_failure_doubles(machine: Machine) -> None:
     assert machine.verdict().doubled > 0
 
 
-@pytest.mark.parametrize("survives", [NOTHING, some(1), some(2), some(3, 0.8)], ids=["nothing", "1", "2", "3"])
+@pytest.mark.parametrize(
+    "survives", [NOTHING, random_changes(1), random_changes(2), random_changes(3, 0.8)], ids=["nothing", "1", "2", "3"]
+)
 def test_power_lost_at_every_step(machine: Machine, survives: Survives) -> None:
     for step in STEPS:
         with machine.on(survives):

@@ -13,7 +13,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from towline.errors import KafkaError
 from towline_prove.devstack import Kafka
-from towline_prove.reader import Tail, read_topic
+from towline_prove.reader import TopicTail, read_topic
 from towline_prove.referee import Arrival
 
 
@@ -53,30 +53,30 @@ def test_aborted_and_open_transactions_are_not_seen(kafka: Kafka, topic: NewTopi
     assert values(read_topic(kafka.bootstrap, name)) == [b"yes", b"not yet"]
 
 
-def pulled(tail: Tail, count: int) -> list[Arrival]:
+def pulled(tail: TopicTail, count: int) -> list[Arrival]:
     """The next records, so many of them."""
     arrivals: list[Arrival] = []
 
     def there() -> bool:
-        arrivals.extend(tail.pull(0.5))
+        arrivals.extend(tail.read_all(0.5))
         return len(arrivals) >= count
 
     wait_until(there)
     return arrivals
 
 
-def two_read(kafka: Kafka, name: str) -> Tail:
+def two_read(kafka: Kafka, name: str) -> TopicTail:
     """A tail that has read the first two records, 0 and 1."""
     send(kafka, name, [b"0", b"1"])
-    tail = Tail(kafka.bootstrap, name)
-    assert values(tail.pull(20)) == [b"0", b"1"]
+    tail = TopicTail(kafka.bootstrap, name)
+    assert values(tail.read_all(20)) == [b"0", b"1"]
     return tail
 
 
-def stop(tail: Tail, topic: str) -> None:
+def stop(tail: TopicTail, topic: str) -> None:
     """Kafka answers OFFSET_OUT_OF_RANGE to a place beyond its end, and the client stops reading."""
     tail._consumer.seek(TopicPartition(topic, 0, 1_000))
-    wait_until(lambda: tail.pull(0.5) == [] and tail._stopped, what="a stop")
+    wait_until(lambda: tail.read_all(0.5) == [] and tail._stopped_partitions, what="a stop")
 
 
 def test_a_partition_the_client_stopped_is_read_on_at_its_place(kafka: Kafka, topic: NewTopic) -> None:
@@ -92,36 +92,36 @@ def test_a_partition_the_client_stopped_is_read_on_at_its_place(kafka: Kafka, to
     deleted = admin.delete_records([TopicPartition(name, 0, 6)])
     assert [future.result(30).low_watermark for future in deleted.values()] == [6]
     with pytest.raises(KafkaError, match="records 4 to 5 were deleted unread"):
-        tail.pull(20)
+        tail.read_all(20)
     tail.close()
 
 
 def test_a_new_client_reads_from_where_another_began(kafka: Kafka, topic: NewTopic) -> None:
     name = topic("anew")
     send(kafka, name, [b"old"])
-    tail = Tail(kafka.bootstrap, name, from_now=True)
+    tail = TopicTail(kafka.bootstrap, name, skip_existing=True)
     send(kafka, name, [b"0", b"1"])
     assert values(pulled(tail, 2)) == [b"0", b"1"]
-    assert values(read_topic(kafka.bootstrap, name, start=tail.start)) == [b"0", b"1"]
+    assert values(read_topic(kafka.bootstrap, name, start_offsets=tail.start_offsets)) == [b"0", b"1"]
     tail.close()
 
 
 def test_a_tail_from_now_leaves_the_past_out(kafka: Kafka, topic: NewTopic) -> None:
     name = topic("now")
     send(kafka, name, [b"old"])
-    tail = Tail(kafka.bootstrap, name, from_now=True)
-    assert tail.pull(20) == []
+    tail = TopicTail(kafka.bootstrap, name, skip_existing=True)
+    assert tail.read_all(20) == []
     assert tail.at_end
     send(kafka, name, [b"new", None])
     assert values(pulled(tail, 2)) == [b"new", None]
     send(kafka, name, [b"next"])
-    arrival = next(arrived for _ in range(100) if (arrived := tail.next(0.2)))
+    arrival = next(arrived for _ in range(100) if (arrived := tail.next_arrival(0.2)))
     assert (arrival.value, arrival.key) == (b"next", b"key")
     tail.close()
 
 
 def test_no_kafka_and_no_topic_are_clear_lines(kafka: Kafka) -> None:
     with pytest.raises(KafkaError, match=r"TL-K60"):
-        Tail("127.0.0.1:1", "t", timeout=0.5)
+        TopicTail("127.0.0.1:1", "t", timeout=0.5)
     with pytest.raises(KafkaError, match=r"missing.*TL-K60"):
-        Tail(kafka.bootstrap, "missing")
+        TopicTail(kafka.bootstrap, "missing")

@@ -20,8 +20,8 @@ from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.processes import Role
 from towline_prove.rig import BREAKS
-from towline_prove.scenario import RECEIPTS, ROLES, Run, Scenario, prove
-from towline_prove.stage import Moment, Stage
+from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Run, Scenario, prove
+from towline_prove.stage import RunDisplay, RunProgress
 
 pytestmark = [
     *(pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.faults),
@@ -44,7 +44,7 @@ def kept(tmp_path: Path, record_property: Callable[[str, object], None]) -> Prov
     def run(scenario: Scenario) -> list[Run]:
         runs = list(prove(scenario, tmp_path, Audience()))
         record_property("runs", [done.record() for done in runs])
-        bad = [done.line() for done in runs if not done.ok]
+        bad = [done.summary_text() for done in runs if not done.ok]
         assert not bad, "\n".join(bad)
         assert all(done.record()["delivered"] == scenario.messages for done in runs)
         return runs
@@ -52,17 +52,17 @@ def kept(tmp_path: Path, record_property: Callable[[str, object], None]) -> Prov
     return run
 
 
-class Audience(Stage):
+class Audience(RunDisplay):
     """Sees no more in Kafka than was sent."""
 
-    def show(self, moment: Moment, total: int) -> None:
-        assert moment.in_kafka <= moment.offered
-        assert moment.acknowledged <= total
+    def show_progress(self, progress: RunProgress, total: int) -> None:
+        assert progress.kafka_count <= progress.offered_count
+        assert progress.acked_count <= total
 
 
 def test_a_kill_of_each_role_loses_nothing(kept: Prove) -> None:
-    runs = kept(Scenario(hurt=ROLES, runs=1, messages=4_000, rate=1_500))
-    assert [run.strikes[0].what for run in runs] == list(ROLES)
+    runs = kept(Scenario(hurt=KILLABLE_ROLES, runs=1, messages=4_000, rate=1_500))
+    assert [run.strikes[0].what for run in runs] == list(KILLABLE_ROLES)
 
 
 @pytest.mark.parametrize(("messages", "kills", "rate"), [(4_000, 4, 500.0), (100_000, 40, 1_000.0)])
@@ -107,7 +107,7 @@ def test_a_publisher_that_goes_on_fills_the_journal_and_not_the_broker(kept: Pro
             hurt=("kafka refuses",), runs=1, away=seconds, messages=2_000 * (seconds + 5), rate=2_000, own_limits=True
         )
     )
-    assert run.dropped == 0
+    assert run.broker_dropped == 0
     assert run.strikes[0].backlog >= 0.9 * 2_000 * seconds
 
 
@@ -122,7 +122,7 @@ def test_a_backlog_of_large_messages_goes_through(
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_what_can_not_be_done_with_mosquitto(kept: Prove, guarantee: str) -> None:
     """Mosquitto forgets, the bridge is down, the publisher dies: all in Kafka, as the demo shows it."""
-    asked: dict[str, Any] = {"strikes": RECEIPTS, "receipts": True, "own_limits": True, "runs": 1}
+    asked: dict[str, Any] = {"strikes": RECEIPT_FAULTS, "receipts": True, "own_limits": True, "runs": 1}
     (run,) = kept(Scenario(guarantee=guarantee, messages=1_500, rate=300, **asked))
     # Between the bridge's end and Mosquitto's a quarter of all messages was acknowledged, by a broker that forgot.
     assert run.repeats[0] >= 0.2 * 1_500

@@ -121,9 +121,9 @@ def test_a_publisher_with_a_key_of_its_own(
 ) -> None:
     with pytest.raises(ConfigError, match=r"TL-C84.*") as told:
         Publisher(broker.uri, state_dir=tmp_path / "q", receipts=True)
-    name = told.value.where.split()[-1]
+    name = told.value.location.split()[-1]
     own = tmp_path / "own.key"
-    own.write_text("# made for it\n" + "\n".join(ReceiptKeys.read(write_key(tmp_path)).derived(name)))
+    own.write_text("# made for it\n" + "\n".join(ReceiptKeys.read_file(write_key(tmp_path)).derive_key_lines(name)))
     own.chmod(0o600)
     with Publisher(broker.uri, state_dir=tmp_path / "q", receipts=True, receipt_key_file=own) as one:
         assert one.journal_id == name

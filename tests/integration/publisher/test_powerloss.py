@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.engines.powerloss import EVERYTHING, NOTHING, DiskModel, Survives, some
-from tests.engines.strace import SENDS, Call, recorded, recording
+from tests.engines.powerloss import EVERYTHING, NOTHING, DiskModel, Survives, random_changes
+from tests.engines.strace import SENDS, Call, read_record, record_command
 from tests.integration.gateway.conftest import new_gateway
 from tests.integration.publisher.test_receipts import Committer, broker, gateway, spark, write_key
 from tests.unit.delivery.receipts.marks import KEYS
 from towline import Publisher
 from towline.errors import TowlineError
 from towline.journal import Outbox
-from towline.journal.outbox import RELEASED
-from towline.publisher.awaited import Awaited
+from towline.journal.outbox import PHASE_RELEASED
+from towline.publisher.pending_receipts import PendingReceipts
 from towline.schema import OUTBOX_SCHEMA
 from towline_prove.devstack import Mosquitto
 
@@ -163,22 +163,24 @@ def faults(state: Path, known: Known) -> list[str]:
     except TowlineError as error:
         return [f"it does not start: {error}"]
     with closing(outbox):
-        awaited = Awaited(outbox, 30, KEYS)
-        first = outbox.first
+        awaited = PendingReceipts(outbox, 30, KEYS)
+        first = outbox.first_offset
         payloads = [value for batch in outbox.read(first, outbox.end) for value in batch.column("payload").to_pylist()]
         numbers = {first + index: int(payload.split()[0]) for index, payload in enumerate(payloads)}
-        kept = {number for row, number in numbers.items() if awaited.waits(row)}
-        unsent = {number for row, number in numbers.items() if row not in outbox.done}
+        kept = {number for row, number in numbers.items() if awaited.is_pending(row)}
+        unsent = {number for row, number in numbers.items() if row not in outbox.done_rows}
         found = [f"{number} is lost" for number in known.returned - kept]
-        flights = outbox.flights
-        rows = [flight.number for flight in flights.values()]
+        flights = outbox.in_flight
+        rows = [flight.row_number for flight in flights.values()]
         found += [f"two packet ids for one of {rows}"] if len(rows) != len(set(rows)) else []
         for packet_id, number in known.given.items():
             flight = flights.get(packet_id)
-            if flight is None or numbers.get(flight.number) != number:  # free, or another's: then this one must be done
+            if (
+                flight is None or numbers.get(flight.row_number) != number
+            ):  # free, or another's: then this one must be done
                 again = f"{number}, which the broker was given under id {packet_id}, would be sent under another one"
                 found += [again] if number in unsent else []
-            elif packet_id in known.asked and flight.phase != RELEASED:
+            elif packet_id in known.asked and flight.phase != PHASE_RELEASED:
                 found.append(f"{number} would be sent again after the PUBREL of id {packet_id}")
         return found
 
@@ -214,7 +216,7 @@ class Judge:
 
     def follow(self, log: Path, root: Path) -> Judge:
         """Take in a whole record."""
-        for call in recorded(log, root):
+        for call in read_record(log, root):
             if call.name in SENDS:
                 self._send(call)
             else:
@@ -232,24 +234,24 @@ class Judge:
             self._known.send(packet)
         self.sent += len(packets)
         if packets:
-            self._apply(call.began)  # what ended while the send was under way came too late for it
-            self._look(NOTHING, f"line {call.began}, a send")
+            self._apply(call.start_line)  # what ended while the send was under way came too late for it
+            self._look(NOTHING, f"line {call.start_line}, a send")
 
     def _change(self, call: Call) -> None:
         if self._told in call.paths and call.name == "write":
             self._apply()
             self._known.tell(b"".join(call.strings).decode().split())
-            self._look(NOTHING, f"line {call.began}, told")
+            self._look(NOTHING, f"line {call.start_line}, told")
         elif self._every or call.name in ("fdatasync", "fsync", "rename", "unlink"):
             self._apply()
-            kinds = (NOTHING, EVERYTHING, some(self.states), some(self.states, 0.9))
+            kinds = (NOTHING, EVERYTHING, random_changes(self.states), random_changes(self.states, 0.9))
             for survives in kinds if self._every else kinds[2:3]:
-                self._look(survives, f"line {call.began}, {call.name}", start=self.states % 5 == 0)
+                self._look(survives, f"line {call.start_line}, {call.name}", start=self.states % 5 == 0)
 
     def _apply(self, began: int | None = None) -> None:
         late = []
         for call in self._waiting:
-            if began is None or call.ended < began:
+            if began is None or call.end_line < began:
                 self._disk.apply(call)
             else:
                 late.append(call)
@@ -273,7 +275,7 @@ def lived(
     root.mkdir()
     spark.on.clear()
     command = [sys.executable, "-c", LIFE, broker.uri, str(root / "publisher"), str(key), str(COUNT)]
-    traced = recording(command, log, unsynced=unsynced)
+    traced = record_command(command, log, fake_syncs=unsynced)
     with subprocess.Popen(
         traced, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     ) as life:
@@ -286,7 +288,7 @@ def lived(
         life.stdin.write("\n")
         life.stdin.close()
         assert life.wait(120) == 0
-    assert DiskModel.empty(root).follow(log).differs() == []
+    assert DiskModel.empty(root).replay(log).differences() == []
     return root, log
 
 

@@ -18,7 +18,7 @@ import pytest
 from mqtt5 import PubCompPacket, PublishPacket, PubRecPacket, PubRecReasonCode, PubRelPacket
 
 from tests.conftest import NewMosquitto
-from tests.engines.strace import Injection, fired, wrapped
+from tests.engines.strace import Injection, inject_command, was_injected
 from tests.helpers import wait_until
 from tests.integration.net.scripted import Line, Scripted
 from towline import AsyncPublisher, ClientSettings, Publisher
@@ -301,7 +301,7 @@ def test_kill_at_every_durable_write(broker: Mosquitto, heard: list[int], tmp_pa
 def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, points: range | tuple[int, ...]) -> None:
     for when in points:
         state, log, first = tmp_path / f"p{when}", tmp_path / f"strace{when}", when * 1000
-        command = wrapped(_life(broker, state, first, 15, 2), Injection(call, str(when), "KILL"), log)
+        command = inject_command(_life(broker, state, first, 15, 2), Injection(call, str(when), "KILL"), log)
         told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.split()
         with Publisher(broker.uri, state_dir=state) as publisher:
             assert publisher.flush(30) == 0
@@ -310,7 +310,7 @@ def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, p
         mine = range(first, first + 1000)
         wait_until(lambda m=mine, n=accepted: sum(x in m for x in heard) >= n, what=f"all of point {when}")  # type: ignore[misc]
         assert Counter(n for n in heard if n in mine) == Counter(range(first, first + accepted)), (call, when)
-        if not fired(log):
+        if not was_injected(log):
             return
 
 

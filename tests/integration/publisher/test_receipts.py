@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.engines.strace import Injection, fired, wrapped
+from tests.engines.strace import Injection, inject_command, was_injected
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
 from towline import AsyncPublisher, ClientSettings, Publisher, files
@@ -309,7 +309,7 @@ def _killed_at(broker: Mosquitto, tmp_path: Path, call: str, points: range | tup
             }
         )
         injection = Injection(call, str(when), "KILL")
-        with GatewayRun(settings).start(lambda command, i=injection, f=log: wrapped(command, i, f)) as run:  # type: ignore[misc]
+        with GatewayRun(settings).start(lambda command, i=injection, f=log: inject_command(command, i, f)) as run:  # type: ignore[misc]
             with Publisher(
                 broker.uri,
                 state_dir=tmp_path / f"p{when}",
@@ -328,7 +328,7 @@ def _killed_at(broker: Mosquitto, tmp_path: Path, call: str, points: range | tup
                 rows = [row for batch in client.read(status["journal"], 0, status["end"]) for row in batch.to_pylist()]
             assert sorted(int(row["payload"]) for row in rows) == list(range(12)), (call, when)
             run.kill()
-        if not fired(log):
+        if not was_injected(log):
             return
 
 

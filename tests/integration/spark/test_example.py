@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers import wait_until
 from towline import Client
-from towline.gateway.launch import discover
+from towline.gateway.launch import find_running
 from towline_prove.devstack import Mosquitto
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "plain_pyspark.py"
@@ -62,7 +62,7 @@ def test_two_sinks_from_one_gateway(mosquitto: Mosquitto, tmp_path: Path, ends: 
 
 
 def _online(directory: Path) -> bool:
-    client = discover(directory / "gateway")
+    client = find_running(directory / "gateway")
     if client is None:
         return False
     with client:

@@ -18,7 +18,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
 from towline import Client, ClientSettings
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.launch import discover
+from towline.gateway.launch import find_running
 from towline.net.client import Message
 from towline.spark.options import parse_sink_options
 from towline_prove.devstack import Mosquitto
@@ -42,13 +42,13 @@ def place(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     for file in tmp_path.rglob("endpoint.json"):
         endpoint = GatewayEndpoint.read(file.parent)
-        if endpoint is not None and not endpoint.process.gone():
+        if endpoint is not None and not endpoint.process.has_ended():
             os.kill(endpoint.pid, signal.SIGTERM)
-            wait_until(endpoint.process.gone, what="the end of the gateway")
+            wait_until(endpoint.process.has_ended, what="the end of the gateway")
 
 
 def online(state: Path) -> bool:
-    client = discover(state)
+    client = find_running(state)
     if client is None:
         return False
     with client:

@@ -33,7 +33,7 @@ print(path.getFileSystem(spark._jsc.hadoopConfiguration()).getClass().getSimpleN
 @pytest.mark.long
 @pytest.mark.faults
 def test_checkpoints_are_written_without_a_process_for_each_file(tmp_path: Path) -> None:
-    found = localfs.class_path(os.environ)
+    found = localfs.class_path_variables(os.environ)
     if not found:
         lacking("the jar of the file system: make setup fetches it")
     trace, checkpoint = tmp_path / "trace", tmp_path / "checkpoint"

@@ -24,9 +24,9 @@ from tests.helpers import lacking, wait_until
 from tests.integration.spark.searching import contents, crawled, rest_of, running
 from tests.unit.gateway.remote import Pki
 from towline.errors import SetupError
-from towline.gateway.access import KEY_FILE, Access
+from towline.gateway.access import KEY_FILE, ClientAccess
 from towline.gateway.client import GatewayClient
-from towline.gateway.launch import discover
+from towline.gateway.launch import find_running
 from towline.mqtt.events import Filter
 from towline.net.client import Client
 from towline.spark.java import find_java
@@ -75,7 +75,7 @@ class Network:
         return process
 
     def _listens(self, pid: int) -> bool:
-        if (client := discover(self.state)) is None:
+        if (client := find_running(self.state)) is None:
             return False
         with client:
             status = client.status()
@@ -87,7 +87,7 @@ class Network:
         self.process = self.start()
 
     @property
-    def files(self) -> Access:
+    def files(self) -> ClientAccess:
         return self.pki.access()
 
     @property

@@ -19,7 +19,7 @@ from tests.helpers import wait_until
 from tests.integration.spark.test_source import LONG
 from towline import Client
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.launch import discover
+from towline.gateway.launch import find_running
 from towline_prove.devstack import Kafka, Mosquitto
 
 PAGE = Path(__file__).parents[3] / "docs" / "notebook.md"
@@ -29,9 +29,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "notebook.md"
 def place(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     endpoint = GatewayEndpoint.read(tmp_path / "plant-7")
-    if endpoint and not endpoint.process.gone():
+    if endpoint and not endpoint.process.has_ended():
         os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.gone, LONG)
+        wait_until(endpoint.process.has_ended, LONG)
 
 
 def test_the_page_does_what_it_says(
@@ -68,7 +68,7 @@ def test_the_page_does_what_it_says(
 
 
 def publish(broker: Mosquitto, place: Path, begin: int, end: int) -> None:
-    with Client(broker.uri, client_id="device") as client, discover(place / "plant-7") as gateway:  # type: ignore[union-attr]
+    with Client(broker.uri, client_id="device") as client, find_running(place / "plant-7") as gateway:  # type: ignore[union-attr]
         for number in range(begin, end):
             client.publish(f"telemetry/d{number % 4}/t", b"%d" % number, qos=2).wait(60)
         wait_until(lambda: gateway.status()["end"] == end, LONG)

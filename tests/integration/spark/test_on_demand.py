@@ -35,9 +35,9 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 
 def ended(directory: Path) -> None:
     endpoint = GatewayEndpoint.read(directory)
-    if endpoint and not endpoint.process.gone():
+    if endpoint and not endpoint.process.has_ended():
         os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.gone, LONG)
+        wait_until(endpoint.process.has_ended, LONG)
 
 
 def publish(broker: Mosquitto, *payloads: str) -> None:
@@ -83,7 +83,7 @@ class Killing(Collected):
             before = GatewayEndpoint.read(self._state_dir)
             assert before is not None
             os.kill(before.pid, signal.SIGKILL)
-            wait_until(before.process.gone, LONG)
+            wait_until(before.process.has_ended, LONG)
             self.after = wait_until(partial(self._other, before), LONG, "another gateway")
         super().__call__(frame, batch)
 
@@ -118,7 +118,7 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it_and_refuses_an_older_
         query.stop()
     assert endpoint.owner_pid is not None
     assert Path(f"/proc/{endpoint.owner_pid}/comm").read_text() == "java\n"
-    assert not endpoint.process.gone()
+    assert not endpoint.process.has_ended()
 
     publish(mosquitto, "3")
     second = Collected()
@@ -158,7 +158,7 @@ def test_what_a_gateway_refuses_is_told_in_the_words_of_the_options(mosquitto: M
 
     def opened(name: str, **more: str) -> None:
         given = {"broker": mosquitto.uri, "clientId": "plant-7", "subscribe": "a/#:1", "stateDir": str(tmp_path / name)}
-        MqttDataSource({**given, **more})._plan.place.connect().close()
+        MqttDataSource({**given, **more})._plan.address.connect().close()
         ended(tmp_path / name)
 
     opened("first")

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.launch import discover
+from towline.gateway.launch import find_running
 from towline.net.client import Client, Message
 from towline_prove.devstack import Mosquitto
 
@@ -56,16 +56,16 @@ def state(tmp_path: Path) -> Iterator[Path]:
     """The gateway's directory; a gateway that was started there ends with the test."""
     yield tmp_path / "out"
     endpoint = GatewayEndpoint.read(tmp_path / "out")
-    if endpoint is not None and not endpoint.process.gone():
+    if endpoint is not None and not endpoint.process.has_ended():
         os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.gone, what="the end of the gateway")
+        wait_until(endpoint.process.has_ended, what="the end of the gateway")
 
 
 def kill_gateway(state: Path) -> None:
     endpoint = GatewayEndpoint.read(state)
     assert endpoint is not None
     os.kill(endpoint.pid, signal.SIGKILL)
-    wait_until(endpoint.process.gone, what="the death of the gateway")
+    wait_until(endpoint.process.has_ended, what="the death of the gateway")
 
 
 def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
@@ -86,7 +86,7 @@ def in_order(messages: list[Message]) -> bool:
 
 
 def outbox(state: Path) -> dict[str, Any]:
-    client = discover(state)
+    client = find_running(state)
     assert client is not None
     with client:
         found: dict[str, Any] = client.status()["outbox"]
@@ -147,7 +147,7 @@ def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped_and_not_with
     copy.rename(state / "outbox")
     with pytest.raises(Exception, match=r"older copy.*TL-G35"):
         run(3, range(300, 301))
-    assert not discover(state), "the gateway does not come up, so it sends nothing twice"
+    assert not find_running(state), "the gateway does not come up, so it sends nothing twice"
     (state / "outbox").rename(tmp_path / "old")
     (tmp_path / "newest").rename(state / "outbox")
     run(4, range(301, 302))

@@ -384,7 +384,7 @@ def test_an_older_copy_that_has_gone_on_stops_the_query(spark: SparkSession, sta
     with served(place) as one:
         one.add(10)
         line = failure(start(load(spark, one), Collected(), availableNow=True))
-        assert one.journal.first == 0
+        assert one.journal.first_offset == 0
         assert not any(one.journal.consumers.values())
     assert "this is an older copy that has gone on. Bring back the newest state directory" in line
     assert "[TL-G26]" in line
@@ -421,9 +421,9 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
     server.add(10)
     sink = Collected()
     query = start(load(spark, server), sink)
-    until(query, lambda: server.service._polls.waiting == 1)
+    until(query, lambda: server.service._long_poll.waiters == 1)
     query.stop()
-    wait_until(lambda: not server.service._leases._held, LONG, what="the lease to come back")
+    wait_until(lambda: not server.service._leases._leases, LONG, what="the lease to come back")
     finished(start(load(spark, server), Collected(), availableNow=True))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from towline.bridge.config.model import CHECKPOINT
 from towline.bridge.lines.account import SPARK_NOTE, LineNotes
 from towline.checkpoint import Checkpoint
-from towline.spark.tally import BatchTotals, SinkNote, Span
+from towline.spark.sink_note import BatchTotals, SinkNote, Span
 
 __all__ = ["commit", "down", "up"]
 
@@ -17,7 +17,7 @@ __all__ = ["commit", "down", "up"]
 def up(spans: Mapping[str, tuple[Any, ...]], spark: Mapping[str, int] | None = None, /, **counts: int) -> LineNotes:
     """Of an uplink: all that no count tells of was acknowledged by Kafka."""
     made = {journal: Span(*span) for journal, span in spans.items()}
-    messages = sum(span.upto - span.since for span in made.values())
+    messages = sum(span.end - span.start for span in made.values())
     others = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
     given = messages - sum(counts.get(name, 0) for name in others)
     sent = given - sum(counts.get(name, 0) for name in ("dead_lettered", "lost", "unknown"))
@@ -40,7 +40,7 @@ def commit(directory: Path, notes: LineNotes) -> None:
     (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
     assert notes.totals is not None
     (checkpoint / "commits" / str(notes.totals.batch)).write_text("v1\n{}")
-    SinkNote((notes.totals,)).keep(Checkpoint(str(checkpoint)))
-    if notes.spark:
-        spark = BatchTotals(notes.totals.batch, notes.spark)
-        SinkNote((spark,)).keep(Checkpoint(str(checkpoint)), SPARK_NOTE)
+    SinkNote((notes.totals,)).write(Checkpoint(str(checkpoint)))
+    if notes.spark_counts:
+        spark = BatchTotals(notes.totals.batch, notes.spark_counts)
+        SinkNote((spark,)).write(Checkpoint(str(checkpoint)), SPARK_NOTE)

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from tests.unit.bridge.noted import commit, up
 from towline.bridge.lines.account import LineNotes, uplink_account
-from towline.bridge.runtime.screen import LiveScreen, PlainScreen, line_state, make_screen, summary
-from towline.bridge.runtime.state import BridgeState, LineView, notes_of, read_state
-from towline.checkpoint import SINK_NOTE
+from towline.bridge.runtime.screen import LiveScreen, PlainScreen, line_state, line_summary, make_screen
+from towline.bridge.runtime.state import BridgeState, LineView, read_notes, read_state
+from towline.checkpoint import SINK_TOTALS
 from towline.timing import Backoff
 
 
@@ -94,7 +94,7 @@ def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("towline.bridge.runtime.state.time.time", lambda: 1000.0)
     for second in range(11):
         view.status = status(second * 10, second * 10, max(0, second * 10 - 30), oldest=997.0)
-        view.sample(float(second))
+        view.sample_rates(float(second))
     assert view.rates() == (10.0, 10.0)
     assert view.lag_s() == 3.0
     view.status = status(100, 100, 100, oldest=None)
@@ -105,20 +105,20 @@ def test_the_lag_is_true_from_the_first_line() -> None:
     """100 messages that came an hour ago waited at the start, and it said 0.0 s."""
     view = LineView("l", status=status(100, 100, 0, oldest=time.time() - 3600), notes=LineNotes())
     assert 3600 <= view.lag_s() < 3700
-    assert "lag 3,60" in summary(view, "starting")
+    assert "lag 3,60" in line_summary(view, "starting")
 
 
 def test_the_state_says_what_is_noted(tmp_path: Path) -> None:
     state = BridgeState("b", tmp_path, {"l": "up"})
     commit(tmp_path / "l", up({"j": (0, 10)}))
-    state.lines["l"].hear(status(10, 10, 10), notes_of(tmp_path / "l"))
-    state.say("hello")
+    state.lines["l"].update_status(status(10, 10, 10), read_notes(tmp_path / "l"))
+    state.add_event("hello")
     state.save()
-    assert state.heard() == ["hello"]
-    assert state.heard() == []
+    assert state.take_events() == ["hello"]
+    assert state.take_events() == []
     assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
-    assert BridgeState("b", tmp_path, {"l": "up"}).lines["l"].before == status(10, 10, 10)
-    assert BridgeState("b", tmp_path, {"l": "down"}).lines["l"].before == {}, "of another line"
+    assert BridgeState("b", tmp_path, {"l": "up"}).lines["l"].previous_status == status(10, 10, 10)
+    assert BridgeState("b", tmp_path, {"l": "down"}).lines["l"].previous_status == {}, "of another line"
     told = state.lines["l"].account
     assert told is not None
     assert told.sentence() == "received 10 = in Kafka 10 + waiting 0   adds up ✓"
@@ -142,26 +142,26 @@ def test_the_state_is_the_worst_news(change: dict[str, Any], word: str) -> None:
     for name, value in change.items():
         setattr(view, name, value)
     assert line_state(view, "running") == word
-    assert word in summary(view, "running")
+    assert word in line_summary(view, "running")
 
 
 def test_a_batch_that_is_newer_than_the_gateways_answer_is_no_disagreement(tmp_path: Path) -> None:
     """Under load the next batch ends in front of the answer: its messages are beyond the journal's known end."""
     view = LineView("l", query="running", directory=tmp_path)
     commit(tmp_path, up({"j": (0, 10)}))
-    notes = notes_of(tmp_path)
+    notes = read_notes(tmp_path)
     commit(tmp_path, up({"j": (0, 15)}))
-    view.hear(status(10, 10, 10), notes)
+    view.update_status(status(10, 10, 10), notes)
     assert view.account is not None
     assert view.account.adds_up
-    view.hear(status(12, 12, 12), notes_of(tmp_path))
-    assert "Spark committed up to 15, the journal ends at 12" in view.account.why_not
+    view.update_status(status(12, 12, 12), read_notes(tmp_path))
+    assert "Spark committed up to 15, the journal ends at 12" in view.account.disagreement_text
 
 
 def test_an_account_whose_notes_can_not_be_read_is_not_known(tmp_path: Path) -> None:
     view = LineView("l", query="running", directory=tmp_path)
-    (tmp_path / "checkpoint" / SINK_NOTE).mkdir(parents=True)
-    view.hear(status(10, 10, 10), notes_of(tmp_path))
+    (tmp_path / "checkpoint" / SINK_TOTALS).mkdir(parents=True)
+    view.update_status(status(10, 10, 10), read_notes(tmp_path))
     assert view.account is None
 
 
@@ -170,14 +170,14 @@ def test_new_dead_letters_are_told_of_since_the_answer_before(tmp_path: Path) ->
     heard = []
     for letters in (3, 5, 5):
         commit(tmp_path, up({"j": (0, 10)}, dead_lettered=letters))
-        heard.append(view.hear(status(10, 10, 10), notes_of(tmp_path)))
+        heard.append(view.update_status(status(10, 10, 10), read_notes(tmp_path)))
     assert heard == [0, 2, 0]
 
 
 def test_a_screen_says_that_an_account_does_not_add_up() -> None:
     view = LineView("l", query="running", status=status(10, 10, 10), notes=up({"j": (0, 10)}, filtered=2))
     assert line_state(view, "running") == "running"
-    assert "received 10 = in Kafka 8 + filtered 2 + waiting 0" in summary(view, "running")
+    assert "received 10 = in Kafka 8 + filtered 2 + waiting 0" in line_summary(view, "running")
     view.notes = up({"j": (0, 10)}, acknowledged=11)
     assert line_state(view, "running") == "does not add up ✗, see towline status"
 
@@ -210,13 +210,13 @@ def test_the_live_screen_shows_numbers_and_the_reason(tmp_path: Path) -> None:
 def test_the_live_screen_prints_events_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with make_screen(live=True) as screen:
         screen.show(BridgeState("b", tmp_path, {"l": "up"}))
-        screen.say("x: [bold]wrong[/bold].   [TL-X01]")
+        screen.print_event("x: [bold]wrong[/bold].   [TL-X01]")
     assert "x: [bold]wrong[/bold].   [TL-X01]" in capsys.readouterr().out
 
 
 def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
-    backoff = Backoff(first=1, most=8, jitter=0.5, rng=random.Random(1))
-    pauses = [backoff.next() for _ in range(100)]
+    backoff = Backoff(first_s=1, max_s=8, jitter=0.5, rng=random.Random(1))
+    pauses = [backoff.next_pause() for _ in range(100)]
     assert all(0.5 * full <= pause <= full for pause, full in zip(pauses, [1, 2, 4, 8, *[8] * 96], strict=True))
     backoff.reset()
-    assert backoff.next() <= 1
+    assert backoff.next_pause() <= 1

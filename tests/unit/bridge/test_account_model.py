@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.uplink_model import STEPS, Message, ModelLine
 from towline.bridge.uplink.query import UplinkQuery
-from towline.checkpoint import SINK_NOTE
+from towline.checkpoint import SINK_TOTALS
 from towline.guarantee import Guarantee
 from towline.kafka.delivery import BatchOrigin
 from towline.kafka.markers import Marker
@@ -68,11 +68,11 @@ def check(line: ModelLine) -> None:
     account = line.account
     assert account.adds_up, account.sentence()
     assert (
-        account.carried + sum(account.parts.values()) + account.counts["waiting"]
+        account.delivered + sum(account.parts.values()) + account.counts["waiting"]
         == account.received
         == len(line.journal)
     )
-    assert min(account.carried, account.counts["waiting"], *account.parts.values()) >= 0, account.sentence()
+    assert min(account.delivered, account.counts["waiting"], *account.parts.values()) >= 0, account.sentence()
 
 
 @pytest.mark.parametrize("letters", [True, False])
@@ -139,7 +139,7 @@ def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: lis
         sent, dead = ({n for n, fate in line.records if fate == one} for one in ("sent", "dead"))
         filtered = sum(one.fate == "filtered" for one in line.journal)
         assert account.more["not_witnessed"] == 0
-        assert (account.carried, account.parts["dead_lettered"]) == (len(sent), len(dead))
+        assert (account.delivered, account.parts["dead_lettered"]) == (len(sent), len(dead))
         assert (account.parts["filtered"], account.parts["left_out"]) == (filtered, 0)
 
 
@@ -160,7 +160,7 @@ def another_batch(line: ModelLine) -> str:
 
 def note(line: ModelLine, **changes: int) -> None:
     """Change counts of the newest totals."""
-    file = line.path / SINK_NOTE
+    file = line.path / SINK_TOTALS
     values = json.loads(file.read_text())
     counts = values["totals"][-1]["counts"]
     for name, more in changes.items():
@@ -274,9 +274,9 @@ def test_a_note_that_a_power_failure_took_leaves_nothing_but_offsets(tmp_path: P
 
 def test_an_older_note_counts_what_came_after_it_by_offsets(tmp_path: Path) -> None:
     line = runs(tmp_path, "at_least_once")
-    older = (line.path / SINK_NOTE).read_text()
+    older = (line.path / SINK_TOTALS).read_text()
     another_batch(line)
-    (line.path / SINK_NOTE).write_text(older)
+    (line.path / SINK_TOTALS).write_text(older)
     assert "received 13 = in Kafka 8 + filtered 1 + dead-lettered 1 + waiting 3 (3 of them committed)   adds up ✓" in (
         line.account.sentence()
     )

@@ -12,8 +12,14 @@ import trustme
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.lines.query import reachable
-from towline.bridge.runtime.session import environment, files_of, secret_of, settings_of, shared_of
+from towline.bridge.lines.query import network_location
+from towline.bridge.runtime.session import (
+    cluster_secret,
+    driver_environment,
+    session_settings,
+    shared_directories,
+    task_files,
+)
 from towline.errors import ConfigError
 from towline.gateway.settings import ListenSettings
 
@@ -81,33 +87,33 @@ def test_a_secret_in_the_file_is_refused_and_one_in_a_file_is_taken(tmp_path: Pa
     secret = tmp_path / "secret"
     secret.write_text("hunter2\n")
     bridge = with_spark(tmp_path, f'secret_file = "{secret}"\nmaster = "local-cluster[1,1,512]"')
-    assert secret_of(bridge.spark) == "hunter2"
-    assert settings_of(bridge)["spark.authenticate"] == "true"
-    assert "hunter2" not in str(settings_of(bridge)) + bridge.model_dump_json()
+    assert cluster_secret(bridge.spark) == "hunter2"
+    assert session_settings(bridge)["spark.authenticate"] == "true"
+    assert "hunter2" not in str(session_settings(bridge)) + bridge.model_dump_json()
     secret.write_text("\n")
     with pytest.raises(ConfigError, match=r"Spark's secret is empty.*\[TL-C141\]"):
-        secret_of(bridge.spark)
+        cluster_secret(bridge.spark)
     secret.unlink()
     with pytest.raises(ConfigError, match=r"Spark's secret can't be read \(no such file.*\[TL-C141\]"):
-        secret_of(bridge.spark)
+        cluster_secret(bridge.spark)
 
 
 def test_a_local_master_makes_its_own_secret(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2\n")
-    assert secret_of(with_spark(tmp_path, f'secret_file = "{secret}"').spark) is None
+    assert cluster_secret(with_spark(tmp_path, f'secret_file = "{secret}"').spark) is None
 
 
 def test_what_names_a_place_of_this_machine_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_DIST_CLASSPATH", "/cache/hadoop-bare-naked-local-fs-0.1.0.jar")
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / ("long" * 40)))
-    here = settings_of(with_spark(tmp_path, 'master = "local[2]"'))
-    there = settings_of(with_spark(tmp_path, 'master = "local-cluster[2,1,512]"'))
+    here = session_settings(with_spark(tmp_path, 'master = "local[2]"'))
+    there = session_settings(with_spark(tmp_path, 'master = "local-cluster[2,1,512]"'))
     assert here["spark.hadoop.fs.file.impl"]
     assert "spark.hadoop.fs.file.impl" not in there
     assert there["spark.python.unix.domain.socket.dir"] == "/tmp"  # noqa: S108 - that of executors
     far = with_spark(tmp_path, "").spark.model_copy(update={"master": CLUSTER})
-    assert "spark.driver.host" not in settings_of(with_spark(tmp_path, "").model_copy(update={"spark": far}))
+    assert "spark.driver.host" not in session_settings(with_spark(tmp_path, "").model_copy(update={"spark": far}))
 
 
 @pytest.mark.parametrize(
@@ -120,14 +126,14 @@ def test_what_names_a_place_of_this_machine_stays_here(tmp_path: Path, monkeypat
 )
 def test_the_python_of_executors(tmp_path: Path, said: str, inherited: dict[str, str], python: str) -> None:
     bridge = with_spark(tmp_path, f'master = "local-cluster[2,1,512]"\n{said}')
-    assert environment(bridge, tmp_path, {"PATH": "/bin", **inherited})["PYSPARK_PYTHON"] == python
+    assert driver_environment(bridge, tmp_path, {"PATH": "/bin", **inherited})["PYSPARK_PYTHON"] == python
 
 
 def test_a_python_of_another_place_leads_to_this_one_on_the_driver(tmp_path: Path) -> None:
     bridge = with_spark(tmp_path, 'master = "local-cluster[2,1,512]"')
-    named = environment(bridge, tmp_path, {"PATH": "/bin", "PYSPARK_PYTHON": "python3.11"})
+    named = driver_environment(bridge, tmp_path, {"PATH": "/bin", "PYSPARK_PYTHON": "python3.11"})
     assert named["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}/bin"
-    environment(bridge, tmp_path, {"PATH": "/bin", "PYSPARK_PYTHON": "./environment/bin/python"})
+    driver_environment(bridge, tmp_path, {"PATH": "/bin", "PYSPARK_PYTHON": "./environment/bin/python"})
     assert (tmp_path / "environment" / "bin" / "python").exists()
 
 
@@ -137,10 +143,10 @@ def test_executors_are_asked_for_the_files_that_tasks_read(tmp_path: Path) -> No
     trustme.CA().cert_pem.write_to_path(ca := str(tmp_path / "ca.pem"))
     text = GOOD.replace("[kafka]", f'[kafka]\npassword_file = "{password}"\nsettings."ssl.ca.location" = "{ca}"')
     bridge = read(text, tmp_path)
-    assert files_of(bridge) == [ca, str(password)]
-    assert shared_of(bridge) == []
+    assert task_files(bridge) == [ca, str(password)]
+    assert shared_directories(bridge) == []
     bridge = read(text.replace(ca, "probe"), tmp_path)
-    assert files_of(bridge) == [str(password)]
+    assert task_files(bridge) == [str(password)]
 
 
 def test_a_gateway_on_every_address_is_named_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +154,6 @@ def test_a_gateway_on_every_address_is_named_by_the_machine(monkeypatch: pytest.
     one = ListenSettings.model_validate({"address": "g1:8815", **files})
     every = ListenSettings.model_validate({"address": "0.0.0.0:8815", **files})
     monkeypatch.setattr("socket.getfqdn", lambda: "g1.example")
-    assert reachable(one) == "grpc+tls://g1:8815"
-    assert reachable(every) == "grpc+tls://g1.example:8815"
-    assert reachable(every, "10.0.0.5") == "grpc+tls://10.0.0.5:8815"
+    assert network_location(one) == "grpc+tls://g1:8815"
+    assert network_location(every) == "grpc+tls://g1.example:8815"
+    assert network_location(every, "10.0.0.5") == "grpc+tls://10.0.0.5:8815"

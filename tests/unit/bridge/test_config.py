@@ -14,7 +14,7 @@ from towline.bridge.config.document import Document
 from towline.bridge.config.file import load, parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.patterns import Pattern
-from towline.bridge.runtime.plan import plan_of
+from towline.bridge.runtime.plan import bridge_plan
 from towline.errors import ConfigError, ConfigErrors
 from towline.guarantee import AckAfter, Guarantee
 from towline.mqtt import filters
@@ -70,7 +70,7 @@ def test_a_small_file_gets_safe_defaults(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     (line,) = bridge.uplinks
     assert line.guarantee is Guarantee.AT_LEAST_ONCE
-    assert line.gateway.acks is AckAfter.JOURNAL
+    assert line.gateway.effective_ack_after is AckAfter.JOURNAL
     assert line.gateway.client_id == "plant-7-telemetry"
     assert line.gateway.state_dir == tmp_path / "state" / "telemetry"
     assert line.checkpoint == tmp_path / "state" / "telemetry" / "checkpoint"
@@ -153,7 +153,7 @@ def test_at_most_once_subscribes_with_qos_0(tmp_path: Path) -> None:
     text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "at_most_once"')
     (line,) = read(text, tmp_path).lines
     assert line.gateway.subscriptions[0].qos == 0
-    assert line.gateway.acks is AckAfter.RECEIVED
+    assert line.gateway.effective_ack_after is AckAfter.RECEIVED
 
 
 def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None
         bridge = read(changed('name = "telemetry"', f'name = "telemetry"\nack_after = "{said}"'), tmp_path)
         (line,) = bridge.uplinks
         assert line.gateway.connection.session.unknown_session == meets
-        (plan,) = plan_of(bridge)["lines"]
+        (plan,) = bridge_plan(bridge)["lines"]
         assert any(shown in text for text in plan["limits"])
         assert ("as long as the broker keeps its session" in plan["says"]["lost"]) is (said == "kafka")
     text = changed('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
@@ -186,15 +186,15 @@ def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None
 def test_a_line_rests_where_nobody_waits_for_kafka(tmp_path: Path, keys: str, delay_ms: int) -> None:
     bridge = read(changed('name = "telemetry"', f'name = "telemetry"\n{keys}'), tmp_path)
     assert [line.max_trigger_delay_ms for line in bridge.uplinks] == [delay_ms]
-    assert [plan["max_trigger_delay_ms"] for plan in plan_of(bridge)["lines"]] == [delay_ms]
+    assert [plan["max_trigger_delay_ms"] for plan in bridge_plan(bridge)["lines"]] == [delay_ms]
 
 
 def test_exactly_once_sets_every_knob(tmp_path: Path) -> None:
     text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
     (line,) = read(text, tmp_path).uplinks
     assert line.gateway.subscriptions[0].qos == 2
-    assert line.gateway.acks is AckAfter.JOURNAL
-    assert (line.parallelism, line.dead_letter_topic, line.within) == (1, None, None)
+    assert line.gateway.effective_ack_after is AckAfter.JOURNAL
+    assert (line.parallelism, line.dead_letter_topic, line.dedupe_window) == (1, None, None)
 
 
 def test_a_dedupe_key_allows_qos_1(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_dedupe_key_allows_qos_1(tmp_path: Path) -> None:
     )
     (line,) = read(text + "qos = 1\n", tmp_path).uplinks
     assert line.gateway.subscriptions[0].qos == 1
-    assert line.within == "2 hours"
+    assert line.dedupe_window == "2 hours"
     assert line.routes[0].dedupe is not None
 
 
@@ -238,7 +238,7 @@ allowed_topics = ["fixed"]
     text = changed('"k1:9092"', f'"k1:9092"\ncreate_topics = {str(created).lower()}')
     bridge = read(text + route, tmp_path)
     listed = {"e.t1", "e", "eat"} if created else set()
-    assert set(bridge.topics) == {*bridge.lines[0].fixed_topics, *listed}
+    assert set(bridge.required_topics) == {*bridge.lines[0].fixed_topics, *listed}
 
 
 def test_the_environment_fills_in(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_secrets_of_kafka_travel_as_names(tmp_path: Path) -> None:
     text = changed(
         '"k1:9092"', '"k1:9092"\npassword_file = "pw"\nsettings = { "sasl.username" = "u", "linger.ms" = 5 }'
     )
-    client = read(text, tmp_path).kafka.client()
+    client = read(text, tmp_path).kafka.client_settings()
     assert client == {
         "bootstrap.servers": "k1:9092",
         "sasl.username": "u",
@@ -274,7 +274,7 @@ def test_files_of_kafkas_client_are_named_as_from_the_bridge_file(tmp_path: Path
     assert "[kafka]: ssl.ca.location ca.pem is not there" in mistake
     assert mistake.endswith("[TL-C15]")
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    assert read(text, tmp_path).kafka.client()["ssl.ca.location"] == str(tmp_path / "ca.pem")
+    assert read(text, tmp_path).kafka.client_settings()["ssl.ca.location"] == str(tmp_path / "ca.pem")
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -285,7 +285,7 @@ def test_a_login_with_its_password_in_a_file_is_whole(tmp_path: Path, mechanism:
         f'"security.protocol" = "SASL_SSL", "sasl.mechanism" = "{mechanism}", "sasl.username" = "$ConnectionString"'
     )
     bridge = read(changed('"k1:9092"', f'"k1:9092"\npassword_file = "pw"\nsettings = {{ {settings} }}'), tmp_path)
-    assert bridge.kafka.client()["sasl.password.file"] == str(tmp_path / "pw")
+    assert bridge.kafka.client_settings()["sasl.password.file"] == str(tmp_path / "pw")
     (mistake,) = told(changed('"k1:9092"', f'"k1:9092"\nsettings = {{ {settings} }}'), tmp_path)
     assert "sasl.username and sasl.password must be set" in mistake
 
@@ -293,7 +293,7 @@ def test_a_login_with_its_password_in_a_file_is_whole(tmp_path: Path, mechanism:
 def test_a_secret_reference_is_resolved_only_where_it_is_used(tmp_path: Path) -> None:
     text = changed('"k1:9092"', '"k1:9092"\nsettings = { "sasl.password" = "${PW}" }')
     bridge = read(text, tmp_path, {"PW": "s3cret"})
-    assert bridge.kafka.client()["sasl.password"] == "${PW}"
+    assert bridge.kafka.client_settings()["sasl.password"] == "${PW}"
     assert "s3cret" not in bridge.model_dump_json()
 
 
@@ -462,9 +462,9 @@ def test_a_line_is_found_by_its_name_whatever_gives_that() -> None:
     """What Spark says of its SQL is told as of its line."""
     text = GOOD + GOOD[GOOD.index("[[uplink]]") :].replace('"telemetry"', '"${SITE}"', 1)
     document = Document(text, Path("bridge.toml"), {"SITE": "west"})
-    assert document.table("uplink", "west") == ("uplink", 1)
-    assert document.where((*document.table("uplink", "west"), "route", 0, "topic")) == "bridge.toml:21"
-    assert document.table("uplink", "telemetry") == ("uplink", 0)
+    assert document.table_path("uplink", "west") == ("uplink", 1)
+    assert document.location_text((*document.table_path("uplink", "west"), "route", 0, "topic")) == "bridge.toml:21"
+    assert document.table_path("uplink", "telemetry") == ("uplink", 0)
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
@@ -497,13 +497,13 @@ def test_every_key_has_its_line(ends: str) -> None:
         ("t", 1, "missing"): 11,
         ("no",): 1,
     }
-    assert {path: document.place(path)[1] for path in places} == places
+    assert {path: document.location(path)[1] for path in places} == places
 
 
 def test_a_list_of_many_lines_has_one_place() -> None:
     rows = "".join(f'  ["topic.{number}", "x"],\n' for number in range(5000))
     document = Document(f"k = [\n{rows}] # a, b,\nz = {{ b = [\n 1 ] }}\nlast = 1\n", Path("f"), {})
-    assert [document.place((key,))[1] for key in ("k", "z", "last")] == [1, 5003, 5005]
+    assert [document.location((key,))[1] for key in ("k", "z", "last")] == [1, 5003, 5005]
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

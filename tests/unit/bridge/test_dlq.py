@@ -11,16 +11,25 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge import deadletters
-from towline.bridge.deadletters import MARK, DeadLetterTopic, Entry, _marked, _marks, _Record, joined, shelves
+from towline.bridge.deadletters import (
+    REPLAY_MARK,
+    DeadLetterTopic,
+    StoredLetter,
+    _marks,
+    _replayed_by_mark,
+    _TopicRecord,
+    dead_letter_topics,
+    merge_ranges,
+)
 from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.deadletters import Collector, DeadLetter, Reason, to_records
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason, to_records
 
 FORGED = b'{"v":1,"offsets":[[0,1000000]]}'
 
 
-def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> _Record:
-    return _Record(3, 9, 0, key, value, headers)
+def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> _TopicRecord:
+    return _TopicRecord(3, 9, 0, key, value, headers)
 
 
 def test_a_mark_names_the_letters_that_were_replayed() -> None:
@@ -28,32 +37,32 @@ def test_a_mark_names_the_letters_that_were_replayed() -> None:
     entries = [SimpleNamespace(partition=3, offset=offset, letter=letter) for offset in (1, 2, 5)]
     ((partition, mark),) = _marks(entries)  # type: ignore[arg-type] # as much of an entry as is asked for
     assert partition == 3
-    assert [*_marked(record(None, b"", [(MARK, mark)]))] == [(1, 2), (5, 5)]
+    assert [*_replayed_by_mark(record(None, b"", [(REPLAY_MARK, mark)]))] == [(1, 2), (5, 5)]
 
 
 def test_a_range_is_never_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """And names nothing that came after the mark."""
     text = b'{"offsets":[[-5,1000000000000000000000],[7,3],[2,4]]}'
-    marks = [record(None, b"", [(MARK, one)]) for one in (text, b'{"offsets":[[1,1]]}')]
+    marks = [record(None, b"", [(REPLAY_MARK, one)]) for one in (text, b'{"offsets":[[1,1]]}')]
     monkeypatch.setattr(DeadLetterTopic, "_records", lambda *_: iter(marks))
     topic = DeadLetterTopic({}, "dead", {})
     topic._read_marks({3: 12})
-    assert topic._replayed == {3: [(0, 8)]}
+    assert topic._replayed_ranges == {3: [(0, 8)]}
     letter = DeadLetter(Reason.UNMAPPED, None, None, b"x")
-    entries = [Entry(partition, offset, 0, letter) for partition in (2, 3) for offset in range(12)]
-    assert [entry.offset for entry in entries if topic._settled(entry)] == list(range(9))
+    entries = [StoredLetter(partition, offset, 0, letter) for partition in (2, 3) for offset in range(12)]
+    assert [entry.offset for entry in entries if topic._is_replayed(entry)] == list(range(9))
 
 
 def test_ranges_that_touch_are_one() -> None:
-    assert joined([(7, 9), (1, 2), (3, 3), (8, 12), (5, 5)]) == [(1, 3), (5, 5), (7, 12)]
+    assert merge_ranges([(7, 9), (1, 2), (3, 3), (8, 12), (5, 5)]) == [(1, 3), (5, 5), (7, 12)]
 
 
 def test_a_devices_header_marks_nothing() -> None:
-    letter = DeadLetter(Reason.UNMAPPED, None, None, b"x", ((MARK, FORGED), ("a", b"b")))
+    letter = DeadLetter(Reason.UNMAPPED, None, None, b"x", ((REPLAY_MARK, FORGED), ("a", b"b")))
     (given,) = to_records(letter, 4096)
-    assert [*_marked(record(*given))] == []
-    assert Collector().add(*given) == letter
-    assert [*_marked(record(b"k", b"v", [(MARK, FORGED)]))] == []
+    assert [*_replayed_by_mark(record(*given))] == []
+    assert ChunkAssembler().add(*given) == letter
+    assert [*_replayed_by_mark(record(b"k", b"v", [(REPLAY_MARK, FORGED)]))] == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +79,7 @@ def test_a_devices_header_marks_nothing() -> None:
     ],
 )
 def test_a_mark_that_is_none_of_ours_marks_nothing(value: bytes) -> None:
-    assert [*_marked(record(None, b"", [(MARK, value)]))] == []
+    assert [*_replayed_by_mark(record(None, b"", [(REPLAY_MARK, value)]))] == []
 
 
 class Growing:
@@ -108,7 +117,7 @@ DEAD = DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {})
 
 def test_reading_stops_at_the_ends_that_were_there_first(grown: Growing) -> None:
     """They lie in the middle of a transaction's records, or above one that was aborted."""
-    found = [(one.partition, one.offset) for one in DEAD._records({0: 2, 1: 5})]
+    found = [(one.partition, one.offset) for one in DEAD._read_records({0: 2, 1: 5})]
     assert found == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
     assert grown.closed
 
@@ -119,11 +128,11 @@ def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
     monkeypatch.setattr(deadletters, "_SILENCE_S", 0.0)
     monkeypatch.setattr(grown, "poll", lambda _: grown.message(0, 7))
     with pytest.raises(KafkaError, match="can't be read to its end"):
-        list(DEAD._records({0: 2, 1: 5}))
+        list(DEAD._read_records({0: 2, 1: 5}))
     stuck = KafkaError("TL-B31", "k", "a transaction is open", "Wait.")
     monkeypatch.setattr(deadletters, "_OTHERS_S", 0.0)
     with pytest.raises(KafkaError, match="TL-B31"):
-        list(DEAD._records({0: 2, 1: 5}, None, stuck))
+        list(DEAD._read_records({0: 2, 1: 5}, None, stuck))
     assert grown.closed
 
 
@@ -131,7 +140,7 @@ def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
 def test_whoever_takes_his_time_with_a_letter_is_not_told_of_a_silent_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadletters, "_SILENCE_S", 0.05)
     found = []
-    for one in DEAD._records({0: 1, 1: 3}):
+    for one in DEAD._read_records({0: 1, 1: 3}):
         found.append(one.offset)
         time.sleep(0.1)
     assert found == [0, 0, 1, 2]
@@ -145,7 +154,7 @@ def test_a_renamed_line_knows_its_letters(tmp_path: Path, other: bool) -> None:
     bridge = read(text, tmp_path)
     line = bridge.line("telemetry")
     Identity("telemetry", f"{bridge.name}.before.2", 2).save(line.gateway.state_dir)
-    (shelf,) = shelves(bridge)
+    (shelf,) = dead_letter_topics(bridge)
     assert shelf.lines[f"{bridge.name}.before.2"] is line
     assert shelf.lines["before"].name == ("before" if other else "telemetry")
 

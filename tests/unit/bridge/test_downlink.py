@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.unit.bridge import test_downlink_file as down_file
 from tests.unit.bridge.noted import commit, down
 from tests.unit.bridge.test_messages import RECORD
-from towline.bridge.deadletters import Mapper
-from towline.bridge.downlink.sink import sorted_out
+from towline.bridge.deadletters import LetterMapper
+from towline.bridge.downlink.sink import split_by_outcome
 from towline.bridge.lines.account import LineNotes, downlink_account
-from towline.bridge.messages import PLACE, RENDERED_SCHEMA, own
+from towline.bridge.messages import POSITION_COLUMNS, RENDERED_SCHEMA, internal_column
 from towline.bridge.routes import OUTCOME, RowOutcome
 from towline.bridge.runtime import status
-from towline.bridge.runtime.screen import summary
+from towline.bridge.runtime.screen import line_summary
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason
@@ -33,7 +33,7 @@ def test_the_account_adds_up() -> None:
     account = downlink_account(down(100, filtered=9, unfit=1), {"outbox": OUTBOX})
     assert account.adds_up
     assert (account.received, account.counts["waiting"], account.uncounted) == (100, 15, 0)
-    assert account.received == account.carried + sum(account.parts.values()) + account.counts["waiting"]
+    assert account.received == account.delivered + sum(account.parts.values()) + account.counts["waiting"]
     assert account.sentence() == (
         "taken 100 = delivered 70 + dead-lettered 1 + filtered 9 + expired 2 + refused 3 + waiting 15   adds up ✓"
     )
@@ -81,7 +81,7 @@ def test_what_a_transform_takes_away_is_filtered() -> None:
     ],
 )
 def test_sources_that_do_not_agree_are_told(notes: LineNotes, told: str) -> None:
-    assert told in downlink_account(notes, {"outbox": OUTBOX}).why_not
+    assert told in downlink_account(notes, {"outbox": OUTBOX}).disagreement_text
 
 
 def test_an_acknowledgement_that_is_missing_is_told() -> None:
@@ -91,16 +91,16 @@ def test_an_acknowledgement_that_is_missing_is_told() -> None:
 
 def test_messages_and_refused_records_come_in_the_order_of_kafka() -> None:
     places = [("t", 1, 3, "d"), ("t", 0, 9, None), ("s", 7, 8, "a"), ("t", 0, 10, "c")]
-    rows = placed([dict(zip((*PLACE, own("topic")), place, strict=True)) for place in places])
-    messages, refused = sorted_out([rows.slice(0, 2), rows.slice(2)])
+    rows = placed([dict(zip((*POSITION_COLUMNS, internal_column("topic")), place, strict=True)) for place in places])
+    messages, refused = split_by_outcome([rows.slice(0, 2), rows.slice(2)])
     assert [row["topic"] for part in messages for row in part.to_pylist()] == ["a", "c", "d"]
     assert [row["offset"] for part in refused for row in part.to_pylist()] == [9]
-    assert [list(part) for part in sorted_out([])] == [[], []]
+    assert [list(part) for part in split_by_outcome([])] == [[], []]
 
 
 def placed(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """Rendered records; one without an MQTT topic is refused."""
-    made = [{**row, OUTCOME: int(RowOutcome.TOPIC_ABSENT) * (row[own("topic")] is None)} for row in rows]
+    made = [{**row, OUTCOME: int(RowOutcome.TOPIC_ABSENT) * (row[internal_column("topic")] is None)} for row in rows]
     return pa.RecordBatch.from_pylist(made, schema=_PLACED)
 
 
@@ -110,11 +110,14 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
     order: list[int], group: int, dead: set[int], memory: int
 ) -> None:
     places = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
-    said = [{own("payload"): b"%d" % n + bytes(100 * n), own("topic"): None if n in dead else "t"} for n in order]
+    said = [
+        {internal_column("payload"): b"%d" % n + bytes(100 * n), internal_column("topic"): None if n in dead else "t"}
+        for n in order
+    ]
     records = placed([{**place, **one} for place, one in zip(places, said, strict=True)])
     with Spool(memory, None) as spool:
         spool.fill(records.slice(at, group) for at in range(0, 12, group))
-        messages, refused = (list(part) for part in sorted_out(list(spool), most=2000))
+        messages, refused = (list(part) for part in split_by_outcome(list(spool), max_bytes=2000))
         assert all(batch.num_rows == 1 or batch.nbytes <= 2000 for batch in messages)
         sent = [payload.rstrip(b"\0") for batch in messages for payload in batch.column("payload").to_pylist()]
         assert sent == [b"%d" % n for n in range(12) if n not in dead]
@@ -122,7 +125,7 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
         assert left == sorted(dead)
 
 
-_PLACED = pa.schema([*(RECORD.field(name) for name in PLACE), *RENDERED_SCHEMA])
+_PLACED = pa.schema([*(RECORD.field(name) for name in POSITION_COLUMNS), *RENDERED_SCHEMA])
 
 
 def test_a_disk_without_room_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +139,8 @@ def test_a_disk_without_room_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch
 def test_a_letter_goes_back_where_it_came_from(tmp_path: Path, header: str) -> None:
     """Also one whose record had come from MQTT: no route of an uplink is asked."""
     letter = DeadLetter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", ((header, b"1"),), 3, 17, "why", "commands")
-    mapper = Mapper(down_file.the_line(down_file.GOOD, tmp_path), lambda: pytest.fail("there is no SQL"))
-    (outcome,) = mapper.outcomes([letter])
+    mapper = LetterMapper(down_file.the_line(down_file.GOOD, tmp_path), lambda: pytest.fail("there is no SQL"))
+    (outcome,) = mapper.remap([letter])
     assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [(header, b"1")])
 
 
@@ -159,7 +162,7 @@ def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end
     text = "taken 21,000 (21,000 of them uncounted) = delivered 21,000 (21,000 of them at QoS 1, not 2) + waiting 0"
     assert account.sentence() == f"{text}   {end}"
     shown: dict[str, Any] = {"lines": {"l": {"account": account.as_json(), "query": "running"}}}
-    assert status.code_of(shown) == (1 if guarantee == "exactly_once" else 0)
+    assert status.exit_code(shown) == (1 if guarantee == "exactly_once" else 0)
 
 
 def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
@@ -168,11 +171,11 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
     view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}
     view.notes, view.query = down(91, unfit=1), "running"
     commit(tmp_path / "line", view.notes)
-    assert "taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15   in 0/s" in summary(
+    assert "taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15   in 0/s" in line_summary(
         view, "running"
     )
     state.save()
-    text = status.render(status.collect(tmp_path))
+    text = status.render(status.collect_status(tmp_path))
     assert "adds up" not in text
     for part in (
         "account   unknown: no gateway answers",

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from towline.bridge.downlink.sink import DownlinkWriter, DownlinkWritten, LetterSink
+from towline.bridge.downlink.sink import DownlinkResult, DownlinkWriter, LetterSink
 from towline.bridge.lines.account import LineNotes, downlink_account
-from towline.bridge.messages import LETTER_SCHEMA
-from towline.kafka.delivery import Delivered
+from towline.bridge.messages import DEAD_LETTER_SCHEMA
+from towline.kafka.delivery import DeliveryResult
 from towline.spark import kafka_sink
-from towline.spark.kafka_sink import KafkaWritten
-from towline.spark.sink import MqttWritten
+from towline.spark.kafka_sink import KafkaTaskResult
+from towline.spark.sink import MqttTaskResult
 
 STEPS = ("planned", "in the outbox", "noted", "committed")
 
@@ -44,8 +44,8 @@ class ModelDownlink:
     @property
     def writer(self) -> DownlinkWriter:
         options = {"kafka.bootstrap.servers": "k:1", "deadLetterTopic": "dead", "guarantee": "at_least_once"}
-        kafka = LetterSink(options).streamWriter(from_arrow_schema(LETTER_SCHEMA), overwrite=False)
-        kafka._location = str(self.place)
+        kafka = LetterSink(options).streamWriter(from_arrow_schema(DEAD_LETTER_SCHEMA), overwrite=False)
+        kafka._checkpoint_location = str(self.place)
         mqtt: Any = SimpleNamespace(commit=lambda *_: None)
         return DownlinkWriter("", mqtt, kafka if self.letters else None, str(self.place))
 
@@ -60,8 +60,8 @@ class ModelDownlink:
                 self.accepted, self.brought = self.accepted + sent, batch
             elif step == "noted":
                 counts = Counter(records=sent + filtered + dead, filtered=filtered, unfit=dead, sent=sent)
-                letters = KafkaWritten(0, batch, "q", Delivered(0, 0, dead_lettered=dead), dead)
-                answer = DownlinkWritten(MqttWritten(0, batch, sent, already=False), letters, counts)
+                letters = KafkaTaskResult(0, batch, "q", DeliveryResult(0, 0, dead_lettered=dead), dead)
+                answer = DownlinkResult(MqttTaskResult(0, batch, sent, already_stored=False), letters, counts)
                 self.writer.commit([answer], batch)
             elif step == "committed":
                 (self.place / "commits").mkdir(exist_ok=True)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.unit.bridge.test_config import content
 from towline.bridge.config.file import parse
-from towline.bridge.config.model import Bridge, DownLine
-from towline.bridge.runtime.plan import plan_of, render
-from towline.errors import ConfigErrors, stays
+from towline.bridge.config.model import Bridge, Downlink
+from towline.bridge.runtime.plan import bridge_plan, render
+from towline.errors import ConfigErrors, is_permanent
 from towline.gateway.settings import OutboxSettings
 
 GOOD = """\
@@ -35,7 +35,7 @@ def read(text: str, directory: Path) -> Bridge:
     return parse(text, directory / "bridge.toml", {})
 
 
-def the_line(text: str, directory: Path) -> DownLine:
+def the_line(text: str, directory: Path) -> Downlink:
     (line,) = read(text, directory).downlinks
     return line
 
@@ -54,7 +54,7 @@ def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
 def test_that_3_x_does_not_say_what_was_dropped_is_told(tmp_path: Path, protocol: str, told: bool) -> None:
     text = GOOD.replace("mqtt = {", f'mqtt = {{ protocol = "{protocol}",')
     for guarantee in ("at_most_once", "at_least_once"):
-        warnings = plan_of(read(f'{text}guarantee = "{guarantee}"\n', tmp_path))["warnings"]
+        warnings = bridge_plan(read(f'{text}guarantee = "{guarantee}"\n', tmp_path))["warnings"]
         found = [warning for warning in warnings if "MQTT 3.x has no negative answers" in warning]
         assert bool(found) is (told and guarantee == "at_least_once")
 
@@ -65,7 +65,7 @@ def test_its_gateway_knows_the_checkpoint_and_runs_on_with_an_older_one(tmp_path
     assert line.gateway.outbox == OutboxSettings(max_bytes=2_000_000_000, checkpoint=str(line.checkpoint))
     plain = line.gateway.model_copy(update={"outbox": OutboxSettings(max_bytes=2_000_000_000)})
     assert plain.digest() == line.gateway.digest()
-    assert all(map(stays, ("TL-G35", "TL-G36", "TL-G37")))
+    assert all(map(is_permanent, ("TL-G35", "TL-G36", "TL-G37")))
 
 
 def test_it_travels_as_json(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_each_template_and_sql_has_its_own_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors) as caught:
         read(GOOD + own + notice, tmp_path)
     last = GOOD.count("\n")
-    found = [(one.code, one.where.replace(f"{tmp_path}/", "").partition(" ")[0]) for one in caught.value.errors]
+    found = [(one.code, one.location.replace(f"{tmp_path}/", "").partition(" ")[0]) for one in caught.value.errors]
     assert found == [
         ("TL-C66", f"bridge.toml:{last + 1}"),
         ("TL-C69", f"bridge.toml:{last + 2}"),
@@ -155,7 +155,7 @@ def test_fields_of_a_record(tmp_path: Path) -> None:
 def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:
     text = GOOD.replace('name = "commands"', 'name = "commands"\nguarantee = "exactly_once"')
     bridge = read(text, tmp_path)
-    text = render(plan_of(bridge))
+    text = render(bridge_plan(bridge))
     for part in (
         "Kafka → MQTT",
         "read_committed",
@@ -166,7 +166,7 @@ def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:
     ):
         assert part in text
     assert '  ! line "commands": a record that MQTT can\'t carry stops the line' in text
-    assert json.loads(json.dumps(plan_of(bridge)))["lines"][0]["direction"] == "down"
+    assert json.loads(json.dumps(bridge_plan(bridge)))["lines"][0]["direction"] == "down"
 
 
 def test_control_characters_are_dead_letters_where_there_are_any(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_control_characters_are_dead_letters_where_there_are_any(tmp_path: Path)
     assert the_line(letters, tmp_path).control_characters == "dead_letter"
     assert the_line(letters + send, tmp_path).control_characters == "send"
     assert the_line(GOOD, tmp_path).control_characters == "send"
-    assert "with control characters a record is a dead letter" in render(plan_of(read(letters, tmp_path)))
-    assert "with control characters it is sent" in render(plan_of(read(GOOD, tmp_path)))
+    assert "with control characters a record is a dead letter" in render(bridge_plan(read(letters, tmp_path)))
+    assert "with control characters it is sent" in render(bridge_plan(read(GOOD, tmp_path)))
 
 
 def test_a_python_that_skips_assertions_refuses_a_template_too(tmp_path: Path) -> None:

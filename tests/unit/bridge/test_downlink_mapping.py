@@ -9,18 +9,24 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
-from towline.bridge.config.model import DownLine
-from towline.bridge.downlink.query import DownlinkQuery, _transform, begun_line, covering, mapping_of
+from towline.bridge.config.model import Downlink
+from towline.bridge.downlink.query import (
+    DownlinkQuery,
+    _transform,
+    line_of_last_batches,
+    mapping_of,
+    with_all_partitions,
+)
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import begin_again
+from towline.bridge.lines.recovery import reset_line
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
-from towline.kafka.admin import keep_ids
+from towline.kafka.admin import save_topic_ids
 
 # -- beginning again --
 
 
-def checkpoint(line: DownLine, offsets: dict[str, Any], batch: int = 0, *, done: bool = True) -> None:
+def checkpoint(line: Downlink, offsets: dict[str, Any], batch: int = 0, *, done: bool = True) -> None:
     for log in ("offsets", "commits"):
         (line.checkpoint / log).mkdir(parents=True, exist_ok=True)
     text = f"v1\n{json.dumps({'batchWatermarkMs': 0})}\n{json.dumps(offsets)}"
@@ -35,8 +41,8 @@ def test_it_begins_again_behind_the_last_batch_that_is_done(tmp_path: Path) -> N
     checkpoint(line, {"commands": {"0": 12}})
     checkpoint(line, {"commands": {"0": 20}}, 1, done=False)
     Identity("commands", "plant-7.commands", query="q").save(line.gateway.state_dir)
-    keep_ids(Checkpoint(str(line.checkpoint)), {"commands": "A"})
-    assert "begins again" in begin_again(line)
+    save_topic_ids(Checkpoint(str(line.checkpoint)), {"commands": "A"})
+    assert "begins again" in reset_line(line)
     fresh = Identity.read(line.gateway.state_dir)
     assert fresh is not None
     assert fresh.topic_ids == {"commands": "A"}, "beside the offsets"
@@ -53,13 +59,13 @@ def test_a_batch_that_was_begun_is_finished_by_its_settings(tmp_path: Path) -> N
     new = GOOD + 'where = "new"\nguarantee = "exactly_once"\non_data_loss = "go_on"\n'
     bridge = read(new.replace('guarantee = "at_least_once"\n', ""), tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
-    former = query.in_force()
+    former = query.query_to_start()
     assert (former.line.where, former.line.guarantee, former.line.parallelism) == ("old", before.guarantee, 2)
     assert (former.line.dead_letter_topic, former.line.on_data_loss) == ("dead", "go_on")
     assert former._trigger() == {"once": True}, "and then the file counts"
     checkpoint(before, {"commands": {"0": 12}})
-    assert query.in_force().line == query.line
-    assert query.in_force()._trigger() != {"once": True}
+    assert query.query_to_start().line == query.line
+    assert query.query_to_start()._trigger() != {"once": True}
 
 
 def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_path: Path) -> None:
@@ -70,9 +76,9 @@ def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_
     checkpoint(line, {"commands": {"0": 12}}, done=False)
     query = DownlinkQuery(bridge, line)
     with pytest.raises(ConfigError, match=r"towline begin-again .*TL-C210"):
-        query.in_force()
+        query.query_to_start()
     checkpoint(line, {"commands": {"0": 12}})
-    assert query.in_force().line == line
+    assert query.query_to_start().line == line
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, 
     key = more.partition(" ")[0]
     kept = head + "[[downlink]]" + "".join(f"{said}\n" for said in own.split("\n") if not said.startswith(f"{key} ="))
     now, before = the_line(kept + more, tmp_path), the_line(GOOD, tmp_path)
-    assert (begun_line(now, mapping_of(before)) == begun_line(now, "")) is same
+    assert (line_of_last_batches(now, mapping_of(before)) == line_of_last_batches(now, "")) is same
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: s
     section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path)
     stood = {"commands": {"0": 12}, "gone": {"0": 3}}
     topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
-    assert covering(stood, topics, section) == wanted
+    assert with_all_partitions(stood, topics, section) == wanted
 
 
 def test_a_module_that_ends_the_process_ends_its_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

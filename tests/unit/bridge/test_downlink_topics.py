@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from tests.unit.bridge.test_downlink_mapping import checkpoint
-from towline.bridge.downlink.query import DownlinkQuery, TopicFindings, look_at_topics
-from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.downlink.query import DownlinkQuery, TopicCheck, check_topics
 from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.statuses import read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka.admin import KafkaAdmin, keep_ids, remade
+from towline.kafka.admin import KafkaAdmin, recreated_topics, save_topic_ids
 
 PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")
 GO_ON = PATTERN + 'on_data_loss = "go_on"\n'
@@ -67,17 +67,17 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
     monkeypatch.setattr(KafkaAdmin, "ids", lambda _, names: {"t.a": "A"} if "t.a" in names else {})
     monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 0})
 
-    def look() -> TopicFindings:
-        return look_at_topics(line, "bridge.toml", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+    def look() -> TopicCheck:
+        return check_topics(line, "bridge.toml", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
     if lost:
         with pytest.raises(KafkaError, match=r"TL-B06") as caught:
             look()
         assert lost in str(caught.value)
-        assert "towline begin-again bridge.toml commands" in caught.value.do
+        assert "towline begin-again bridge.toml commands" in caught.value.remedy
         return
     found = look()
-    assert found.gone
+    assert found.has_removed_topics
     (remark,) = found.remarks
     assert ("is gone from Kafka; all that is known of it was delivered" in remark) is (file is PATTERN)
 
@@ -93,7 +93,7 @@ def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
     monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {}}))
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {})
     with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where more records were, or may have been'):
-        look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+        check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
 
 def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
@@ -108,7 +108,7 @@ def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"t.a": "A"})
     monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 4})
     with pytest.raises(KafkaError, match=r'offsets 1 to 3 of topic "t\.a", partition 0.*go_on.*TL-B06'):
-        look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+        check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
 
 def test_a_topic_that_is_named_and_gone_is_waited_for_and_one_taken_out_of_the_file_is_told(
@@ -119,9 +119,9 @@ def test_a_topic_that_is_named_and_gone_is_waited_for_and_one_taken_out_of_the_f
     checkpoint(line, ends({"commands": 1, "former": 5}))
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A", "former": "B"})
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
-        look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+        check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A", "former": "B", "more": ""})
-    found = look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+    found = check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
     assert found.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
     assert found.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
 
@@ -139,17 +139,17 @@ def test_before_the_first_offset_the_ids_are_noted_and_a_silent_kafka_is_waited_
     monkeypatch.setattr(KafkaAdmin, "ids", silent)
     evidence = read_checkpoint(line.checkpoint)
     with pytest.raises(KafkaError, match="TL-K01"):
-        look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
+        check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A"})
-    look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
+    check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
     initial = line.checkpoint / "sources" / "0" / "0"
     initial.parent.mkdir(parents=True)
     initial.write_text('\0v1\n{"commands":{"0":5}}')
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "B"})
     with pytest.raises(KafkaError, match=r"its id was A, and is B\): offset 5 of partition 0.*TL-B06"):
-        look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
+        check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
     monkeypatch.setattr(KafkaAdmin, "ids", silent)
-    assert look_at_topics(line, "b", evidence, bridge.kafka.client(), 100) == TopicFindings()
+    assert check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100) == TopicCheck()
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_a_line_that_begins_again_reads_a_topic_made_anew_as_the_file_says(
     said = f"starting_offsets = {start}\n" if start else ""
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic') + said, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
-    query._findings = TopicFindings({"commands": "B", "more": "M"})
+    query._topic_check = TopicCheck({"commands": "B", "more": "M"})
     monkeypatch.setattr(KafkaAdmin, "info", lambda _: type("Info", (), {"topics": {"commands": 2, "more": 1}}))
     offsets, ids = ends({"commands": 12, "more": 3}), {"commands": "A", "more": "M"}
-    begins = json.loads(query._starting(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
+    begins = json.loads(query._starting_offsets(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
     assert begins == {"commands": wanted, "more": {"0": 3}}
 
 
@@ -176,7 +176,7 @@ _IDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2"]))
 @given(_IDS, _IDS)
 def test_an_unknown_id_is_no_other_one(kept: dict[str, str], now: dict[str, str]) -> None:
     both = {name for name in kept.keys() & now.keys() if kept[name] and now[name]}
-    assert remade(kept, now) == sorted(name for name in both if kept[name] != now[name])
+    assert recreated_topics(kept, now) == sorted(name for name in both if kept[name] != now[name])
 
 
 def test_a_broker_without_ids_answers_with_zeros_and_a_note_that_is_torn_has_none(
@@ -185,9 +185,9 @@ def test_a_broker_without_ids_answers_with_zeros_and_a_note_that_is_torn_has_non
     """Kafka before 2.8 has no topic ids, and librdkafka shows 0 for that."""
     described = {name: SimpleNamespace(topic_id=Uuid(0, number)) for number, name in enumerate(["old", "new"])}
     monkeypatch.setattr(KafkaAdmin, "described", lambda *_: described)
-    assert KafkaAdmin("k:9092").ids(["old", "new"]) == {"old": "", "new": "AAAAAAAAAAAAAAAAAAAAAQ"}
+    assert KafkaAdmin("k:9092").topic_ids(["old", "new"]) == {"old": "", "new": "AAAAAAAAAAAAAAAAAAAAAQ"}
     logs = Checkpoint(str(tmp_path))
-    keep_ids(logs, {"t": "A"})
+    save_topic_ids(logs, {"t": "A"})
     (tmp_path / "towline.topics").write_text("{")
-    keep_ids(logs, {"t": "B"})
+    save_topic_ids(logs, {"t": "B"})
     assert json.loads((tmp_path / "towline.topics").read_text()) == {"t": "B"}

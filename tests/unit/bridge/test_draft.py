@@ -16,17 +16,17 @@ from towline.bridge.config.file import parse
 from towline.bridge.draft.answers import (
     DEFAULTS,
     QUESTIONS,
-    Known,
-    answered,
+    ImportedSettings,
+    collect_answers,
     default_name,
-    draft_of,
-    known_of,
+    draft_text,
+    first_error,
     legal_name,
-    mistake_in,
+    settings_from_conf,
     write,
 )
 from towline.errors import ConfigError
-from towline.mosquitto_conf import read
+from towline.mosquitto_conf import read_conf
 
 FILE = Path("bridge.toml")
 HEAD = {"name": "plant-7", "state_dir": "state"}
@@ -34,12 +34,12 @@ NOBODY: dict[str, str | None] = dict.fromkeys(QUESTIONS)
 
 
 def made(answers: Mapping[str, str]) -> str:
-    return draft_of(answers, FILE, HEAD)
+    return draft_text(answers, FILE, HEAD)
 
 
 def test_the_template_is_a_right_file() -> None:
     text = files("towline.bridge.draft").joinpath("template.toml").read_text()
-    assert parse(text, FILE, {}) == parse(draft_of(DEFAULTS, FILE, {"name": "bridge"}), FILE, {})
+    assert parse(text, FILE, {}) == parse(draft_text(DEFAULTS, FILE, {"name": "bridge"}), FILE, {})
 
 
 def test_the_defaults_are_a_right_file() -> None:
@@ -84,7 +84,7 @@ def test_the_key_is_what_the_filter_names(answers: dict[str, str], key: str) -> 
 @given(st.text(max_size=12), st.sampled_from([*QUESTIONS]))
 def test_any_answer_is_said_or_refused(text: str, key: str) -> None:
     draft = made(DEFAULTS | {key: text})
-    mistake = mistake_in(draft, FILE)
+    mistake = first_error(draft, FILE)
     if mistake is None:
         raw = tomllib.loads(draft)
         said = {"kafka": raw["kafka"]["bootstrap_servers"], "topic": raw["uplink"][0]["route"][0]["topic"]}
@@ -97,7 +97,7 @@ def test_any_answer_is_said_or_refused(text: str, key: str) -> None:
 
 @given(st.text(max_size=20))
 def test_a_string_is_read_as_it_was(text: str) -> None:
-    assert tomllib.loads(draft_of(DEFAULTS, FILE, {"name": text}))["name"] == text
+    assert tomllib.loads(draft_text(DEFAULTS, FILE, {"name": text}))["name"] == text
 
 
 @given(st.text(max_size=80))
@@ -115,10 +115,10 @@ def test_options_answer_and_the_rest_is_asked() -> None:
         assert judge(default) is None
         return default
 
-    answers = answered({**NOBODY, "kafka": "k:1", "guarantee": "at_most_once"}, FILE, HEAD, ask)
+    answers = collect_answers({**NOBODY, "kafka": "k:1", "guarantee": "at_most_once"}, FILE, HEAD, ask)
     assert (answers["kafka"], answers["guarantee"]) == ("k:1", "at_most_once")
     assert asked == [(QUESTIONS[key], DEFAULTS[key]) for key in ("broker", "topics", "topic")]
-    assert answered(NOBODY, FILE, HEAD, None) == DEFAULTS
+    assert collect_answers(NOBODY, FILE, HEAD, None) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_options_answer_and_the_rest_is_asked() -> None:
 def test_an_option_that_cant_be_is_one_line(key: str, text: str, told: str) -> None:
     said = {**NOBODY, key: text} | ({"broker": "mqtt://a,mqtt://b"} if text == "exactly_once" else {})
     with pytest.raises(ConfigError) as found:
-        answered(said, FILE, HEAD, None)
+        collect_answers(said, FILE, HEAD, None)
     assert str(found.value).startswith(told)
     assert str(found.value).endswith("[TL-C163]")
 
 
 def test_files_are_made_whole_or_not_at_all(tmp_path: Path) -> None:
     broker = {"brokers": "mqtt://b", "username": "u", "password_file": "b.password"}
-    text, secrets = draft_of(DEFAULTS, FILE, HEAD, Known(broker=broker)), {"b.password": "p"}
+    text, secrets = draft_text(DEFAULTS, FILE, HEAD, ImportedSettings(broker=broker)), {"b.password": "p"}
     file = tmp_path / "bridge.toml"
     assert write(text, file, secrets, force=False) == [file, tmp_path / "b.password"]
     assert [oct(one.stat().st_mode & 0o777) for one in sorted(tmp_path.iterdir())] == ["0o600", "0o600"]
@@ -194,12 +194,12 @@ topic both/+ both 2
 """
 
 
-def drafted(directory: Path, text: str) -> tuple[str, Known]:
+def drafted(directory: Path, text: str) -> tuple[str, ImportedSettings]:
     conf, ca = directory / "mosquitto.conf", directory / "ca.pem"
     ca.write_text("a certificate")
     conf.write_text(text.format(ca=ca) if "{ca}" in text else text)
-    known = known_of(read(conf), FILE)
-    return draft_of(DEFAULTS, FILE, HEAD, known), known
+    known = settings_from_conf(read_conf(conf), FILE)
+    return draft_text(DEFAULTS, FILE, HEAD, known), known
 
 
 def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_connection_is_secure_where_mosquittos_is(tmp_path: Path, setting: str
     draft, _ = drafted(tmp_path, f"connection other\naddress x\n{setting}\ntopic a in 1\n")
     said = tomllib.loads(draft)["mqtt"]
     assert (said["brokers"], said.get("tls")) == ([uri], tls)
-    assert mistake_in(draft, FILE) is None
+    assert first_error(draft, FILE) is None
 
 
 @pytest.mark.parametrize("topic", ["a/${x}/#", "a/$${x}/#", "a/{x}/#", "a/${/#"])
@@ -277,7 +277,7 @@ def test_a_listener_becomes_the_broker(tmp_path: Path, text: str, uri: str, said
     draft, known = drafted(tmp_path, text)
     assert tomllib.loads(draft)["mqtt"]["brokers"] == [uri]
     assert said in " ".join(known.notes)
-    assert mistake_in(draft, tmp_path / "b.toml") is None
+    assert first_error(draft, tmp_path / "b.toml") is None
 
 
 def test_connections_with_a_topic_become_lines(tmp_path: Path) -> None:

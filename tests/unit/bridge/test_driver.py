@@ -16,8 +16,8 @@ import pytest
 from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
-from towline.bridge.runtime.driver import LineRunner, Reports, step_all
-from towline.bridge.runtime.session import EACH_ONCE, settings_of
+from towline.bridge.runtime.driver import LineRunner, ReportWriter, step_all
+from towline.bridge.runtime.session import OBSERVE_SETTINGS, session_settings
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import KafkaError
 
@@ -74,18 +74,18 @@ def test_what_an_uplink_sets_is_no_other_lines(
 
 
 def test_spark_conf_does_not_have_tasks_counted_twice(tmp_path: Path) -> None:
-    conf = f'[spark.conf]\n"{next(iter(EACH_ONCE))}" = true\n\n[[uplink]]'
-    assert settings_of(read(GOOD.replace("[[uplink]]", conf), tmp_path)).items() >= EACH_ONCE.items()
+    conf = f'[spark.conf]\n"{next(iter(OBSERVE_SETTINGS))}" = true\n\n[[uplink]]'
+    assert session_settings(read(GOOD.replace("[[uplink]]", conf), tmp_path)).items() >= OBSERVE_SETTINGS.items()
 
 
 def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=Reports(out).say)
+    host: Any = SimpleNamespace(say=ReportWriter(out).send)
     runner = LineRunner(host, uplink)
-    runner.progressed({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
+    runner.report_progress({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
     assert out.getvalue() == ""
-    runner.progressed({**PROGRESS, "durationMs": {"addBatch": 30, "triggerExecution": 41}})
+    runner.report_progress({**PROGRESS, "durationMs": {"addBatch": 30, "triggerExecution": 41}})
     report = json.loads(out.getvalue())
     assert (report["line"], report["batch"], report["millis"]) == (
         "telemetry",
@@ -102,15 +102,15 @@ def test_numbers_that_can_not_be_counted_stop_nothing(
 
     monkeypatch.setattr(uplink, "count_spark", full)
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=Reports(out).say)
-    LineRunner(host, uplink).progressed({**PROGRESS, "durationMs": {"addBatch": 30}})
+    host: Any = SimpleNamespace(say=ReportWriter(out).send)
+    LineRunner(host, uplink).report_progress({**PROGRESS, "durationMs": {"addBatch": 30}})
     assert json.loads(out.getvalue())["batch"] == 3
     assert "not counted" in capsys.readouterr().err
 
 
 def test_a_report_is_one_line_of_json() -> None:
     stream = io.StringIO()
-    Reports(stream).say("failed", line="x", text="a\nb")
+    ReportWriter(stream).send("failed", line="x", text="a\nb")
     (line,) = stream.getvalue().splitlines()
     assert json.loads(line)["text"] == "a\nb"
 
@@ -118,7 +118,7 @@ def test_a_report_is_one_line_of_json() -> None:
 def test_a_reader_that_is_gone_does_no_harm() -> None:
     stream = io.StringIO()
     stream.close()
-    Reports(stream).say("progress")
+    ReportWriter(stream).send("progress")
 
 
 def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path) -
 
 def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> None:
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=Reports(out).say, ending=lambda: False)
+    host: Any = SimpleNamespace(say=ReportWriter(out).send, ending=lambda: False)
     runner = LineRunner(host, uplink)
     began = time.monotonic()
     runner.stop(began + 60)
-    assert not runner.due
+    assert not runner.is_start_due
     runner.stop(began + 60)
     assert time.monotonic() - began < 30
     assert out.getvalue() == ""
@@ -143,10 +143,10 @@ def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> Non
 def test_a_disk_that_has_room_again_is_not_waited_for(uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]) -> None:
     """A minute's pause after a disk that was full for seconds costs more than asking it every other second."""
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=Reports(out).say, ending=lambda: False)
+    host: Any = SimpleNamespace(say=ReportWriter(out).send, ending=lambda: False)
     runner = LineRunner(host, uplink)
     for _ in range(8):
-        runner._failed(RuntimeError("java.io.IOException: No space left on device"))
+        runner._report_failure(RuntimeError("java.io.IOException: No space left on device"))
     assert all(json.loads(text)["again_in"] <= 2 for text in out.getvalue().splitlines())
     assert "No space left" in capsys.readouterr().err  # the log has all of it
 
@@ -156,7 +156,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
 ) -> None:
     """By itself; a Kafka that does not answer is no reason to wait, and what was made is told."""
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=Reports(out).say, spark=None, ending=lambda: False)
+    host: Any = SimpleNamespace(say=ReportWriter(out).send, spark=None, ending=lambda: False)
     answers: list[Any] = [KafkaError("TL-B03", "k", "it is not there"), KafkaError("TL-K01", "k", "silent"), "made"]
 
     def see_to(*_: object) -> str:
@@ -169,7 +169,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     runner = LineRunner(host, uplink)
     for _ in range(3):
-        runner.start_at, runner._running = 0.0, None
+        runner.start_at, runner._streaming_query = 0.0, None
         runner.step()
     said = [json.loads(text) for text in out.getvalue().splitlines()]
     assert [report["kind"] for report in said] == ["failed", "started", "noted", "started"]
@@ -181,10 +181,10 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
 def test_what_a_look_at_the_topics_does_not_change_is_not_tried_for_ever(
     uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host: Any = SimpleNamespace(say=Reports(io.StringIO()).say, ending=lambda: False)
+    host: Any = SimpleNamespace(say=ReportWriter(io.StringIO()).send, ending=lambda: False)
     runner = LineRunner(host, uplink)
     for text, given_up in ((TOPICS_GONE[0], False), (TOPICS_GONE[1], False), (TOPICS_GONE[1], True)):
-        runner._failed(RuntimeError(text))
+        runner._report_failure(RuntimeError(text))
         assert (runner.start_at == math.inf) is given_up
     assert "Partitions Set" in capsys.readouterr().err
 
@@ -217,21 +217,21 @@ class FakeLine:
 
 def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
     lines: Any = [FakeLine() for _ in range(5)]
-    step_all(lines, at_once=2)
+    step_all(lines, max_starting=2)
     assert [line.begins for line in lines] == [True, True, False, False, False]
-    step_all(lines, at_once=2)
+    step_all(lines, max_starting=2)
     assert [line.steps for line in lines] == [2, 2, 0, 0, 0]  # a line that runs is looked after meanwhile
     for _ in range(5):
         for line in lines:
             line.begins = False
-        step_all(lines, at_once=2)
+        step_all(lines, max_starting=2)
     assert all(line.steps for line in lines)
 
 
 def test_a_query_begins_until_its_first_batch_or_for_a_while(
     uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host: Any = SimpleNamespace(say=Reports(io.StringIO()).say, spark=None, ending=lambda: False)
+    host: Any = SimpleNamespace(say=ReportWriter(io.StringIO()).send, spark=None, ending=lambda: False)
     monkeypatch.setattr("towline.bridge.runtime.driver.see_to", lambda *_: "")
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)
@@ -239,7 +239,7 @@ def test_a_query_begins_until_its_first_batch_or_for_a_while(
     runner = LineRunner(host, uplink)
 
     def seen() -> tuple[bool, bool]:
-        return runner.due, runner.begins
+        return runner.is_start_due, runner.is_starting
 
     assert seen() == (True, False)
     runner.step()
@@ -247,5 +247,5 @@ def test_a_query_begins_until_its_first_batch_or_for_a_while(
     clock.now += 60
     assert seen() == (False, False)  # Kafka may be away: the other lines must not wait for it
     clock.now -= 60
-    runner.progressed(PROGRESS)
+    runner.report_progress(PROGRESS)
     assert seen() == (False, False)

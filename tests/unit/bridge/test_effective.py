@@ -11,11 +11,11 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.effective import effective, render_effective
-from towline.bridge.runtime.plan import plan_of
+from towline.bridge.runtime.effective import effective_settings, render_effective
+from towline.bridge.runtime.plan import bridge_plan
 from towline.bridge.uplink.query import UplinkQuery
 from towline.kafka import markerstore, producers
-from towline.kafka.producers import Transactional
+from towline.kafka.producers import TransactionalProducer
 
 FILE = """name = "plant"
 state_dir = "state"
@@ -62,7 +62,7 @@ def bridge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bridge:
 
 
 def shown(bridge: Bridge, line: str, head: str) -> dict[str, tuple[str, str]]:
-    rows = effective(bridge)[line][head]
+    rows = effective_settings(bridge)[line][head]
     return {row["name"]: (row["value"], row["source"].replace("bridge.toml:", "")) for row in rows}
 
 
@@ -124,9 +124,9 @@ def test_the_clients_are_given_what_is_shown(bridge: Bridge, given: list[dict[st
     """Callbacks and the random name of a group aside; secrets are read, and not shown."""
     settings = UplinkQuery(bridge, bridge.uplinks[0]).sink_settings()
     with pytest.raises(Captured):
-        Transactional(settings, settings.transactional_id(settings.sink_id or "", 1), {})
+        TransactionalProducer(settings, settings.transactional_id(settings.sink_id or "", 1), {})
     with pytest.raises(Captured):
-        markerstore.MarkerStore(settings, settings.sink_id or "")._consumer()
+        markerstore.MarkerStore(settings, settings.sink_id or "")._new_consumer()
     for config, head in zip(given, ("Kafka producer", "Kafka consumer of markers"), strict=True):
         assert config["sasl.password"] == SECRET
         plain = {name: value for name, value in config.items() if not callable(value) and name != "group.id"}
@@ -158,7 +158,7 @@ def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
 
 
 def test_no_secret_is_shown(bridge: Bridge) -> None:
-    said = effective(bridge)
+    said = effective_settings(bridge)
     for text in (json.dumps(said), "\n".join(render_effective(said))):
         assert SECRET not in text
         assert WHO not in text
@@ -171,7 +171,7 @@ def test_the_command_shows_it_and_its_json(bridge: Bridge, capsys: pytest.Captur
     assert SECRET not in text
     assert WHO not in text
     said = json.loads(ran(capsys, *command, "-v", "--json")[1])
-    assert said["effective"] == json.loads(json.dumps(effective(bridge)))
+    assert said["effective"] == json.loads(json.dumps(effective_settings(bridge)))
     assert "effective" not in json.loads(ran(capsys, *command, "--json")[1])
 
 
@@ -264,7 +264,7 @@ def test_brokers_in_one_text_are_shown_as_the_file_writes_them(
     environ = {"HOST": "h0st-2b-h1dden", "BROKERS": "mqtt://h0st-2b-h1dden, mqtt://b"}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    (line,) = plan_of(read(GOOD.replace('["mqtt://a:1883"]', f'"{said}"'), tmp_path, environ))["lines"]
+    (line,) = bridge_plan(read(GOOD.replace('["mqtt://a:1883"]', f'"{said}"'), tmp_path, environ))["lines"]
     assert line["brokers"] == shown
 
 
@@ -285,8 +285,12 @@ def test_a_password_in_a_url_of_kafka_is_refused_and_a_variable_stays_one(tmp_pa
     (line,) = told(plain, tmp_path, VARIABLES)
     assert '"sasl.oauthbearer.token.endpoint.url" would put a secret into this file' in line
     assert "n0t-2b" not in line
-    kafka = read(settings, tmp_path, VARIABLES).kafka.client()
+    kafka = read(settings, tmp_path, VARIABLES).kafka.client_settings()
     assert kafka["sasl.oauthbearer.token.endpoint.url"] == "${URL}"  # resolved where the connection is opened
     assert kafka["sasl.oauthbearer.extensions"] == "tenant=${WHO}"
     own = settings.replace("${URL}", "https://${WHO}:${WHO}@idp/token")
-    assert read(own, tmp_path, VARIABLES).kafka.client()["sasl.oauthbearer.token.endpoint.url"].endswith("@idp/token")
+    assert (
+        read(own, tmp_path, VARIABLES)
+        .kafka.client_settings()["sasl.oauthbearer.token.endpoint.url"]
+        .endswith("@idp/token")
+    )

@@ -23,13 +23,13 @@ from rich.console import Console
 from tests.unit.bridge.watched import Watched
 from tests.unit.gateway.serving import Served
 from towline.bridge.runtime import screen
-from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.child_supervisors import start_error
+from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.screen import LiveScreen
-from towline.bridge.runtime.status import collect, render
-from towline.bridge.runtime.supervisors import no_start
-from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
+from towline.bridge.runtime.status import collect_status, render
+from towline.errors import BrokerRefused, GatewayUnreachable, JournalFull, Unreachable
 from towline.gateway.client import GatewayClient
-from towline.gateway.service import InboxService
+from towline.gateway.service import GatewayService
 from towline.guarantee import AckAfter
 from towline.journal import Journal
 from towline.kafka import faults
@@ -60,30 +60,30 @@ def down(tmp_path: Path) -> Watched:
 
 
 @pytest.fixture
-def gateways() -> Iterator[list[tuple[InboxService, Journal]]]:
-    served: list[tuple[InboxService, Journal]] = []
+def gateways() -> Iterator[list[tuple[GatewayService, Journal]]]:
+    served: list[tuple[GatewayService, Journal]] = []
     yield served
     for service, journal in served:
         service.close()
         journal.close()
 
 
-def serve(seen: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+def serve(seen: Watched, gateways: list[tuple[GatewayService, Journal]]) -> None:
     """Let the line's gateway answer `towline status` what it has told the bridge."""
     served = Served(seen.line.gateway.state_dir, name=seen.line.name)
     served.reported = seen.facts
     served.journal.journal_id = seen.facts["journal"]  # that of the batches that were told
-    served.service._publish(replace(served.service.endpoint, journal=seen.facts["journal"]))
+    served.service._publish_endpoint(replace(served.service.endpoint, journal=seen.facts["journal"]))
     gateways.append((served.service, served.journal))
 
 
 def status(seen: Watched, *, ended: bool = False, killed: bool = False) -> list[str]:
     """The screen of `towline status`, without the row of the version."""
-    seen.state.save(ended=ended)
+    seen.state.save(has_ended=ended)
     file = seen.bridge.state_dir / "bridge.json"
     if killed:
         file.write_text(file.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194305'))  # above any pid
-    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect(seen.bridge.state_dir)))
+    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect_status(seen.bridge.state_dir)))
     text = re.sub(r"  version   .*\n", "", text)
     return re.sub(r"\(pid \d+\)", "(pid 4711)", text).replace("2027-01-15 ", "").splitlines()
 
@@ -136,7 +136,7 @@ def redrawn(seen: Watched, width: int) -> list[str]:
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+def test_the_end(up: Watched, gateways: list[tuple[GatewayService, Journal]]) -> None:
     runs(up)
     up.answer(received=110, end=110)
     up.batch(0, 104, dead_lettered=1)
@@ -170,8 +170,8 @@ def test_the_end_of_a_line_whose_broker_is_answered_after_kafka(up: Watched) -> 
     up.bridge = up.bridge.model_copy(update={"lines": (up.gateway.line,)})
     runs(up)
     up.answer(received=110, end=110)
-    up.gateway._online()
-    up.gateway._online()
+    up.gateway._mark_online()
+    up.gateway._mark_online()
     up.farewell()
     assert [text for text in up.seen() if "is back" in text or "next start" in text] == [
         'line "telemetry": 110 messages on disk; the next start carries on',
@@ -224,7 +224,7 @@ def test_a_bridge_that_was_killed(up: Watched) -> None:
     runs(up)
     up.answer(received=10, end=10)
     up.batch(0, 10)
-    up.tell("failed", code="TL-B01", text=reason("java.lang.X: y", 'line "telemetry"').text, again_in=1.0)
+    up.tell("failed", code="TL-B01", text=failure_reason("java.lang.X: y", 'line "telemetry"').text, again_in=1.0)
     assert status(up, killed=True) == [
         '✗ bridge "plant-7"   not running, it was killed (pid 4711)   last word 12:31:07',
         '! line "telemetry"   not running   at_least_once',
@@ -240,7 +240,7 @@ def test_a_bridge_that_is_there_and_writes_nothing_down(up: Watched, monkeypatch
     up.answer(received=10, end=10)
     up.state.save()
     monkeypatch.setattr(time, "time", lambda: NOW + 60)
-    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect(up.bridge.state_dir))).splitlines()[0]
+    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect_status(up.bridge.state_dir))).splitlines()[0]
     head = '✗ bridge "plant-7"   there, and silent (pid 4711): is its disk full?   last word '
     assert re.sub(r"\(pid \d+\)", "(pid 4711)", text).startswith(head)
 
@@ -248,9 +248,9 @@ def test_a_bridge_that_is_there_and_writes_nothing_down(up: Watched, monkeypatch
 def test_a_machine_without_processes(up: Watched) -> None:
     refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     for _ in range(3):  # told once
-        up.gateway._failed(no_start(up.gateway.where, up.gateway.what, refused))
-    up.spark._pauses._first = up.spark._pauses._most = 0.0
-    up.spark._failed(no_start(up.spark.where, up.spark.what, refused))
+        up.gateway._handle_failure(start_error(up.gateway.location, up.gateway.part, refused))
+    up.spark._backoff._first_s = up.spark._backoff._max_s = 0.0
+    up.spark._handle_failure(start_error(up.spark.location, up.spark.part, refused))
     do = "It is tried again by itself: free disk, memory, processes or open files (ulimit).   [TL-B32]"
     spark = f"spark: Spark's driver can't be started (Resource temporarily unavailable). {do}; starting again in 0.0 s"
     assert up.seen() == [
@@ -261,8 +261,8 @@ def test_a_machine_without_processes(up: Watched) -> None:
 
 def test_kafka_is_away_and_comes_back(up: Watched) -> None:
     up.answer()
-    up.kafka._failed(faults.unreachable("k1:9092", 5.1, "connection refused"))
-    up.kafka._failed(faults.unreachable("k1:9092", 5.1, "connection refused"))
+    up.kafka._handle_failure(faults.unreachable_error("k1:9092", 5.1, "connection refused"))
+    up.kafka._handle_failure(faults.unreachable_error("k1:9092", 5.1, "connection refused"))
     up.answer(received=12, end=12, oldest=NOW - 5)
     assert up.seen() == [
         'line "telemetry": connected to mqtt://broker.example:1883',
@@ -273,9 +273,9 @@ def test_kafka_is_away_and_comes_back(up: Watched) -> None:
 
 
 def test_kafka_answers_again(up: Watched) -> None:
-    up.kafka._failed(faults.unreachable("k1:9092", 0.1, "unknown host"))
-    up.kafka._answers()
-    up.kafka._answers()  # told once
+    up.kafka._handle_failure(faults.unreachable_error("k1:9092", 0.1, "unknown host"))
+    up.kafka._mark_reachable()
+    up.kafka._mark_reachable()  # told once
     assert up.seen()[2:] == ["kafka: k1:9092 answers"]
 
 
@@ -285,9 +285,9 @@ def test_a_gateway_is_killed(up: Watched) -> None:
             raise GatewayUnreachable("TL-G01", self.location, f"no gateway answers within {timeout_s:g} s")
 
     runs(up)
-    up.gateway._online()
-    up.gateway._ask(Gone("grpc+unix:///none"))
-    up.gateway._online()
+    up.gateway._mark_online()
+    up.gateway._poll_until_end(Gone("grpc+unix:///none"))
+    up.gateway._mark_online()
     assert up.seen() == [
         'line "telemetry": the gateway has ended; starting it again',
         'line "telemetry": the gateway is back; what it had acknowledged is on disk',
@@ -296,8 +296,8 @@ def test_a_gateway_is_killed(up: Watched) -> None:
 
 def test_spark_is_killed(up: Watched) -> None:
     runs(up)
-    up.spark._pauses._first = up.spark._pauses._most = 0.0
-    up.spark._ended("its driver was ended by signal 9")
+    up.spark._backoff._first_s = up.spark._backoff._max_s = 0.0
+    up.spark._handle_exit("its driver was ended by signal 9")
     up.answer(received=3, end=3, oldest=NOW - 2)
     assert up.seen() == [
         "spark: its driver was ended by signal 9; starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)",
@@ -307,10 +307,10 @@ def test_spark_is_killed(up: Watched) -> None:
 
 def test_spark_does_not_start_again_and_again(up: Watched) -> None:
     runs(up)
-    up.spark._pauses._first = up.spark._pauses._most = 0.0
-    why = reason("[JAVA_GATEWAY_EXITED] Java gateway process exited", "spark", "the session did not start")
+    up.spark._backoff._first_s = up.spark._backoff._max_s = 0.0
+    why = failure_reason("[JAVA_GATEWAY_EXITED] Java gateway process exited", "spark", "the session did not start")
     for _ in range(2):
-        up.spark._ended(why.text.removeprefix("spark: "))
+        up.spark._handle_exit(why.text.removeprefix("spark: "))
     again = "starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)"
     assert up.seen()[:2] == [
         f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
@@ -319,7 +319,7 @@ def test_spark_does_not_start_again_and_again(up: Watched) -> None:
 
 
 def fails(seen: Watched, error: BaseException | str, again: float | None = 1.0) -> None:
-    why = reason(error, f'line "{seen.line.name}"')
+    why = failure_reason(error, f'line "{seen.line.name}"')
     seen.tell("failed", code=why.code, text=why.text, again_in=None if why.permanent else again)
 
 
@@ -338,7 +338,7 @@ def test_the_process_of_a_source_is_killed(up: Watched) -> None:
     ]
 
 
-def test_a_disk_that_is_full_for_a_moment(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+def test_a_disk_that_is_full_for_a_moment(up: Watched, gateways: list[tuple[GatewayService, Journal]]) -> None:
     """The console said "ended with code 1", never "disk"."""
     runs(up)
     up.answer(received=10, end=10, oldest=NOW - 5)
@@ -369,7 +369,7 @@ def test_a_disk_that_is_full_for_a_moment(up: Watched, gateways: list[tuple[Inbo
     ]
 
 
-def test_the_broker_loses_the_session(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+def test_the_broker_loses_the_session(up: Watched, gateways: list[tuple[GatewayService, Journal]]) -> None:
     """It stood in the gateway's log only."""
     runs(up)
     up.answer(sessions_lost=1)
@@ -390,7 +390,7 @@ def test_the_broker_loses_the_session(up: Watched, gateways: list[tuple[InboxSer
     assert again.seen() == [f'line "telemetry": {what}. {taken}   [TL-M22]']
 
 
-def test_a_broker_that_answers_qos_2_as_qos_1(down: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+def test_a_broker_that_answers_qos_2_as_qos_1(down: Watched, gateways: list[tuple[GatewayService, Journal]]) -> None:
     """It said ``adds up ✓``; only --json had ``degraded: 21000``."""
     runs(down)
     down.answer(accepted=21_000, delivered=20_990, queued=10, degraded=20_990, oldest=NOW - 1)
@@ -428,10 +428,10 @@ def test_a_mistake_in_the_sql(up: Watched) -> None:
 
 
 def test_a_gateway_that_does_not_start(up: Watched) -> None:
-    up.gateway._failed(
-        Refused("TL-M10", "mqtt://broker.example:1883", "not authorized (0x87)", "Check user and password.")
+    up.gateway._handle_failure(
+        BrokerRefused("TL-M10", "mqtt://broker.example:1883", "not authorized (0x87)", "Check user and password.")
     )
-    assert up.gateway.fatal is not None
+    assert up.gateway.fatal_error is not None
     assert up.seen() == [
         'line "telemetry": mqtt://broker.example:1883: not authorized (0x87). Check user and password.   [TL-M10]'
     ]
@@ -443,7 +443,7 @@ def test_a_gateway_that_does_not_start(up: Watched) -> None:
     ]
 
 
-def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[GatewayService, Journal]]) -> None:
     runs(down)
     down.answer(accepted=9, delivered=5, expired=1, refused=2, queued=1, oldest=NOW - 61)
     down.batch(0, 12, filtered=2, unfit=1)
@@ -462,7 +462,7 @@ def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
     """It told ``query not started … Start towline run`` while that was running."""
     runs(up)
     up.state.save()
-    text = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
+    text = render(collect_status(up.bridge.state_dir, ["telemetryX"])).splitlines()
     assert text[2:] == [
         '! line "telemetryX"   not in the running bridge',
         "  ! the file has changed since it was read. towline reload takes this line in.",

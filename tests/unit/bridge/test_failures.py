@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.spark_texts import DATA_LOSS, TOPICS_GONE
-from towline.bridge.runtime.failures import NO_JVM, reason
+from towline.bridge.runtime.failures import NO_JVM, failure_reason
 from towline.errors import KafkaError
 
 #: What follows the exception of a query that ended: its plan names what the line's SQL could raise.
@@ -41,7 +41,7 @@ def test_our_own_line_is_found_in_sparks_traces() -> None:
         "[STREAM_FAILED] Query [id = 1] terminated: Job aborted\n  File x\n"
         "towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]\n\tat org.apache"
     )
-    why = reason(RuntimeError(text), "x")
+    why = failure_reason(RuntimeError(text), "x")
     assert (why.code, why.text, why.permanent) == (
         "TL-K01",
         "k1:9092: no server answered. Trying again.   [TL-K01]",
@@ -50,16 +50,16 @@ def test_our_own_line_is_found_in_sparks_traces() -> None:
 
 
 def test_our_own_error_stays_itself() -> None:
-    why = reason(KafkaError("TL-K01", "k", "gone"), "x")
+    why = failure_reason(KafkaError("TL-K01", "k", "gone"), "x")
     assert (why.code, why.text) == ("TL-K01", "k: gone.   [TL-K01]")
 
 
 def test_configuration_is_permanent() -> None:
-    assert reason("x: y. z   [TL-C44]", "x").permanent
+    assert failure_reason("x: y. z   [TL-C44]", "x").permanent
 
 
 def test_sparks_errors_keep_their_first_sentence() -> None:
-    why = reason(
+    why = failure_reason(
         AnalysisException(
             "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703;\nplan"
         ),
@@ -68,10 +68,10 @@ def test_sparks_errors_keep_their_first_sentence() -> None:
     assert why.permanent
     assert why.code == "TL-C74"
     assert "`x` cannot be resolved" in why.text
-    other = reason(RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"), 'line "l"')
+    other = failure_reason(RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"), 'line "l"')
     assert other.text.startswith('line "l": the query failed: java.lang.OutOfMemoryError: heap.')
     assert not other.permanent
-    assert "\n" not in reason(RuntimeError(""), "l").text
+    assert "\n" not in failure_reason(RuntimeError(""), "l").text
 
 
 #: What Spark 4.3.0 says when a sink's `write`, its `streamWriter`, or a source's `latestOffset` raises TimeoutError().
@@ -98,10 +98,10 @@ TRACES = {
 def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) -> None:
     trace = f"Traceback (most recent call last):{TRACES[said]}TimeoutError\n SQLSTATE: 38000 SQLSTATE: XXKST"
     head = "[STREAM_FAILED] Query [id = d3942f10, runId = f0cbe912] terminated with exception: "
-    why = reason(RuntimeError(f"{head}{said}: {trace}{PLAN}"), 'line "x"')
+    why = failure_reason(RuntimeError(f"{head}{said}: {trace}{PLAN}"), 'line "x"')
     condition = said.partition("]")[0].removeprefix("[")
     assert why.text.startswith(f'line "x": the query failed: {condition} TimeoutError. The')
-    assert reason(f"{trace}{PLAN}", "x").text.startswith("x: the query failed: TimeoutError")
+    assert failure_reason(f"{trace}{PLAN}", "x").text.startswith("x: the query failed: TimeoutError")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) ->
     ],
 )
 def test_the_reason_is_an_exception_and_never_the_plan(text: str, sentence: str) -> None:
-    why = reason(RuntimeError(text + PLAN), 'line "x"')
+    why = failure_reason(RuntimeError(text + PLAN), 'line "x"')
     assert why.code == "TL-B01"
     assert why.text.startswith(f'line "x": the query failed: {sentence}')
     assert not why.permanent
@@ -138,14 +138,14 @@ def test_the_reason_is_an_exception_and_never_the_plan(text: str, sentence: str)
 
 def test_a_jvm_that_does_not_start_is_told_in_words() -> None:
     text = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
-    why = reason(RuntimeError(text), "spark", "the session did not start")
+    why = failure_reason(RuntimeError(text), "spark", "the session did not start")
     assert why.text.startswith(f"spark: the session did not start: {NO_JVM}. The details are in the driver's log.")
 
 
 @pytest.mark.parametrize("before", ["", "Job aborted: Lost task 0.0: org.apache.spark.SparkRuntimeException: "])
 def test_what_the_sql_of_a_line_raises_is_the_reason(before: str) -> None:
     said = 'line "x": topic [USER_RAISED_EXCEPTION] y [TL-C01] is not legal. Give one.   [TL-B02]'
-    why = reason(RuntimeError(f"{before}[USER_RAISED_EXCEPTION] {said} SQLSTATE: P0001{PLAN}"), "x")
+    why = failure_reason(RuntimeError(f"{before}[USER_RAISED_EXCEPTION] {said} SQLSTATE: P0001{PLAN}"), "x")
     assert (why.code, why.text, why.permanent) == ("TL-B02", said, False)
 
 
@@ -163,7 +163,7 @@ def test_what_the_sql_of_a_line_raises_is_the_reason(before: str) -> None:
     ],
 )
 def test_only_what_the_sql_of_a_line_causes_is_final(text: str) -> None:
-    why = reason(AnalysisException(text), 'line "x"')
+    why = failure_reason(AnalysisException(text), 'line "x"')
     assert (why.code, why.permanent) == ("TL-C74", True)
 
 
@@ -189,7 +189,7 @@ def test_only_what_the_sql_of_a_line_causes_is_final(text: str) -> None:
 )
 def test_what_the_machine_causes_is_tried_again(text: str, code: str) -> None:
     """[ran] one with a full disk behind it was "correct the SQL"."""
-    why = reason(AnalysisException(text), 'line "x"')
+    why = failure_reason(AnalysisException(text), 'line "x"')
     assert (why.code, why.permanent) == (code, False)
 
 
@@ -205,7 +205,7 @@ def test_what_the_machine_causes_is_tried_again(text: str, code: str) -> None:
     ],
 )
 def test_a_full_disk_is_called_one(text: str) -> None:
-    why = reason(RuntimeError(text), 'line "x"')
+    why = failure_reason(RuntimeError(text), 'line "x"')
     assert (why.code, why.permanent) == ("TL-B56", False)
     assert "no space is left on the disk" in why.text
 
@@ -241,7 +241,7 @@ TEXTS = Path(__file__).parent / "spark_4_3_0"
 def test_the_cause_is_told_wherever_it_stands(name: str, words: str) -> None:
     """It was "org.apache.spark.SparkException:." and "Traceback (most recent call last):." before."""
     assert {path.stem for path in TEXTS.iterdir()} >= {name}
-    why = reason((TEXTS / f"{name}.txt").read_text(), 'line "x"')
+    why = failure_reason((TEXTS / f"{name}.txt").read_text(), 'line "x"')
     assert why.code == "TL-B01"
     assert why.text.startswith(f'line "x": the query failed: {words}')
     assert "\n" not in why.text
@@ -250,7 +250,7 @@ def test_the_cause_is_told_wherever_it_stands(name: str, words: str) -> None:
 def test_an_exception_without_words_is_told_by_its_cause() -> None:
     lines = (TEXTS / "no_program.txt").read_text().partition("\n\tat ")
     silent = f"java.io.IOException:{lines[1]}{lines[2]}"
-    why = reason(silent, "x")
+    why = failure_reason(silent, "x")
     assert why.text.startswith(
         "x: the query failed: Caused by: java.io.IOException: error=2, No such file or directory."
     )
@@ -265,7 +265,7 @@ def test_an_exception_without_words_is_told_by_its_cause() -> None:
 )
 def test_what_kafka_has_deleted_is_told_with_topic_and_offsets(text: str, permanent: bool, tells: str) -> None:
     """As Spark 4.3 says it; the topic, partition and offsets are in its reason."""
-    why = reason(RuntimeError(text + PLAN), 'line "commands"')
+    why = failure_reason(RuntimeError(text + PLAN), 'line "commands"')
     assert (why.code, why.permanent) == ("TL-B06", permanent)
     assert text.partition("Reason: ")[2].split("\n")[0].rstrip(".") in why.text
     assert tells in why.text

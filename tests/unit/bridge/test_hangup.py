@@ -61,9 +61,9 @@ def test_long_after_its_terminal_went_away_sighup_is_a_reload() -> None:
     now = SimpleNamespace(there=True, at=100.0)
     terminal = Terminal(lambda: now.there, lambda: now.at)
     now.there, now.at = False, 102.0
-    assert terminal.just_gone()
-    terminal.look()
+    assert terminal.has_just_closed()
+    terminal.check()
     now.at = 104.0
-    assert not terminal.just_gone()
+    assert not terminal.has_just_closed()
     service = Terminal(lambda: False, lambda: now.at)
-    assert not service.just_gone(), "a service never had one"
+    assert not service.has_just_closed(), "a service never had one"

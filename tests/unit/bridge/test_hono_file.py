@@ -47,7 +47,7 @@ def test_a_profile_is_what_a_user_could_write_by_hand(tmp_path: Path) -> None:
     ]
     assert {one.qos for one in up.gateway.subscriptions} == {1}
     assert (commands.topics, errors.topics) == (("hono.command.t1",), ("plant.dead-letters",))
-    assert bridge.topics == (
+    assert bridge.required_topics == (
         "hono.command.t1",
         "hono.command_response.t1",
         "hono.event.t1",

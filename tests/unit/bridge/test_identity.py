@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
-from towline.bridge.lines.identity import IDENTITY_FILE, Identity, settle, sinks
-from towline.bridge.lines.recovery import begin_again
+from towline.bridge.lines.identity import IDENTITY_FILE, Identity, assign_identities, sink_ids
+from towline.bridge.lines.recovery import reset_line
 from towline.errors import ConfigError
 
 BROKERS = ("mqtt://a:1883",)
@@ -23,23 +23,23 @@ def bridge(directory: Path, *lines: str) -> Bridge:
 
 
 def test_a_new_line_is_named_after_bridge_and_line(tmp_path: Path) -> None:
-    assert settle(bridge(tmp_path, "a")) == []
+    assert assign_identities(bridge(tmp_path, "a")) == []
     assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a", brokers=BROKERS)
     assert (tmp_path / "state" / "a" / IDENTITY_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_lost_file_comes_back_the_same(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a"))
+    assign_identities(bridge(tmp_path, "a"))
     (tmp_path / "state" / "a" / IDENTITY_FILE).unlink()
     (tmp_path / "state" / "a" / "inbox").mkdir()
-    settle(bridge(tmp_path, "a"))
+    assign_identities(bridge(tmp_path, "a"))
     assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a", brokers=BROKERS)
 
 
 def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a", "b"))
+    assign_identities(bridge(tmp_path, "a", "b"))
     with pytest.raises(ConfigError) as caught:
-        settle(bridge(tmp_path, "c", "b"))
+        assign_identities(bridge(tmp_path, "c", "b"))
     message = str(caught.value).replace(f"{tmp_path}/", "")
     assert message == (
         'bridge.toml: line "c" is new, and line "a" is no longer in bridge.toml but has left journal and checkpoint in '
@@ -51,48 +51,50 @@ def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> Non
 
 
 def test_the_way_out_keeps_the_sink_id(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a"))
+    assign_identities(bridge(tmp_path, "a"))
     (tmp_path / "state" / "a").rename(tmp_path / "state" / "c")
-    assert settle(bridge(tmp_path, "c")) == ['line "c" was "a": it goes on where that stood, as sink "plant-7.a"']
+    assert assign_identities(bridge(tmp_path, "c")) == [
+        'line "c" was "a": it goes on where that stood, as sink "plant-7.a"'
+    ]
     assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.a", brokers=BROKERS)
-    assert settle(bridge(tmp_path, "c")) == []
+    assert assign_identities(bridge(tmp_path, "c")) == []
 
 
 def test_the_other_way_out_is_a_new_line(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a"))
+    assign_identities(bridge(tmp_path, "a"))
     (tmp_path / "state" / "a").rename(tmp_path / "elsewhere")
-    assert settle(bridge(tmp_path, "c")) == []
+    assert assign_identities(bridge(tmp_path, "c")) == []
     assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.c", brokers=BROKERS)
 
 
 def test_a_bridge_that_is_called_otherwise_keeps_its_sinks(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a"))
-    assert settle(bridge(tmp_path, "a").model_copy(update={"name": "plant-8"})) == []
-    assert sinks(tmp_path / "state" / "a") == {"plant-7.a"}
+    assign_identities(bridge(tmp_path, "a"))
+    assert assign_identities(bridge(tmp_path, "a").model_copy(update={"name": "plant-8"})) == []
+    assert sink_ids(tmp_path / "state" / "a") == {"plant-7.a"}
 
 
 def test_a_broker_that_is_named_no_more_is_told_once(tmp_path: Path) -> None:
     """Nothing else would tell of what waits there."""
-    settle(bridge(tmp_path, "a"))
+    assign_identities(bridge(tmp_path, "a"))
     text = (tmp_path / "bridge.toml").read_text()
     moved = read(text.replace("mqtt://a:1883", "mqtt://b:1883"), tmp_path)
-    (message,) = settle(moved)
+    (message,) = assign_identities(moved)
     assert message.startswith('line "a": what waits at mqtt://a:1883 in the session "plant-7-a" is fetched only while')
-    assert settle(moved) == []
+    assert assign_identities(moved) == []
     more = text.replace('["mqtt://a:1883"]', '["mqtt://b:1883", "mqtt://a:1883"]')
-    assert settle(read(more, tmp_path)) == []
+    assert assign_identities(read(more, tmp_path)) == []
 
 
 def test_a_line_that_was_only_removed_is_no_matter(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a", "b"))
-    assert settle(bridge(tmp_path, "b")) == []
+    assign_identities(bridge(tmp_path, "a", "b"))
+    assert assign_identities(bridge(tmp_path, "b")) == []
 
 
 def test_a_copied_directory_is_refused(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a"))
+    assign_identities(bridge(tmp_path, "a"))
     shutil.copytree(tmp_path / "state" / "a", tmp_path / "state" / "b")
     with pytest.raises(ConfigError, match=r'"a" and "b" are both sink "plant-7\.a".*\[TL-B21\]'):
-        settle(bridge(tmp_path, "a", "b"))
+        assign_identities(bridge(tmp_path, "a", "b"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"line": 1}'])
@@ -104,29 +106,29 @@ def test_a_foreign_file_is_one_line(tmp_path: Path, text: str) -> None:
 
 def test_beginning_again_takes_another_sink_id_each_time(tmp_path: Path) -> None:
     first = Identity("a", "plant-7.a", query="q", parallelism=3)
-    second = first.again()
+    second = first.reset()
     assert second == Identity("a", "plant-7.a.2", generation=2)
-    assert second.again().sink == "plant-7.a.3"
+    assert second.reset().sink == "plant-7.a.3"
     second.save(tmp_path)
     assert json.loads((tmp_path / IDENTITY_FILE).read_text())["sink"] == "plant-7.a.2"
 
 
 def test_a_line_that_is_called_as_another_one_that_began_again_has_a_sink_of_its_own(tmp_path: Path) -> None:
     """Sink ids are names with dots between: "plant-7.a" begun again, and a line "a.2" that is new."""
-    settle(bridge(tmp_path, "a"))
+    assign_identities(bridge(tmp_path, "a"))
     Identity("a", "plant-7.a.2", generation=2, query="q").save(tmp_path / "state" / "a")
-    settle(bridge(tmp_path, "a", "a.2"))
-    assert sinks(tmp_path / "state" / "a") == {"plant-7.a.2", "plant-7.a.2.2"}
-    settle(bridge(tmp_path, "a", "a.2"))
-    assert sinks(tmp_path / "state" / "a") == {"plant-7.a.2", "plant-7.a.2.2"}
+    assign_identities(bridge(tmp_path, "a", "a.2"))
+    assert sink_ids(tmp_path / "state" / "a") == {"plant-7.a.2", "plant-7.a.2.2"}
+    assign_identities(bridge(tmp_path, "a", "a.2"))
+    assert sink_ids(tmp_path / "state" / "a") == {"plant-7.a.2", "plant-7.a.2.2"}
 
 
 def test_beginning_again_leaves_the_sink_id_of_another_line_alone(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a", "a.2", "a.3"))
+    assign_identities(bridge(tmp_path, "a", "a.2", "a.3"))
     (one, *_) = bridge(tmp_path, "a", "a.2", "a.3").uplinks
     Identity("a", "plant-7.a", query="q").save(one.gateway.state_dir)
-    begin_again(one)
+    reset_line(one)
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh is not None
     assert (fresh.sink, fresh.generation) == ("plant-7.a.4", 4)
-    assert fresh.rescaled().sink == "plant-7.a.5"
+    assert fresh.with_new_sink().sink == "plant-7.a.5"

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.runtime.plan import plan_of, render
+from towline.bridge.runtime.plan import bridge_plan, render
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import collect_status
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.kafka.clientconfig import insecurities
+from towline.kafka.clientconfig import insecure_settings
 
 LOOSE = GOOD.replace(
     'bootstrap_servers = "k1:9092"',
@@ -27,7 +27,7 @@ TOLD = "insecure: [kafka] enable.ssl.certificate.verification=false"
 
 @pytest.mark.parametrize("loose", [True, False])
 def test_check_tells(tmp_path: Path, loose: bool) -> None:
-    plan = plan_of(read(LOOSE if loose else GOOD, tmp_path))
+    plan = bridge_plan(read(LOOSE if loose else GOOD, tmp_path))
     assert plan["kafka"]["insecure"] is loose
     assert any(text.startswith(TOLD) for text in plan["warnings"]) is loose
     assert ("topics telemetry   insecure" in render(plan)) is loose
@@ -36,10 +36,10 @@ def test_check_tells(tmp_path: Path, loose: bool) -> None:
 @pytest.mark.parametrize("loose", [True, False])
 def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
     bridge = read(LOOSE if loose else GOOD, tmp_path)
-    state = BridgeState(bridge.name, tmp_path, {"telemetry": "up"}, insecurities(bridge.kafka.client()))
+    state = BridgeState(bridge.name, tmp_path, {"telemetry": "up"}, insecure_settings(bridge.kafka.client_settings()))
     state.kafka = "reachable"
     state.save()
-    status = collect(tmp_path)
+    status = collect_status(tmp_path)
     assert bool(status["kafka_insecure"]) is loose
     text = render_status(status)
     assert ("kafka reachable (insecure)" in text) is loose

@@ -70,7 +70,7 @@ def test_check_says_that_a_downlink_can_not_use_tokens_of_a_function(tmp_path: P
     uplink = text.replace("downlink", "uplink").replace(
         'from = "commands"\ntopic = "command/{header.tenant}/{key}/req"', ""
     )
-    client = read(f'{uplink}[[uplink.route]]\nfrom = "a/#"\ntopic = "t"\n', tmp_path).kafka.client()
+    client = read(f'{uplink}[[uplink.route]]\nfrom = "a/#"\ntopic = "t"\n', tmp_path).kafka.client_settings()
     assert (client["sasl.mechanism"], client["sasl.oauthbearer.token.provider"]) == ("OAUTHBEARER", "module:function")
 
 
@@ -103,8 +103,8 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
         (tmp_path / name).touch()
     text = GOOD + '[spark]\nkafka_jars = ["spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"]\n'
     bridge = read(text, tmp_path)
-    assert kafka_source.equipped(bridge) is bridge
-    assert kafka_source.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13-9.9.9")
+    assert kafka_source.with_kafka_jars(bridge) is bridge
+    assert kafka_source.source_description(bridge).endswith(": spark-sql-kafka-0-10_2.13-9.9.9")
     with pytest.raises(ConfigErrors, match=r"no jar is at .*gone\.jar"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 
@@ -114,16 +114,20 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(kafka_source, "spark_kafka_jars", nothing)
     monkeypatch.setattr(kafka_source, "known_spark_kafka_jars", lambda _: [])
     bare = read(GOOD, tmp_path)
-    assert "Maven brings its jars at the first start" in kafka_source.source_text(bare)
+    assert "Maven brings its jars at the first start" in kafka_source.source_description(bare)
     with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]") as caught:
-        kafka_source.equipped(bare)
+        kafka_source.with_kafka_jars(bare)
     way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
-    assert way in caught.value.do  # of who has no Maven
-    assert caught.value.do.startswith("Bring it. Or name their directory with kafka_jars"), "Maven's cause and its cure"
+    assert way in caught.value.remedy  # of who has no Maven
+    assert caught.value.remedy.startswith("Bring it. Or name their directory with kafka_jars"), (
+        "Maven's cause and its cure"
+    )
     packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
-    assert kafka_source.equipped(packages) is packages
-    assert kafka_source.source_text(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
+    assert kafka_source.with_kafka_jars(packages) is packages
+    assert kafka_source.source_description(packages).endswith(
+        "Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+    )
     others = read(f"{GOOD}[spark.conf]\n{way.replace('sql-kafka-0-10', 'avro')}\n", tmp_path)
-    assert "Maven brings its jars" in kafka_source.source_text(others)
+    assert "Maven brings its jars" in kafka_source.source_description(others)
     with pytest.raises(ConfigError, match="TL-B07"):
-        kafka_source.equipped(others)
+        kafka_source.with_kafka_jars(others)

@@ -14,18 +14,25 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import CONSUMER, Bridge
-from towline.bridge.deadletters import shelves
-from towline.bridge.lines.identity import LINE_FILE, known_line, left_lines, left_texts, remember, settle
+from towline.bridge.deadletters import dead_letter_topics
+from towline.bridge.lines.identity import (
+    LINE_FILE,
+    assign_identities,
+    current_or_former_line,
+    record_lines,
+    removed_line_notes,
+    removed_lines,
+)
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen
-from towline.doctor.case import Case
-from towline.doctor.cluster import TopicRole, wanted
-from towline.doctor.machine import ThisMachine, _sound
-from towline.doctor.table import Standing
+from towline.doctor.cluster import TopicRole, topic_uses
+from towline.doctor.inputs import DoctorInputs
+from towline.doctor.machine import MachineProbe, _check_state_directories
+from towline.doctor.table import Verdict
 from towline.errors import ConfigError
-from towline.gateway.identity import MEMBERS, end_client, note_client
+from towline.gateway.identity import MEMBERS_DIR, record_client_session, record_session_end
 from towline.journal import Batch, Journal, Limits, Outbox
-from towline.journal.outbox import waiting_in
+from towline.journal.outbox import count_waiting_rows
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 
 HEAD, UPLINK = GOOD.split("[[uplink]]", 1)
@@ -54,100 +61,104 @@ def _rows(schema: pa.Schema, count: int) -> pa.RecordBatch:
 @pytest.mark.parametrize("now", ['"new"', "false"])
 def test_a_dead_letter_topic_that_the_file_has_no_more_is_asked(tmp_path: Path, now: str) -> None:
     """By dlq show and replay (the shelves), and by doctor; the letters of a line that shared it are its own."""
-    remember(bridge(tmp_path, "a", "b", dead='"old"'))
+    record_lines(bridge(tmp_path, "a", "b", dead='"old"'))
     changed = bridge(tmp_path, "a", "b", dead=now)
-    remember(changed)
-    found = {shelf.topic: shelf for shelf in shelves(changed)}
+    record_lines(changed)
+    found = {shelf.topic: shelf for shelf in dead_letter_topics(changed)}
     assert list(found) == (["new", "old"] if "new" in now else ["old"])
     assert {name: line.name for name, line in found["old"].lines.items()}.items() >= {
         "plant-7.a": "a",
         "b": "b",
     }.items()
-    letters = {one.name for one in wanted(changed, {"telemetry", "old"}) if one.role is TopicRole.DEAD_LETTERS}
+    letters = {one.name for one in topic_uses(changed, {"telemetry", "old"}) if one.role is TopicRole.DEAD_LETTERS}
     assert letters == ({"new", "old"} if "new" in now else {"old"})
-    assert "old" not in {one.name for one in wanted(changed, {"telemetry"})}, "deleted since"
+    assert "old" not in {one.name for one in topic_uses(changed, {"telemetry"})}, "deleted since"
 
 
 def test_letters_of_a_line_that_takes_another_topic_while_its_neighbour_stays(tmp_path: Path) -> None:
-    remember(bridge(tmp_path, "a", "b", dead='"both"'))
+    record_lines(bridge(tmp_path, "a", "b", dead='"both"'))
     own = bridge(tmp_path, "a", "b", dead='"both"')
     moved = own.model_copy(
         update={"lines": (own.lines[0].model_copy(update={"dead_letter_topic": "mine"}), own.lines[1])}
     )
-    both = next(shelf for shelf in shelves(moved) if shelf.topic == "both")
+    both = next(shelf for shelf in dead_letter_topics(moved) if shelf.topic == "both")
     assert both.lines["plant-7.a"].name == "a"
 
 
 def test_a_bridge_without_any_dead_letter_topic_says_so(tmp_path: Path) -> None:
     one = bridge(tmp_path, "a")
-    remember(one)
+    record_lines(one)
     with pytest.raises(ConfigError, match="TL-C75"):
-        shelves(one)
+        dead_letter_topics(one)
 
 
 def test_a_line_is_remembered_as_it_was_started_last_wherever_the_state_is_now(tmp_path: Path) -> None:
     before = bridge(tmp_path, "a", "b")
-    remember(before)
+    record_lines(before)
     file = tmp_path / "state" / "a" / LINE_FILE
     assert file.stat().st_mode & 0o777 == 0o600
     now = bridge(tmp_path, "b")
-    assert known_line(now, "a") == before.line("a")
-    assert known_line(now, "b") == now.line("b")
+    assert current_or_former_line(now, "a") == before.line("a")
+    assert current_or_former_line(now, "b") == now.line("b")
     (tmp_path / "state").rename(tmp_path / "moved")
     now = now.model_copy(update={"state_dir": tmp_path / "moved"})
-    moved = known_line(now, "a")
+    moved = current_or_former_line(now, "a")
     assert (moved.gateway.state_dir, moved.checkpoint) == (
         tmp_path / "moved" / "a",
         tmp_path / "moved" / "a" / "checkpoint",
     )
     (tmp_path / "moved" / "a").rename(tmp_path / "moved" / "c")
     with pytest.raises(ConfigError, match=r"moved/c: what this line was is not written down here.*TL-B38"):
-        known_line(now, "c")
+        current_or_former_line(now, "c")
     for name, code in (("a", "TL-C73"), ("../moved", "TL-B38"), (".", "TL-B38")):
         with pytest.raises(ConfigError, match=code):
-            known_line(now, name)
+            current_or_former_line(now, name)
 
 
 def test_a_copy_that_somebody_keeps_beside_its_line_is_none_that_is_gone(tmp_path: Path) -> None:
     """Its messages are those of the line; carried on by themselves they would come twice."""
     one = bridge(tmp_path, "a")
-    settle(one)
+    assign_identities(one)
     received(tmp_path / "state" / "a", 5, 0)
     shutil.copytree(tmp_path / "state" / "a", tmp_path / "state" / "a.bak")
-    assert left_lines(one) == []
-    assert [each.directory.name for each in left_lines(bridge(tmp_path, "b"))] == ["a", "a.bak"]
+    assert removed_lines(one) == []
+    assert [each.directory.name for each in removed_lines(bridge(tmp_path, "b"))] == ["a", "a.bak"]
 
 
 def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a", "b"))
+    assign_identities(bridge(tmp_path, "a", "b"))
     received(tmp_path / "state" / "a", 77, 0)
     changed = bridge(tmp_path, "b")
     with pytest.raises(ConfigError) as caught:
-        list(left_texts(changed))
+        list(removed_line_notes(changed))
     assert str(caught.value).replace(f"{tmp_path}/", "") == (
         'bridge.toml: line "a" is not in bridge.toml any more, and 77 acknowledged messages wait in state/a. Carry it '
         "on and end it: towline retire bridge.toml a. Or leave it, and start without it: "
         'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
     )
-    (row,) = [one for one in _sound(ThisMachine(Case(changed))) if one.mend.startswith("Carry")]
-    assert (row.verdict, row.because, row.mend) == (Standing.WARNS, caught.value.what, caught.value.do), "doctor's row"
+    (row,) = [
+        one for one in _check_state_directories(MachineProbe(DoctorInputs(changed))) if one.remedy.startswith("Carry")
+    ]
+    assert (row.verdict, row.evidence, row.remedy) == (Verdict.WARNS, caught.value.problem, caught.value.remedy), (
+        "doctor's row"
+    )
     left = bridge(tmp_path, "b", head=f'leave_waiting = ["a"]\n{HEAD}')
-    (text,) = left_texts(left)
+    (text,) = removed_line_notes(left)
     assert text.replace(f"{tmp_path}/", "").endswith("end it: towline retire bridge.toml a.   [TL-B37]")
 
 
 def test_what_is_carried_on_is_no_matter_but_a_session_that_queues_is_named(tmp_path: Path) -> None:
-    settle(bridge(tmp_path, "a", "b"))
+    assign_identities(bridge(tmp_path, "a", "b"))
     place = tmp_path / "state" / "a"
     received(place, 3, 3)
     changed = bridge(tmp_path, "b")
-    assert left_lines(changed) == []
-    note_client(place, "plant-7-a", "mqtt://a:1883")
-    (text,) = left_texts(changed)
+    assert removed_lines(changed) == []
+    record_client_session(place, "plant-7-a", "mqtt://a:1883")
+    (text,) = removed_line_notes(changed)
     assert 'more, and the session "plant-7-a" goes on queueing at its broker. Carry it on and end it: ' in text
     assert "leave_waiting" not in text
-    end_client(place, "plant-7-a", "drained")
-    assert left_lines(changed) == []
+    record_session_end(place, "plant-7-a", "drained")
+    assert removed_lines(changed) == []
 
 
 def test_what_is_to_be_sent_and_what_was_refused_waits_too(tmp_path: Path) -> None:
@@ -155,29 +166,29 @@ def test_what_is_to_be_sent_and_what_was_refused_waits_too(tmp_path: Path) -> No
     read(HEAD + DOWN, tmp_path)
     place = tmp_path / "state" / "commands"
     outbox = Outbox.open(place / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
-    outbox.enter(_rows(OUTBOX_SCHEMA, 10), Batch("q/0", 0))
-    outbox.enter(_rows(OUTBOX_SCHEMA, 4), Batch("q/0", 1, attempt="1"), whole=False)
-    outbox.finish([0, 1, 2, 5])
+    outbox.append_batch(_rows(OUTBOX_SCHEMA, 10), Batch("q/0", 0))
+    outbox.append_batch(_rows(OUTBOX_SCHEMA, 4), Batch("q/0", 1, attempt="1"), whole=False)
+    outbox.mark_done([0, 1, 2, 5])
     outbox.flush()
-    assert waiting_in(place / "outbox") == 6, "while it is open"
+    assert count_waiting_rows(place / "outbox") == 6, "while it is open"
     outbox.close()
     with Journal.open(place / "refused", schema=OUTBOX_SCHEMA, limits=LIMITS) as refused:
         refused.append(_rows(OUTBOX_SCHEMA, 2))
-    (left,) = left_lines(bridge(tmp_path, "a"))
-    assert (left.directory.name, left.waiting) == ("commands", 8)
+    (left,) = removed_lines(bridge(tmp_path, "a"))
+    assert (left.directory.name, left.waiting_messages) == ("commands", 8)
 
 
 def test_of_members_each_is_counted_and_what_cant_be_read_is_not_nothing(tmp_path: Path) -> None:
     place = tmp_path / "state" / "a"
     received(place / "members" / "g1", 2, 1)
     received(place / "members" / "g2", 3, 0)
-    settle(bridge(tmp_path, "a"))
-    (left,) = left_lines(bridge(tmp_path, "b"))
-    assert left.waiting == 4
+    assign_identities(bridge(tmp_path, "a"))
+    (left,) = removed_lines(bridge(tmp_path, "b"))
+    assert left.waiting_messages == 4
     (segment,) = (place / "members" / "g1" / "inbox").glob("*.seg")
     os.truncate(segment, 10)
     with pytest.raises(ConfigError, match=r"and an unknown number of messages wait in .*TL-B37"):
-        list(left_texts(bridge(tmp_path, "b")))
+        list(removed_line_notes(bridge(tmp_path, "b")))
 
 
 def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> None:
@@ -185,30 +196,30 @@ def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> 
     before = bridge(tmp_path, "a", "b")
     reads = before.lines[0].model_copy(update={"gateways": ("grpc+tls://h1:1", "grpc+tls://h2:1")})
     before = before.model_copy(update={"lines": (reads, before.lines[1])})
-    settle(before)
-    remember(before)
-    (text,) = left_texts(bridge(tmp_path, "b"))
+    assign_identities(before)
+    record_lines(before)
+    (text,) = removed_line_notes(bridge(tmp_path, "b"))
     assert "what its gateways grpc+tls://h1:1, grpc+tls://h2:1 hold is not known here. Carry it on" in text
     with pytest.raises(ConfigError, match=r"its gateways are on machines of their own.*drain each.*TL-B38"):
         retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr))
     assert "is retired: nothing waits" in retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr), discard=True)
-    assert left_lines(bridge(tmp_path, "b")) == []
+    assert removed_lines(bridge(tmp_path, "b")) == []
 
 
 def test_a_line_is_not_retired_over_the_session_of_a_member_that_was_taken_out(tmp_path: Path) -> None:
     """Its directory goes with the line, and with that the only word of the session [I18]."""
     line = bridge(tmp_path, "a").lines[0]
-    member = line.gateway.state_dir / MEMBERS / "g1"
+    member = line.gateway.state_dir / MEMBERS_DIR / "g1"
     member.mkdir(parents=True)
-    note_client(member, "plant-7-a-g1", "mqtt://h:1883")
+    record_client_session(member, "plant-7-a-g1", "mqtt://h:1883")
     with pytest.raises(ConfigError, match=r'the session "plant-7-a-g1" of a former client id is not ended.*TL-B38'):
         retire(bridge(tmp_path, "a"), "a", PlainScreen(sys.stderr))
     assert member.is_dir()
 
 
 def test_status_and_its_exit_code_name_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    remember(bridge(tmp_path, "a", "b", dead='"old"'))
-    settle(bridge(tmp_path, "a", "b"))
+    record_lines(bridge(tmp_path, "a", "b", dead='"old"'))
+    assign_identities(bridge(tmp_path, "a", "b"))
     received(tmp_path / "state" / "a", 1, 0)
     bridge(tmp_path, "b")
     code, out, _ = ran(capsys, "status", str(tmp_path / "bridge.toml"), "--json")

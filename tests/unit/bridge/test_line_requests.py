@@ -17,38 +17,38 @@ from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import (
     PAUSED_FILE,
     BridgeState,
-    carried_out,
+    apply_pause,
+    consume_restart_request,
     pause,
-    paused,
+    read_pause,
     request_restart,
     resume,
-    take_restart,
 )
-from towline.bridge.runtime.status import collect, render
+from towline.bridge.runtime.status import collect_status, render
 from towline.errors import ConfigError, GatewayError
 
 
 def test_a_pause_stays_until_it_is_ended(tmp_path: Path) -> None:
     """Of a line that never ran, too; who asks twice changes nothing."""
     line = tmp_path / "state" / "line"
-    assert (paused(line), resume(line)) == (None, False)
+    assert (read_pause(line), resume(line)) == (None, False)
     assert pause(line)
-    first = paused(line)
+    first = read_pause(line)
     assert first is not None
     assert (first["by"], abs(first["at"] - time.time()) < 60) == (getpass.getuser(), True)
     assert not pause(line, by="monitor")
-    assert paused(line) == first
+    assert read_pause(line) == first
     assert (line / PAUSED_FILE).stat().st_mode & 0o077 == 0
     assert resume(line)
-    assert (paused(line), resume(line)) == (None, False)
+    assert (read_pause(line), resume(line)) == (None, False)
     assert pause(line, by="monitor")
-    assert (paused(line) or first)["by"] == "monitor"
+    assert (read_pause(line) or first)["by"] == "monitor"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"at": "x", "by": 1}', '{"at": 1}', "\udcff"])
 def test_a_pause_that_says_nothing_is_one(tmp_path: Path, content: str) -> None:
     (tmp_path / PAUSED_FILE).write_bytes(content.encode(errors="surrogateescape"))
-    assert paused(tmp_path) == {"at": 0.0, "by": ""}
+    assert read_pause(tmp_path) == {"at": 0.0, "by": ""}
     assert resume(tmp_path)
 
 
@@ -61,7 +61,7 @@ def told(bridge: Bridge, name: str, **view: Any) -> None:
 
 
 def ran_by(bridge: Bridge, name: str, *, pausing: bool = True) -> str:
-    return carried_out(bridge, name, pausing=pausing, patience_s=0.3)
+    return apply_pause(bridge, name, pausing=pausing, timeout_s=0.3)
 
 
 def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
     told(bridge, name, query="running")
     with pytest.raises(GatewayError, match=r"it is not paused after 0 s: its query is running, its batch.*TL-B66"):
         ran_by(bridge, name)
-    assert paused(bridge.state_dir / name), "it is asked for"
+    assert read_pause(bridge.state_dir / name), "it is asked for"
     measured = {"inbox": {"room_left": 3_600_000_000, "bytes_waiting": 40_000}}
     status = {"witnesses": 1, "ack_after": "journal", "waiting": 40, "measured": measured}
     told(bridge, name, query="paused", status=status)
@@ -99,7 +99,7 @@ def test_a_line_that_is_paused_is_well_and_named(tmp_path: Path) -> None:
     name = bridge.uplinks[0].name
     pause(bridge.state_dir / name, by="maria")
     told(bridge, name, query="paused")
-    status = collect(bridge.state_dir, [name])
+    status = collect_status(bridge.state_dir, [name])
     line = status["lines"][name]
     assert (line["query"], line["paused"]["by"]) == ("paused", "maria")
     assert "  ! paused by maria " in render(status)
@@ -112,10 +112,10 @@ def test_a_line_that_is_paused_is_well_and_named(tmp_path: Path) -> None:
 
 
 def test_a_restart_is_asked_for_once(tmp_path: Path) -> None:
-    assert not take_restart(tmp_path)
+    assert not consume_restart_request(tmp_path)
     request_restart(tmp_path)
     request_restart(tmp_path)
-    assert [take_restart(tmp_path), take_restart(tmp_path)] == [True, False]
+    assert [consume_restart_request(tmp_path), consume_restart_request(tmp_path)] == [True, False]
 
 
 def test_a_disk_that_takes_no_request_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,4 +125,4 @@ def test_a_disk_that_takes_no_request_is_told_in_one_line(tmp_path: Path, monkey
     monkeypatch.setattr(files, "replace_durably", full)
     with pytest.raises(GatewayError, match=r"the request can't be written \(no space left on device\).*TL-B64"):
         pause(tmp_path)
-    assert paused(tmp_path) is None
+    assert read_pause(tmp_path) is None

@@ -12,8 +12,8 @@ from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.bridge.test_listening import LISTENING
 from tests.unit.gateway.remote import Pki
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.subscriptions import restricted
-from towline.bridge.runtime.plan import plan_of, render
+from towline.bridge.config.subscriptions import restrict_filters
+from towline.bridge.runtime.plan import bridge_plan, render
 from towline.bridge.runtime.supervisor import _check_members
 from towline.errors import ConfigError
 from towline.mqtt.events import Filter
@@ -44,23 +44,26 @@ def test_by_filters_a_member_takes_its_part_of_the_routes(tmp_path: Path) -> Non
 
 def test_filters_narrow_what_the_routes_subscribe() -> None:
     subscriptions = (Filter("t/+/temp", 2), Filter("t/+/state/#", 1), Filter("u", 1))
-    found = restricted(("t/a/#", "+/b/+"), subscriptions)
+    found = restrict_filters(("t/a/#", "+/b/+"), subscriptions)
     assert {(one.pattern, one.qos) for one in found} == {
         ("t/a/temp", 2),
         ("t/b/temp", 2),
         ("t/a/state/#", 1),
         ("t/b/state", 1),
     }
-    assert restricted(("t/#", "t/a/#"), (Filter("t/#", 1),)) == (Filter("t/#", 1),), "one covers the other"
-    assert restricted(("x/#",), subscriptions) == ()
+    assert restrict_filters(("t/#", "t/a/#"), (Filter("t/#", 1),)) == (Filter("t/#", 1),), "one covers the other"
+    assert restrict_filters(("x/#",), subscriptions) == ()
 
 
 def test_what_a_wider_filter_of_a_member_takes_too_is_subscribed_as_the_stronger_promise_needs() -> None:
     """What filters of routes that only overlap make of a member's filter may cover each other."""
     once, weaker = Filter("t/+/c", 2), Filter("t/b/+", 0)
     for subscriptions in ((once, weaker), (weaker, once)):
-        assert restricted(("t/b/#",), subscriptions) == (Filter("t/b/+", 2),)
-        assert {(one.pattern, one.qos) for one in restricted(("t/#",), subscriptions)} == {("t/+/c", 2), ("t/b/+", 0)}
+        assert restrict_filters(("t/b/#",), subscriptions) == (Filter("t/b/+", 2),)
+        assert {(one.pattern, one.qos) for one in restrict_filters(("t/#",), subscriptions)} == {
+            ("t/+/c", 2),
+            ("t/b/+", 0),
+        }
 
 
 def test_by_subscription_the_broker_chooses(tmp_path: Path) -> None:
@@ -78,9 +81,9 @@ def test_a_bridge_with_members_travels_as_json(tmp_path: Path) -> None:
 def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
     bridge = read(with_line('share = "subscription"', MEMBERS), tmp_path)
     (line,) = bridge.uplinks
-    assert line.member("g1", bridge.file).name == "telemetry-g1"
+    assert line.member_settings("g1", bridge.file).name == "telemetry-g1"
     with pytest.raises(ConfigError, match=r'has no member "g3"\. Known here: g1, g2\.   \[TL-C120\]'):
-        line.member("g3", bridge.file)
+        line.member_settings("g3", bridge.file)
 
 
 ONE_NAME = MEMBERS.replace("g2", "g1")
@@ -190,7 +193,7 @@ def test_no_two_gateways_have_one_name(tmp_path: Path) -> None:
     ],
 )
 def test_check_says_what_it_does_to_order(keys: str, more: str, shown: list[str], tmp_path: Path) -> None:
-    text = render(plan_of(read(with_line(keys, more), tmp_path)))
+    text = render(bridge_plan(read(with_line(keys, more), tmp_path)))
     for part in shown:
         assert part in text, text
 
@@ -200,7 +203,7 @@ def test_a_filter_with_a_variable_is_told_as_the_file_writes_it(
 ) -> None:
     monkeypatch.setenv("SITE", "telemetry")
     text = with_line("", FILTERS).replace('from = "telemetry/', 'from = "${SITE}/')
-    (warning,) = plan_of(read(text, tmp_path, {"SITE": "telemetry"}))["warnings"]
+    (warning,) = bridge_plan(read(text, tmp_path, {"SITE": "telemetry"}))["warnings"]
     assert 'of "${SITE}/+/#" only what the members' in warning
 
 
@@ -221,7 +224,7 @@ def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:
     assert all(one.listen and one.listen.address == "0.0.0.0:8815" for one in line.members)
     assert all(one.journal.max_bytes == 1 << 30 for one in line.members)
     _check_members(bridge)
-    text = render(plan_of(bridge))
+    text = render(bridge_plan(bridge))
     for part in (
         "gateways  grpc+tls://g1:8815",
         "broker    mqtt",

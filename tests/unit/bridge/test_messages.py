@@ -15,18 +15,25 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.down_oracle import becomes
 from towline.bridge.config.tables import DownlinkSection, RouteSection
-from towline.bridge.downlink.sink import rendered as rendering
-from towline.bridge.messages import COLUMNS, LetterColumns, MessageTable, _Messages, message_table, own
+from towline.bridge.downlink.sink import render_rows as rendering
+from towline.bridge.messages import (
+    KAFKA_COLUMNS,
+    DeadLetterColumns,
+    MessageTable,
+    _MessageColumns,
+    internal_column,
+    message_table,
+)
 from towline.bridge.routes import OUTCOME, REJECT, WHERE, RecordColumns, RouteTable, RowOutcome
-from towline.delivery.outrows import arrived, outgoing, rows_of
+from towline.delivery.outrows import add_arrival, outgoing_messages, rows_from_messages
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
-from towline.kafka.deadletters import Collector, DeadLetter, Reason
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
 from towline.kafka.options import SinkSettings
-from towline.kafka.screening import RecordCheck
+from towline.kafka.recordcheck import RecordCheck
 from towline.mqtt.message import OutboundMessage
 from towline.schema import MESSAGE_SCHEMA, ROW_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 SENT = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -109,7 +116,7 @@ answers = st.fixed_dictionaries(
 
 def line_of(section: DownlinkSection, limit: int = 0) -> str:
     """What a line's records become, as its query says it."""
-    written = {**section.rendering(), "line": section.name, "qos": 1, "limit": limit}
+    written = {**section.message_table_config(), "line": section.name, "qos": 1, "limit": limit}
     return json.dumps({**written, "send_controls": section.control_characters == "send"})
 
 
@@ -129,11 +136,13 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
         return batch
     for name in ("topic", "payload", "retain", "expiry", "response_topic", "correlation_data"):
         column = [one[name] for one in said]
-        batch = batch.append_column(own(name), pa.array(column, KINDS[name]) if name in KINDS else unchecked(column))
+        batch = batch.append_column(
+            internal_column(name), pa.array(column, KINDS[name]) if name in KINDS else unchecked(column)
+        )
     why = [{"why": one["reject"]} if "reject" in one else None for one in said]
     wanted = [{"wanted": one["where"]} if "where" in one else None for one in said]
     return (
-        batch.append_column(own("text_field"), pa.array([one["field"] for one in said], pa.string()))
+        batch.append_column(internal_column("text_field"), pa.array([one["field"] for one in said], pa.string()))
         .append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
         .append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
     )
@@ -141,13 +150,13 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
 
 def rendered(table: MessageTable, batch: pa.RecordBatch) -> list[Any]:
     """As `becomes` says it."""
-    out = table.rendered(batch)
-    messages = out.select(list(map(own, SENT))).rename_columns(SENT).to_pylist()
+    out = table.render(batch)
+    messages = out.select(list(map(internal_column, SENT))).rename_columns(SENT).to_pylist()
     results: list[Any] = []
     for at, code in enumerate(out.column(OUTCOME).to_pylist()):
         outcome = RowOutcome(code)
-        original = batch.select(COLUMNS).slice(at, 1).to_pylist()[0]
-        kept = out.select(COLUMNS).slice(at, 1).to_pylist()[0]
+        original = batch.select(KAFKA_COLUMNS).slice(at, 1).to_pylist()[0]
+        kept = out.select(KAFKA_COLUMNS).slice(at, 1).to_pylist()[0]
         if outcome.reason:
             assert kept == original
             results.append(outcome.reason.value)
@@ -172,18 +181,20 @@ def test_columns_become_the_messages_that_the_page_says(
 def test_the_size_of_a_packet_is_known_beforehand(rows: list[dict[str, Any]]) -> None:
     table = table_of({"topic": "{header.h}", "control_characters": "send"})
     batch = batch_of(rows)
-    out, sizes = table.rendered(batch), _Messages(table, batch).packet_size().to_pylist()
+    out, sizes = table.render(batch), _MessageColumns(table, batch).packet_size().to_pylist()
     for row, size in zip(out.to_pylist(), sizes, strict=True):
         if row[OUTCOME] == 0:
-            written = packet({name: row[own(name)] for name in SENT})
+            written = packet({name: row[internal_column(name)] for name in SENT})
             assert len(written) <= size <= len(written) + 12
 
 
 def packet(fields: Mapping[str, Any]) -> bytes:
     """The PUBLISH of a message with QoS 1, with everything MQTT 5 says in it."""
-    (message,) = outgoing(arrived(rows_of([{**{name: fields[name] for name in SENT}, "qos": 1}]), Stamp(0)), 0)
-    assert isinstance(message.content, OutboundMessage)
-    return bytes(message.content.packet(1, message.content.message_expiry_interval).write())
+    (message,) = outgoing_messages(
+        add_arrival(rows_from_messages([{**{name: fields[name] for name in SENT}, "qos": 1}]), Timestamp(0)), 0
+    )
+    assert isinstance(message.content_or_reason, OutboundMessage)
+    return bytes(message.content_or_reason.to_packet(1, message.content_or_reason.message_expiry_interval).write())
 
 
 def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> dict[str, Any]:
@@ -194,21 +205,21 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
 def kafka_gets(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
     """Topic, key, value and headers of what Kafka gets of refused records: first the dead letters."""
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:1", "deadLetterTopic": "dead"})
-    columns = LetterColumns()
+    columns = DeadLetterColumns()
     check, parts = RecordCheck(settings, columns, "line"), table.dead_letters(batch)
-    rows = (columns.rows(part) if columns.refusals(part) is None else check.rows(part) for part in parts)
+    rows = (columns.rows(part) if columns.row_faults(part) is None else check.checked_rows(part) for part in parts)
     return [(topic, key, value, headers) for one in rows for topic, value, key, *_, headers in one.records]
 
 
 def letters(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[str, DeadLetter]]:
-    got = ((topic, Collector().add(*record)) for topic, *record in kafka_gets(table, batch))
+    got = ((topic, ChunkAssembler().add(*record)) for topic, *record in kafka_gets(table, batch))
     return [(topic, letter) for topic, letter in got if letter is not None]
 
 
 def test_a_refused_record_is_a_letter_with_every_byte() -> None:
     table = table_of({"topic": "{key}"}, 80_000)
     sent = [record(b"a/+", headers=[("h", None), ("h", b"\xff")]), record(None), record(value=b"x" * 90_000)]
-    made = letters(table, table.rendered(batch_of(sent)))
+    made = letters(table, table.render(batch_of(sent)))
     assert [one.reason for _, one in made] == [Reason.TOPIC_ILLEGAL, Reason.TOPIC_ABSENT, Reason.TOO_LARGE]
     assert [(one.key, one.value) for _, one in made] == [(one["key"], one["value"]) for one in sent]
     topic, letter = made[0]
@@ -271,7 +282,7 @@ def test_a_line_without_dead_letters_stops_and_says_where() -> None:
     section = DownlinkSection.model_validate({"name": "line", "from": "t", "topic": "{key}"})
     rows = [batch_of([record(), record(b"a/+")])]
     with pytest.raises(KafkaError, match=r"line line: record t/0 offset 1: MQTT takes no such topic.*\[TL-B05\]"):
-        list(rendering(message_table(line_of(section)), rows, Counter(), letters=False))
+        list(rendering(message_table(line_of(section)), rows, Counter(), has_dead_letter_topic=False))
 
 
 # -- what went up ----------------------------------------------------------------------------------------------------
@@ -319,12 +330,12 @@ def test_a_reason_that_is_no_text_is_a_reason() -> None:
     """Spark makes a text of any bytes: a record must not end a line by what its refusal quotes of it [I15]."""
     why = pa.StructArray.from_arrays([unchecked([b"bad \xff"])], ["why"])
     table = table_of({"topic": "t", "reject": "r"})
-    ((_, letter),) = letters(table, table.rendered(batch_of([record()]).append_column(REJECT, why)))
+    ((_, letter),) = letters(table, table.render(batch_of([record()]).append_column(REJECT, why)))
     assert (letter.reason, letter.detail) == (Reason.REJECTED, "bad \ufffd")
     section = DownlinkSection.model_validate({"name": "line", "from": "t", "topic": "t", "reject": "r"})
     rows = [batch_of([record()]).append_column(REJECT, why)]
     with pytest.raises(KafkaError, match=r"bad .\. The line stops"):
-        list(rendering(message_table(line_of(section)), rows, Counter(), letters=False))
+        list(rendering(message_table(line_of(section)), rows, Counter(), has_dead_letter_topic=False))
 
 
 def test_kafka_is_told_of_a_letter() -> None:
@@ -338,13 +349,13 @@ def test_kafka_is_told_of_a_letter() -> None:
     }
     table = table_of({"topic": "a/{key}", "failure_notice": notice})
     headers = [("keeper", b"\xff"), ("exact", None), ("id", b"7"), ("exactly", b"")]
-    refused = table.rendered(batch_of([record(b"+", headers=headers), record(b"#", b'{"a": 1}', headers=headers)]))
+    refused = table.render(batch_of([record(b"+", headers=headers), record(b"#", b'{"a": 1}', headers=headers)]))
     for name, column in {
         "payload": ["x"] * 2,
         f"header_{b'status'.hex()}": ["400"] * 2,
         "where": [True, False],
     }.items():
-        refused = refused.append_column(own(f"notice_{name}"), pa.array(column))
+        refused = refused.append_column(internal_column(f"notice_{name}"), pa.array(column))
     *dead, (topic, key, value, said) = kafka_gets(table, refused)
     assert [one[0] for one in dead] == ["dead", "dead"]
     assert (topic, key, value) == ("answers.t", b"+", b"x")

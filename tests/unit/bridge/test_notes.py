@@ -14,19 +14,19 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.test_downlink_file import GOOD as DOWN
 from towline.bridge.config.model import CHECKPOINT
 from towline.bridge.downlink.query import DownlinkQuery
-from towline.bridge.lines.account import LineNotes, add_spark_counts, begin_totals, carry_totals
+from towline.bridge.lines.account import LineNotes, add_spark_counts, copy_totals, start_totals
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
-from towline.kafka.markers import BEFORE_FIRST
-from towline.spark.offsets import JournalPlace
-from towline.spark.tally import BatchResult, BatchTotals, SinkNote, Span
+from towline.kafka.markers import NO_BATCH
+from towline.spark.offsets import JournalPosition
+from towline.spark.sink_note import BatchResult, BatchTotals, SinkNote, Span
 
 
 def noted(checkpoint: Path, batch: int, **counts: int) -> None:
     """The sink notes a batch, and Spark commits it."""
     logs = Checkpoint(str(checkpoint))
     (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
-    SinkNote.read(logs).after(batch, BatchResult(Counter(counts))).keep(logs)
+    SinkNote.read(logs).with_batch(batch, BatchResult(Counter(counts))).write(logs)
     (checkpoint / "commits" / str(batch)).write_text("v1\n{}")
 
 
@@ -52,21 +52,23 @@ def test_a_new_checkpoint_goes_on_with_the_totals_of_the_one_before(tmp_path: Pa
     commit(tmp_path, up({"j": (0, 10)}, filtered=2))
     add_spark_counts(tmp_path / CHECKPOINT, 0, lambda _: {"late": 1})
     new = tmp_path / "new"
-    carry_totals(tmp_path / CHECKPOINT, new)
+    copy_totals(tmp_path / CHECKPOINT, new)
     notes = LineNotes.read(new)
     assert notes.totals is not None
-    assert notes.totals == BatchTotals(BEFORE_FIRST, notes.totals.counts, {"j": Span(0, 10)})
-    assert (notes.counts["filtered"], notes.counts["spark.late"], notes.spark) == (2, 1, {"late": 1})
-    carry_totals(tmp_path / "nothing", tmp_path / "newer")
+    assert notes.totals == BatchTotals(NO_BATCH, notes.totals.counts, {"j": Span(0, 10)})
+    assert (notes.counts["filtered"], notes.counts["spark.late"], notes.spark_counts) == (2, 1, {"late": 1})
+    copy_totals(tmp_path / "nothing", tmp_path / "newer")
     assert not (tmp_path / "newer").exists()
 
 
 @pytest.mark.parametrize(("gives_up", "gap"), [(True, "skipped"), (False, "unwitnessed")])
 def test_what_a_new_checkpoint_does_not_read_is_counted_once(tmp_path: Path, gives_up: bool, gap: str) -> None:
     commit(tmp_path, up({"j": (0, 10)}))
-    carry_totals(tmp_path / CHECKPOINT, tmp_path / "new")
+    copy_totals(tmp_path / CHECKPOINT, tmp_path / "new")
     for _ in range(2):  # it was started twice before it had a batch
-        begin_totals(tmp_path / "new", [JournalPlace("g", "j", 14, "x"), JournalPlace("h", "k", 7)], gives_up=gives_up)
+        start_totals(
+            tmp_path / "new", [JournalPosition("g", "j", 14, "x"), JournalPosition("h", "k", 7)], drops=gives_up
+        )
         notes = LineNotes.read(tmp_path / "new")
         assert notes.totals is not None
         assert notes.totals.spans == {"j": Span(0, 14, "x"), "k": Span(7, 7)}
@@ -74,11 +76,11 @@ def test_what_a_new_checkpoint_does_not_read_is_counted_once(tmp_path: Path, giv
 
 
 def test_a_note_that_was_lost_begins_again_where_spark_is(tmp_path: Path) -> None:
-    begin_totals(tmp_path, [JournalPlace("g", "j", 14, "x")], batch=3)
+    start_totals(tmp_path, [JournalPosition("g", "j", 14, "x")], batch=3)
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "3").touch()
     assert LineNotes.read(tmp_path).totals == BatchTotals(3, spans={"j": Span(14, 14, "x")})
-    begin_totals(tmp_path, [JournalPlace("g", "j", 20)], batch=3)
+    start_totals(tmp_path, [JournalPosition("g", "j", 20)], batch=3)
     assert LineNotes.read(tmp_path).totals == BatchTotals(3, spans={"j": Span(14, 14, "x")}), "it is there"
 
 
@@ -88,7 +90,7 @@ def test_what_spark_says_of_a_batch_is_counted_once_and_beside_the_sinks_word(tm
     for batch in (0, 1, 0, 1, 2):
         add_spark_counts(tmp_path, batch, lambda sink: {"taken": 10, "given": sink["given"]})
     notes = LineNotes.read(tmp_path)
-    assert notes.spark == {"taken": 20, "given": 8}
+    assert notes.spark_counts == {"taken": 20, "given": 8}
 
 
 DEDUPE = 'dedupe = { key = "{mqtt.topic}", within = "10 minutes" }\n'
@@ -101,7 +103,7 @@ def test_of_an_uplink_spark_says_what_it_dropped(tmp_path: Path, line: str, spar
     query = UplinkQuery(bridge, bridge.uplinks[0])
     noted(query.line.checkpoint, 0, dropped=4)
     query.count_spark({"batchId": 0, "stateOperators": STORES})
-    assert LineNotes.read(query.line.checkpoint).spark == spark
+    assert LineNotes.read(query.line.checkpoint).spark_counts == spark
 
 
 SOURCE = {"startOffset": {"t": {"0": 3, "1": 7}}, "endOffset": {"t": {"0": 12, "1": 7}}}
@@ -127,4 +129,4 @@ def test_of_a_downlink_spark_says_what_it_took(
     progress = {"batchId": 0, "sources": [source], "observedMetrics": {"towline": {"rows": rows}}}
     query.count_spark({**progress, "observedMetrics": {}})
     query.count_spark(json.loads(json.dumps(progress)))
-    assert LineNotes.read(query.line.checkpoint).spark == {name: count for name, count in spark.items() if count}
+    assert LineNotes.read(query.line.checkpoint).spark_counts == {name: count for name, count in spark.items() if count}

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.session import look_at_master
+from towline.bridge.runtime.failures import failure_reason
+from towline.bridge.runtime.session import check_master
 from towline.errors import SetupError
 
 
@@ -15,8 +15,8 @@ def test_a_master_that_does_not_answer_is_told_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(SetupError) as caught:
-        look_at_master(f"spark://127.0.0.1:{port}")
-    found = reason(caught.value, "spark")
+        check_master(f"spark://127.0.0.1:{port}")
+    found = failure_reason(caught.value, "spark")
     assert found.text == (
         f"spark: no master answers at 127.0.0.1:{port} (connection refused). "
         "Start it, or correct --master, or master in [spark].   [TL-S34]"
@@ -28,9 +28,9 @@ def test_one_master_of_several_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as dead, socket.create_server(("127.0.0.1", 0)) as server:
         gone, there = dead.getsockname()[1], server.getsockname()[1]
         dead.close()
-        look_at_master(f"spark://127.0.0.1:{gone},127.0.0.1:{there}")
+        check_master(f"spark://127.0.0.1:{gone},127.0.0.1:{there}")
 
 
 @pytest.mark.parametrize("master", ["local[*]", "yarn", "local-cluster[2,1,512]"])
 def test_another_kind_of_master_is_left_to_spark(master: str) -> None:
-    look_at_master(master)
+    check_master(master)

@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.bridge.test_config import content, read, told
 from tests.unit.bridge.test_hono_file import FILE
-from towline.bridge.patterns import literal
-from towline.bridge.profiles import shipped
+from towline.bridge.patterns import sql_literal
+from towline.bridge.profiles import shipped_profiles
 
 COPIED = FILE.replace('"hono-errors"', '"my-hono.toml#hono-errors"').replace('"hono"', '"./my-hono.toml"')
-HONO = shipped()[0].document.file.read_text()
+HONO = shipped_profiles()[0].document.file.read_text()
 SMALL = """
 table = "plant"
 [parameters]
@@ -81,7 +81,7 @@ def test_a_parameter_is_text_in_texts_and_a_constant_in_sql(plant: Path) -> None
     assert route.allowed_topics == ("north.*",)
     said = '[plant]\nsite = "south"\nlimit = 2\nrooms = { a = "it\'s", b = 1.5 }'
     (route,) = read(OWN.replace("[plant]", said), plant).uplinks[0].routes
-    rooms = literal('{"a": "it\'s", "b": 1.5}')
+    rooms = sql_literal('{"a": "it\'s", "b": 1.5}')
     assert route.where == "room IN ('south', 'x') AND qos < 2 OR topic = '${x}'"
     assert dict(route.fields)["rooms"] == f"from_json({rooms}, 'MAP<STRING, STRING>')"
     assert route.allowed_topics == ("south.a", "south.b")

@@ -13,12 +13,12 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.bridge.test_config import changed, read, told
-from towline.bridge.routes import DEDUPE, RouteTable, RowOutcome, outcomes_of
-from towline.bridge.runtime.plan import plan_of, render
-from towline.bridge.runtime.session import settings_of
+from towline.bridge.routes import DEDUPE, RouteTable, RowOutcome, count_outcomes
+from towline.bridge.runtime.plan import bridge_plan, render
+from towline.bridge.runtime.session import session_settings
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import POLICIES, AckAfter, Guarantee, conf_problem, policy, promise_problem, qos_problem
+from towline.guarantee import POLICIES, AckAfter, Guarantee, policy, promise_problem, qos_problem, spark_conflict
 from towline.kafka.options import SinkSettings
 from towline.schema import ROW_SCHEMA
 
@@ -46,16 +46,16 @@ def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: P
         "guarantee": guarantee,
         "subscriptions": [{"pattern": "a", "qos": table.qos}],
     }
-    assert GatewaySettings.model_validate(given).acks is table.acks[0]
+    assert GatewaySettings.model_validate(given).effective_ack_after is table.ack_choices[0]
     for acks in AckAfter:
-        with nullcontext() if acks in table.acks else pytest.raises(ValidationError, match="needs ack_after"):
-            assert GatewaySettings.model_validate(given | {"ack_after": acks}).acks is acks
+        with nullcontext() if acks in table.ack_choices else pytest.raises(ValidationError, match="needs ack_after"):
+            assert GatewaySettings.model_validate(given | {"ack_after": acks}).effective_ack_after is acks
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_the_sink_takes_what_the_table_sets(guarantee: Guarantee) -> None:
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "guarantee": guarantee.value})
-    assert settings.client.items() >= POLICIES[guarantee].kafka.items()
+    assert settings.client.items() >= POLICIES[guarantee].kafka_settings.items()
     assert settings.timeout_s == POLICIES[guarantee].kafka_timeout_s
 
 
@@ -64,17 +64,17 @@ def test_a_low_qos_needs_a_key() -> None:
         "guarantee exactly_once needs QoS 2",
         'Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS 1.',
     )
-    assert qos_problem(Guarantee.EXACTLY_ONCE, 1, keyed=True) is None
+    assert qos_problem(Guarantee.EXACTLY_ONCE, 1, dedupe=True) is None
     assert qos_problem(Guarantee.AT_LEAST_ONCE, 1) is None
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE])
 @pytest.mark.parametrize("keyed", [False, True])
 def test_qos_0_is_led_to_the_promise_that_takes_it(guarantee: Guarantee, keyed: bool) -> None:
-    problem = qos_problem(guarantee, 0, keyed=keyed)
+    problem = qos_problem(guarantee, 0, dedupe=keyed)
     assert problem is not None
     assert 'give the route promise = "at_most_once"' in problem[1]
-    assert qos_problem(Guarantee.AT_MOST_ONCE, 0, keyed=keyed) is None
+    assert qos_problem(Guarantee.AT_MOST_ONCE, 0, dedupe=keyed) is None
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
@@ -90,15 +90,15 @@ def test_a_route_promises_less_than_an_exactly_once_line_and_is_subscribed_so(
 
 @pytest.mark.parametrize("value", [True, "true", "TRUE "])
 def test_a_spark_setting_may_not_undo_the_promise(value: object) -> None:
-    assert conf_problem(Guarantee.EXACTLY_ONCE, {"spark.speculation": value}) == ("spark.speculation", "false")
-    assert conf_problem(Guarantee.AT_LEAST_ONCE, {"spark.speculation": value}) is None
-    assert conf_problem(Guarantee.EXACTLY_ONCE, {"spark.speculation": False}) is None
+    assert spark_conflict(Guarantee.EXACTLY_ONCE, {"spark.speculation": value}) == ("spark.speculation", "false")
+    assert spark_conflict(Guarantee.AT_LEAST_ONCE, {"spark.speculation": value}) is None
+    assert spark_conflict(Guarantee.EXACTLY_ONCE, {"spark.speculation": False}) is None
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_a_bridge_sets_what_its_promises_ask_of_spark(guarantee: Guarantee, tmp_path: Path) -> None:
     own = changed('name = "telemetry"', f'name = "telemetry"\nguarantee = "{guarantee}"')
-    assert settings_of(read(own, tmp_path)).items() >= policy(guarantee).spark.items()
+    assert session_settings(read(own, tmp_path)).items() >= policy(guarantee).spark_settings.items()
 
 
 PROMISES = """
@@ -115,7 +115,7 @@ promise = "at_least_once"
 
 def test_routes_that_promise_less_share_the_line_and_its_transaction(tmp_path: Path) -> None:
     text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"') + PROMISES
-    plan = plan_of(read(text, tmp_path))
+    plan = bridge_plan(read(text, tmp_path))
     (line,) = plan["lines"]
     assert {one["filter"]: one["qos"] for one in line["subscriptions"]} == {
         "telemetry/+/#": 2,
@@ -126,7 +126,7 @@ def test_routes_that_promise_less_share_the_line_and_its_transaction(tmp_path: P
     shown = render(plan)
     twice = text + PROMISES.replace('"fast/#"', '"x/#"').replace('"alarm/#"', '"y/#"')
     assert "limit     routes 3, 5: a message comes twice where the broker sends it again" in render(
-        plan_of(read(twice, tmp_path))
+        bridge_plan(read(twice, tmp_path))
     )
     for part in (
         "fast/# (QoS 0)",
@@ -165,7 +165,7 @@ def test_what_has_no_key_is_a_dead_letter_where_a_key_alone_tells_repeats(
     (line,) = read(text, tmp_path).uplinks
     message = pa.RecordBatch.from_pylist([{"topic": "telemetry/d/x", "payload": b""}], schema=ROW_SCHEMA)
     keyless = message.append_column(DEDUPE, pa.nulls(1, pa.string()))
-    assert (RowOutcome.KEY_ABSENT in outcomes_of(RouteTable(line.routes).render(keyless))) is dead
+    assert (RowOutcome.KEY_ABSENT in count_outcomes(RouteTable(line.routes).render(keyless))) is dead
 
 
 def test_brokers_that_share_no_sessions_do_for_routes_that_may_lose_or_double(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_check_tells_promise_cost_and_limits(tmp_path: Path) -> None:
         'name = "telemetry"\nguarantee = "exactly_once"\ndead_letter_topic = "dead"\n'
         'dedupe = { key = "{mqtt.user.id}" }',
     )
-    plan = plan_of(read(text, tmp_path))
+    plan = bridge_plan(read(text, tmp_path))
     shown = render(plan)
     (line,) = plan["lines"]
     assert line["guarantee"] == "exactly_once"
@@ -215,7 +215,7 @@ TAKING = {
 @pytest.mark.parametrize("keyed", [False, True], ids=["", "keyed"])
 @pytest.mark.parametrize(
     ("guarantee", "acks"),
-    [(one, acks) for one in Guarantee for acks in policy(one).acks],
+    [(one, acks) for one in Guarantee for acks in policy(one).ack_choices],
 )
 def test_no_two_sentences_of_a_plan_contradict_each_other(
     tmp_path: Path, guarantee: Guarantee, acks: AckAfter, taking: str, *, keyed: bool
@@ -225,7 +225,7 @@ def test_no_two_sentences_of_a_plan_contradict_each_other(
     said = f'name = "telemetry"\nguarantee = "{guarantee}"\n{keys}'
     said += f'ack_after = "{acks}"\n' if taking != "elsewhere" else ""
     said += 'dedupe = { key = "{mqtt.user.id}" }\n' if keyed else ""
-    text = render(plan_of(read(changed('name = "telemetry"\n', said) + tables, tmp_path)))
+    text = render(bridge_plan(read(changed('name = "telemetry"\n', said) + tables, tmp_path)))
     known, after_kafka = taking != "elsewhere", acks is AckAfter.KAFKA and taking != "elsewhere"
     says = {
         "acks      when Kafka has the message": after_kafka,
@@ -275,7 +275,7 @@ def test_filters_that_overlap_are_for_who_bears_a_repeat(
 ) -> None:
     text = f'{HEAD}[[uplink]]\nname = "up"\nguarantee = "{guarantee}"\n{"".join(routes)}'
     if not refused:
-        warned = any("overlap" in one for one in plan_of(read(text, tmp_path))["warnings"])
+        warned = any("overlap" in one for one in bridge_plan(read(text, tmp_path))["warnings"])
         assert warned is (guarantee == "at_least_once" or WEAKER in routes[0])
         return
     (mistake,) = told(text, tmp_path)

@@ -8,9 +8,9 @@ from opentelemetry.trace import format_trace_id, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from towline.bridge.properties import TRACE_CONTEXT, property_headers, user_header, user_property
-from towline.schema import OPTIONAL
+from towline.schema import OPTIONAL_COLUMNS
 
-RARE = ("retain", *OPTIONAL)
+RARE = ("retain", *OPTIONAL_COLUMNS)
 text = st.text(st.characters(codec="utf-8"), max_size=6)
 
 

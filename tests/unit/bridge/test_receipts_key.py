@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from towline.bridge.config.file import parse
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import Uplink
 from towline.errors import ConfigError
 
 FILE = """
@@ -26,9 +26,9 @@ topic = "telemetry"
 """
 
 
-def line(more: str, directory: Path) -> Line:
+def line(more: str, directory: Path) -> Uplink:
     (line,) = parse(FILE.format(more=more), directory / "bridge.toml", {}).lines
-    assert isinstance(line, Line)
+    assert isinstance(line, Uplink)
     return line
 
 

@@ -16,13 +16,13 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.identity import Identity
-from towline.bridge.runtime.reconciling import of_markers, reconcile
-from towline.bridge.runtime.status import code_of, collect, render
+from towline.bridge.runtime.reconciling import compare_markers, reconcile
+from towline.bridge.runtime.status import collect_status, exit_code, render
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka.markers import Marker, MarkerStep, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
-from towline.spark.tally import BatchResult, BatchTotals, SinkNote
+from towline.spark.sink_note import BatchResult, BatchTotals, SinkNote
 
 NOTED = BatchTotals(4, {"acknowledged": 18, "dead_lettered": 2}, marks=MarkerTotals(20, 2), sink="s/2")
 MARKERS = {
@@ -32,19 +32,21 @@ MARKERS = {
 
 
 def verdict(noted: BatchTotals | None, markers: dict[int, Marker | None]) -> bool | None:
-    agrees: bool | None = of_markers(noted, markers, "s/2")["agrees"]
+    agrees: bool | None = compare_markers(noted, markers, "s/2")["agrees"]
     return agrees
 
 
 def test_markers_that_are_as_the_sink_noted_them_agree() -> None:
     said = {"rows": 20, "noted_rows": 20, "dead_lettered": 2, "noted_dead_lettered": 2}
-    assert of_markers(NOTED, MARKERS, "s/2") == {**said, "agrees": True, "why": ""}
+    assert compare_markers(NOTED, MARKERS, "s/2") == {**said, "agrees": True, "why": ""}
 
 
 @given(st.integers(0, 9), st.integers(0, 3), st.booleans())
 def test_a_kill_between_kafka_and_the_note_is_no_disagreement(rows: int, dead: int, both: bool) -> None:
     ahead = {
-        part: Marker(5, 2, rows, writer="q", dead_lettered=dead).following(marker) if both or not part else marker
+        part: Marker(5, 2, rows, writer="q", dead_lettered=dead).with_totals_after(marker)
+        if both or not part
+        else marker
         for part, marker in MARKERS.items()
     }
     assert verdict(NOTED, dict(ahead)) is True
@@ -60,12 +62,12 @@ def test_a_kill_between_kafka_and_the_note_is_no_disagreement(rows: int, dead: i
     ],
 )
 def test_other_markers_are_told(change: dict[str, Any], why: str) -> None:
-    found = of_markers(NOTED, {**MARKERS, 0: replace(MARKERS[0], **change)}, "s/2")
+    found = compare_markers(NOTED, {**MARKERS, 0: replace(MARKERS[0], **change)}, "s/2")
     assert (found["agrees"], found["why"]) == (False, f"{why}   [TL-K62]")
 
 
 def test_a_marker_that_is_gone_is_told() -> None:
-    found = of_markers(NOTED, {0: MARKERS[0], 1: None}, "s/2")
+    found = compare_markers(NOTED, {0: MARKERS[0], 1: None}, "s/2")
     assert (found["agrees"], found["why"]) == (False, "1 of 2 markers are not there   [TL-K62]")
 
 
@@ -96,13 +98,13 @@ def test_a_journal_ahead_of_its_checkpoint_is_told(tmp_path: Path, committed: in
     ):
         (place / log).mkdir(parents=True)
         (place / log / "0").write_text(f"v1\n{{}}\n{content}")
-    status = collect(bridge.state_dir, ["telemetry"])
+    status = collect_status(bridge.state_dir, ["telemetry"])
     status["lines"]["telemetry"]["gateway"] = {"consumers": {"bridge": committed}}
     reconcile(bridge, status)
     said = "journal says 1,000 committed · the checkpoint's last batch ends at 900   [TL-K61]"
     markers = status["lines"]["telemetry"]["markers"]
     assert markers == {"agrees": agrees, "why": said if agrees is False else "the line has none"}
-    assert code_of(status) == (1 if agrees is False else 3)
+    assert exit_code(status) == (1 if agrees is False else 3)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_journal_ahead_of_its_checkpoint_is_told(tmp_path: Path, committed: in
     ],
 )
 def test_a_row_of_the_line_says_what_the_markers_have(tmp_path: Path, markers: dict[str, Any], row: str) -> None:
-    status = collect(tmp_path, ["l"])
+    status = collect_status(tmp_path, ["l"])
     status["lines"]["l"]["markers"] = markers
     assert f"  markers   {row}\n" in render(status)
 
@@ -136,7 +138,7 @@ def test_a_line_is_held_against_its_markers(tmp_path: Path, monkeypatch: pytest.
     place.mkdir(parents=True)
     step = MarkerStep(None, MarkerTotals(20, 2))
     result = BatchResult(Counter(given=20, acknowledged=18, dead_lettered=2), step, "s/1")
-    SinkNote().after(4, result).keep(Checkpoint(str(place)))
+    SinkNote().with_batch(4, result).write(Checkpoint(str(place)))
     marker = Marker(4, 1, 20, writer="q", dead_lettered=2, total_rows=20, total_dead_lettered=2)
     asked: list[str] = []
 
@@ -145,7 +147,7 @@ def test_a_line_is_held_against_its_markers(tmp_path: Path, monkeypatch: pytest.
         return {0: marker}
 
     monkeypatch.setattr(MarkerStore, "read_all", read_all)
-    status = collect(bridge.state_dir, ["telemetry"])
+    status = collect_status(bridge.state_dir, ["telemetry"])
     reconcile(bridge, status)
     assert asked == ["towline.s.markers"]
     said = {"rows": 20, "noted_rows": 20, "dead_lettered": 2, "noted_dead_lettered": 2}

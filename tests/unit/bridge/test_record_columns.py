@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from towline.bridge.properties import TRACE_CONTEXT, property_headers
 from towline.bridge.routes import FAULT, OUTCOME, RECORD_SCHEMA, RecordColumns, RowOutcome
-from towline.kafka.deadletters import A_HEADER, Header, Reason
-from towline.kafka.screening import Fault
-from towline.schema import OPTIONAL
+from towline.kafka.deadletters import HEADER_OVERHEAD, Header, Reason
+from towline.kafka.recordcheck import RecordFault
+from towline.schema import OPTIONAL_COLUMNS
 
-RARE = ("retain", *OPTIONAL)
+RARE = ("retain", *OPTIONAL_COLUMNS)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 text = st.text(st.characters(codec="utf-8"), max_size=6)
 pair = st.fixed_dictionaries({"key": text | st.sampled_from(TRACE_CONTEXT), "value": st.none() | text})
@@ -67,10 +67,10 @@ def test_headers_are_made_of_columns(rows: list[dict[str, Any]]) -> None:
     batch, columns = batch_of(rows), RecordColumns()
     records = list(columns.rows(batch).records)
     assert [record[7] for record in records] == [wanted(row) for row in rows]
-    largest = columns.largest(batch)
+    largest = columns.max_record_bytes(batch)
     for _, value, key, _, _, _, _, headers in records:
         size = len(value or b"") + len(key or b"")
-        assert size + sum(A_HEADER + len(name.encode()) + len(data or b"") for name, data in headers) <= largest
+        assert size + sum(HEADER_OVERHEAD + len(name.encode()) + len(data or b"") for name, data in headers) <= largest
 
 
 def test_messages_that_came_together_share_their_headers() -> None:
@@ -102,12 +102,12 @@ PLACE = [("mqtt.gateway", b"g"), ("mqtt.offset", b"7")]
 def test_a_dead_letter_has_the_properties_of_its_message(more: dict[str, Any], expected: list[Header]) -> None:
     """Whatever headers its record has, and whether they are among them or not."""
     batch = batch_of([{"towline_topic": "x"}, {**MESSAGE, **more}])
-    assert RecordColumns().originals(batch, 1, [("own", b"x")]) == expected
+    assert RecordColumns().original_headers(batch, 1, [("own", b"x")]) == expected
 
 
 def test_rows_that_the_routes_refuse_say_why() -> None:
     for outcome in (RowOutcome.RENDERED, RowOutcome.FALLBACK):
-        assert RecordColumns().refusals(batch_of([{**MESSAGE, OUTCOME: outcome}])) is None
-    assert RecordColumns().refusals(batch_of([])) is None
+        assert RecordColumns().row_faults(batch_of([{**MESSAGE, OUTCOME: outcome}])) is None
+    assert RecordColumns().row_faults(batch_of([])) is None
     refused = batch_of([{**MESSAGE, OUTCOME: RowOutcome.UNROUTED, FAULT: "no route takes this topic"}])
-    assert RecordColumns().refusals(refused) == [Fault(Reason.UNROUTED, "no route takes this topic")]
+    assert RecordColumns().row_faults(refused) == [RecordFault(Reason.UNROUTED, "no route takes this topic")]

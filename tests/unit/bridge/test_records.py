@@ -33,17 +33,17 @@ from towline.bridge.routes import (
     Route,
     RouteTable,
     RowOutcome,
-    from_json,
-    to_json,
+    routes_from_json,
+    routes_to_json,
 )
 from towline.bridge.uplink.sink import LineWriter, records
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Reason
-from towline.kafka.delivery import Delivered
+from towline.kafka.delivery import DeliveryResult
 from towline.schema import ROW_SCHEMA
-from towline.spark.kafka_sink import KafkaWritten
-from towline.spark.tally import BatchResult, SinkNote, Span
+from towline.spark.kafka_sink import KafkaTaskResult
+from towline.spark.sink_note import BatchResult, SinkNote, Span
 
 ROOT = Path(__file__).parents[3]
 DEAD = ("towline.t1", "two.b")
@@ -181,7 +181,7 @@ def test_columns_become_the_records_that_the_page_says(met: list[tuple[dict[str,
     rows, said = [{**row, "offset": n} for n, (row, _) in enumerate(met)], [one for _, one in met]
     # Spark asks a message the SQL of its own route.
     asked = [one if taker(TABLES, row["topic"]) == len(TABLES) - 1 else NOT_ASKED for row, one in met]
-    table = RouteTable(from_json(to_json(compiled(*TABLES))))
+    table = RouteTable(routes_from_json(routes_to_json(compiled(*TABLES))))
     wanted = [becomes(TABLES, row, one, DEAD) for row, one in zip(rows, said, strict=True)]
     assert rendered(table, batch_of(rows, asked)) == wanted
 
@@ -202,7 +202,7 @@ def written(
 ) -> tuple[list[pa.RecordBatch], Counter[str]]:
     """What a task writes of a batch, and what it counts of it beside how many messages there are."""
     counts = Counter[str]()
-    parts = list(records(RouteTable(compiled(*tables)), [(batch, writer, writers)], counts, letters=letters))
+    parts = list(records(RouteTable(compiled(*tables)), [(batch, writer, writers)], counts, has_dead_letters=letters))
     assert counts.pop("seen") == batch.num_rows
     assert counts["own"] == batch.num_rows or writers > 1
     return parts, counts
@@ -266,7 +266,7 @@ def test_topics_without_end_are_forgotten() -> None:
     assert asked.call_count == 6
 
 
-takes = Pattern.takes
+takes = Pattern.matches
 
 
 def test_names_without_end_are_not_remembered() -> None:
@@ -336,7 +336,7 @@ def test_writers_that_do_not_have_all_messages_between_them_commit_nothing(
     rows: list[tuple[int, int]], *, whole_batch: bool, tmp_path: Path
 ) -> None:
     answers = [
-        KafkaWritten(n, 7, "q", Delivered(own, 0), own, {"seen": seen, "own": own})
+        KafkaTaskResult(n, 7, "q", DeliveryResult(own, 0), own, {"seen": seen, "own": own})
         for n, (seen, own) in enumerate(rows)
     ]
     with nullcontext() if whole_batch else pytest.raises(KafkaError, match="TL-K26"):
@@ -348,13 +348,13 @@ def line_writer(place: Path, **more: Any) -> LineWriter:
     return LineWriter(delivery, str(place), "", **more)
 
 
-def result_of_line(place: Path, answers: list[KafkaWritten], batch: int, **more: Any) -> BatchResult:
+def result_of_line(place: Path, answers: list[KafkaTaskResult], batch: int, **more: Any) -> BatchResult:
     """Of a line whose batch begins at offset 5 and ends at 15."""
     (place / "offsets").mkdir()
     for number, offset in ((batch - 1, 5), (batch, 15)):
         end = {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
         (place / "offsets" / str(number)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
-    return line_writer(place, **more)._result(answers, batch, SinkNote())
+    return line_writer(place, **more)._batch_result(answers, batch, SinkNote())
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,9 @@ def result_of_line(place: Path, answers: list[KafkaWritten], batch: int, **more:
 def test_messages_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(
     tmp_path: Path, given: int, left_out: dict[str, int], more: dict[str, Any], told: dict[str, int]
 ) -> None:
-    result = result_of_line(tmp_path, [KafkaWritten(0, 3, "q", Delivered(given, 0), given, left_out)], 3, **more)
+    result = result_of_line(
+        tmp_path, [KafkaTaskResult(0, 3, "q", DeliveryResult(given, 0), given, left_out)], 3, **more
+    )
     known = {name: result.counts[name] for name in ("astray", "dropped", "skipped", "left_out")}
     assert {name: count for name, count in known.items() if count} == told
     assert (result.counts["messages"], result.spans) == (10, {"j": Span(5, 15)})
@@ -381,7 +383,7 @@ def test_messages_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(
 
 def test_of_a_batch_that_kafka_had_with_other_rows_nobody_knows_why_they_were_left_out(tmp_path: Path) -> None:
     """Its marker says six rows, and what a line filters may have been changed since."""
-    answer = KafkaWritten(0, 3, "q", Delivered(6, 0, skipped=True), 9, {"filtered": 1})
+    answer = KafkaTaskResult(0, 3, "q", DeliveryResult(6, 0, was_skipped=True), 9, {"filtered": 1})
     counts = result_of_line(tmp_path, [answer], 3).counts
     assert (counts["given"], counts["filtered"], counts["left_out"]) == (6, 1, 3)
 
@@ -390,7 +392,7 @@ def test_a_batch_of_which_nobody_knows_where_it_begins_is_before_what_is_counted
     (tmp_path / "offsets").mkdir()
     end = {"gateways": {"plant": {"journal": "j", "offset": 15}}, "tick": 0}
     (tmp_path / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(end)}")
-    result = line_writer(tmp_path)._result([KafkaWritten(0, 0, "q", Delivered(15, 0), 15)], 0, SinkNote())
+    result = line_writer(tmp_path)._batch_result([KafkaTaskResult(0, 0, "q", DeliveryResult(15, 0), 15)], 0, SinkNote())
     assert (result.counts, result.spans) == (Counter(), {"j": Span(15, 15)})
 
 

@@ -12,33 +12,40 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, changed, read
-from towline.bridge.config.model import DownLine, Line
+from towline.bridge.config.model import Downlink, Uplink
 from towline.bridge.lines import recovery
-from towline.bridge.lines.account import LineNotes, begin_totals
-from towline.bridge.lines.evidence import Evidence, read_checkpoint
-from towline.bridge.lines.identity import Identity, settle
-from towline.bridge.lines.recovery import ResumeStep, ServedJournal, begin_again, examine, refused, step
-from towline.bridge.runtime.failures import reason
-from towline.bridge.uplink.query import beginnings
-from towline.errors import TowlineError, stays
-from towline.gateway.identity import MISMATCHES, Extent
-from towline.spark.offsets import JournalPlace
-from towline.spark.tally import SinkNote
+from towline.bridge.lines.account import LineNotes, start_totals
+from towline.bridge.lines.identity import Identity, assign_identities
+from towline.bridge.lines.recovery import (
+    ResumeStep,
+    ServedJournal,
+    check_resume,
+    journal_refusal,
+    reset_line,
+    resume_step,
+)
+from towline.bridge.lines.statuses import CheckpointSummary, read_checkpoint
+from towline.bridge.runtime.failures import failure_reason
+from towline.bridge.uplink.query import initial_offsets
+from towline.errors import TowlineError, is_permanent
+from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent
+from towline.spark.offsets import JournalPosition
+from towline.spark.sink_note import SinkNote
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
-FINE = Evidence("q1", 7, 7)
+FINE = CheckpointSummary("q1", 7, 7)
 
 
 DEDUPE = 'dedupe = { key = "{mqtt.user.id}" }\n'
 
 
-def line(directory: Path, parallelism: int = 1, guarantee: str = "exactly_once", more: str = "") -> Line:
+def line(directory: Path, parallelism: int = 1, guarantee: str = "exactly_once", more: str = "") -> Uplink:
     own = f'guarantee = "{guarantee}"\nparallelism = {parallelism}\n{more}'
     text = changed('name = "telemetry"', f'name = "telemetry"\n{own}')
     return read(text, directory).uplinks[0]
 
 
-def batch(one: Line, number: int, end: int, **more: str) -> None:
+def batch(one: Uplink, number: int, end: int, **more: str) -> None:
     """A batch that is done, as Spark writes it down."""
     for name in ("offsets", "commits"):
         (one.checkpoint / name).mkdir(parents=True, exist_ok=True)
@@ -55,37 +62,39 @@ def at(offset: int, **more: str) -> dict[str, Any]:
 def journal(tip: int = 900, committed: int = 700, name: str = "j1", first: int = 0, **more: Any) -> ServedJournal:
     """That of the line's gateway; `more` are the `place` and the end of the batch that is `done`, offsets in "j1"."""
     opened = more.pop("written_by", "")
-    places = {key: JournalPlace("telemetry", "j1", *at) for key, at in more.items()}
+    places = {key: JournalPosition("telemetry", "j1", *at) for key, at in more.items()}
     return ServedJournal(Extent(name, first, tip, opened), committed, **places)
 
 
 WELL = journal(place=(700,), done=(700,))
 
 
-def begin(one: Line, identity: Identity, here: ServedJournal) -> int:
-    (place,) = identity.begins or (None,)
-    return beginnings(one, identity, {"telemetry": here._replace(place=place)})["telemetry"]
+def begin(one: Uplink, identity: Identity, here: ServedJournal) -> int:
+    (place,) = identity.start_positions or (None,)
+    return initial_offsets(one, identity, {"telemetry": here._replace(position=place)})["telemetry"]
 
 
 @pytest.mark.parametrize(
     ("identity", "seen", "here"),
     [
         (KNOWN, FINE, WELL),
-        (KNOWN, replace(FINE, planned=8), journal(place=(800,), done=(700,))),
+        (KNOWN, replace(FINE, planned_batch=8), journal(place=(800,), done=(700,))),
         (KNOWN, FINE, journal(committed=650, place=(700,), done=(700,))),
-        (replace(KNOWN, query="", parallelism=0), Evidence(), journal()),
-        (replace(KNOWN, query="", parallelism=0), Evidence(), journal(5, 5, "j2")),
-        (KNOWN, Evidence("q1", 0), journal(9, 3, place=(5,))),
+        (replace(KNOWN, query="", parallelism=0), CheckpointSummary(), journal()),
+        (replace(KNOWN, query="", parallelism=0), CheckpointSummary(), journal(5, 5, "j2")),
+        (KNOWN, CheckpointSummary("q1", 0), journal(9, 3, place=(5,))),
         (KNOWN, FINE, journal(place=(700, "a1"), done=(700,), written_by="a1")),
     ],
 )
-def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen: Evidence, here: ServedJournal) -> None:
-    examine(line(tmp_path), tmp_path / "bridge.toml", identity, seen, journals={"telemetry": here})
+def test_what_belongs_together_goes_on(
+    tmp_path: Path, identity: Identity, seen: CheckpointSummary, here: ServedJournal
+) -> None:
+    check_resume(line(tmp_path), tmp_path / "bridge.toml", identity, seen, journals={"telemetry": here})
 
 
 FOUND = [
-    (Evidence(), WELL, "the checkpoint is gone; it belonged to query q1, which had taken 700 rows", "TL-B22"),
-    (replace(FINE, query="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
+    (CheckpointSummary(), WELL, "the checkpoint is gone; it belonged to query q1, which had taken 700 rows", "TL-B22"),
+    (replace(FINE, query_id="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
     (FINE, journal(name="j2", place=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
     (FINE, journal(600, 500, place=(700,)), "come to offset 700, the journal ends at 600: an older copy", "TL-B24"),
     (
@@ -95,65 +104,70 @@ FOUND = [
         "TL-B24",
     ),
     (FINE, journal(first=699, place=(700, "a1")), "by another: this is an older copy that has gone on", "TL-B24"),
-    (FINE, WELL._replace(committed=701), "an older copy: its last batch 7 ends at offset 700, and 701 was", "TL-B23"),
+    (
+        FINE,
+        WELL._replace(committed_offset=701),
+        "an older copy: its last batch 7 ends at offset 700, and 701 was",
+        "TL-B23",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("seen", "here", "what", "code"), FOUND)
 def test_what_does_not_is_told_with_two_ways_out(
-    tmp_path: Path, seen: Evidence, here: ServedJournal, what: str, code: str
+    tmp_path: Path, seen: CheckpointSummary, here: ServedJournal, what: str, code: str
 ) -> None:
     with pytest.raises(TowlineError) as caught:
-        examine(line(tmp_path), tmp_path / "bridge.toml", KNOWN, seen, journals={"telemetry": here})
+        check_resume(line(tmp_path), tmp_path / "bridge.toml", KNOWN, seen, journals={"telemetry": here})
     message = str(caught.value)
     assert what in message
     assert "Bring " in message
     assert f"towline begin-again {tmp_path}/bridge.toml telemetry" in message
     assert message.endswith(f"[{code}]")
-    assert reason(caught.value, "x").permanent
+    assert failure_reason(caught.value, "x").permanent
 
 
 def test_another_parallelism_begins_behind_the_last_batch(tmp_path: Path) -> None:
     one = line(tmp_path, 4)
     batch(one, 7, 700)
-    fresh = examine(one, tmp_path / "b", KNOWN, FINE)
+    fresh = check_resume(one, tmp_path / "b", KNOWN, FINE)
     again = Identity("telemetry", "plant-7.telemetry.2", 2, parallelism=4, places=at(700), guarantee="exactly_once")
     assert fresh == again
     assert not one.checkpoint.exists()
 
 
-UNDECIDED = replace(FINE, planned=8)
-NEW = replace(FINE, planned=0, done=None)
+UNDECIDED = replace(FINE, planned_batch=8)
+NEW = replace(FINE, planned_batch=0, committed_batch=None)
 
 
 @pytest.mark.parametrize(
     ("was", "now", "seen", "how"),
     [
-        (1, (1, ""), FINE, ResumeStep.GO),
-        (1, (2, ""), FINE, ResumeStep.CUT),
-        (0, (2, ""), FINE, ResumeStep.GO),
-        (1, (1, DEDUPE), replace(FINE, stateful=True), ResumeStep.GO),
-        (1, (1, DEDUPE), FINE, ResumeStep.CUT),
-        (1, (1, ""), replace(FINE, stateful=True), ResumeStep.CUT),
-        (1, (2, DEDUPE), replace(FINE, stateful=True), ResumeStep.MARK),
-        (1, (2, ""), replace(FINE, stateful=True), ResumeStep.CUT),
-        (1, (1, DEDUPE), NEW, ResumeStep.GO),
-        (1, (1, ""), replace(NEW, stateful=True), ResumeStep.CUT),
+        (1, (1, ""), FINE, ResumeStep.CONTINUE),
+        (1, (2, ""), FINE, ResumeStep.NEW_CHECKPOINT),
+        (0, (2, ""), FINE, ResumeStep.CONTINUE),
+        (1, (1, DEDUPE), replace(FINE, stateful=True), ResumeStep.CONTINUE),
+        (1, (1, DEDUPE), FINE, ResumeStep.NEW_CHECKPOINT),
+        (1, (1, ""), replace(FINE, stateful=True), ResumeStep.NEW_CHECKPOINT),
+        (1, (2, DEDUPE), replace(FINE, stateful=True), ResumeStep.NEW_SINK),
+        (1, (2, ""), replace(FINE, stateful=True), ResumeStep.NEW_CHECKPOINT),
+        (1, (1, DEDUPE), NEW, ResumeStep.CONTINUE),
+        (1, (1, ""), replace(NEW, stateful=True), ResumeStep.NEW_CHECKPOINT),
     ],
 )
 def test_what_a_changed_setting_takes(
-    tmp_path: Path, was: int, now: tuple[int, str], seen: Evidence, how: ResumeStep
+    tmp_path: Path, was: int, now: tuple[int, str], seen: CheckpointSummary, how: ResumeStep
 ) -> None:
     parallelism, more = now
-    assert step(line(tmp_path, parallelism, more=more), replace(KNOWN, parallelism=was), seen) is how
+    assert resume_step(line(tmp_path, parallelism, more=more), replace(KNOWN, parallelism=was), seen) is how
 
 
 def test_a_transform_of_the_way_down_may_keep_state(tmp_path: Path) -> None:
     down = read(GOOD + '\n[[downlink]]\nname = "c"\nfrom = "c"\ntopic = "a/{key}"\n', tmp_path).downlinks[0]
     for stateful in (False, True):
-        assert step(down, KNOWN, replace(FINE, stateful=stateful)) is ResumeStep.GO
+        assert resume_step(down, KNOWN, replace(FINE, stateful=stateful)) is ResumeStep.CONTINUE
     scaled = down.model_copy(update={"parallelism": 2, "guarantee": "exactly_once"})
-    assert step(scaled, KNOWN, replace(FINE, stateful=True)) is ResumeStep.CUT
+    assert resume_step(scaled, KNOWN, replace(FINE, stateful=True)) is ResumeStep.NEW_CHECKPOINT
 
 
 @pytest.mark.parametrize(("stateful", "more"), [(False, DEDUPE), (True, "")])
@@ -162,7 +176,7 @@ def test_dedupe_added_or_taken_away_is_seen_before_the_start(
 ) -> None:
     one = line(tmp_path, more=more)
     batch(one, 7, 700)
-    fresh = examine(one, tmp_path / "b", KNOWN, replace(FINE, stateful=stateful))
+    fresh = check_resume(one, tmp_path / "b", KNOWN, replace(FINE, stateful=stateful))
     assert (fresh.sink, fresh.places, fresh.query) == ("plant-7.telemetry.2", at(700), "")
     assert not one.checkpoint.exists()
     assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
@@ -173,7 +187,7 @@ def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path
     one = line(tmp_path, more=DEDUPE)
     batch(one, 7, 700)
     with pytest.raises(TowlineError, match=r"batch 8 was begun, and by other settings.*begin-again.*TL-C210"):
-        examine(one, tmp_path / "b", Identity.new("plant-7", "telemetry"), UNDECIDED)
+        check_resume(one, tmp_path / "b", Identity.of_new_line("plant-7", "telemetry"), UNDECIDED)
     assert one.checkpoint.exists()
 
 
@@ -181,7 +195,7 @@ def test_a_line_that_has_lost_its_checkpoint_begins_where_the_gateway_says(tmp_p
     """Not where it began before that checkpoint: what was carried since came twice."""
     one = line(tmp_path, guarantee="at_most_once")
     replace(KNOWN, generation=2, places=at(700), guarantee="at_most_once").save(one.gateway.state_dir)
-    begin_again(one)
+    reset_line(one)
     again = Identity.read(one.gateway.state_dir)
     assert again is not None
     assert begin(one, again, journal(tip=6000, committed=5000)) == 6000
@@ -194,13 +208,13 @@ def test_a_change_is_taken_back_before_there_was_a_batch(tmp_path: Path) -> None
     (one.checkpoint / "metadata").write_text('{"id":"q1"}')
     (one.checkpoint / "towline.topics").write_text('{"t": "id"}')
     KNOWN.save(one.gateway.state_dir)
-    cut = examine(one, tmp_path / "b", KNOWN, read_checkpoint(one.checkpoint))
+    cut = check_resume(one, tmp_path / "b", KNOWN, read_checkpoint(one.checkpoint))
     assert (cut.places, cut.topic_ids, cut.parallelism) == (at(700), {"t": "id"}, 2)
-    back = examine(line(tmp_path), tmp_path / "b", cut, read_checkpoint(one.checkpoint))
+    back = check_resume(line(tmp_path), tmp_path / "b", cut, read_checkpoint(one.checkpoint))
     assert back == replace(cut, parallelism=1)
     assert begin(one, back, journal(committed=650)) == 700
-    begin_again(one)
-    again = Identity.of(read(changed('name = "telemetry"', 'name = "telemetry"'), tmp_path), one)
+    reset_line(one)
+    again = Identity.of_line(read(changed('name = "telemetry"', 'name = "telemetry"'), tmp_path), one)
     assert (again.places, again.topic_ids) == (at(700), {"t": "id"}), "nothing was carried since"
 
 
@@ -208,7 +222,7 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
     one = line(tmp_path, 2, more=DEDUPE)
     batch(one, 7, 700)
     marked: list[tuple[str, int]] = []
-    fresh = examine(
+    fresh = check_resume(
         one, tmp_path / "b", KNOWN, replace(FINE, stateful=True), lambda who, upto: marked.append((who.sink, upto))
     )
     marks = replace(KNOWN, sink="plant-7.telemetry.2", generation=2, parallelism=2, guarantee="exactly_once")
@@ -216,25 +230,27 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
     assert marked == [("plant-7.telemetry.2", 7)]
     assert one.checkpoint.exists()
     assert Identity.read(one.gateway.state_dir) == fresh
-    assert examine(one, tmp_path / "b", fresh, replace(FINE, stateful=True)) == fresh
+    assert check_resume(one, tmp_path / "b", fresh, replace(FINE, stateful=True)) == fresh
 
 
 @pytest.mark.parametrize(
     ("was", "now", "seen", "how"),
     [
-        ("at_least_once", "exactly_once", FINE, ResumeStep.CUT),  # there is no marker of the last batch
-        ("at_most_once", "exactly_once", UNDECIDED, ResumeStep.CUT),
-        ("exactly_once", "exactly_once", FINE, ResumeStep.GO),
-        ("", "exactly_once", FINE, ResumeStep.GO),  # it never ran
-        ("exactly_once", "at_least_once", UNDECIDED, ResumeStep.GO),
-        ("exactly_once", "at_most_once", UNDECIDED, ResumeStep.GO),
-        ("at_least_once", "at_most_once", FINE, ResumeStep.GO),
-        ("at_least_once", "exactly_once", Evidence(), ResumeStep.GO),
+        ("at_least_once", "exactly_once", FINE, ResumeStep.NEW_CHECKPOINT),  # there is no marker of the last batch
+        ("at_most_once", "exactly_once", UNDECIDED, ResumeStep.NEW_CHECKPOINT),
+        ("exactly_once", "exactly_once", FINE, ResumeStep.CONTINUE),
+        ("", "exactly_once", FINE, ResumeStep.CONTINUE),  # it never ran
+        ("exactly_once", "at_least_once", UNDECIDED, ResumeStep.CONTINUE),
+        ("exactly_once", "at_most_once", UNDECIDED, ResumeStep.CONTINUE),
+        ("at_least_once", "at_most_once", FINE, ResumeStep.CONTINUE),
+        ("at_least_once", "exactly_once", CheckpointSummary(), ResumeStep.CONTINUE),
     ],
 )
-def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Evidence, how: ResumeStep) -> None:
+def test_what_another_guarantee_takes(
+    tmp_path: Path, was: str, now: str, seen: CheckpointSummary, how: ResumeStep
+) -> None:
     identity = replace(KNOWN, guarantee=was)
-    assert step(line(tmp_path, guarantee=now), identity, seen) is how
+    assert resume_step(line(tmp_path, guarantee=now), identity, seen) is how
 
 
 def test_another_guarantee_keeps_keys_and_is_noted_before_the_start(tmp_path: Path) -> None:
@@ -242,7 +258,9 @@ def test_another_guarantee_keeps_keys_and_is_noted_before_the_start(tmp_path: Pa
     batch(one, 7, 700)
     marked: list[int] = []
     identity = replace(KNOWN, guarantee="at_least_once")
-    fresh = examine(one, tmp_path / "b", identity, replace(FINE, stateful=True), lambda _, upto: marked.append(upto))
+    fresh = check_resume(
+        one, tmp_path / "b", identity, replace(FINE, stateful=True), lambda _, upto: marked.append(upto)
+    )
     assert (fresh.guarantee, fresh.sink, marked) == ("exactly_once", "plant-7.telemetry.2", [7])
     assert Identity.read(one.gateway.state_dir) == fresh
     assert one.checkpoint.exists()
@@ -254,7 +272,7 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     batch(one, 7, 700)
     batch(one, 8, 800)
     (one.checkpoint / "commits" / "8").unlink()
-    assert examine(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).places == at(start)
+    assert check_resume(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).places == at(start)
 
 
 def test_where_a_checkpoint_begins_is_known_before_its_first_batch(tmp_path: Path) -> None:
@@ -265,7 +283,7 @@ def test_where_a_checkpoint_begins_is_known_before_its_first_batch(tmp_path: Pat
     assert [begin(one, fresh, part) for one in (line(tmp_path), most)] == [700, 700]
     assert [begin(one, again, part) for one in (line(tmp_path), most)] == [700, 900]
     assert [begin(one, replace(again, places=at(720)), part) for one in (line(tmp_path), most)] == [720, 720]
-    assert begin(line(tmp_path), fresh, part._replace(committed=0)) == 650
+    assert begin(line(tmp_path), fresh, part._replace(committed_offset=0)) == 650
 
 
 def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
@@ -273,20 +291,20 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
     batch(one, 7, 700)
     entry = one.checkpoint / "offsets" / "7"
     entry.write_text(entry.read_text().replace("v1", "v2"))
-    seen = replace(read_checkpoint(one.checkpoint), query="q1")
+    seen = replace(read_checkpoint(one.checkpoint), query_id="q1")
     with pytest.raises(TowlineError, match=r"offset log is of form v2, and this Towline reads v1.*PySpark.*TL-B53"):
-        examine(one, tmp_path / "b", KNOWN, seen)
+        check_resume(one, tmp_path / "b", KNOWN, seen)
 
 
 def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     (one,) = bridge.uplinks
-    assert begin_again(one) == 'line "telemetry" begins anyway: it has never run here'
-    settle(bridge)
-    assert begin_again(one) == 'line "telemetry" begins again as sink "plant-7.telemetry.2"', "as its markers ask"
+    assert reset_line(one) == 'line "telemetry" begins anyway: it has never run here'
+    assign_identities(bridge)
+    assert reset_line(one) == 'line "telemetry" begins again as sink "plant-7.telemetry.2"', "as its markers ask"
     KNOWN.save(one.gateway.state_dir)
     batch(one, 0, 100, incarnation="a1")
-    message = begin_again(one)
+    message = reset_line(one)
     assert message == (
         'line "telemetry" begins again as sink "plant-7.telemetry.2"; an old checkpoint is kept beside the new one'
     )
@@ -315,7 +333,7 @@ def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path)
         (one.checkpoint / place).parent.mkdir(parents=True)
         (one.checkpoint / place).write_text(said)
     Identity("commands", "plant-7.commands", query="q1").save(one.gateway.state_dir)
-    begin_again(one)
+    reset_line(one)
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh is not None
     assert fresh.offsets == {"commands": {"0": 100}}
@@ -328,8 +346,8 @@ def test_beginning_again_goes_on_where_it_was_killed(
 ) -> None:
     """Between the move of the checkpoint and the new identity: offsets, places and totals are those of the old one."""
     down = GOOD + '\n[[downlink]]\nname = "telemetry2"\nfrom = "commands"\ntopic = "a/{key}"\n'
-    one: Line | DownLine = line(tmp_path) if direction == "up" else read(down, tmp_path).downlinks[0]
-    if isinstance(one, Line):
+    one: Uplink | Downlink = line(tmp_path) if direction == "up" else read(down, tmp_path).downlinks[0]
+    if isinstance(one, Uplink):
         batch(one, 7, 700)
     else:
         (one.checkpoint / "offsets").mkdir(parents=True)
@@ -337,7 +355,7 @@ def test_beginning_again_goes_on_where_it_was_killed(
         (one.checkpoint / "offsets" / "7").write_text('v1\n{}\n{"commands":{"0":200}}')
         (one.checkpoint / "commits" / "7").write_text('v1\n{"nextBatchWatermarkMs":0}')
     (one.checkpoint / "metadata").write_text('{"id":"q1"}')
-    begin_totals(one.checkpoint, [JournalPlace("telemetry", "j1", 700, "a1")], batch=7)
+    start_totals(one.checkpoint, [JournalPosition("telemetry", "j1", 700, "a1")], batch=7)
     Identity(one.name, f"plant-7.{one.name}", query="q1").save(one.gateway.state_dir)
 
     class Killed(BaseException):
@@ -349,9 +367,9 @@ def test_beginning_again_goes_on_where_it_was_killed(
     with monkeypatch.context() as patched, contextlib.suppress(Killed):
         owner, _, name = killed_at.rpartition(".")
         patched.setattr({"": recovery, "SinkNote": SinkNote, "Identity": Identity}[owner], name, kill)
-        begin_again(one)
+        reset_line(one)
     assert Identity.read(one.gateway.state_dir).generation == 1  # type: ignore[union-attr] # it is there
-    begin_again(one)
+    reset_line(one)
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh is not None
     assert fresh.generation == 2
@@ -361,7 +379,7 @@ def test_beginning_again_goes_on_where_it_was_killed(
         assert fresh.offsets == {"commands": {"0": 200}}
     totals = LineNotes.read(one.checkpoint).totals
     assert totals is not None
-    assert [span.upto for span in totals.spans.values()] == [700]
+    assert [span.end for span in totals.spans.values()] == [700]
 
 
 def test_checkpoints_that_were_put_aside_do_not_pile_up(tmp_path: Path) -> None:
@@ -372,7 +390,7 @@ def test_checkpoints_that_were_put_aside_do_not_pile_up(tmp_path: Path) -> None:
         batch(one, 7, 700)
         (one.checkpoint / "metadata").write_text('{"id":"q1"}')
         Identity("telemetry", "plant-7.telemetry", query="q1", generation=generation).save(one.gateway.state_dir)
-        begin_again(one)
+        reset_line(one)
     kept = {path.name for path in one.checkpoint.parent.glob("checkpoint*")}
     assert kept == {"checkpoint.3", "checkpoint.4", "checkpoint.5", "checkpoint.mine", "checkpoint.2026-10-01"}
 
@@ -382,14 +400,16 @@ def test_the_gateway_of_a_line_is_told_its_checkpoint(tmp_path: Path) -> None:
     assert one.gateway.checkpoint == str(one.checkpoint)
 
 
-@pytest.mark.parametrize("code", sorted(MISMATCHES))
+@pytest.mark.parametrize("code", sorted(INBOX_MISMATCH_CODES))
 def test_a_gateway_that_refuses_its_journal_stops_the_line(tmp_path: Path, code: str) -> None:
-    error = refused(line(tmp_path), tmp_path / "b", TowlineError(code, "telemetry", "the journal is older", "Bring."))
+    error = journal_refusal(
+        line(tmp_path), tmp_path / "b", TowlineError(code, "telemetry", "the journal is older", "Bring.")
+    )
     assert error is not None
     assert re.fullmatch(
         rf'line "telemetry": the journal is older; nothing was taken in\. Bring back .*{tmp_path}.*; or begin again .*'
         rf"towline begin-again {tmp_path}/b telemetry \(what waits .*\)\.   \[TL-B24\]",
         str(error),
     )
-    assert stays(error.code)
-    assert refused(line(tmp_path), tmp_path / "b", TowlineError("TL-G02", "x", "late")) is None
+    assert is_permanent(error.code)
+    assert journal_refusal(line(tmp_path), tmp_path / "b", TowlineError("TL-G02", "x", "late")) is None

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.config.model import Bridge, Line
-from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.config.model import Bridge, Uplink
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import examine
-from towline.bridge.runtime.reload import LineChange, changes
-from towline.bridge.uplink.query import KEPT_S, KeptRoutes, UplinkQuery
+from towline.bridge.lines.recovery import check_resume
+from towline.bridge.lines.statuses import read_checkpoint
+from towline.bridge.runtime.reload import LineChange, line_changes
+from towline.bridge.uplink.query import RETIRED_ROUTE_S, ActiveRoutes, UplinkQuery
 from towline.errors import ConfigError, TowlineError
 
 HEAD = """
@@ -45,23 +45,23 @@ def changed(tmp_path: Path, *routes: str, own: str = "", head: str = HEAD) -> Br
 
 def refused(before: Bridge, after: Bridge) -> list[str]:
     with pytest.raises(ConfigError) as told:
-        changes(before, after)
+        line_changes(before, after)
     return str(told.value).splitlines()
 
 
 def test_a_file_that_says_the_same_changes_nothing(bridge: Bridge, tmp_path: Path) -> None:
-    assert changes(bridge, changed(tmp_path, route("a/#"))) == []
+    assert line_changes(bridge, changed(tmp_path, route("a/#"))) == []
 
 
 @pytest.mark.parametrize(("delay_ms", "again"), [(1000, False), (500, False), (0, True)])
 def test_a_gateway_waits_after_a_silence_on_a_line_that_rests_and_is_started_again_when_that_changes(
     bridge: Bridge, tmp_path: Path, delay_ms: int, again: bool
 ) -> None:
-    found = changes(bridge, changed(tmp_path, route("a/#"), own=f"max_trigger_delay_ms = {delay_ms}"))
-    assert [one.starts for one in found] == ([again] if delay_ms != 1000 else [])
+    found = line_changes(bridge, changed(tmp_path, route("a/#"), own=f"max_trigger_delay_ms = {delay_ms}"))
+    assert [one.starts_gateway for one in found] == ([again] if delay_ms != 1000 else [])
     assert bridge.line("up").gateway.linger_after_silence_ms == 20
     if found:
-        assert found[0].after.gateway.linger_after_silence_ms == (0 if again else 20)
+        assert found[0].new_line.gateway.linger_after_silence_ms == (0 if again else 20)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_a_gateway_waits_after_a_silence_on_a_line_that_rests_and_is_started_aga
 def test_routes_and_batches_of_a_line_may_change(
     bridge: Bridge, tmp_path: Path, routes: tuple[str, ...], own: str, added: list[str], removed: list[str]
 ) -> None:
-    found = changes(bridge, changed(tmp_path, *routes, own=own))
-    named = {one.after.name for one in found}
+    found = line_changes(bridge, changed(tmp_path, *routes, own=own))
+    named = {one.new_line.name for one in found}
     assert named <= {"up", "other"}
-    one = next(one for one in found if one.after.name == "up")
-    assert (one.added, one.removed, one.refilters) == (added, removed, bool(added or removed))
+    one = next(one for one in found if one.new_line.name == "up")
+    assert (one.added_filters, one.removed_filters, one.changes_filters) == (added, removed, bool(added or removed))
     # A topic of dead letters is one that no route of any line may name.
     assert named == ({"up", "other"} if "dead_letter_topic" in own else {"up"})
 
@@ -127,17 +127,17 @@ def test_a_gateway_is_started_again_where_it_has_to_be(tmp_path: Path, own: str,
     """Another line of the same guarantee, for which Spark's session is made."""
     other = line(route("o/#"), name="other", own='guarantee = "at_most_once"')
     before, after = (read(HEAD + line(route("a/#"), own=one) + other, tmp_path) for one in ("", own))
-    (one,) = changes(before, after)
-    assert (one.after.name, one.starts, one.refilters) == ("up", starts, False)
-    assert one.told().endswith("restarted" if starts else 'line "up": other settings of its query')
+    (one,) = line_changes(before, after)
+    assert (one.new_line.name, one.starts_gateway, one.changes_filters) == ("up", starts, False)
+    assert one.summary().endswith("restarted" if starts else 'line "up": other settings of its query')
 
 
 def test_lines_that_come_touch_no_other_and_what_goes_or_is_another_needs_a_new_start(
     bridge: Bridge, tmp_path: Path
 ) -> None:
     new = line(route("n/#"), name="new") + line(route("o/#"), name="other")
-    found = changes(bridge, read(HEAD + line(route("a/#")) + new + DOWN.replace("c/", "d/"), tmp_path))
-    assert [(one.after.name, one.starts, one.told()) for one in found] == [
+    found = line_changes(bridge, read(HEAD + line(route("a/#")) + new + DOWN.replace("c/", "d/"), tmp_path))
+    assert [(one.new_line.name, one.starts_gateway, one.summary()) for one in found] == [
         ("new", True, 'line "new": new'),
         ("back", False, 'line "back": other settings of its query'),
     ]
@@ -168,74 +168,76 @@ def test_a_filter_passes_into_one_of_the_same_topics_only_where_that_can_be_kept
         assert '"a/#" takes topics of "a/b/#", which the session has and which goes' in told
         assert told.endswith("[TL-C170]")
         return
-    (one,) = changes(before, after)
-    between = [each.pattern for each in one.between]
+    (one,) = line_changes(before, after)
+    between = [each.pattern for each in one.transition_filters]
     assert between == (["k/#"] if guarantee == "at_most_once" else ["k/#", "a/b/#", "a/#"])
 
 
 def test_a_key_for_repeats_lets_filters_pass(tmp_path: Path) -> None:
     own = 'guarantee = "exactly_once"\ndedupe = { key = "{mqtt.user.id}" }'
     before, after = (read(HEAD + line(route(one, more="qos = 2"), own=own), tmp_path) for one in ("a/b/#", "a/#"))
-    assert len(changes(before, after)) == 1
+    assert len(line_changes(before, after)) == 1
 
 
 def test_gateways_elsewhere_have_filters_of_their_own(tmp_path: Path) -> None:
     own = 'gateways = ["g1"]'
     before, after = (read(HEAD + line(route(one), own=own), tmp_path) for one in ("a/#", "b/#"))
-    assert [one.refilters for one in changes(before, after)] == [False]
+    assert [one.changes_filters for one in line_changes(before, after)] == [False]
 
 
 # -- which routes a message goes by ------------------------------------------------------------------------------------
 
 
-def uplink(tmp_path: Path, *routes: str, own: str = "") -> Line:
+def uplink(tmp_path: Path, *routes: str, own: str = "") -> Uplink:
     return read(HEAD + line(*routes, own=own), tmp_path).uplinks[0]
 
 
-def taken(made: Line) -> list[str]:
+def taken(made: Uplink) -> list[str]:
     return [f"{one.pattern.text} {one.topic.text}" for one in made.routes]
 
 
 def test_a_retired_route_takes_only_what_no_other_takes(tmp_path: Path) -> None:
     first = uplink(tmp_path, route("a/{x}", "one-{x}"), route("b/#", "two"))
     second = uplink(tmp_path, route("c/#", "three"), route("b/#", "four"))
-    kept = KeptRoutes.of(second, KeptRoutes.of(first), 100.0)
-    assert taken(kept.applied(second)) == ["c/# three", "b/# four", "a/{x} one-{x}"]
-    assert kept.applied(second).gateway.subscriptions == second.gateway.subscriptions
+    kept = ActiveRoutes.replacing(second, ActiveRoutes.replacing(first), 100.0)
+    assert taken(kept.apply_to(second)) == ["c/# three", "b/# four", "a/{x} one-{x}"]
+    assert kept.apply_to(second).gateway.subscriptions == second.gateway.subscriptions
     third = uplink(tmp_path, route("a/1", "five"))
-    again = KeptRoutes.of(third, kept, 200.0)
-    assert taken(again.applied(third)) == ["a/1 five", "c/# three", "b/# four", "a/{x} one-{x}"]
+    again = ActiveRoutes.replacing(third, kept, 200.0)
+    assert taken(again.apply_to(third)) == ["a/1 five", "c/# three", "b/# four", "a/{x} one-{x}"]
     assert [at for _, at in again.retired] == [200.0, 200.0, 100.0]
     wide = uplink(tmp_path, route("#", "all"))
-    assert taken(KeptRoutes.of(wide, again, 300.0).applied(wide)) == ["# all"]
+    assert taken(ActiveRoutes.replacing(wide, again, 300.0).apply_to(wide)) == ["# all"]
 
 
 def test_a_route_that_comes_back_is_not_retired_twice(tmp_path: Path) -> None:
     one, other = uplink(tmp_path, route("a/#", "one")), uplink(tmp_path, route("b/#", "two"))
-    kept = KeptRoutes.of(one)
+    kept = ActiveRoutes.replacing(one)
     for step in range(6):
-        kept = KeptRoutes.of(other if step % 2 == 0 else one, kept, float(step))
-    assert taken(kept.applied(one)) == ["a/# one", "b/# two"]
+        kept = ActiveRoutes.replacing(other if step % 2 == 0 else one, kept, float(step))
+    assert taken(kept.apply_to(one)) == ["a/# one", "b/# two"]
 
 
 def test_a_retired_route_is_forgotten_when_nothing_can_be_left_for_it(tmp_path: Path) -> None:
     one, other = uplink(tmp_path, route("a/#", "one")), uplink(tmp_path, route("b/#", "two"))
-    kept = KeptRoutes.of(other, KeptRoutes.of(one), 1000.0)
-    soon, late = 1000.0 + KEPT_S, 1001.0 + KEPT_S
-    assert KeptRoutes.of(other, kept, soon).retired
-    assert not KeptRoutes.of(other, kept, late).retired
-    assert KeptRoutes.of(other, kept, late, oldest=2000.0).retired, "older messages wait than it takes to be sure"
-    assert not KeptRoutes.of(other, kept, 2 * late, oldest=late).retired
+    kept = ActiveRoutes.replacing(other, ActiveRoutes.replacing(one), 1000.0)
+    soon, late = 1000.0 + RETIRED_ROUTE_S, 1001.0 + RETIRED_ROUTE_S
+    assert ActiveRoutes.replacing(other, kept, soon).retired
+    assert not ActiveRoutes.replacing(other, kept, late).retired
+    assert ActiveRoutes.replacing(other, kept, late, oldest_message=2000.0).retired, (
+        "older messages wait than it takes to be sure"
+    )
+    assert not ActiveRoutes.replacing(other, kept, 2 * late, oldest_message=late).retired
 
 
 def test_a_retired_route_keeps_what_it_drops_repeats_by(tmp_path: Path) -> None:
     """The key of the line may name what only the routes of that file capture."""
     first = uplink(tmp_path, route("a/{x}", "one"), own='dedupe = { key = "{x}" }')
     second = uplink(tmp_path, route("b/{y}", "two"), own='dedupe = { key = "{y}", within = "1 hour" }')
-    made = KeptRoutes.of(second, KeptRoutes.of(first), 1.0).applied(second)
+    made = ActiveRoutes.replacing(second, ActiveRoutes.replacing(first), 1.0).apply_to(second)
     assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", "{x}"]
     plain = uplink(tmp_path, route("c/#", "three"), route("d/{z}", more='dedupe = { key = "{z}" }'))
-    made = KeptRoutes.of(second, KeptRoutes.of(plain), 1.0).applied(second)
+    made = ActiveRoutes.replacing(second, ActiveRoutes.replacing(plain), 1.0).apply_to(second)
     assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", None, "{z}"]
 
 
@@ -248,21 +250,24 @@ def test_a_batch_that_was_begun_is_finished_as_it_was(tmp_path: Path, more: str)
     first = read(HEAD + line(route("a/#", "one", more="qos = 2"), own=f"{own}parallelism = 2"), tmp_path)
     second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=f"{own}{more}"), tmp_path)
     checkpoint, state_dir = first.uplinks[0].checkpoint, first.uplinks[0].gateway.state_dir
-    began = UplinkQuery(first, first.uplinks[0]).in_force()
-    assert began._mapping == KeptRoutes.of(first.uplinks[0]).mapping
-    assert (began.line, began._trigger()) == (KeptRoutes.of(first.uplinks[0]).applied(first.uplinks[0]), GOES_ON)
-    identity = Identity.of(first, first.uplinks[0]).noted(state_dir, parallelism=2, mapping=began._mapping)
+    began = UplinkQuery(first, first.uplinks[0]).query_to_start()
+    assert began._mapping == ActiveRoutes.replacing(first.uplinks[0]).mapping
+    assert (began.line, began._trigger()) == (
+        ActiveRoutes.replacing(first.uplinks[0]).apply_to(first.uplinks[0]),
+        GOES_ON,
+    )
+    identity = Identity.of_line(first, first.uplinks[0]).update(state_dir, parallelism=2, mapping=began._mapping)
     begin_batch(checkpoint)
-    again = UplinkQuery(first, first.uplinks[0]).in_force()
+    again = UplinkQuery(first, first.uplinks[0]).query_to_start()
     assert (again.line, again._trigger()) == (began.line, GOES_ON), "nothing has changed"
-    finishing = UplinkQuery(second, second.uplinks[0]).in_force()
+    finishing = UplinkQuery(second, second.uplinks[0]).query_to_start()
     assert finishing._trigger() == {"once": True}
     assert finishing.line.model_copy(update={"gateway": began.line.gateway}) == began.line
-    assert Identity.of(first, first.uplinks[0]) == identity, "a kill here changes nothing of it"
+    assert Identity.of_line(first, first.uplinks[0]) == identity, "a kill here changes nothing of it"
     (checkpoint / "commits" / "0").write_text("v1\n{}")
-    after = UplinkQuery(second, second.uplinks[0]).in_force()
+    after = UplinkQuery(second, second.uplinks[0]).query_to_start()
     assert (taken(after.line), after.line.parallelism) == (["a/# two"], second.uplinks[0].parallelism)
-    assert after.line.within == second.uplinks[0].within
+    assert after.line.dedupe_window == second.uplinks[0].dedupe_window
     assert after._trigger() == GOES_ON
 
 
@@ -272,18 +277,18 @@ def test_a_start_without_the_checkpoint_changes_nothing_of_what_a_batch_was_begu
     first = uplink(tmp_path, route("a/#", "one", more="qos = 2"), own=own)
     dedupe = 'dedupe = { key = "{mqtt.user.id}" }'
     second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=own + dedupe), tmp_path)
-    mapping = KeptRoutes.of(first).mapping
+    mapping = ActiveRoutes.replacing(first).mapping
     Identity("up", "plant.up", query="q", guarantee="exactly_once", parallelism=1, mapping=mapping).save(
         first.gateway.state_dir
     )
     query = UplinkQuery(second, second.uplinks[0])
-    without = query.in_force()
+    without = query.query_to_start()
     with pytest.raises(TowlineError, match="TL-B22"):
-        examine(without.line, "b", Identity.of(second, without.line), read_checkpoint(first.checkpoint))
+        check_resume(without.line, "b", Identity.of_line(second, without.line), read_checkpoint(first.checkpoint))
     begin_batch(first.checkpoint)
-    finishing = query.in_force()
+    finishing = query.query_to_start()
     assert finishing._trigger() == {"once": True}
-    assert (taken(finishing.line), finishing.line.within) == (["a/# one"], None)
+    assert (taken(finishing.line), finishing.line.dedupe_window) == (["a/# one"], None)
 
 
 def test_a_batch_that_is_written_again_is_not_finished_before(tmp_path: Path) -> None:
@@ -292,15 +297,15 @@ def test_a_batch_that_is_written_again_is_not_finished_before(tmp_path: Path) ->
     first = uplink(tmp_path, route("a/#", "one"), own=dedupe)
     once = 'guarantee = "exactly_once"'
     second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=once), tmp_path)
-    mapping = KeptRoutes.of(first).mapping
+    mapping = ActiveRoutes.replacing(first).mapping
     Identity("up", "plant.up", query="q", guarantee="at_least_once", parallelism=1, mapping=mapping).save(
         first.gateway.state_dir
     )
     begin_batch(first.checkpoint)
     (first.checkpoint / "state").mkdir()
-    query = UplinkQuery(second, second.uplinks[0]).in_force()
+    query = UplinkQuery(second, second.uplinks[0]).query_to_start()
     assert query._trigger() == GOES_ON
-    assert (taken(query.line), query.line.within) == (["a/# two"], None)
+    assert (taken(query.line), query.line.dedupe_window) == (["a/# two"], None)
 
 
 def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path) -> None:
@@ -311,11 +316,11 @@ def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path
     identity = Identity("up", "plant.up", query="q", mapping=refused)
     identity.save(state_dir)
     with pytest.raises(ConfigError, match=r"routes that this version refuses.*TL-C210"):
-        UplinkQuery(bridge, bridge.uplinks[0]).in_force()
+        UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()
     assert Identity.read(state_dir) == identity
     begin_batch(bridge.uplinks[0].checkpoint)
     with pytest.raises(ConfigError, match=r'a batch was begun.*"mapping": "".*begin-again.*TL-C210'):
-        UplinkQuery(bridge, bridge.uplinks[0]).in_force()
+        UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()
 
 
 def begin_batch(checkpoint: Path) -> None:
@@ -330,21 +335,21 @@ def test_what_was_in_force_outlives_the_process(tmp_path: Path) -> None:
     more = 'key = "{x}"\nwhere = "qos > 0"\nfields = { f = "upper(topic)" }'
     first = uplink(tmp_path, route("a/{x}", "one-{x}", more))
     second = uplink(tmp_path, route("b/#", "two"), own='dead_letter_topic = "dead"')
-    kept = KeptRoutes.of(second, KeptRoutes.of(first), 12.5)
-    Identity("up", "plant.up").noted(tmp_path / "made", mapping=kept.mapping)
+    kept = ActiveRoutes.replacing(second, ActiveRoutes.replacing(first), 12.5)
+    Identity("up", "plant.up").update(tmp_path / "made", mapping=kept.mapping)
     identity = Identity.read(tmp_path / "made")
     assert identity is not None
-    assert KeptRoutes.read(identity.mapping) == kept
-    assert KeptRoutes.read("") is None
+    assert ActiveRoutes.from_mapping(identity.mapping) == kept
+    assert ActiveRoutes.from_mapping("") is None
 
 
 def test_a_change_is_told_in_one_line(tmp_path: Path) -> None:
     one = LineChange(uplink(tmp_path, route("a/#")), uplink(tmp_path, route("b/#"), route("c", more="qos = 2")))
-    assert one.told() == 'line "up": 1 route → 2; subscribed b/#, c; unsubscribed a/#'
+    assert one.summary() == 'line "up": 1 route → 2; subscribed b/#, c; unsubscribed a/#'
     same = uplink(tmp_path, route("a/#"), own="max_trigger_delay_ms = 1000")
-    assert LineChange(one.before, same).told() == 'line "up": other settings of its query'
+    assert LineChange(one.old_line, same).summary() == 'line "up": other settings of its query'
 
 
 def test_the_example_of_the_tests_may_be_reloaded(tmp_path: Path) -> None:
     before, after = read(GOOD, tmp_path), read(GOOD.replace('topic = "', 'topic = "x.', 1), tmp_path)
-    assert [one.added for one in changes(before, after)] == [[]]
+    assert [one.added_filters for one in line_changes(before, after)] == [[]]

@@ -26,15 +26,15 @@ from towline.bridge.runtime.state import (
     UNCHANGED,
     UNDER_WAY,
     BridgeState,
+    consume_restart_request,
     read_state,
-    reload_from_outside,
-    take_restart,
+    request_reload,
 )
-from towline.bridge.runtime.status import collect, render
-from towline.bridge.runtime.supervisor import Reloading
+from towline.bridge.runtime.status import collect_status, render
+from towline.bridge.runtime.supervisor import Reloader
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
-from towline.gateway.sessions import ChangeState
-from towline.processes import ProcessMark
+from towline.gateway.sessions import FilterChangeState
+from towline.processes import ProcessIdentity
 
 HEAD = """
 name = "plant"
@@ -73,7 +73,7 @@ class Scene:
         monkeypatch.setattr(supervisor, "discover", lambda _: self)
         monkeypatch.setattr(supervisor, "_GRANT_S", 0.3)
         parts = self.state, driver, self.children, self._gateway, self.stopping
-        self.reloading = Reloading(bridge, bridge, self._read, *parts)
+        self.reloading = Reloader(bridge, bridge, self._read, *parts)
 
     def _gateway(self, line: Any, *, started: bool = False) -> Any:
         up, keep_alive = threading.Event(), line.gateway.keep_alive_s
@@ -119,7 +119,7 @@ class Scene:
         named = " ".join(one["pattern"] for one in filters)
         if self.asked[-1] != f"want {named}":
             self.asked.append(f"want {named}")
-        return self.told.get(named, (ChangeState.GRANTED.value, ""))
+        return self.told.get(named, (FilterChangeState.GRANTED.value, ""))
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +159,7 @@ def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed
     scene.asked.clear()
     assert scene.reload(line("a/#", "c/#"))["outcome"] == UNCHANGED
     assert scene.asked == []
-    assert scene.state.heard()[0].startswith('reload: line "up": ')
+    assert scene.state.take_events()[0].startswith('reload: line "up": ')
 
 
 def test_a_secret_that_was_rotated_is_not_called_in_force(scene: Scene) -> None:
@@ -179,7 +179,7 @@ def test_a_line_that_comes_is_started_and_no_other_is_touched(scene: Scene) -> N
     assert scene.lines() == [*BEFORE, ["n/#"]]
     assert scene.state.lines["new"].direction == "up"
     assert scene.reload(line("a/#", "b/#"))["texts"][0].startswith(
-        f'{scene.reloading.file.file}: uplink "new", which is gone, needs a restart'
+        f'{scene.reloading.file_bridge.file}: uplink "new", which is gone, needs a restart'
     )
 
 
@@ -224,11 +224,11 @@ def test_one_line_is_restarted_by_the_file_and_no_other_is_taken_up(scene: Scene
     scene.write(line("a/#", "c/#").replace('"up"', '"down"'))
     scene.reloading.reload("up")
     assert scene.state.outcomes["up"]["texts"][0].endswith("[TL-C73]")
-    assert "restart refused, the bridge goes on as before" in scene.state.heard()[-1]
+    assert "restart refused, the bridge goes on as before" in scene.state.take_events()[-1]
 
 
 def test_a_line_that_goes_with_something_in_it_is_named_with_what_it_holds(scene: Scene) -> None:
-    with served(scene.reloading.file.state_dir / "other", name="other") as server:
+    with served(scene.reloading.file_bridge.state_dir / "other", name="other") as server:
         server.add(3)
         told = scene.reload(line("a/#", "b/#").replace(OTHER, ""))
     assert told["outcome"] == REFUSED
@@ -250,28 +250,28 @@ def test_what_may_be_lost_is_unsubscribed_first(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_filter_that_the_broker_refuses_changes_nothing(scene: Scene) -> None:
-    scene.told["a/# b/# c/#"] = ChangeState.REFUSED.value, 'the broker refused "c/#"'
+    scene.told["a/# b/# c/#"] = FilterChangeState.REFUSED.value, 'the broker refused "c/#"'
     told = scene.reload(line("a/#", "c/#"))
     assert told["outcome"] == REFUSED
     assert "a filter is not subscribed: the broker refused" in told["texts"][0]
     assert told["texts"][0].endswith("[TL-C176]")
     assert scene.asked[3:] == ["want a/# b/#", "take {'up': ['a/#', 'b/#']}"]
     assert scene.lines() == BEFORE
-    assert "refused, the bridge goes on as before" in "".join(scene.state.heard())
+    assert "refused, the bridge goes on as before" in "".join(scene.state.take_events())
     del scene.told["a/# b/# c/#"]
     assert scene.reload(line("a/#", "c/#"))["outcome"] == APPLIED, "what is refused once may be asked for again"
 
 
 def test_a_broker_that_is_away_changes_nothing(scene: Scene) -> None:
-    scene.told["a/# b/# c/#"] = ChangeState.ASKED.value, ""
-    scene.state.lines["up"].hear({"last_error": {"text": "b: no connection"}}, None)
+    scene.told["a/# b/# c/#"] = FilterChangeState.PENDING.value, ""
+    scene.state.lines["up"].update_status({"last_error": {"text": "b: no connection"}}, None)
     told = scene.reload(line("a/#", "c/#"))
     assert "b: no connection" in told["texts"][0]
     assert scene.lines() == BEFORE
 
 
 def test_a_broker_that_goes_away_is_asked_again_by_the_gateway(scene: Scene) -> None:
-    scene.told["a/#"] = ChangeState.ASKED.value, ""
+    scene.told["a/#"] = FilterChangeState.PENDING.value, ""
     told = scene.reload(line("a/#"))
     assert told["outcome"] == APPLIED
     assert told["texts"][0].endswith("unsubscribed b/#; unsubscribed when its broker answers again")
@@ -356,20 +356,20 @@ def test_whatever_goes_wrong_the_bridge_goes_on(scene: Scene, monkeypatch: pytes
 
 def test_status_tells_the_last_reload(scene: Scene, tmp_path: Path) -> None:
     scene.state.save()
-    assert "reload" not in render(collect(tmp_path, ["up"]))
+    assert "reload" not in render(collect_status(tmp_path, ["up"]))
     scene.reload(line("a/#", "c/#"))
     scene.state.save()
-    status = collect(tmp_path, ["up"])
+    status = collect_status(tmp_path, ["up"])
     assert status["reload"]["outcome"] == APPLIED
     assert "  reload    applied " in render(status)
     assert not status["file_changed"]
     scene.reload("name = ")
     scene.state.save()
-    text = render(collect(tmp_path, ["up"]))
+    text = render(collect_status(tmp_path, ["up"]))
     assert "  reload    refused " in text
     assert "! " in text.partition("reload    refused")[2]
     assert "[TL-C11]" in text
-    assert collect(tmp_path, ["up"])["file_changed"]
+    assert collect_status(tmp_path, ["up"])["file_changed"]
 
 
 # -- from another process ----------------------------------------------------------------------------------------------
@@ -398,9 +398,7 @@ def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
     found: list[dict[str, Any]] = []
-    asking_thread = threading.Thread(
-        target=lambda: found.append(reload_from_outside(asked_from_outside, patience_s=60.0))
-    )
+    asking_thread = threading.Thread(target=lambda: found.append(request_reload(asked_from_outside, timeout_s=60.0)))
     asking_thread.start()
     wait_until(lambda: sent == [(os.getpid(), signal.SIGHUP)], what="SIGHUP")
     after = {"began": time.monotonic()}
@@ -420,13 +418,13 @@ def test_a_restart_is_asked_for_in_the_directory_of_its_line(asked_from_outside:
         asked_from_outside.state_dir,
     )
     with pytest.raises(GatewayError, match=r'the bridge that runs has no line "other" yet\. It comes with.*TL-B65'):
-        reload_from_outside(asked_from_outside, "other")
+        request_reload(asked_from_outside, "other")
     with pytest.raises(ConfigError, match="TL-C73"):
-        reload_from_outside(asked_from_outside, "nobody")
+        request_reload(asked_from_outside, "nobody")
     found: list[dict[str, Any]] = []
-    asking = threading.Thread(target=lambda: found.append(reload_from_outside(asked_from_outside, "up", 60.0)))
+    asking = threading.Thread(target=lambda: found.append(request_reload(asked_from_outside, "up", 60.0)))
     asking.start()
-    wait_until(lambda: take_restart(place / "up"), what="the request")
+    wait_until(lambda: consume_restart_request(place / "up"), what="the request")
     state.outcomes["up"] = {"began": time.monotonic(), "outcome": REFUSED}
     state.save()
     asking.join(60)
@@ -439,17 +437,17 @@ def test_without_a_bridge_that_can_reload_nothing_is_sent(
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal"))
     state_dir = asked_from_outside.state_dir
     with pytest.raises(GatewayError, match=r"no bridge runs here.*TL-B65"):
-        reload_from_outside(asked_from_outside)
+        request_reload(asked_from_outside)
     told_by(asked_from_outside)
     said = read_state(state_dir) or {}
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"ticks": ProcessMark.of(os.getpid()).started - 1}, "no bridge runs here.*TL-B65"),
+        ({"ticks": ProcessIdentity.of(os.getpid()).started - 1}, "no bridge runs here.*TL-B65"),
         ({"file": {"path": "/elsewhere.toml"}}, "was started from /elsewhere.toml.*TL-C177"),
     ]
     for change, words in changes:
         (state_dir / "bridge.json").write_text(json.dumps({**said, **change}))
         with pytest.raises(TowlineError, match=words):
-            reload_from_outside(asked_from_outside)
+            request_reload(asked_from_outside)
 
 
 def test_a_bridge_that_gives_no_answer_is_told(asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,5 +455,5 @@ def test_a_bridge_that_gives_no_answer_is_told(asked_from_outside: Bridge, monke
     monkeypatch.setattr(os, "kill", lambda *_: None)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"no answer.*TL-C178"):
-        reload_from_outside(asked_from_outside, patience_s=0.1)
+        request_reload(asked_from_outside, timeout_s=0.1)
     assert time.monotonic() > began

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.deadletters import Entry, Mapper, Wanted, _marks, row_of, shelves
+from towline.bridge.deadletters import LetterFilter, LetterMapper, StoredLetter, _marks, dead_letter_topics, source_row
 from towline.kafka.deadletters import DeadLetter, Header, Reason
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def letter(
 
 
 def test_a_row_comes_back_as_it_was() -> None:
-    assert row_of(letter()) == {
+    assert source_row(letter()) == {
         "topic": "telemetry/d1/x",
         "payload": b"payload",
         "qos": 2,
@@ -80,9 +80,9 @@ def test_a_row_comes_back_as_it_was() -> None:
 
 def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{device}"\n').uplinks
-    (made,) = Mapper(line, no_spark).outcomes([letter()])
+    (made,) = LetterMapper(line, no_spark).remap([letter()])
     assert made.record is not None
-    assert made.why == ""
+    assert made.reason == ""
     assert made.record[:4] == ("telemetry", b"payload", b"d1", -1)
     assert made.record[6] == 1767225600000
     assert ("mqtt.correlation-data", b"\x00\xff") in made.record[7]
@@ -92,8 +92,8 @@ def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
 def test_what_is_not_mended_stays(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{mqtt.user.none}"\nkey_required = true\n').uplinks
     elsewhere = (("mqtt.topic", b"nobody"),)
-    made = Mapper(line, no_spark).outcomes([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
-    assert [(one.record, one.why) for one in made] == [
+    made = LetterMapper(line, no_spark).remap([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
+    assert [(one.record, one.reason) for one in made] == [
         (None, "the message lacks what its key or its dedupe key is made of"),
         (None, "no route takes this topic"),
         (None, "it names no topic"),
@@ -103,7 +103,7 @@ def test_what_is_not_mended_stays(tmp_path: Path) -> None:
 def test_a_record_that_kafka_refused_goes_as_it_was(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path).uplinks
     reasons = (Reason.TOO_LARGE, Reason.PARTITION, Reason.TIMESTAMP)
-    made = Mapper(line, no_spark).outcomes([letter(reason, (("h", None),)) for reason in reasons])
+    made = LetterMapper(line, no_spark).remap([letter(reason, (("h", None),)) for reason in reasons])
     assert [one.record for one in made] == [
         ("x", b"payload", b"k", 9, None, None, 5, [("h", None)]),
         ("x", b"payload", b"k", -1, None, None, 5, [("h", None)]),
@@ -112,11 +112,13 @@ def test_a_record_that_kafka_refused_goes_as_it_was(tmp_path: Path) -> None:
 
 
 def test_letters_belong_to_the_line_that_signed_them(tmp_path: Path) -> None:
-    (shelf,) = shelves(bridge(tmp_path))
+    (shelf,) = dead_letter_topics(bridge(tmp_path))
     assert shelf.topic == "plant-7.dead-letters"
     assert set(shelf.lines) == {"telemetry", "plant-7.telemetry"}
     assert shelf.line_of(letter()) is shelf.lines["telemetry"]
-    assert not shelf._chosen(Entry(0, 0, 0, DeadLetter(Reason.UNROUTED, None, None, None, source="other")), Wanted())
+    assert not shelf._matches(
+        StoredLetter(0, 0, 0, DeadLetter(Reason.UNROUTED, None, None, None, source="other")), LetterFilter()
+    )
 
 
 HUGE = b"9" * 30
@@ -128,22 +130,22 @@ def test_no_number_of_a_letter_ends_a_replay(tmp_path: Path, value: bytes | None
     (line,) = bridge(tmp_path, 'key = "{mqtt.qos}-{mqtt.offset}"\n').uplinks
     numbers = ("qos", "message-expiry", "subscription-id", "received-at", "offset")
     forged = (("mqtt.topic", b"telemetry/d1/x"), *((f"mqtt.{name}", value) for name in numbers))
-    (made,) = Mapper(line, no_spark).outcomes([letter(headers=forged)])
-    assert (made.record is None) == bool(made.why)
-    row = row_of(letter(headers=forged))
+    (made,) = LetterMapper(line, no_spark).remap([letter(headers=forged)])
+    assert (made.record is None) == bool(made.reason)
+    row = source_row(letter(headers=forged))
     assert row is not None
     assert all(row[name] is None or row[name] < 2**63 for name in ("qos", "offset"))
 
 
 def test_marks_name_offsets_in_ranges() -> None:
-    entries = [Entry(p, o, 0, letter()) for p, o in ((1, 5), (0, 1), (0, 2), (0, 3), (0, 9))]
+    entries = [StoredLetter(p, o, 0, letter()) for p, o in ((1, 5), (0, 1), (0, 2), (0, 3), (0, 9))]
     assert list(_marks(entries)) == [(0, b'{"v":1,"offsets":[[1,3],[9,9]]}'), (1, b'{"v":1,"offsets":[[5,5]]}')]
 
 
 def test_what_was_not_taken_in_whole_is_never_replayed(tmp_path: Path) -> None:
     """Its value is no payload; and a ``where`` is not asked about it."""
     (line,) = bridge(tmp_path, 'where = "true"\n').uplinks
-    made = Mapper(line, no_spark).outcomes([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])
+    made = LetterMapper(line, no_spark).remap([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])
     assert [one.record for one in made] == [None, None]
-    assert "max_packet_bytes" in made[0].why
-    assert "MQTT packet" in made[1].why
+    assert "max_packet_bytes" in made[0].reason
+    assert "MQTT packet" in made[1].reason

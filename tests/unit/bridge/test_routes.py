@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.bridge.config.rules import route_problems
-from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed, subscriptions
+from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed_routes, subscriptions
 from towline.bridge.config.tables import RouteSection
-from towline.bridge.patterns import Pattern, Template, allowed, kafka_name_problem, payload_path
+from towline.bridge.patterns import Pattern, Template, is_allowed, kafka_name_problem, payload_path
 from towline.bridge.routes import RouteTable, RowOutcome
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
@@ -51,10 +51,10 @@ def route(source: str, topic: str = "t", **more: Any) -> SubscribedRoute:
 )
 def test_a_filter_matches_and_captures(source: str, topic: str, captures: dict[str, str] | None) -> None:
     pattern, levels = Pattern.parse(source), topic.split("/")
-    assert pattern.takes(topic) is (captures is not None)
+    assert pattern.matches(topic) is (captures is not None)
     if captures is not None:
-        assert {name: levels[level] for name, level in pattern.names.items()} == captures
-        assert {name: pattern.level_of(name.upper()) for name in captures} == pattern.names
+        assert {name: levels[level] for name, level in pattern.wildcards.items()} == captures
+        assert {name: pattern.wildcard_level(name.upper()) for name in captures} == pattern.wildcards
 
 
 def test_a_filter_is_subscribed_without_names() -> None:
@@ -73,16 +73,16 @@ def test_what_is_no_filter_is_refused(text: str) -> None:
 @given(FILTERS, FILTERS, TOPICS)
 def test_a_covering_filter_matches_all_the_covered_one_does(wide: str, narrow: str, topic: str) -> None:
     a, b = Pattern.parse(wide), Pattern.parse(narrow)
-    if covers(a, b) and b.takes(topic):
-        assert a.takes(topic)
+    if covers(a, b) and b.matches(topic):
+        assert a.matches(topic)
 
 
 @given(st.lists(FILTERS, min_size=1, max_size=5), TOPICS)
 def test_the_subscriptions_bring_every_route_its_messages(filters: list[str], topic: str) -> None:
     routes = [route(each) for each in filters]
     subscribed = [Pattern.parse(s.pattern) for s in subscriptions(routes)]
-    wanted = any(r.pattern.takes(topic) for r in routes)
-    assert wanted == any(p.takes(topic) for p in subscribed)
+    wanted = any(r.pattern.matches(topic) for r in routes)
+    assert wanted == any(p.matches(topic) for p in subscribed)
     assert not any(covers(a, b) for a in subscribed for b in subscribed if a is not b)
     assert all(filter_problem(p.filter) is None for p in subscribed)
 
@@ -98,14 +98,14 @@ def test_the_first_match_takes_the_message() -> None:
 
 
 def test_a_shadowed_route_is_found() -> None:
-    assert shadowed([route("a/#", where="x"), route("b"), route("a/{x}"), route("+")]) == [(2, 0)]
+    assert shadowed_routes([route("a/#", where="x"), route("b"), route("a/{x}"), route("+")]) == [(2, 0)]
 
 
 def test_templates_are_text_and_fields() -> None:
-    parsed = Template.read("{{{device}}}-{mqtt.user.k}")
+    parsed = Template.parse("{{{device}}}-{mqtt.user.k}")
     assert parsed.fields == ("device", "mqtt.user.k")
     assert parsed.parts == ("{", "device", "}-", "mqtt.user.k", "")
-    assert Template.read("plain").constant == "plain"
+    assert Template.parse("plain").constant == "plain"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_is_no_template_is_refused(text: str) -> None:
 
 @given(st.text())
 def test_any_text_can_be_written_as_a_template(text: str) -> None:
-    assert Template.read(text.replace("{", "{{").replace("}", "}}")).constant == text
+    assert Template.parse(text.replace("{", "{{").replace("}", "}}")).constant == text
 
 
 @pytest.mark.parametrize(("name", "legal"), [("a.b-c_9", True), ("", False), ("..", False), ("a b", False)])
@@ -136,9 +136,9 @@ def test_kafka_names_have_a_length_and_no_line_ends() -> None:
 
 
 def test_allowed_topics_are_names_and_globs() -> None:
-    assert allowed("event.a", ["event.*"])
-    assert not allowed("event", ["event.?"])
-    assert allowed("anything", [])
+    assert is_allowed("event.a", ["event.*"])
+    assert not is_allowed("event", ["event.?"])
+    assert is_allowed("anything", [])
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_a_device_reaches_no_reserved_topic(template: str, level: str, topic: st
 
 
 def test_only_names_that_can_be_reserved_are_compared() -> None:
-    assert route("e/{x}", "telemetry.{x}").reserved is None
-    assert route("e/{x}", "towline.x").reserved is None
-    assert route("e/{x}", "t{x}").reserved is not None
+    assert route("e/{x}", "telemetry.{x}").reserved_pattern is None
+    assert route("e/{x}", "towline.x").reserved_pattern is None
+    assert route("e/{x}", "t{x}").reserved_pattern is not None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_any_text_can_be_shown_in_any_encoding(
     state = BridgeState("plant", tmp_path, {"line": "up"})
     state.lines["line"].query_error = "topic \u6e29\u5ea6"
     with make_screen(live=live) as screen:
-        screen.say("adds up \u2713 \u6e29\u5ea6")
+        screen.print_event("adds up \u2713 \u6e29\u5ea6")
         screen.show(state)
     sys.stdout.flush()
     at, _, text = out.getvalue().decode(encoding).partition("  ")
@@ -37,7 +37,7 @@ def test_any_text_can_be_shown_in_any_encoding(
 
 def test_a_full_disk_is_no_end() -> None:
     full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - what its buffer holds can't be written either
-    PlainScreen(full).say("line")
+    PlainScreen(full).print_event("line")
     with contextlib.suppress(OSError):
         full.close()
 
@@ -47,8 +47,8 @@ def test_a_log_for_programs_has_an_object_a_line_and_changes_only(tmp_path: Path
     screen, state = JsonScreen(out), BridgeState("b", tmp_path, {"line": "up"})
     for _ in range(3):
         screen.show(state)
-    screen.say('line "line": a\nb\x7f.   [TL-B22]')
-    screen.say("kafka: answers")
+    screen.print_event('line "line": a\nb\x7f.   [TL-B22]')
+    screen.print_event("kafka: answers")
     assert "\x7f" not in out.getvalue()
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(one["event"], one["level"], one.get("code")) for one in lines] == [
@@ -63,7 +63,7 @@ def test_what_is_below_the_level_is_not_logged(tmp_path: Path) -> None:
     out = io.StringIO()
     screen = JsonScreen(out, logging.WARNING)
     screen.show(BridgeState("b", tmp_path, {"line": "up"}))
-    screen.say("kafka: answers")
+    screen.print_event("kafka: answers")
     assert out.getvalue() == ""
 
 

@@ -17,24 +17,24 @@ from tests.helpers import wait_until
 from tests.unit.bridge.noted import up
 from tests.unit.bridge.test_config import GOOD, changed, read, told
 from tests.unit.gateway.serving import Served, served
-from towline.bridge.config.model import Bridge, Line
-from towline.bridge.lines import evidence
+from towline.bridge.config.model import Bridge, Uplink
+from towline.bridge.lines import statuses
 from towline.bridge.lines.account import LineNotes, uplink_account
-from towline.bridge.lines.evidence import away_trouble, combined
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import ServedJournal, begin_again, examine
-from towline.bridge.runtime.plan import plan_of, render
-from towline.bridge.runtime.screen import PlainScreen, line_state, summary
+from towline.bridge.lines.recovery import ServedJournal, check_resume, reset_line
+from towline.bridge.lines.statuses import combine_statuses, outage_problem
+from towline.bridge.runtime.plan import bridge_plan, render
+from towline.bridge.runtime.screen import PlainScreen, line_state, line_summary
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.status import NOT_KNOWN, code_of, collect
+from towline.bridge.runtime.status import EXIT_UNKNOWN, collect_status, exit_code
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
 from towline.bridge.uplink import query
 from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
-from towline.gateway.access import Access
-from towline.spark.offsets import JournalPlace
-from towline.spark.tally import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
+from towline.gateway.access import ClientAccess
+from towline.spark.offsets import JournalPosition
+from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
 
 SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "g2"]').replace(
     '[mqtt]\nbrokers = ["mqtt://a:1883"]\n', ""
@@ -49,9 +49,9 @@ def test_a_line_may_read_gateways_elsewhere(tmp_path: Path) -> None:
     (line,) = bridge.uplinks
     assert line.gateways == (str(tmp_path / "g1"), str(tmp_path / "g2"))
     assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)).uplinks[0].gateways == line.gateways
-    plan = plan_of(bridge)["lines"][0]
+    plan = bridge_plan(bridge)["lines"][0]
     assert (plan["gateways"], plan["brokers"], plan["client_id"]) == (list(line.gateways), [], None)
-    text = render(plan_of(bridge))
+    text = render(bridge_plan(bridge))
     assert f"  gateways  {tmp_path / 'g1'}\n            {tmp_path / 'g2'}\n" in text
     assert "  filters" not in text
     assert "a device's messages are in order as long as they come by one gateway" in text
@@ -111,7 +111,7 @@ def test_the_account_is_the_sum_over_the_gateways() -> None:
 
 
 def test_a_journal_that_ends_too_early_is_named() -> None:
-    why = uplink_account(up({"j1": (0, 10), "j2": (0, 4)}), status(g1=(10, 10, 10), g2=(3, 3, 3))).why_not
+    why = uplink_account(up({"j1": (0, 10), "j2": (0, 4)}), status(g1=(10, 10, 10), g2=(3, 3, 3))).disagreement_text
     assert why == "gateway g2: Spark committed up to 4, the journal ends at 3: was it restored from a copy?"
 
 
@@ -137,8 +137,8 @@ def test_gateways_come_and_go_and_the_sum_holds(steps: list[tuple[str, list[int]
     """A third of what comes is filtered; a batch may run again, and what was noted of it be lost."""
     note, ends, there, number = SinkNote(), {"j0": 0}, ["j0"], 0
     gone = list[str]()
-    places: list[tuple[JournalPlace, ...]] = [()]
-    note = note.begun(BatchTotals(-1, spans={"j0": Span(0, 0)}))
+    places: list[tuple[JournalPosition, ...]] = [()]
+    note = note.with_totals(BatchTotals(-1, spans={"j0": Span(0, 0)}))
     for index, (step, sizes) in enumerate(steps):
         if step == "join" and len(there) < len(sizes):
             there.append(f"j{index + 1}")
@@ -150,7 +150,7 @@ def test_gateways_come_and_go_and_the_sum_holds(steps: list[tuple[str, list[int]
             joined = [name for name in there if all(place.journal != name for place in places[-1])] if number else []
             rows = {name: 0 if name in joined else size for name, size in zip(there, sizes, strict=False)}
             ends |= {name: ends.get(name, 0) + rows[name] for name in there}
-            places.append(tuple(JournalPlace(name, name, ends[name]) for name in there))
+            places.append(tuple(JournalPosition(name, name, ends[name]) for name in there))
             for _ in range(1 + (step == "again")):
                 after = noted(note, number, places[-2], places[-1])
                 note = note if step == "forgotten" else after
@@ -158,49 +158,55 @@ def test_gateways_come_and_go_and_the_sum_holds(steps: list[tuple[str, list[int]
         told = {f"g{name[1:]}": (ends.get(name, 0),) * 3 for name in {*there, *ends}}
         account = uplink_account(LineNotes(note.totals[-1]), status(**told))
         assert account.adds_up, account.sentence()
-        whole = account.carried + sum(account.parts.values()) + account.counts["waiting"]
+        whole = account.delivered + sum(account.parts.values()) + account.counts["waiting"]
         assert whole == account.received == sum(ends.values())
 
 
-def noted(note: SinkNote, number: int, start: tuple[JournalPlace, ...], end: tuple[JournalPlace, ...]) -> SinkNote:
+def noted(
+    note: SinkNote, number: int, start: tuple[JournalPosition, ...], end: tuple[JournalPosition, ...]
+) -> SinkNote:
     """As `LineWriter` counts a batch."""
-    messages = BatchMessages.of(note.before(number), start, end)
-    assert messages.own is not None
-    sent = messages.own - messages.own // 3
-    counts = Counter(messages=messages.own + messages.gap, unwitnessed=messages.gap, filtered=messages.own // 3)
+    messages = BatchMessages.from_positions(note.totals_before(number), start, end)
+    assert messages.row_count is not None
+    sent = messages.row_count - messages.row_count // 3
+    counts = Counter(
+        messages=messages.row_count + messages.uncounted_rows,
+        unwitnessed=messages.uncounted_rows,
+        filtered=messages.row_count // 3,
+    )
     counts.update(given=sent, acknowledged=sent)
-    return note.after(number, BatchResult(counts, spans=messages.spans))
+    return note.with_batch(number, BatchResult(counts, spans=messages.spans))
 
 
 def test_one_that_is_away_keeps_its_last_word() -> None:
     told_ = {"name": "g1", "journal": "j1", "received": 12, "end": 12, "committed": 12, "state": "online"}
     other = {"name": "g2", "journal": "j2", "received": 9, "end": 9, "committed": 4, "state": "online", "oldest": 3.5}
-    before = combined({"/g1": told_, "/g2": other}, {}, now=1.0)
+    before = combine_statuses({"/g1": told_, "/g2": other}, {}, now=1.0)
     assert (before["state"], before["received"], before["oldest"]) == ("online", 21, 3.5)
-    now = combined({"/g1": told_, "/g2": AWAY}, before, now=100.0)
-    later = combined({"/g1": told_, "/g2": AWAY}, now, now=200.0)
+    now = combine_statuses({"/g1": told_, "/g2": AWAY}, before, now=100.0)
+    later = combine_statuses({"/g1": told_, "/g2": AWAY}, now, now=200.0)
     assert later["gateways"]["g2"]["away_since"] == 100.0
     account = uplink_account(up({"j1": (0, 12), "j2": (0, 4)}), later)
-    assert account.sum() == "received 21 = in Kafka 16 + waiting 5"
+    assert account.sum_text() == "received 21 = in Kafka 16 + waiting 5"
     (text,) = account.away
     assert text.startswith("gateway g2 away since ")
     assert text.endswith(", its messages wait there")
-    assert "away" not in combined({"/g1": told_, "/g2": other}, later)["gateways"]["g2"]
-    never = combined({"/g1": told_, "/g9": AWAY}, {})
+    assert "away" not in combine_statuses({"/g1": told_, "/g2": other}, later)["gateways"]["g2"]
+    never = combine_statuses({"/g1": told_, "/g9": AWAY}, {})
     assert uplink_account(LineNotes(), never).away[0].startswith("gateway /g9 away since")
 
 
 def test_one_that_refuses_is_told_with_what_to_do() -> None:
     """In the words of the bridge file: nobody gave an option of Spark's."""
     refused = GatewayError("TL-G40", "g2", "the token is missing", "gatewayTokenFile has to hold a line of it.")
-    said = combined({"/g2": refused}, {}, now=1.0)
+    said = combine_statuses({"/g2": refused}, {}, now=1.0)
     (account,) = uplink_account(LineNotes(), said).away
     assert account.startswith("gateway /g2 held back since ")
-    trouble = away_trouble("/g2", said["gateways"]["/g2"])
+    trouble = outage_problem("/g2", said["gateways"]["/g2"])
     assert trouble.endswith(
         "its messages wait there: the token is missing. token_file of [gateway] has to hold a line of it.   [TL-G40]"
     )
-    assert combined({"/g2": AWAY}, said)["gateways"]["/g2"]["code"] == "TL-G54"
+    assert combine_statuses({"/g2": AWAY}, said)["gateways"]["/g2"]["code"] == "TL-G54"
 
 
 # -- where the query begins ------------------------------------------------------------------------------------------
@@ -212,13 +218,13 @@ def two(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
         yield one, other
 
 
-def line_of(directory: Path, more: str = "") -> Line:
+def line_of(directory: Path, more: str = "") -> Uplink:
     text = SEVERAL.replace('name = "telemetry"', f'name = "telemetry"\nguarantee = "exactly_once"\n{more}')
     return read(text, directory).uplinks[0]
 
 
 def write(
-    line: Line,
+    line: Uplink,
     number: int,
     done: bool = True,  # noqa: FBT002 - of a test
     **places: tuple[Served, int],
@@ -245,13 +251,13 @@ def write(
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 
 
-def gathered(line: Line, identity: Identity) -> dict[str, ServedJournal]:
-    return query.gather(line, Access(), identity)[1]
+def gathered(line: Uplink, identity: Identity) -> dict[str, ServedJournal]:
+    return query.read_evidence(line, ClientAccess(), identity)[1]
 
 
-def examined(line: Line, file: Path) -> Identity:
-    seen, journals = query.gather(line, Access(), KNOWN)
-    return examine(line, file, KNOWN, seen, journals=journals)
+def examined(line: Uplink, file: Path) -> Identity:
+    seen, journals = query.read_evidence(line, ClientAccess(), KNOWN)
+    return check_resume(line, file, KNOWN, seen, journals=journals)
 
 
 def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -262,7 +268,10 @@ def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Serve
     write(line, 3, g1=(one, 7), g2=(other, 5))
     seen = gathered(line, KNOWN)
     assert examined(line, tmp_path / "bridge.toml").query == "q1"
-    assert {name: (one.place and one.place.offset, one.committed, one.here.tip) for name, one in seen.items()} == {
+    assert {
+        name: (one.position and one.position.offset, one.committed_offset, one.extent.end_offset)
+        for name, one in seen.items()
+    } == {
         "g1": (7, 5, 10),
         "g2": (5, 5, 10),
     }
@@ -291,13 +300,13 @@ def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Serve
 def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(statuses, "_PATIENCE_S", 0.2)
     line = read(GOOD, tmp_path).uplinks[0]
     with served(line.gateway.state_dir, name="telemetry") as one:
         one.add(10)
         one.journal.commit("bridge", 4)
-        new = gathered(line, Identity.new("plant-7", "telemetry"))
-        begin = query.beginnings(line, Identity.new("plant-7", "telemetry"), new)
+        new = gathered(line, Identity.of_new_line("plant-7", "telemetry"))
+        begin = query.initial_offsets(line, Identity.of_new_line("plant-7", "telemetry"), new)
         assert begin == {"telemetry": 4}
         KNOWN.save(line.gateway.state_dir)
         write(line, 3, telemetry=(one, 7))
@@ -305,10 +314,10 @@ def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
         one.journal.commit("bridge", 9)
         with pytest.raises(TowlineError, match=r'line "telemetry": the checkpoint is an older copy.*TL-B23'):
             examined(line, tmp_path / "bridge.toml")
-        begin_again(line)
+        reset_line(line)
         identity = Identity.read(line.gateway.state_dir)
         assert identity is not None
-        assert query.beginnings(line, identity, gathered(line, identity)) == {"telemetry": 9}
+        assert query.initial_offsets(line, identity, gathered(line, identity)) == {"telemetry": 9}
     with pytest.raises(GatewayUnreachable, match=r"no gateway answers. It is started again by itself.*TL-G01"):
         gathered(line, identity)
 
@@ -328,23 +337,23 @@ def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tu
     KNOWN.save(line.gateway.state_dir)
     write(line, 3, g1=(one, 7), g2=(other, 5))
     write(line, 4, done=False, g1=(one, 9), g2=(other, 5))
-    begin_again(line)
+    reset_line(line)
     identity = Identity.read(line.gateway.state_dir)
     assert identity is not None
     assert identity.sink == "plant-7.telemetry.2"
-    assert query.beginnings(line, identity, gathered(line, identity)) == {"g1": 7, "g2": 5}
+    assert query.initial_offsets(line, identity, gathered(line, identity)) == {"g1": 7, "g2": 5}
 
 
 def test_it_waits_for_each_gateway_that_it_begins_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At committed it would begin too early there: only the checkpoint knew how far it had come."""
-    monkeypatch.setattr(evidence, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(statuses, "_PATIENCE_S", 0.2)
     line = line_of(tmp_path)
     with served(tmp_path / "g1", name="g1") as one:
         with served(tmp_path / "g2", name="g2") as other:
             other.add(9)
             write(line, 3, g1=(one, 0), g2=(other, 5))
             KNOWN.save(line.gateway.state_dir)
-        begin_again(line)
+        reset_line(line)
         identity = Identity.read(line.gateway.state_dir)
         assert identity is not None
         with pytest.raises(GatewayUnreachable, match="TL-G01"):
@@ -355,8 +364,8 @@ def test_a_new_line_begins_where_each_account_stands(tmp_path: Path, two: tuple[
     line = line_of(tmp_path)
     two[0].add(10)
     two[0].journal.commit("bridge", 4)
-    fresh = Identity.new("plant-7", "telemetry")
-    assert query.beginnings(line, fresh, gathered(line, fresh)) == {"g1": 4, "g2": 0}
+    fresh = Identity.of_new_line("plant-7", "telemetry")
+    assert query.initial_offsets(line, fresh, gathered(line, fresh)) == {"g1": 4, "g2": 0}
 
 
 # -- supervision and status ------------------------------------------------------------------------------------------
@@ -367,7 +376,7 @@ def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> 
     bridge.state_dir.mkdir()
     supervisor = Supervisor(bridge, PlainScreen(io.StringIO()))
     supervisor._state = BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"})
-    child = supervisor._gateway_of(bridge.uplinks[0])
+    child = supervisor._create_gateway(bridge.uplinks[0])
     reported = {
         "received": 3,
         "state": "online",
@@ -385,30 +394,30 @@ def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> 
             view = supervisor._state.lines["telemetry"]
             wait_until(lambda: view.account)
             view.query = "running"
-            assert summary(view, "running").startswith(
+            assert line_summary(view, "running").startswith(
                 'line "telemetry"   running   received 6 = in Kafka 0 + waiting 6'
             )
             assert line_state(view, "running") == "running"
             supervisor._state.save()
-            known = collect(bridge.state_dir)
-            assert code_of(known) == 0
+            known = collect_status(bridge.state_dir)
+            assert exit_code(known) == 0
             assert f"  gateway   g2   {tmp_path / 'g2'}\n" in render_status(known)
         wait_until(lambda: view.account and view.account.away)
         assert line_state(view, "running").startswith("gateway g2 away since ")
         supervisor._state.save()
-        away = collect(bridge.state_dir)
-        assert code_of(away) == NOT_KNOWN
+        away = collect_status(bridge.state_dir)
+        assert exit_code(away) == EXIT_UNKNOWN
         text = render_status(away)
         assert "received 6 = in Kafka 0 + waiting 6   adds up ✓   gateway g2 away since" in text
         assert "its messages wait there: no gateway" in text
-    wait_until(lambda: view.silent)
+    wait_until(lambda: view.is_silent)
     assert line_state(view, "running") == "no gateway"
     supervisor._state.save()
-    none = collect(bridge.state_dir)
-    assert code_of(none) == NOT_KNOWN
+    none = collect_status(bridge.state_dir)
+    assert exit_code(none) == EXIT_UNKNOWN
     assert f"none of its gateways answers: {tmp_path / 'g1'}, {tmp_path / 'g2'}" in render_status(none)
-    supervisor._ending.set()
+    supervisor._stopping.set()
     child.join(20)
     assert not child.is_alive()
-    said = [text for text in supervisor._state.heard() if "away" in text]
+    said = [text for text in supervisor._state.take_events() if "away" in text]
     assert said[0].startswith('line "telemetry": gateway g2 away since ')

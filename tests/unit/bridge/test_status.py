@@ -10,8 +10,8 @@ import pytest
 
 from towline.bridge.runtime import status
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
-from towline.gateway.identity import end_client, note_client
+from towline.bridge.runtime.status import EXIT_UNKNOWN, advice, collect_status, exit_code, render
+from towline.gateway.identity import record_client_session, record_session_end
 from towline.version import release, revision, version
 
 LINE: Final[dict[str, Any]] = {
@@ -39,7 +39,7 @@ def test_messages_that_are_not_as_promised_are_told() -> None:
 def test_the_worst_line_stands_first_and_each_has_its_mark(tmp_path: Path) -> None:
     names = ["well", "looked at", "wrong", "stopped", "without gateway"]
     BridgeState("plant", tmp_path, dict.fromkeys(names, "up")).save()
-    current = collect(tmp_path)
+    current = collect_status(tmp_path)
     for line in current["lines"].values():
         line.update(LINE, account={"adds_up": True}, sentence="received 1", gateway={"state": "online"})
     lines = current["lines"]
@@ -62,13 +62,13 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text('name = "plant"')
     BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save()
-    same = collect(tmp_path, ["telemetry"])
+    same = collect_status(tmp_path, ["telemetry"])
     assert not same["file_changed"]
     assert "has changed" not in render(same)
     file.write_text('name = "other"')
-    current = collect(tmp_path, ["telemetryX"])
+    current = collect_status(tmp_path, ["telemetryX"])
     assert current["file_changed"]
-    assert code_of(current) == NOT_KNOWN
+    assert exit_code(current) == EXIT_UNKNOWN
     text = render(current)
     assert (current["version"], current["revision"]) == (version(), revision())
     assert f"\n  version   {release()}\n" in text
@@ -77,9 +77,9 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert f"! {file} has changed since it was read: what runs is what it said then. towline reload" in text
     assert '! line "telemetryX"   not in the running bridge' in text
     assert "Start towline run." not in text
-    assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}
-    BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)
-    assert not collect(tmp_path, ["telemetry"])["file_changed"], "nothing runs"
+    assert not collect_status(tmp_path, None)["lines"].keys() - {"telemetry"}
+    BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save(has_ended=True)
+    assert not collect_status(tmp_path, ["telemetry"])["file_changed"], "nothing runs"
 
 
 def test_one_error_of_gateway_and_query_is_told_once() -> None:
@@ -91,24 +91,24 @@ def test_a_drained_gateway_is_not_told_to_have_a_session(tmp_path: Path) -> None
     wanted = {"telemetry": {"": "plant-telemetry"}}
     directory = tmp_path / "telemetry"
     directory.mkdir()
-    note_client(directory, "plant-telemetry", "mqtt://b:1883")
-    before = render(collect(tmp_path, ["telemetry"], wanted))
+    record_client_session(directory, "plant-telemetry", "mqtt://b:1883")
+    before = render(collect_status(tmp_path, ["telemetry"], wanted))
     assert "the broker keeps what it can" in before
-    end_client(directory, "plant-telemetry", "drained")
+    record_session_end(directory, "plant-telemetry", "drained")
     for clients in (wanted, None):
-        drained = render(collect(tmp_path, ["telemetry"], clients))
+        drained = render(collect_status(tmp_path, ["telemetry"], clients))
         assert "! it is drained: it takes nothing, and the broker has no session for it." in drained
         assert "keeps what it can" not in drained
-    note_client(directory, "plant-telemetry", "mqtt://b:1883")
-    assert "drained" not in render(collect(tmp_path, ["telemetry"], wanted)), "it takes part again"
-    other = render(collect(tmp_path, ["telemetry"], {"telemetry": {"": "plant-2-telemetry"}}))
+    record_client_session(directory, "plant-telemetry", "mqtt://b:1883")
+    assert "drained" not in render(collect_status(tmp_path, ["telemetry"], wanted)), "it takes part again"
+    other = render(collect_status(tmp_path, ["telemetry"], {"telemetry": {"": "plant-2-telemetry"}}))
     assert "drained" not in other
 
 
 def test_a_bridge_that_is_silent_is_not_to_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     BridgeState("plant", tmp_path, {"telemetry": "up"}).save()
     monkeypatch.setattr(status, "SILENT_S", -1.0)
-    text = render(collect(tmp_path, ["telemetry"]))
+    text = render(collect_status(tmp_path, ["telemetry"]))
     assert "there, and silent" in text
     assert "Start towline run" not in text
 
@@ -117,5 +117,5 @@ def test_a_bridge_that_is_silent_is_not_to_be_started(tmp_path: Path, monkeypatc
 def test_a_time_that_no_calendar_has_does_not_end_the_command(tmp_path: Path, moment: Any) -> None:
     """bridge.json is not synced: after a power failure anything may stand there."""
     BridgeState("plant", tmp_path, {}, file=tmp_path / "bridge.toml").save()
-    text = render({**collect(tmp_path, []), "running": False, "silent": False, "updated": moment})
+    text = render({**collect_status(tmp_path, []), "running": False, "silent": False, "updated": moment})
     assert "last word at an unknown time" in text

@@ -23,16 +23,16 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
+from towline.bridge.runtime import child_supervisors
 from towline.bridge.runtime import supervisor as supervisor_module
-from towline.bridge.runtime import supervisors
+from towline.bridge.runtime.child_supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState, pause, resume
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 from towline.errors import ConfigError, GatewayUnreachable
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.identity import end_client, note_client
-from towline.processes import ProcessMark
+from towline.gateway.identity import record_client_session, record_session_end
+from towline.processes import ProcessIdentity
 from towline.timing import Backoff
 
 
@@ -82,12 +82,12 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
         stopping.set()
         return Closing()
 
-    monkeypatch.setattr(supervisors, "ensure", refusing(1, ended, error))
+    monkeypatch.setattr(child_supervisors, "ensure", refusing(1, ended, error))
     child.start()
     child.join(20)
     assert not child.is_alive()
-    assert child.up.is_set()
-    assert any(f"[{code}]" in text for text in state.heard())
+    assert child.ready.is_set()
+    assert any(f"[{code}]" in text for text in state.take_events())
 
 
 @pytest.mark.parametrize("how", ["drained", ""])
@@ -99,9 +99,9 @@ def test_a_gateway_that_was_drained_is_not_started_again(
     (line,) = bridge.uplinks
     directory, client_id = line.gateway.state_dir, line.gateway.mqtt_client_id
     directory.mkdir(parents=True)
-    note_client(directory, client_id, "mqtt://b:1883")
+    record_client_session(directory, client_id, "mqtt://b:1883")
     if how:
-        end_client(directory, client_id, how)
+        record_session_end(directory, client_id, how)
     starts: list[int] = []
 
     class Leaving(Closing):
@@ -122,12 +122,12 @@ def test_a_gateway_that_was_drained_is_not_started_again(
 
     state = BridgeState("plant", tmp_path, {line.name: "up"})
     child = GatewaySupervisor(line, bridge, state, stopping)
-    monkeypatch.setattr(supervisors, "ensure", ensure)
-    monkeypatch.setattr(supervisors, "ASK_S", 0.01)
+    monkeypatch.setattr(child_supervisors, "ensure", ensure)
+    monkeypatch.setattr(child_supervisors, "ASK_S", 0.01)
     child.start()
     child.join(20)
     assert not child.is_alive()
-    assert (len(starts), child.fatal and child.fatal.code) == ((1, "TL-G55") if how else (2, None))
+    assert (len(starts), child.fatal_error and child.fatal_error.code) == ((1, "TL-G55") if how else (2, None))
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -141,7 +141,7 @@ def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
     directory = line.gateway.state_dir
     directory.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(["sleep", "60"]) as other:
-        there = ProcessMark.of(other.pid)
+        there = ProcessIdentity.of(other.pid)
         host = f"{there.host}-before" if elsewhere else there.host
         left = GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", "now")
         replace(left, owner_pid=os.getpid()).write(directory)
@@ -159,7 +159,7 @@ def test_the_first_signal_ends_a_bridge_that_has_started_nothing(tmp_path: Path)
     """Maven may be at work, for minutes."""
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(io.StringIO()))
     with pytest.raises(KeyboardInterrupt):
-        supervisor._interrupted()
+        supervisor._on_interrupt()
 
 
 #: A process that hears no SIGTERM, and says when it does not.
@@ -174,12 +174,12 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
     monkeypatch.setattr(supervisor_module, "END_S", 0.5)
     head, uplink, telemetry = GOOD.partition("[[uplink]]")
     bridge = read(head + uplink + telemetry + uplink + telemetry.replace("telemetry", "events"), tmp_path)
-    bridge.logs.mkdir(parents=True)
+    bridge.log_dir.mkdir(parents=True)
     screen = io.StringIO()
     supervisor = Supervisor(bridge, PlainScreen(screen))
     state = supervisor._state = BridgeState("plant", tmp_path, {line.name: "up" for line in bridge.lines})
     kafka: Any = SimpleNamespace(ready=threading.Event())
-    child = supervisor._driver = DriverSupervisor(bridge, state, kafka, supervisor._spark_ending)
+    child = supervisor._driver = DriverSupervisor(bridge, state, kafka, supervisor._spark_stopping)
     child.command = (sys.executable, "-c", DEAF)
     child.start()
     driver = wait_until(lambda: child._process, what="a driver")
@@ -193,12 +193,12 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
             ends.append(deaf)
             assert deaf.stdout is not None
             assert deaf.stdout.readline()
-            mark = ProcessMark.of(deaf.pid)
+            mark = ProcessIdentity.of(deaf.pid)
             line.gateway.state_dir.mkdir(parents=True)
             there = GatewayEndpoint("grpc+unix:///none", mark.pid, mark.started, mark.host, line.name, "j", "now")
             replace(there, owner_pid=os.getpid()).write(line.gateway.state_dir)
-            supervisor._gateways[line.name] = GatewaySupervisor(line, bridge, state, supervisor._ending)
-        supervisor._finish()
+            supervisor._gateways[line.name] = GatewaySupervisor(line, bridge, state, supervisor._stopping)
+        supervisor._shut_down()
         assert [one.wait(20) for one in ends] == [-signal.SIGKILL] * 3
         assert "its batch comes again with the next start" in screen.getvalue()
         child.join(20)
@@ -214,7 +214,7 @@ def test_what_becomes_of_messages_while_kafka_is_away(
         (kept, "intake stops at the broker's window, and the brokers keep what comes"),
         (f"{kept}[[uplink]]{beside}", 'wait on disk, but those of "telemetry", which the broker keeps'),
     ):
-        assert KafkaSupervisor(read(text, tmp_path), state, stopping)._meanwhile.endswith(said)
+        assert KafkaSupervisor(read(text, tmp_path), state, stopping)._outage_effect.endswith(said)
 
 
 @pytest.mark.parametrize("error", UNFORESEEN)
@@ -232,7 +232,7 @@ def test_kafka_is_asked_again_whatever_went_wrong(
     child.start()
     child.join(20)
     assert child.ready.is_set()
-    assert any("[TL-B55]" in text for text in state.heard())
+    assert any("[TL-B55]" in text for text in state.take_events())
 
 
 def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
@@ -240,24 +240,24 @@ def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
 ) -> None:
     bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"), lines=(), downlinks=())
     child = KafkaSupervisor(bridge, state, stopping)
-    child._pauses = Backoff(first=0.0, most=0.0)
+    child._backoff = Backoff(first_s=0.0, max_s=0.0)
     gone = ConfigError("TL-C46", "kafka", "the file can not be read", "Mend it.")
     child.ready.set()
-    child._failed(gone)
-    assert (child.fatal, state.kafka, state.kafka_error) == (None, "unreachable", str(gone))
+    child._handle_failure(gone)
+    assert (child.fatal_error, state.kafka, state.kafka_error) == (None, "unreachable", str(gone))
     child.ready.clear()
-    child._failed(gone)
-    assert child.fatal is gone, "before the start it is a mistake of the file"
+    child._handle_failure(gone)
+    assert child.fatal_error is gone, "before the start it is a mistake of the file"
 
 
 def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping: threading.Event) -> None:
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"), spark=SimpleNamespace(master="spark://m"))
     child = DriverSupervisor(nothing, state, nothing, stopping)
     for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
-        child._take(report)
-    child._take('{"kind": "started", "line": "line"}')
+        child._handle_report(report)
+    child._handle_report('{"kind": "started", "line": "line"}')
     assert state.lines["line"].query == "running"
-    assert sum("[TL-B55]" in text for text in state.heard()) == 4
+    assert sum("[TL-B55]" in text for text in state.take_events()) == 4
 
 
 def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
@@ -267,9 +267,9 @@ def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
     living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up=set())
     supervisor._kafka = supervisor._driver = living
     supervisor._gateways = {"a": living}
-    assert supervisor._fatal() is None
+    assert supervisor._fatal_error() is None
     supervisor._gateways = {"a": ended, "b": living}
-    error = supervisor._fatal()
+    error = supervisor._fatal_error()
     assert error is not None
     assert error.code == "TL-B55"
     assert "gateway line" in str(error)
@@ -285,11 +285,11 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
     supervisor._kafka, supervisor._driver = child("kafka"), child("driver", given_up={"a"})
     supervisor._gateways = {name: child(name) for name in "ab"}
-    assert supervisor._fatal() is None
+    assert supervisor._fatal_error() is None
     supervisor._gateways["b"] = child("b", fatal=ConfigError("TL-B24", "b", "an older copy", "Restore it."))
-    error = supervisor._fatal()
+    error = supervisor._fatal_error()
     assert isinstance(error, ConfigError), "exit code 2"
-    assert (error.code, error.what) == ("TL-B04", "no line can go on (a, b)")
+    assert (error.code, error.problem) == ("TL-B04", "no line can go on (a, b)")
 
 
 class Closing:
@@ -316,7 +316,9 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
     monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
     child = DriverSupervisor(bridge, state, kafka, stopping)
     child.start()
-    events = wait_until(lambda: [text for text in state.heard() if "was ended by signal 9" in text], what="a driver")
+    events = wait_until(
+        lambda: [text for text in state.take_events() if "was ended by signal 9" in text], what="a driver"
+    )
     stopping.set()
     child.join(20)
     assert events
@@ -355,7 +357,7 @@ def test_what_the_driver_is_told_is_ascii(state: BridgeState, stopping: threadin
     child.command = (sys.executable, "-c", echo)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONIOENCODING", "latin-1")
-        with child._start()[0] as process:
+        with child._start_process()[0] as process:
             assert process.stdout is not None
             received = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
     assert received.uplinks[0].routes == bridge.uplinks[0].routes
@@ -366,13 +368,13 @@ def test_a_driver_that_ends_before_its_first_word_is_told_by_its_last_line(
 ) -> None:
     """What it wrote before is another start's."""
     bridge = read(GOOD, tmp_path)
-    bridge.logs.mkdir(parents=True)
-    (bridge.logs / "driver.log").write_text("ValueError: of yesterday\n")
+    bridge.log_dir.mkdir(parents=True)
+    (bridge.log_dir / "driver.log").write_text("ValueError: of yesterday\n")
     state = BridgeState("plant", tmp_path, {"telemetry": "up"})
     child = DriverSupervisor(bridge, state, SimpleNamespace(ready=threading.Event()), stopping)  # type: ignore[arg-type]
     child.command = (sys.executable, "-c", "import sys; sys.stdin.readline(); import no_such_module")
     child.start()
-    said = wait_until(state.heard, what="the end of the driver")
+    said = wait_until(state.take_events, what="the end of the driver")
     stopping.set()
     child.join(20)
     assert said[0].startswith(
@@ -411,42 +413,42 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
     state = BridgeState("plant", tmp_path, {"telemetry": "up"})
     child = DriverSupervisor(bridge, state, SimpleNamespace(ready=threading.Event()), stopping)  # type: ignore[arg-type]
     child.command = (sys.executable, "-c", OBEDIENT, str(tmp_path))
-    child.give_up("telemetry", "its SQL was wrong")
-    assert child.given_up == {"telemetry"}
+    child.stop_line("telemetry", "its SQL was wrong")
+    assert child.stopped_lines == {"telemetry"}
     other = read(GOOD.replace('name = "telemetry"', 'name = "second"'), tmp_path)
     child._bridge = bridge.model_copy(update={"lines": (*bridge.lines, *other.lines)})
     state.lines |= BridgeState("plant", tmp_path, {"second": "up"}).lines
     child.start()
     try:
-        assert child.hold(["telemetry"], 60)
+        assert child.hold_queries(["telemetry"], 60)
         assert (tmp_path / "killed").exists()
         assert state.lines["telemetry"].query == "held for a reload"
         changed = read(GOOD.replace('topic = "', 'topic = "x.', 1), tmp_path)
-        assert str(child.judge(changed.uplinks, 60)) == str(
+        assert str(child.check_sql(changed.uplinks, 60)) == str(
             [ConfigError("TL-C74", "bridge.toml:9", "where: no", "telemetry")]
         )
-        child.take(changed.model_copy(update={"lines": (*changed.lines, *other.lines)}), ["telemetry"])
+        child.start_queries(changed.model_copy(update={"lines": (*changed.lines, *other.lines)}), ["telemetry"])
         wait_until(lambda: state.lines["telemetry"].query == "running", what="the query")
         assert (tmp_path / "taken").read_text() == f"telemetry {changed.uplinks[0].route[0].topic}\n"
-        assert child.given_up == set(), "a line that was given up begins again"
+        assert child.stopped_lines == set(), "a line that was given up begins again"
 
         view, place = state.lines["telemetry"], bridge.state_dir / "telemetry"
         child._on_ready({"spark": "Spark", "seconds": 1.0})
         pause(place)
-        child.heed_pauses()
+        child.apply_pauses()
         wait_until(lambda: view.query == "paused", what="the pause")
         first = child._process
         child.kill()
         wait_until(lambda: child._process is not first, what="the next driver")
-        child._take(json.dumps({"kind": "progress", "line": "telemetry", "batch": 1, "at": 0.0, "millis": {}}))
-        child.take(child._bridge, ["telemetry"])
-        child.heed_pauses()
+        child._handle_report(json.dumps({"kind": "progress", "line": "telemetry", "batch": 1, "at": 0.0, "millis": {}}))
+        child.start_queries(child._bridge, ["telemetry"])
+        child.apply_pauses()
         assert view.query == "paused", "whatever is reported, reloaded and started again"
         resume(place)
-        child.heed_pauses()
+        child.apply_pauses()
         wait_until(lambda: view.query == "running", what="the query that goes on")
         assert len((tmp_path / "taken").read_text().splitlines()) == 2
-        said = [text for text in state.heard() if text.startswith('line "telemetry": ')]
+        said = [text for text in state.take_events() if text.startswith('line "telemetry": ')]
         assert said == [
             f'line "telemetry": {text}'
             for text in ("paused; towline resume carries on what comes meanwhile", "resumed")
@@ -477,17 +479,17 @@ def test_queries_begin_when_kafka_has_answered(stopping: threading.Event, tmp_pa
     child.start()
     try:
         first = wait_until(lambda: child._process, what="a driver")
-        child._command("before")
-        wait_until(lambda: "before" in state.heard(), what="a word")
-        kafka._answers()
-        wait_until(lambda: "go" in state.heard(), what="the first go")
-        child._pauses = Backoff(first=0.0, most=0.0)
+        child._send_commands("before")
+        wait_until(lambda: "before" in state.take_events(), what="a word")
+        kafka._mark_reachable()
+        wait_until(lambda: "go" in state.take_events(), what="the first go")
+        child._backoff = Backoff(first_s=0.0, max_s=0.0)
         child.kill()
-        wait_until(lambda: "go" in state.heard(), what="the go of the next driver")
+        wait_until(lambda: "go" in state.take_events(), what="the go of the next driver")
         assert child._process is not first
-        kafka._answers()
-        child._command("after")
-        said = wait_until(lambda: [text for text in state.heard() if text in ("go", "after")], what="a word")
+        kafka._mark_reachable()
+        child._send_commands("after")
+        said = wait_until(lambda: [text for text in state.take_events() if text in ("go", "after")], what="a word")
         assert said == ["after"], "it is told once"
     finally:
         stopping.set()

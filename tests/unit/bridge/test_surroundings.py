@@ -18,7 +18,14 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.tables import NAME
 from towline.bridge.runtime import supervisor
-from towline.bridge.runtime.session import SCRATCH, check_java, check_python, environment, scratch, short_sockets
+from towline.bridge.runtime.session import (
+    SCRATCH_DIRECTORY,
+    check_java,
+    check_python,
+    create_scratch_directory,
+    driver_environment,
+    socket_settings,
+)
 from towline.cli import main
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES, socket_path
@@ -114,36 +121,36 @@ def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(tmp_path: Path)
 )
 def test_spark_can_name_any_file(tmp_path: Path, given: dict[str, str], locale: str | None) -> None:
     """A JVM whose locale is C can't open the checkpoint in a directory such as this."""
-    assert environment(read(GOOD, tmp_path), tmp_path, given).get("LC_ALL") == locale
+    assert driver_environment(read(GOOD, tmp_path), tmp_path, given).get("LC_ALL") == locale
 
 
 def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
     place = tmp_path / 'a "b" c'
     place.mkdir()
-    variables = environment(read(GOOD, tmp_path), place, {"SPARK_SUBMIT_OPTS": "-Xlog:gc"})
+    variables = driver_environment(read(GOOD, tmp_path), place, {"SPARK_SUBMIT_OPTS": "-Xlog:gc"})
     assert variables["SPARK_LOCAL_DIRS"] == str(place)
     options = shlex.split(variables["SPARK_SUBMIT_OPTS"])
     assert options[-2:] == ["-Xlog:gc", f"-Djava.io.tmpdir={place}"]  # of two that say the same the later counts
     users = read(GOOD + "\n[spark]\nconf = { 'spark.local.dir' = '/fast' }\n", tmp_path)
-    assert "SPARK_LOCAL_DIRS" not in environment(users, place, {})
-    assert environment(users, place, {"SPARK_LOCAL_DIRS": "/f"})["SPARK_LOCAL_DIRS"] == "/f"
+    assert "SPARK_LOCAL_DIRS" not in driver_environment(users, place, {})
+    assert driver_environment(users, place, {"SPARK_LOCAL_DIRS": "/f"})["SPARK_LOCAL_DIRS"] == "/f"
 
 
 def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
-    left = tmp_path / SCRATCH / "spark-left"
+    left = tmp_path / SCRATCH_DIRECTORY / "spark-left"
     (left / "blockmgr-1").mkdir(parents=True)
     (left / "blockmgr-1" / "x").touch()
-    first, lock = scratch(tmp_path)
+    first, lock = create_scratch_directory(tmp_path)
     assert not left.exists()
     holder = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
     os.close(lock)
-    second, other = scratch(tmp_path)
+    second, other = create_scratch_directory(tmp_path)
     os.close(other)
     assert first.exists()  # its process lives
     holder.kill()
     holder.wait()
-    third, lock = scratch(tmp_path)
-    assert [path.name for path in (tmp_path / SCRATCH).iterdir()] == [third.name]
+    third, lock = create_scratch_directory(tmp_path)
+    assert [path.name for path in (tmp_path / SCRATCH_DIRECTORY).iterdir()] == [third.name]
     assert not second.exists()
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
@@ -151,7 +158,7 @@ def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
 
 def test_no_line_lives_where_spark_drops_files() -> None:
     assert re.match(NAME, "tmp")
-    assert not re.match(NAME, SCRATCH)
+    assert not re.match(NAME, SCRATCH_DIRECTORY)
 
 
 #: A path's bytes, and what Java says when a socket is bound to it.
@@ -165,8 +172,8 @@ def test_sparks_sockets_are_never_too_long_for_java(temporary: str, monkeypatch:
     monkeypatch.setattr(tempfile, "tempdir", temporary)
     for length in range(2, 200):
         state_dir = Path("/" + "x" * (length - 1))
-        spark = f"{state_dir}/{SCRATCH}/spark-abcdefgh"
-        chosen = short_sockets(state_dir).get("spark.python.unix.domain.socket.dir")
+        spark = f"{state_dir}/{SCRATCH_DIRECTORY}/spark-abcdefgh"
+        chosen = socket_settings(state_dir).get("spark.python.unix.domain.socket.dir")
         assert len(f"{chosen or spark}/.{uuid.uuid4()}.sock") <= JAVAS_MOST
         assert (chosen is None) == (length < 44), "a private directory where it is short enough"
 

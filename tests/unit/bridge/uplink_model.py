@@ -11,18 +11,18 @@ from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
-from towline.bridge.config.model import Line
-from towline.bridge.lines.account import LineAccount, LineNotes, begin_totals, carry_totals, uplink_account
+from towline.bridge.config.model import Uplink
+from towline.bridge.lines.account import LineAccount, LineNotes, copy_totals, start_totals, uplink_account
 from towline.bridge.lines.identity import Identity
-from towline.bridge.routes import to_json
+from towline.bridge.routes import routes_to_json
 from towline.bridge.uplink.query import UplinkQuery
 from towline.bridge.uplink.sink import RecordSink
-from towline.checkpoint import SINK_NOTE, Checkpoint
+from towline.checkpoint import SINK_TOTALS, Checkpoint
 from towline.guarantee import policy
-from towline.kafka.delivery import Delivered
-from towline.kafka.markers import ANYONE, Marker, MarkerStep
-from towline.spark.kafka_sink import KafkaWritten, StreamWriter
-from towline.spark.offsets import JournalPlace, places_at
+from towline.kafka.delivery import DeliveryResult
+from towline.kafka.markers import ANY_QUERY, Marker, MarkerStep
+from towline.spark.kafka_sink import KafkaTaskResult, StreamWriter
+from towline.spark.offsets import JournalPosition, positions_at
 
 __all__ = ["STEPS", "Message", "ModelLine"]
 
@@ -78,7 +78,7 @@ class ModelLine:
     # -- what there is on disk --
 
     @property
-    def line(self) -> Line:
+    def line(self) -> Uplink:
         return self.query.line
 
     @property
@@ -94,8 +94,8 @@ class ModelLine:
         return f"q{self.generation}"
 
     def _begin(self) -> None:
-        begin_totals(
-            self.path, [JournalPlace("plant", "j", self.began)], gives_up=not policy(self.guarantee).serves_again
+        start_totals(
+            self.path, [JournalPosition("plant", "j", self.began)], drops=not policy(self.guarantee).replays_batches
         )
         for name in ("offsets", "commits"):
             (self.path / name).mkdir()
@@ -124,18 +124,18 @@ class ModelLine:
 
     def forget_the_note(self) -> None:
         """A power failure took what was not synced."""
-        (self.path / SINK_NOTE).unlink(missing_ok=True)
+        (self.path / SINK_TOTALS).unlink(missing_ok=True)
 
     def begin_again(self) -> None:
         """``towline begin-again``: a new checkpoint and sink id behind the last batch that is done."""
-        logs, serves = self.checkpoint, policy(self.guarantee).serves_again
-        last = logs.last_commit_batch() if serves else logs.last_offsets_batch()
+        logs, serves = self.checkpoint, policy(self.guarantee).replays_batches
+        last = logs.last_committed_batch() if serves else logs.last_planned_batch()
         self.began = max(self.committed, self._end_of(-1 if last is None else last))
         if not self.path.exists():
             return
         former = self.path.with_name(f"checkpoint.{self.generation}")
         shutil.move(self.path, former)
-        carry_totals(former, self.path)
+        copy_totals(former, self.path)
         self.generation, self.sink, self.marker = self.generation + 1, self.sink + 1, None
         self.restarted = True
         self._known("")
@@ -145,19 +145,19 @@ class ModelLine:
         if not self.restarted:
             return
         self.restarted, self.empty = False, None
-        if not self.checkpoint.query:
+        if not self.checkpoint.query_id:
             self._begin()
             self.committed = max(self.committed, self.began)  # the first `latestOffset` says so
-        planned, done = self.checkpoint.last_offsets_batch(), self.checkpoint.last_commit_batch()
+        planned, done = self.checkpoint.last_planned_batch(), self.checkpoint.last_committed_batch()
         if done is not None:
-            begin_totals(self.path, places_at(self.checkpoint, done), batch=done)
-        if planned != done and not policy(self.guarantee).serves_again:
+            start_totals(self.path, positions_at(self.checkpoint, done), batch=done)
+        if planned != done and not policy(self.guarantee).replays_batches:
             self.empty = planned
 
     def run(self, kill_after: str = "") -> bool:
         """One batch, as far as it comes; whether there was one."""
         self.start()
-        planned, done = self.checkpoint.last_offsets_batch(), self.checkpoint.last_commit_batch()
+        planned, done = self.checkpoint.last_planned_batch(), self.checkpoint.last_committed_batch()
         again = planned is not None and planned != done
         if not again:
             start, end = self._end_of(-1 if planned is None else planned), len(self.journal)
@@ -178,7 +178,7 @@ class ModelLine:
 
     def _steps(self, batch: int, *, again: bool) -> Any:
         start, end = self._end_of(batch - 1), self._end_of(batch)
-        served = [*range(start, end)] if policy(self.guarantee).serves_again or not again else []
+        served = [*range(start, end)] if policy(self.guarantee).replays_batches or not again else []
         given = [n for n in served if self.journal[n].fate != "filtered"]
         written = self._deliver(batch, given)
         written.counts = {"filtered": len(served) - len(given)}
@@ -194,13 +194,13 @@ class ModelLine:
         letters = self.line.dead_letter_topic or ""
         options = {"kafka.bootstrap.servers": "k1:9092", "guarantee": self.guarantee, "sinkId": f"s{self.sink}"}
         options |= {"parallelism": "1"} if self.guarantee == "exactly_once" else {}
-        own = {"routes": to_json(self.line.routes), "letters": letters, "dedupes": "false"}
+        own = {"routes": routes_to_json(self.line.routes), "letters": letters, "dedupes": "false"}
         own["empty"] = "" if self.empty is None else str(self.empty)
         sink = RecordSink(options | own).streamWriter(StructType([]), overwrite=False)
-        sink._location = str(self.path)
+        sink._checkpoint_location = str(self.path)
         return sink
 
-    def _deliver(self, batch: int, given: list[int]) -> KafkaWritten:
+    def _deliver(self, batch: int, given: list[int]) -> KafkaTaskResult:
         """What the strategies of `towline.kafka` do."""
         if self.guarantee == "exactly_once" and self.marker is not None and self.marker.batch == batch:
             marker = self.marker
@@ -208,14 +208,14 @@ class ModelLine:
             dead = marker.total_dead_lettered - marker.dead_lettered
             step: MarkerStep | None = MarkerStep(found.totals._replace(dead_lettered=dead), marker.totals)
             rows = marker.rows - marker.dead_lettered
-            done = Delivered(rows, 0, dead_lettered=marker.dead_lettered, skipped=True, marks=step)
-            return KafkaWritten(0, batch, self.name, done, len(given))
+            done = DeliveryResult(rows, 0, dead_lettered=marker.dead_lettered, was_skipped=True, marker_step=step)
+            return KafkaTaskResult(0, batch, self.name, done, len(given))
         fates = {n: self._fate(n) for n in given}
         self.records.update((n, fate) for n, fate in fates.items() if fate != "lost")
         sent, dead, lost = (sum(fate == one for fate in fates.values()) for one in ("sent", "dead", "lost"))
         step = self._mark(batch, sent + dead, dead) if self.guarantee == "exactly_once" else None
-        done = Delivered(sent, 0, lost, "Kafka is away" if lost else "", dead, marks=step)
-        return KafkaWritten(0, batch, self.name, done, len(given))
+        done = DeliveryResult(sent, 0, lost, "Kafka is away" if lost else "", dead, marker_step=step)
+        return KafkaTaskResult(0, batch, self.name, done, len(given))
 
     def _fate(self, offset: int) -> str:
         """Only at_most_once loses, and only a line with a topic for them has dead letters."""
@@ -227,8 +227,8 @@ class ModelLine:
     def _mark(self, batch: int, rows: int, dead: int) -> MarkerStep:
         before, marker = self.marker, Marker(batch, 1, rows, writer=self.name, dead_lettered=dead)
         marker = Marker(**{**marker.__dict__, "total_rows": rows, "total_dead_lettered": dead})
-        self.marker = marker if before is None else marker.following(before)
-        found = None if before is None or before.writer == ANYONE else before.totals
+        self.marker = marker if before is None else marker.with_totals_after(before)
+        found = None if before is None or before.writer == ANY_QUERY else before.totals
         return MarkerStep(found, self.marker.totals)
 
     # -- what is said --

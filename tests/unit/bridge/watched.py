@@ -12,10 +12,10 @@ from typing import Any
 
 from tests.unit.bridge.noted import commit, down, up
 from towline.bridge.config.file import parse
+from towline.bridge.runtime.child_supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
-from towline.bridge.runtime.state import BridgeState, notes_of
+from towline.bridge.runtime.state import BridgeState, read_notes
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 
 __all__ = ["Watched"]
 
@@ -95,11 +95,11 @@ class Watched:
             }
             outbox["acknowledged"] = outbox["delivered"]
         self.facts |= {**facts, "outbox": outbox}
-        self.gateway._take(dict(self.facts), notes_of(self.line.gateway.state_dir))
+        self.gateway._handle_status(dict(self.facts), read_notes(self.line.gateway.state_dir))
 
     def tell(self, kind: str, **facts: Any) -> None:
         """A report of the driver."""
-        self.spark._take(json.dumps({"kind": kind, "at": 0.0, "line": self.line.name, **facts}))
+        self.spark._handle_report(json.dumps({"kind": kind, "at": 0.0, "line": self.line.name, **facts}))
 
     def batch(self, number: int, end: int, **counts: int) -> None:
         """A committed batch; the gateway is asked once more behind it."""
@@ -118,16 +118,16 @@ class Watched:
 
     def look(self) -> None:
         """What the supervisor does a few times a second."""
-        for text in self.state.heard():
-            self.screen.say(text)
+        for text in self.state.take_events():
+            self.screen.print_event(text)
         self.screen.show(self.state)
 
     def farewell(self) -> None:
         """The last lines."""
         supervisor = Supervisor(self.bridge, self.screen)
         supervisor._state = self.state
-        for text in supervisor._farewell():
-            self.screen.say(text)
+        for text in supervisor._final_report():
+            self.screen.print_event(text)
 
     def seen(self) -> list[str]:
         """The console since the last call, without times; the state directory is called STATE."""

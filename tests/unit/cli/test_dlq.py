@@ -52,9 +52,9 @@ def test_a_limit_is_for_all_topics_together(
     ]
     given: list[int | None] = []
 
-    def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> deadletters.Replay:
+    def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> deadletters.ReplayCounts:
         given.append(limit)
-        return deadletters.Replay(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
+        return deadletters.ReplayCounts(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
 
     monkeypatch.setattr(deadletters, "shelves", lambda _bridge: topics)
     monkeypatch.setattr(deadletters, "replay", replay)
@@ -70,7 +70,7 @@ def test_a_letter_of_no_time_is_shown(
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"")
-    entries = [deadletters.Entry(0, n, at, letter) for n, at in enumerate((0, 1 << 62))]
+    entries = [deadletters.StoredLetter(0, n, at, letter) for n, at in enumerate((0, 1 << 62))]
     topic = SimpleNamespace(
         topic="dead",
         absent=False,
@@ -97,8 +97,8 @@ def test_what_is_no_whole_letter_is_counted_and_told(
     assert len(whole) >= 2
     records = [*whole, *whole[:1], other[1], (b"k", b"v", ())]
 
-    def read(*_: Any, **__: Any) -> Iterator[deadletters._Record]:
-        return (deadletters._Record(0, at, 0, *one) for at, one in enumerate(records))
+    def read(*_: Any, **__: Any) -> Iterator[deadletters._TopicRecord]:
+        return (deadletters._TopicRecord(0, at, 0, *one) for at, one in enumerate(records))
 
     monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {})
     monkeypatch.setattr(deadletters.DeadLetterTopic, "_records", read)

@@ -14,7 +14,7 @@ from tests.unit.cli.test_main import ran
 from tests.unit.doctor.bridges import DOWN, UP, bridge_of
 from towline import doctor
 from towline.doctor import kafka, machine
-from towline.doctor.table import Answer, Check, Standing
+from towline.doctor.table import Check, Finding, Verdict
 
 LONG = "a fact of many words " * 20
 
@@ -23,10 +23,10 @@ LONG = "a fact of many words " * 20
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bridge whose broker is away, a Kafka that says something of a device's, and a check that fails."""
 
-    def says(_facts: Any) -> list[Answer]:
-        return [Answer(Standing.WARNS, f"{LONG}\x1b[2J", mend="do")]
+    def says(_facts: Any) -> list[Finding]:
+        return [Finding(Verdict.WARNS, f"{LONG}\x1b[2J", remedy="do")]
 
-    def fails(_facts: Any) -> list[Answer]:
+    def fails(_facts: Any) -> list[Finding]:
         raise ZeroDivisionError("of ours")
 
     checks: Callable[..., Any] = Check
@@ -63,7 +63,7 @@ def test_what_is_kept_is_counted_and_shown_where_it_is_asked_for(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks: Callable[..., Any] = Check
-    well = checks("TL-D42", "disk", lambda _: [Answer(Standing.HOLDS, "quick")])
+    well = checks("TL-D42", "disk", lambda _: [Finding(Verdict.HOLDS, "quick")])
     monkeypatch.setattr(machine, "CHECKS", (well,))
     monkeypatch.setattr(doctor, "targets_of", lambda _bridge: ())
     monkeypatch.setattr(kafka, "CHECKS", ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from towline.cli import main
-from towline.cli.kafka import _meaning, _print
+from towline.cli.kafka import _print, _reset_preview
 from towline.kafka.markers import Marker
 
 
@@ -39,10 +39,10 @@ def test_a_wrong_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_reset_says_what_it_means() -> None:
-    text = _meaning("s", 2, 41)
+    text = _reset_preview("s", 2, 41)
     assert "batch 41 the last one written by sink s (2 partitions)" in text
     assert "batch 42: its rows are doubled" in text
-    assert "remove the markers of sink s (1 partition)" in _meaning("s", 1, None)
+    assert "remove the markers of sink s (1 partition)" in _reset_preview("s", 1, None)
 
 
 def test_a_table_of_markers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,9 +21,9 @@ def test_the_key_of_one_publisher(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_private(tmp_path / "line", "00" * 32)
     assert run(str(tmp_path / "line"), "3fa9c2d41e77") == 0
     write_private(tmp_path / "own", capsys.readouterr().out)
-    own, line = ReceiptKeys.read(tmp_path / "own"), ReceiptKeys.read(tmp_path / "line")
-    assert own.code("3fa9c2d41e77", b"x") == line.code("3fa9c2d41e77", b"x")
-    assert not own.speaks_for("q")
+    own, line = ReceiptKeys.read_file(tmp_path / "own"), ReceiptKeys.read_file(tmp_path / "line")
+    assert own.compute_code("3fa9c2d41e77", b"x") == line.compute_code("3fa9c2d41e77", b"x")
+    assert not own.has_key_for("q")
     assert run(str(tmp_path / "own"), "q") == 2
     assert "TL-C86" in capsys.readouterr().err
     assert run(str(tmp_path / "line"), "a/b") == 2

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.bridge.test_downlink_file import GOOD
 from towline.bridge import kafka_source
 from towline.cli import COMMANDS, main
-from towline.cli.screen import plain
+from towline.cli.screen import terminal_text
 from towline.errors import ConfigError, KafkaError
 from towline.spark import session
 from towline.version import release
@@ -221,7 +221,7 @@ def test_nothing_ends_in_a_traceback(
 
 def test_marks_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    assert plain("▸ a → b ✓") == "> a > b +"
+    assert terminal_text("▸ a → b ✓") == "> a > b +"
 
 
 def test_without_the_proof_harness_the_other_commands_are_there(

@@ -20,7 +20,7 @@ from tests.unit.bridge.test_config import GOOD
 from tests.unit.monitor.test_lines import TOKEN
 from towline.bridge.config.file import load
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.status import collect_bridge, collect_from, render
+from towline.bridge.runtime.status import collect_bridge_status, fetch_status, render
 from towline.errors import GatewayError
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import BridgeLines, serve
@@ -97,7 +97,7 @@ def told() -> Iterator[Told]:
     """By a bridge that runs; and a gateway alone, whose directory lies in one that everybody may read."""
     with tempfile.TemporaryDirectory(prefix="towline-test-") as one, tempfile.TemporaryDirectory() as other:
         bridge, alone = Place(Path(one)), Place(Path(other))
-        BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"}, file=bridge.file).save(ended=True)
+        BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"}, file=bridge.file).save(has_ended=True)
         bridge.close(bridge.state_dir)
         alone.close(alone.line_dir)
         alone.state_dir.chmod(0o755)
@@ -131,7 +131,7 @@ def _told(bridge: Place, alone: Place, port: int, ended: int) -> Told:
     arguments = [sys.executable, "-c", PROGRAM, json.dumps(MODULES), json.dumps(commands)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd="/", timeout=60)
     said = [(int(code), str(text)) for code, text in json.loads(done.stdout)]
-    shown = collect_bridge(load(bridge.file)) if os.getuid() == 0 else {}
+    shown = collect_bridge_status(load(bridge.file)) if os.getuid() == 0 else {}
     of_refused = [(*one, *answer) for one, answer in zip(refused, said, strict=False)]
     return Told(of_refused, url, shown | {"monitor": url}, said[len(refused) :])
 
@@ -175,4 +175,4 @@ def test_whoever_has_the_port_now_may_answer_anything(answer: bytes) -> None:
         serve(monitor, "0", [Route("/lines", lambda _: Response(answer))]) as port,
         pytest.raises(GatewayError, match=r"no bridge's monitor answers \(.*\)\. Is this .*TL-B75"),
     ):
-        collect_from(f"http://127.0.0.1:{port}")
+        fetch_status(f"http://127.0.0.1:{port}")

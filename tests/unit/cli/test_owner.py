@@ -17,7 +17,7 @@ from towline import Publisher
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
 from towline.files import check_owner
-from towline.gateway.launch import ensure
+from towline.gateway.launch import ensure_running
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
 from towline.schema import ROW_SCHEMA
@@ -136,7 +136,7 @@ def test_whatever_writes_looks_first(tmp_path: Path) -> None:
     )
     before = seen(foreign)
     for opened in (
-        lambda: ensure(settings, owner_pid=os.getpid()),
+        lambda: ensure_running(settings, owner_pid=os.getpid()),
         lambda: Journal.open(foreign, schema=ROW_SCHEMA),
         lambda: Publisher("mqtt://127.0.0.1:1", state_dir=foreign),
         lambda: Checkpoint(str(foreign)).sync(),

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.test_main import ran
-from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.delivery.refused import RefusedMessages
 from towline.journal import Outbox
-from towline.mqtt.reasons import CUT
+from towline.mqtt.reasons import CONNECTION_CUT
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 
 @pytest.fixture
@@ -22,12 +22,16 @@ def place(tmp_path: Path) -> Path:
     directory = tmp_path / "commands"
     outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA)
     topics = ["a", "esc\x1b[2J\nnext", "b", "c"]
-    outbox.enter(arrived(rows_of([{"topic": topic, "payload": b"12", "qos": 1} for topic in topics]), Stamp(10**15)))
+    outbox.append_batch(
+        add_arrival(
+            rows_from_messages([{"topic": topic, "payload": b"12", "qos": 1} for topic in topics]), Timestamp(10**15)
+        )
+    )
     refused = RefusedMessages(directory / "refused", outbox)
-    messages = [(next(iter(outbox.read(n, n + 1))), n, reason) for n, reason in ((1, CUT), (2, 0x87))]
-    for numbers in refused.keep(messages):
-        outbox.finish(numbers)
-    outbox.finish([0, 3])
+    messages = [(next(iter(outbox.read(n, n + 1))), n, reason) for n, reason in ((1, CONNECTION_CUT), (2, 0x87))]
+    for numbers in refused.store(messages):
+        outbox.mark_done(numbers)
+    outbox.mark_done([0, 3])
     outbox.flush()
     refused.close()
     outbox.close()

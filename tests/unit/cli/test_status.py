@@ -20,7 +20,7 @@ from tests.unit.gateway.serving import Served, rows
 from towline.bridge.lines.account import LineNotes
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import render
-from towline.gateway.service import InboxService
+from towline.gateway.service import GatewayService
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
@@ -39,7 +39,7 @@ class Line:
         self.state.spark = "running"
         self.view = self.state.lines["line"]
         self.view.query = "running"
-        self.services: list[tuple[InboxService, Journal]] = []
+        self.services: list[tuple[GatewayService, Journal]] = []
 
     def serve(self, status: dict[str, Any]) -> None:
         """Let a gateway answer."""
@@ -125,7 +125,7 @@ def test_how_far_kafka_is_nobody_knows_before_it_was_asked_and_without_a_bridge(
     line.state.save()
     code, text = current(capsys, line)
     assert (code, text["account"]["behind"]) == (3, 7), "it is asked whether the query runs or not"
-    line.state.save(ended=True)
+    line.state.save(has_ended=True)
     code, text = current(capsys, line)
     assert (code, text["account"]["behind"], text["account"]["hidden"]) == (3, None, None)
     code, out = shown(capsys, line)
@@ -145,7 +145,7 @@ def test_a_gateway_that_says_nothing_of_its_outbox_has_no_account(
 def test_an_account_that_does_not_add_up_is_the_worse_news(capsys: pytest.CaptureFixture[str], line: Line) -> None:
     line.serve({"outbox": OUTBOX})
     commit(line.state_dir / "line", down(3))
-    line.state.save(ended=True)
+    line.state.save(has_ended=True)
     code, text = current(capsys, line)
     assert (code, text["account"]["adds_up"]) == (1, False)
 
@@ -174,16 +174,16 @@ def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
 
 
 def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -> None:
-    from towline.bridge.runtime.screen import summary  # noqa: PLC0415 - what only this test needs
+    from towline.bridge.runtime.screen import line_summary  # noqa: PLC0415 - what only this test needs
 
     view = Line(tmp_path).view
-    view.hear(STATUS, LineNotes())
-    assert "delivered 0" in summary(view, "running")
+    view.update_status(STATUS, LineNotes())
+    assert "delivered 0" in line_summary(view, "running")
     view.heard = time.time() - 60
-    assert summary(view, "running") == 'line "line"   gateway silent'
-    view.hear(STATUS, LineNotes())
+    assert line_summary(view, "running") == 'line "line"   gateway silent'
+    view.update_status(STATUS, LineNotes())
     view.gateway_error = "x"
-    assert summary(view, "running") == 'line "line"   no gateway'
+    assert line_summary(view, "running") == 'line "line"   no gateway'
 
 
 def test_a_zombie_does_not_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -217,13 +217,13 @@ def test_no_tick_stands_beside_a_line_that_has_stopped(
     line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3, "acknowledged": 3}})
     commit(line.state_dir / "line", down(3))
     line.view.query, line.view.query_error = "stopped", error
-    line.state.save(ended=not running)
+    line.state.save(has_ended=not running)
     code, text = current(capsys, line)
     assert (code, text["account"]["adds_up"], text["account"]["delivered"]) == (3, None, 3)
     out = shown(capsys, line)[1]
     assert "✓" not in out
     assert "taken 3 = delivered 3 + waiting 0   not judged: the line has stopped" in out
-    line.view.hear({**STATUS, "outbox": OUTBOX}, down(3))
+    line.view.update_status({**STATUS, "outbox": OUTBOX}, down(3))
     assert line.view.account is not None
     assert "does not add up ✗" in line.view.account.sentence(), "what disagrees is told all the same"
 

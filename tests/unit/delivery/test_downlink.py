@@ -22,14 +22,14 @@ from tests.unit.journal.support import FillingDisk
 from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
-from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
-from towline.mqtt import suspects
-from towline.mqtt.events import Flying, Lost, Received, Tick
+from towline.mqtt import culprits
+from towline.mqtt.events import ConnectionLost, PacketsReceived, SaveInFlight, Tick
 from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 #: Microseconds since 1970, and seconds of the clock that never goes back.
 WALL_US = 1_700_000_000_000_000
@@ -66,9 +66,11 @@ def arrive(line: Line, *expiries: int | None, age_s: int = 0, qos: int = 1) -> N
         {"topic": "d", "payload": b"%d" % number, "qos": qos, "message_expiry_seconds": expiry}
         for number, expiry in enumerate(expiries, first)
     ]
-    wall_us, boottime_us, boot = Stamp.now()
-    line.outbox.enter(
-        arrived(rows_of(messages), Stamp(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot))
+    wall_us, boottime_us, boot = Timestamp.now()
+    line.outbox.append_batch(
+        add_arrival(
+            rows_from_messages(messages), Timestamp(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot)
+        )
     )
 
 
@@ -77,9 +79,9 @@ def test_nothing_more_is_handed_over_while_the_transport_holds_much(tmp_path: Pa
     line = Line(tmp_path, 0)
     line.connect()
     arrive(line, None)
-    line.downlink.turn(unsent=module._MOST_UNSENT)
+    line.downlink.turn(unsent=module._MAX_UNSENT_BYTES)
     assert line.sent == []
-    line.downlink.turn(unsent=module._MOST_UNSENT - 1)
+    line.downlink.turn(unsent=module._MAX_UNSENT_BYTES - 1)
     assert len(line.sent) == 1
 
 
@@ -171,28 +173,28 @@ def test_what_expires_while_it_is_put_off_lets_the_next_go(tmp_path: Path, clock
 def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 2, topics=2)
     line.connect()
-    assert line.downlink.due() is None
+    assert line.downlink.next_turn_at() is None
     line.answer()
-    due = line.downlink.due()
+    due = line.downlink.next_turn_at()
     assert due is not None
     assert 0 < due - clock.now <= 1, "what is done reaches the disk"
     clock.now = due
     line.downlink.turn()
-    assert line.downlink.due() is None
+    assert line.downlink.next_turn_at() is None
     arrive(line, None)
     line.downlink.turn()
     line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
     line.downlink.flush()
-    assert line.downlink.due() == clock.now + 1.0, "what was put off"
-    line.end(Lost())
-    assert line.downlink.due() is None, "nothing by the clock without a connection"
+    assert line.downlink.next_turn_at() == clock.now + 1.0, "what was put off"
+    line.end(ConnectionLost())
+    assert line.downlink.next_turn_at() is None, "nothing by the clock without a connection"
 
 
 def test_while_one_is_suspected_the_next_leaves_after_the_time_of_quiet(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 2)
     for _ in range(2):
         line.connect()
-        line.end(Lost())
+        line.end(ConnectionLost())
     line.downlink.flush()
     assert line.connect() == []
     due = line.session.deadline()
@@ -207,17 +209,17 @@ def test_while_one_is_suspected_the_next_leaves_after_the_time_of_quiet(tmp_path
 
 def test_the_oldest_row_that_has_to_stay(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 6, topics=6)
-    oldest = {"nobody has taken one": line.downlink.oldest}
+    oldest = {"nobody has taken one": line.downlink.oldest_number}
     line.connect(window=3)
-    oldest["three are under way"] = line.downlink.oldest
+    oldest["three are under way"] = line.downlink.oldest_number
     reasons = {"delivered": 0, "refused, and not kept yet": 0x87, "put off": 0x97}
     for packet, (what, reason) in zip(line.sent[:3], reasons.items(), strict=True):
-        line.handle(Received([PubAckPacket(packet.packet_id or 0, reason_code=PubAckReasonCode(reason))]))
-        oldest[what] = line.downlink.oldest
+        line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0, reason_code=PubAckReasonCode(reason))]))
+        oldest[what] = line.downlink.oldest_number
     line.downlink.turn()
     for packet in line.sent[3:]:
-        line.handle(Received([PubAckPacket(packet.packet_id or 0)]))
-    oldest["put off, and no other"] = line.downlink.oldest
+        line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0)]))
+    oldest["put off, and no other"] = line.downlink.oldest_number
     assert oldest == {
         "nobody has taken one": None,
         "three are under way": 0,
@@ -232,9 +234,9 @@ def test_the_oldest_row_that_has_to_stay(tmp_path: Path, clock: Clock) -> None:
 def test_a_packet_id_of_qos_1_alone_needs_no_row_to_be_given_back(tmp_path: Path, qos: int, oldest: int | None) -> None:
     line = Line(tmp_path, 1, qos=qos)
     line.connect()
-    line.end(Lost())
-    line.downlink._dispatch.open.clear()  # as far as the disk knows
-    assert line.downlink.oldest == oldest
+    line.end(ConnectionLost())
+    line.downlink._dispatcher.in_flight.clear()  # as far as the disk knows
+    assert line.downlink.oldest_number == oldest
 
 
 def test_progress_is_told_once_a_turn_that_brought_any(tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_qos_0_leaves_without_room_on_the_disk_and_then_nothing_does(tmp_path: P
     disk.full = True
     assert line.connect() == [0]
     assert line.log.codes == ["TL-J02"]
-    due = line.downlink.due()
+    due = line.downlink.next_turn_at()
     assert due is not None
     disk.full = False
     arrive(line, None, qos=0)
@@ -264,7 +266,7 @@ def test_qos_0_leaves_without_room_on_the_disk_and_then_nothing_does(tmp_path: P
     clock.now += 1
     line.downlink.turn()
     assert [int(packet.payload) for packet in line.sent] == [1]
-    line.end(Lost())
+    line.end(ConnectionLost())
     assert line.connect() == []
 
 
@@ -275,8 +277,8 @@ def test_without_room_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
     disk.full = True
     assert line.connect() == [0]
     with pytest.raises(JournalFull):
-        line.downlink.perform(Flying((), {2: 0}, {}))
-    assert list(line.outbox.flights) == []
+        line.downlink.perform(SaveInFlight((), {2: 0}, {}))
+    assert list(line.outbox.in_flight) == []
 
 
 @pytest.mark.parametrize(("before", "told"), [((), 0), ((50,), 51), ((50, 100), None)])
@@ -284,14 +286,16 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, ...], told: int | None
 ) -> None:
     """MQTT 3.x has no Maximum Packet Size: a broker may end the connection there."""
-    monkeypatch.setattr(suspects, "_QUIET_S", 0.0)
+    monkeypatch.setattr(culprits, "_QUIET_S", 0.0)
     line = Line(tmp_path, 0)
     for size in (*before, 60):
-        line.outbox.enter(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Stamp(0)))
+        line.outbox.append_batch(
+            add_arrival(rows_from_messages([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Timestamp(0))
+        )
     line.connect()
-    line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
+    line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
     for _ in range(3):
-        line.end(Received([DisconnectPacket(reason_code=DisconnectReasonCode.PACKET_TOO_LARGE)]))
+        line.end(PacketsReceived([DisconnectPacket(reason_code=DisconnectReasonCode.PACKET_TOO_LARGE)]))
         line.connect()
     facts = line.log.facts["TL-M47"]
     assert (facts["number"], facts["bytes"], facts.get("larger_than_any_taken")) == (len(before), 61, told)
@@ -306,9 +310,9 @@ def test_a_message_that_was_sent_a_second_time_goes_on_after_a_crash(tmp_path: P
     before = line(1)
     before.connect()
     before.answer()
-    before.downlink.send_again([(0, 1)], lambda _: True)
+    before.downlink.resend([(0, 1)], lambda _: True)
     before.downlink.turn()
-    before.downlink.send_again([(0, 1)], lambda _: True)
+    before.downlink.resend([(0, 1)], lambda _: True)
     before.downlink.turn()
     (sent,) = before.sent
     assert (sent.payload, sent.user_properties) == (b"0", [("n", "0")])
@@ -326,16 +330,18 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
     for _ in range(12):
-        outbox.enter(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Stamp(0)))
-    messages = module.Upcoming(outbox, None)
-    messages.repeat([(0, 12)], lambda number: number != 10)
-    first = messages.following_repeat()
+        outbox.append_batch(
+            add_arrival(rows_from_messages([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Timestamp(0))
+        )
+    messages = module.MessageQueue(outbox, None)
+    messages.resend([(0, 12)], lambda number: number != 10)
+    first = messages.next_resend()
     assert first is not None
     assert first.number == 0
-    outbox.finish(tuple(range(7)))
+    outbox.mark_done(tuple(range(7)))
     outbox.flush()
-    assert outbox.first == 7
-    rest = iter(messages.following_repeat, None)
+    assert outbox.first_offset == 7
+    rest = iter(messages.next_resend, None)
     assert [message.number for message in rest] == [7, 8, 9, 11]
     outbox.close()
 
@@ -350,21 +356,23 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     before = line()
     for number in range(4):
         payload = b"%d" % number + b" " * 2000
-        before.outbox.enter(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), Stamp(0)))
+        before.outbox.append_batch(
+            add_arrival(rows_from_messages([{"topic": "d", "payload": payload, "qos": qos}]), Timestamp(0))
+        )
     before.connect()
     before.answer()
-    before.downlink.send_again([(0, 1)], lambda _: True)
+    before.downlink.resend([(0, 1)], lambda _: True)
     before.downlink.turn()
     before.downlink.flush()
-    ((packet_id, flight),) = before.outbox.flights.items()
-    assert (flight.number, [int(packet.payload) for packet in before.sent]) == (0, [0])
-    assert before.outbox.first > 0
+    ((packet_id, flight),) = before.outbox.in_flight.items()
+    assert (flight.row_number, [int(packet.payload) for packet in before.sent]) == (0, [0])
+    assert before.outbox.first_offset > 0
     before.outbox.close()
     after = line()
     assert after.connect() == []
     assert after.session.outbound.in_flight == ({packet_id: (0, Phase.RELEASED)} if pubrel else {})
-    after.handle(Received([PubCompPacket(packet_id)]))
-    assert after.outbox.flights == {}
+    after.handle(PacketsReceived([PubCompPacket(packet_id)]))
+    assert after.outbox.in_flight == {}
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -376,18 +384,18 @@ def test_what_nobody_is_subscribed_to_is_counted_over_a_restart_too(tmp_path: Pa
     line.connect()
     first, second = (packet.packet_id or 0 for packet in line.sent)
     if qos == 1:
-        line.handle(Received([PubAckPacket(first, reason_code=PubAckReasonCode.NO_MATCHING_SUBSCRIBERS)]))
-        line.handle(Received([PubAckPacket(second)]))
+        line.handle(PacketsReceived([PubAckPacket(first, reason_code=PubAckReasonCode.NO_MATCHING_SUBSCRIBERS)]))
+        line.handle(PacketsReceived([PubAckPacket(second)]))
     else:
         nobody = PubRecPacket(first, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS)
-        line.handle(Received([nobody, PubRecPacket(second)]))
+        line.handle(PacketsReceived([nobody, PubRecPacket(second)]))
     if killed:
         line.downlink.flush()  # of QoS 1, which is done
         line.outbox.close()
         line = Line(tmp_path, 0, on_outcome=lambda *outcome: outcomes.append(outcome))
         line.connect()
     if qos == 2:
-        line.handle(Received([PubCompPacket(first), PubCompPacket(second)]))
+        line.handle(PacketsReceived([PubCompPacket(first), PubCompPacket(second)]))
     status = line.downlink.status()
     assert (status["delivered"], status["acknowledged"], status["unmatched"]) == (2, 2, 1)
     assert outcomes == [(0, Outcome.DELIVERED, 0x10), (1, Outcome.DELIVERED, 0)]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
 from tests.unit.mqtt.test_plain import Lists
-from towline.delivery.inbound import below, to_rows
+from towline.delivery.inbound import count_lower_qos, to_rows
 from towline.delivery.receipts.mark import Mark
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Messages
-from towline.mqtt.message import LARGE
+from towline.mqtt.message import LARGE_PAYLOAD_BYTES
 from towline.mqtt.plain import PlainRun
 from towline.schema import ROW_SCHEMA
 
@@ -52,7 +52,7 @@ _PACKETS = st.builds(
 
 
 def messages(*packets: PublishPacket) -> Messages:
-    return Messages([PublishRun.of(packets, b"".join(packet.write()[:1] for packet in packets))])
+    return Messages([PublishRun.from_packets(packets, b"".join(packet.write()[:1] for packet in packets))])
 
 
 def row(packet: PublishPacket, offset: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_columns_of_one_value_are_as_long_as_their_batch(count: int) -> None:
     assert batch.column("offset").to_pylist() == list(range(7, 7 + count))
 
 
-@pytest.mark.parametrize("size", [LARGE - 1, LARGE])
+@pytest.mark.parametrize("size", [LARGE_PAYLOAD_BYTES - 1, LARGE_PAYLOAD_BYTES])
 def test_a_large_payload_is_the_same_alone_and_among_others(size: int) -> None:
     large = PublishPacket("t", bytes(range(256)) * (size // 256) + bytes(size % 256))
     alone, among = to_rows(messages(large), 0, 0, "g"), to_rows(messages(large, PublishPacket("t", b"")), 0, 0, "g")
@@ -120,7 +120,7 @@ def test_marks_are_left_out_where_they_end_and_nothing_else_is() -> None:
 @pytest.mark.parametrize(("least", "lower"), [(0, 0), (1, 2), (2, 3)])
 def test_a_lower_qos_than_wanted_is_counted(least: int, lower: int) -> None:
     packets = [PublishPacket("t", b"", qos=QoS(qos), packet_id=1 if qos else None) for qos in (0, 1, 2, 0, 2)]
-    assert below(messages(*packets), least) == lower
+    assert count_lower_qos(messages(*packets), least) == lower
 
 
 def test_columns_that_are_lists_make_the_same_rows() -> None:

@@ -20,16 +20,24 @@ from mqtt5 import (
 )
 
 from tests.helpers import read_all
-from towline.delivery.outbound import Downlink
-from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.outbound import OutboxSender
+from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import JournalFull
 from towline.journal import Batch, Disk, Limits, Outbox
-from towline.mqtt import suspects as module
-from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig, SessionLost
-from towline.mqtt.reasons import CUT
+from towline.mqtt import culprits as module
+from towline.mqtt.events import (
+    ConnectionLost,
+    ConnectionOpened,
+    Event,
+    PacketsReceived,
+    Send,
+    SessionConfig,
+    SessionLost,
+)
+from towline.mqtt.reasons import CONNECTION_CUT
 from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 
 class Log:
@@ -61,22 +69,24 @@ class Line:
         limits = Limits(min_free_bytes=0, segment_bytes=segment_bytes)
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits, disk=disk)
         if messages:
-            rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
-            self.outbox.enter(arrived(rows, Stamp(0)))
+            rows = rows_from_messages(
+                [{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)]
+            )
+            self.outbox.append_batch(add_arrival(rows, Timestamp(0)))
         config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
         self.session = Session(config)
         self.sent: list[PublishPacket] = []
         self.log = Log()
         self.lost = 0
-        self.downlink = Downlink(
+        self.downlink = OutboxSender(
             self.outbox,
-            handle=self.handle,
+            handle_event=self.handle,
             log=self.log,
             refused_dir=directory / "refused",
             exactly_once=exactly_once,
             **more,
         )
-        self.downlink.attach(self.session)
+        self.downlink.attach_session(self.session)
 
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
@@ -89,8 +99,8 @@ class Line:
     def connect(self, window: int = 65535, *, present: bool = True, **connack: Any) -> list[int]:
         """Come online, and return what is published then."""
         self.sent.clear()
-        self.handle(Opened())
-        self.handle(Received([ConnAckPacket(session_present=present, receive_max=window, **connack)]))
+        self.handle(ConnectionOpened())
+        self.handle(PacketsReceived([ConnAckPacket(session_present=present, receive_max=window, **connack)]))
         self.downlink.turn()
         self.downlink.turn()
         return [int(packet.payload) for packet in self.sent]
@@ -98,13 +108,13 @@ class Line:
     def end(self, event: Event) -> bool:
         """Whether the message is found at which the broker ended the connection."""
         self.handle(event)
-        self.downlink.lost(self.session.outbound.withdraw())
-        return self.session.outbound.culprit is not None
+        self.downlink.connection_lost(self.session.outbound.withdraw_unsent())
+        return self.session.outbound.culprit_token is not None
 
     def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
         ids = [packet.packet_id for packet in self.sent if packet.packet_id]
         self.sent.clear()
-        self.handle(Received([PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
+        self.handle(PacketsReceived([PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
         self.downlink.turn()
 
     def drain(self) -> list[int]:
@@ -117,7 +127,7 @@ class Line:
 
     def refused(self) -> list[tuple[int, int]]:
         self.downlink.turn()
-        return [(row["number"], row["reason"]) for row in self.downlink.refused.page(0)["rows"]]
+        return [(row["number"], row["reason"]) for row in self.downlink.refused_messages.page(0)["rows"]]
 
 
 def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
@@ -134,7 +144,7 @@ def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
     now += 2
     line.downlink.turn()
     assert line.drain() == [0, 2, 4]
-    assert line.outbox.waiting == 0
+    assert line.outbox.waiting_rows == 0
 
 
 def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +153,9 @@ def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypat
     line = Line(tmp_path, 3)
     line.connect()
     line.answer()
-    line.end(Lost())
+    line.end(ConnectionLost())
     assert line.connect(window=1) == []
-    line.downlink.send_again([(0, 3)], lambda _: True)
+    line.downlink.resend([(0, 3)], lambda _: True)
     line.downlink.turn()
     line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
     assert line.sent == []
@@ -159,12 +169,12 @@ def test_a_broker_that_ends_every_connection_at_once_sets_nothing_aside(tmp_path
     """The first message of a connection waits for a second of quiet, while one is suspected."""
     line = Line(tmp_path, 5)
     assert line.connect() == [0, 1, 2, 3, 4]
-    line.end(Lost())
+    line.end(ConnectionLost())
     assert line.connect() == [0, 1, 2, 3, 4]
-    line.end(Lost())
+    line.end(ConnectionLost())
     for _ in range(20):
         assert line.connect() == []
-        line.end(Lost())
+        line.end(ConnectionLost())
     assert line.refused() == []
     assert line.log.codes == ["TL-M48"], "told once"
     assert line.downlink.status()["queued"] + line.downlink.status()["in_flight"] == 5
@@ -180,11 +190,11 @@ def test_three_ends_alone_set_aside_and_the_window_opens_again(tmp_path: Path) -
     line = Line(tmp_path, 5)
     for published, found in zip(([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0], [0], [0]), (0, 0, 0, 0, 1), strict=True):
         assert line.connect() == published
-        assert line.end(Lost()) == found, "the next connection comes soon after a find"
+        assert line.end(ConnectionLost()) == found, "the next connection comes soon after a find"
     assert line.connect() == [1, 2, 3, 4]
     line.answer()
-    assert line.refused() == [(0, CUT)]
-    assert line.outbox.waiting == 0
+    assert line.refused() == [(0, CONNECTION_CUT)]
+    assert line.outbox.waiting_rows == 0
 
 
 @pytest.mark.usefixtures("quick")
@@ -201,9 +211,9 @@ def test_the_broker_s_word_at_the_end_counts(tmp_path: Path, reason: DisconnectR
     line = Line(tmp_path, 1)
     for _ in range(3):
         assert line.connect() == [0]
-        line.end(Received([DisconnectPacket(reason_code=reason)]))
+        line.end(PacketsReceived([DisconnectPacket(reason_code=reason)]))
     line.connect()
-    assert line.refused() == ([(0, CUT)] if counts else [])
+    assert line.refused() == ([(0, CONNECTION_CUT)] if counts else [])
 
 
 @pytest.mark.usefixtures("quick")
@@ -212,7 +222,7 @@ def test_an_end_long_after_the_message_counts_nothing(tmp_path: Path, monkeypatc
     line = Line(tmp_path, 1)
     for _ in range(10):
         assert line.connect() == [0]
-        line.end(Lost())
+        line.end(ConnectionLost())
     line.connect()
     assert line.refused() == []
 
@@ -220,20 +230,20 @@ def test_an_end_long_after_the_message_counts_nothing(tmp_path: Path, monkeypatc
 def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -> None:
     """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
     limits = Limits(max_bytes=100_000, min_free_bytes=0)
-    rows = arrived(rows_of([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), Stamp(0))
+    rows = add_arrival(rows_from_messages([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), Timestamp(0))
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     for start in range(8):
-        outbox.enter(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
+        outbox.append_batch(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
     with pytest.raises(JournalFull):
-        outbox.enter(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+        outbox.append_batch(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
     outbox.close()
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
-    downlink = Downlink(outbox, handle=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
-    downlink.attach(session)
+    downlink = OutboxSender(outbox, handle_event=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
+    downlink.attach_session(session)
     downlink.turn()
-    outbox.enter(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
-    assert outbox.waiting == 8
+    outbox.append_batch(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+    assert outbox.waiting_rows == 8
 
 
 def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_taken_as_qos_1(tmp_path: Path) -> None:
@@ -246,17 +256,17 @@ def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_taken_as_
     assert (status["delivered"], status["degraded"], status["queued"] + status["in_flight"]) == (1, 1, 4)
     assert "exactly once" in status["held_back"]
     assert line.log.codes == ["TL-M44"]
-    line.end(Lost())
+    line.end(ConnectionLost())
     assert line.connect() == []
 
 
 def test_exactly_once_goes_on_once_the_broker_has_shown_that_it_knows_qos_2(tmp_path: Path) -> None:
     line = Line(tmp_path, 5, qos=2, exactly_once=True)
     line.connect()
-    line.handle(Received([PubRecPacket(line.sent[0].packet_id or 0)]))
+    line.handle(PacketsReceived([PubRecPacket(line.sent[0].packet_id or 0)]))
     line.downlink.turn()
     assert [int(packet.payload) for packet in line.sent] == [0, 1, 2, 3, 4]
-    assert line.downlink.held_back is None
+    assert line.downlink.blocked_reason is None
 
 
 def test_exactly_once_sets_nothing_aside_at_a_broker_without_qos_2(tmp_path: Path) -> None:
@@ -264,7 +274,7 @@ def test_exactly_once_sets_nothing_aside_at_a_broker_without_qos_2(tmp_path: Pat
     assert line.connect(max_qos=QoS.AT_LEAST_ONCE) == []
     assert line.refused() == []
     assert line.downlink.status()["queued"] == 3
-    assert "Maximum QoS" in (line.downlink.held_back or "")
+    assert "Maximum QoS" in (line.downlink.blocked_reason or "")
 
 
 def test_at_least_once_counts_what_was_taken_at_qos_1(tmp_path: Path) -> None:
@@ -272,14 +282,14 @@ def test_at_least_once_counts_what_was_taken_at_qos_1(tmp_path: Path) -> None:
     assert line.connect() == [0, 1, 2]
     line.answer()
     assert line.downlink.status()["degraded"] == 3
-    assert line.downlink.held_back is None
+    assert line.downlink.blocked_reason is None
 
 
 def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(tmp_path: Path) -> None:
     """[MQTT-4.4.0-1], [MQTT-3.3.1-1], where the broker has kept the session."""
     line = Line(tmp_path, 30)
     line.connect(window=10)
-    line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
+    line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
     line.downlink.turn()
     before = {int(packet.payload): packet.packet_id for packet in line.sent}
     assert list(before) == list(range(14))
@@ -291,8 +301,8 @@ def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(t
     assert all(packet.duplicate for packet in after.sent)
     assert [packet.packet_id for packet in after.sent] == [before[number] for number in range(4, 14)]
     assert after.drain() == list(range(4, 30))
-    assert after.outbox.waiting == 0
-    assert after.outbox.flights == {}
+    assert after.outbox.waiting_rows == 0
+    assert after.outbox.in_flight == {}
 
 
 def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) -> None:
@@ -306,7 +316,7 @@ def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) ->
     told = [status["resent_after_lost_session"], status["unsure_after_lost_session"], status["degraded"]]
     assert told == [0, 0, 0], "at least once: nothing to tell"
     after.answer()
-    assert after.outbox.flights == {}
+    assert after.outbox.in_flight == {}
 
 
 def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tmp_path: Path) -> None:
@@ -319,7 +329,7 @@ def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tm
     assert [packet.packet_id for packet in line.sent] == [65535, 1]
     line.outbox.close()
     after = Line(tmp_path, 0)
-    assert {i: f.number for i, f in after.outbox.flights.items()} == {65535: 2, 1: 3}
+    assert {i: f.row_number for i, f in after.outbox.in_flight.items()} == {65535: 2, 1: 3}
     assert after.connect() == [2, 3]
 
 
@@ -334,7 +344,7 @@ def test_a_lost_session_is_told_only_where_it_held_something(
     line.connect(present=False)
     if answered:
         line.answer()  # also for QoS 2, as RabbitMQ does
-    line.end(Lost())
+    line.end(ConnectionLost())
     line.connect(present=False)
     assert line.lost == lost_sessions
 
@@ -345,11 +355,11 @@ def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path
     line = Line(tmp_path, 0)
     expiring = [{"topic": "d", "payload": b"%d" % n, "qos": 1, "message_expiry_seconds": 0} for n in range(2)]
     lasting = [{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(2, 5)]
-    line.outbox.enter(arrived(rows_of(expiring + lasting), Stamp(0)))
+    line.outbox.append_batch(add_arrival(rows_from_messages(expiring + lasting), Timestamp(0)))
     line.connect(window=1)
     line.session.outbound._last_id = 0  # the next message takes the id that was freed last
     line.answer()
-    assert line.outbox.done.watermark == 3
+    assert line.outbox.done_rows.watermark == 3
     if flushed:
         line.downlink.flush()
     line.outbox.close()

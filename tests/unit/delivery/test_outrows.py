@@ -13,13 +13,13 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PubRelPacket
 
 from tests.helpers import read_all
 from towline.delivery import outrows
-from towline.delivery.outrows import Outgoing, arrived, message_of, outgoing, rows_of
+from towline.delivery.outrows import OutgoingMessage, add_arrival, build_message, outgoing_messages, rows_from_messages
 from towline.mqtt.codec import encode
-from towline.mqtt.events import Acknowledged, Action, Send
-from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
+from towline.mqtt.events import Action, PublishAcknowledged, Send
+from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
 from towline.mqtt.outbound import Outbound, Phase
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 #: Arrow does not look whether a string is UTF-8, so text is drawn as bytes.
@@ -78,34 +78,34 @@ def sent(actions: list[Action]) -> list[Any]:
     return read_all(b"".join(action.data for action in actions if isinstance(action, Send)))
 
 
-def fate(message: Outgoing, version: int, now: float, *, restored: bool) -> int | None:
+def fate(message: OutgoingMessage, version: int, now: float, *, restored: bool) -> int | None:
     """The reason a message is refused for here, None for one that leaves, and leaves again."""
-    if isinstance(message.content, int):
-        return message.content
-    expires = None if message.expiry_us is None else now + (message.arrived.wall_us + message.expiry_us) / 1e6
+    if isinstance(message.content_or_reason, int):
+        return message.content_or_reason
+    expires = None if message.expiry_us is None else now + (message.arrived_at.wall_us + message.expiry_us) / 1e6
     outbound = Outbound(partial(encode, version=version))
-    if restored and message.content.qos:
-        outbound.restore(7, message.number, message.content, Phase.PUBLISHED, expires)
+    if restored and message.content_or_reason.qos:
+        outbound.restore(7, message.number, message.content_or_reason, Phase.PUBLISHED, expires)
     else:
-        outbound.publish(message.number, message.content, expires)
+        outbound.publish(message.number, message.content_or_reason, expires)
     refused: int | None = None
     packets: list[Any] = []
     for _ in range(2):
-        outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+        outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
         actions = list(outbound.actions(now))
         packets = sent(actions) if version == 5 else [action for action in actions if isinstance(action, Send)]
         for one in packets:
             if isinstance(one, PubRelPacket):  # given up: its id is freed first
-                actions += [*outbound.take(PubCompPacket(one.packet_id)), *outbound.actions()]
+                actions += [*outbound.take_ack(PubCompPacket(one.packet_id)), *outbound.actions()]
         for action in actions:
-            if isinstance(action, Acknowledged) and action.reason:
+            if isinstance(action, PublishAcknowledged) and action.reason:
                 refused = action.reason
         if refused is not None:
             assert not len(outbound)
             return refused
-        if not message.content.qos:
+        if not message.content_or_reason.qos:
             break
-        outbound.disconnected()
+        outbound.end_connection()
     assert packets
     return None
 
@@ -114,7 +114,7 @@ def fate(message: Outgoing, version: int, now: float, *, restored: bool) -> int 
 @given(batches(), st.sampled_from([5, 4]), st.booleans(), st.booleans())
 def test_every_row_is_sent_or_has_a_reason(rows: pa.RecordBatch, version: int, restored: bool, marked: bool) -> None:
     mark = (lambda _number, _content: [("towline-n", "1")]) if marked else None
-    found = list(outgoing(rows, 5, mark))
+    found = list(outgoing_messages(rows, 5, mark))
     assert [message.number for message in found] == list(range(5, 5 + rows.num_rows))
     for message in found:
         reason = fate(message, version, 1e6, restored=restored)
@@ -142,8 +142,8 @@ def test_every_row_is_sent_or_has_a_reason(rows: pa.RecordBatch, version: int, r
 )
 @pytest.mark.parametrize("restored", [False, True])
 def test_an_extreme_value(field: str, value: object, reason: int | None, restored: bool) -> None:
-    row = rows_of([{"topic": "d", "payload": b"x", "qos": 2, field: value}])
-    (message,) = outgoing(arrived(row, Stamp(0)), 0)
+    row = rows_from_messages([{"topic": "d", "payload": b"x", "qos": 2, field: value}])
+    (message,) = outgoing_messages(add_arrival(row, Timestamp(0)), 0)
     assert fate(message, 5, 0.0, restored=restored) == reason
 
 
@@ -151,42 +151,44 @@ def test_the_size_of_a_message_is_not_its_payload_alone() -> None:
     """What is handed over at once is bounded by it."""
     pairs = [{"key": "k" * 10, "value": "v" * 10}] * 1000
     row = {"topic": "t" * 100, "payload": b"p", "correlation_data": bytes(50), "user_properties": pairs}
-    (message,) = outgoing(arrived(rows_of([row]), Stamp(0)), 0)
+    (message,) = outgoing_messages(add_arrival(rows_from_messages([row]), Timestamp(0)), 0)
     assert message.size >= 1000 * 20 + 151
 
 
 def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
-    (message,) = outgoing(arrived(rows_of([{"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}]), Stamp(0)), 0)
-    assert message.expiry_us == LONGEST_EXPIRY * 1_000_000
+    (message,) = outgoing_messages(
+        add_arrival(rows_from_messages([{"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}]), Timestamp(0)), 0
+    )
+    assert message.expiry_us == MAX_EXPIRY_S * 1_000_000
     outbound = Outbound(encode)
-    assert isinstance(message.content, OutboundMessage)
-    outbound.publish(0, message.content, float(2**40))
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    assert isinstance(message.content_or_reason, OutboundMessage)
+    outbound.publish(0, message.content_or_reason, float(2**40))
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     (packet,) = sent(list(outbound.actions(0.0)))
-    assert packet.message_expiry_interval == LONGEST_EXPIRY
+    assert packet.message_expiry_interval == MAX_EXPIRY_S
 
 
 def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> None:
     """[MQTT-3.2.2-15]: what the limit of the connection before allowed may be too large for this one."""
     outbound = Outbound(encode)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     outbound.publish(1, OutboundMessage("d", bytes(2000), qos=1))
     outbound.publish(2, OutboundMessage("d", b"small", qos=1))
     assert len(sent(list(outbound.actions()))) == 2
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=True, max_packet_size=1000), 10, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=True, max_packet_size=1000), 10, session_resumed=True)
     actions = list(outbound.actions())
-    assert [(a.token, a.reason) for a in actions if isinstance(a, Acknowledged)] == [(1, 0x95)]
+    assert [(a.token, a.reason) for a in actions if isinstance(a, PublishAcknowledged)] == [(1, 0x95)]
     (again,) = sent(actions)
     assert again.payload == b"small"
-    _ = [*outbound.take(PubAckPacket(again.packet_id)), *outbound.actions()]
+    _ = [*outbound.take_ack(PubAckPacket(again.packet_id)), *outbound.actions()]
     outbound.validate()
 
 
 def test_a_payload_beyond_what_mqtt_can_say_has_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
     payload = bytes(268_435_455)
-    assert message_of("t", payload, 1, retain=False) == 0x95
-    assert isinstance(message_of("t", payload[:-6], 1, retain=False), OutboundMessage)
+    assert build_message("t", payload, 1, retain=False) == 0x95
+    assert isinstance(build_message("t", payload[:-6], 1, retain=False), OutboundMessage)
     assert capfd.readouterr().err == ""
 
 
@@ -200,7 +202,7 @@ def test_whatever_a_constructor_raises_is_a_reason(error: type[BaseException], m
         raise error
 
     monkeypatch.setattr(outrows, "OutboundMessage", raising)
-    assert message_of("t", b"", 1, retain=False) == 0x99
+    assert build_message("t", b"", 1, retain=False) == 0x99
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
@@ -210,4 +212,4 @@ def test_what_is_not_the_rows_fault_passes(error: type[BaseException], monkeypat
 
     monkeypatch.setattr(outrows, "OutboundMessage", raising)
     with pytest.raises(error):
-        message_of("t", b"", 1, retain=False)
+        build_message("t", b"", 1, retain=False)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.inbound import plain_run, to_rows
-from towline.mqtt.codec import AnswerRun, Decoder, PublishRun, encode
+from towline.mqtt.checks import MalformedPacket
+from towline.mqtt.codec import AckRun, Decoder, PublishRun, encode
 from towline.mqtt.events import Deliver
-from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.plain import PlainReader, PlainRun
 
-EVERY_RUN = partial(plain_run, worth=1)
+EVERY_RUN = partial(plain_run, min_packets=1)
 #: Two kinds of topics, because the first byte of one is part of what a packet's shape is remembered by.
 _TOPICS = st.sampled_from(["a/b", "x", "dev/1/t", "dev/22/t", "größe/ü", "🚀"])
 _QOS = st.sampled_from([0, 1, 1, 1, 2])
@@ -60,10 +60,10 @@ def read(data: bytes, version: int, plain: PlainReader | None, cut: int) -> tupl
                 if isinstance(item, PublishRun | PlainRun):
                     came += zip(item.headers, item.packets, strict=True)
                 else:
-                    came += item.packets if isinstance(item, AnswerRun) else [item]
+                    came += item.packets if isinstance(item, AckRun) else [item]
     except MalformedPacket:
         return None, 0
-    return came, decoder._held
+    return came, decoder._buffered_bytes
 
 
 # The codec panics at ill-formed UTF-8, which the decoder catches, and drops the error of Python that it fell over.
@@ -84,7 +84,7 @@ def packets(count: int, qos: int = 1, **more: Any) -> list[PublishPacket]:
 
 
 def test_a_long_run_is_columns_and_a_short_one_is_not() -> None:
-    decoder = Decoder(plain=plain_run)
+    decoder = Decoder(plain_reader=plain_run)
     (run,) = decoder.feed(b"".join(packet.write() for packet in packets(500)))
     assert isinstance(run, PlainRun)
     assert (len(run), run.packet_ids[0], run.packet_ids[499]) == (500, 1, 500)
@@ -104,7 +104,7 @@ def test_packet_ids_of_3_1_1_are_no_property_lengths(first: int) -> None:
 def test_a_run_goes_on_behind_an_odd_packet() -> None:
     odd = PublishPacket("t", b"odd", qos=QoS.AT_LEAST_ONCE, packet_id=9, content_type="c")
     stream = [*packets(200), odd, *packets(200)]
-    items = Decoder(plain=plain_run).feed(b"".join(packet.write() for packet in stream))
+    items = Decoder(plain_reader=plain_run).feed(b"".join(packet.write() for packet in stream))
     assert [type(item) for item in items] == [PlainRun, PublishRun, PlainRun]
     assert [packet for item in items for packet in item.packets] == stream  # type: ignore[union-attr]
 
@@ -117,21 +117,21 @@ def test_where_nothing_is_plain_tries_become_rare(monkeypatch: pytest.MonkeyPatc
         tries.append(arguments)
 
     data = b"".join(packet.write() for packet in packets(5000, content_type="c"))
-    items = Decoder(plain=none).feed(data)
+    items = Decoder(plain_reader=none).feed(data)
     assert sum(map(len, items)) == 5000  # type: ignore[arg-type]
     assert len(tries) < 20
 
 
 def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
     inbound = Inbound()
-    for item in Decoder(plain=plain).feed(data):
-        assert isinstance(item, PublishRun | PlainRun | AnswerRun)
-        if isinstance(item, AnswerRun):
-            inbound.release(item.packet_ids)
+    for item in Decoder(plain_reader=plain).feed(data):
+        assert isinstance(item, PublishRun | PlainRun | AckRun)
+        if isinstance(item, AckRun):
+            inbound.take_pubrels(item.packet_ids)
         else:
-            inbound.publishes(item)
+            inbound.take_publishes(item)
     inbound.validate()
-    delivery = inbound.hand_over()
+    delivery = inbound.next_delivery()
     assert delivery is not None
     return delivery
 
@@ -140,7 +140,11 @@ def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
 def test_any_messages_give_the_same_rows_ids_and_digests(stream: list[PublishPacket]) -> None:
     data = b"".join(packet.write() for packet in stream)
     one, other = deliver(data, EVERY_RUN), deliver(data, None)
-    assert (one.held, one.released, one.first) == (other.held, other.released, other.first)
+    assert (one.unreleased_messages, one.released_ids, one.first_number) == (
+        other.unreleased_messages,
+        other.released_ids,
+        other.first_number,
+    )
     assert to_rows(one.messages, 7, 5, "g").equals(to_rows(other.messages, 7, 5, "g"))
     assert one.messages.headers == other.messages.headers
     assert list(one.messages.topics) == list(other.messages.topics)
@@ -154,7 +158,7 @@ def test_runs_with_answers_between_them_are_one_delivery(qos: int, retain: bool)
     one, other = deliver(data, plain_run), deliver(data, None)
     assert [type(run) for run in one.messages.runs] == [PlainRun] * 2
     assert to_rows(one.messages, 0, 5, "g").equals(to_rows(other.messages, 0, 5, "g"))
-    assert one.held == other.held
+    assert one.unreleased_messages == other.unreleased_messages
 
 
 @pytest.mark.parametrize(

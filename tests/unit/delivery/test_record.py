@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from towline.delivery.outbound import recall
+from towline.delivery.outbound import load_session_record
 from towline.errors import ConfigError
 from towline.mqtt.events import SessionConfig, SessionRecord
 
@@ -17,8 +17,8 @@ RECORD = SessionRecord("me", established=True, subscriptions={"a/#": 9, "b": -1}
 
 def test_a_record_comes_back_as_it_was_stored() -> None:
     for record in (RECORD, SessionRecord("me")):
-        assert recall(asdict(record), "here", CONFIG) == record
-    assert recall({}, "here", CONFIG) is None
+        assert load_session_record(asdict(record), "here", CONFIG) == record
+    assert load_session_record({}, "here", CONFIG) is None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_session_of_another_client_id_is_given_up_only_where_nothing_waits_i
     stored: dict[str, Any] = asdict(replace(RECORD, client_id="before", established=established))
     config = replace(CONFIG, session_expiry_s=expiry_s)
     if not refused:
-        assert recall(stored, "here", config, abandoned) is None
+        assert load_session_record(stored, "here", config, abandoned) is None
         return
     with pytest.raises(ConfigError, match=r'here.*"before".*"me".*TL-M23'):
-        recall(stored, "here", config, abandoned)
+        load_session_record(stored, "here", config, abandoned)

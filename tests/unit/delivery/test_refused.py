@@ -11,15 +11,15 @@ import pytest
 from mqtt5 import ConnAckPacket
 
 from tests.helpers import wait_until
-from towline.delivery.outbound import Downlink
-from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.outbound import OutboxSender
+from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import Event, Opened, PublishMany, Received, SessionConfig
+from towline.mqtt.events import ConnectionOpened, Event, PacketsReceived, PublishMany, SessionConfig
 from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 #: Room for some messages of 50 KB.
 _SMALL = Limits(max_bytes=3 << 20, min_free_bytes=0, segment_bytes=64 << 10)
@@ -39,13 +39,15 @@ def outbox_at(directory: Path) -> Outbox:
 
 
 def rows(*payloads: bytes, topic: str = "d", at: int = 1) -> pa.RecordBatch:
-    return arrived(rows_of([{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]), Stamp(at))
+    return add_arrival(
+        rows_from_messages([{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]), Timestamp(at)
+    )
 
 
 def refuse(outbox: Outbox, refused: RefusedMessages, *numbers: int) -> None:
     messages = ((next(iter(outbox.read(n, n + 1))), n, 0x87) for n in numbers)
-    for kept in refused.keep(messages):
-        outbox.finish(kept)
+    for kept in refused.store(messages):
+        outbox.mark_done(kept)
 
 
 def payloads(outbox: Outbox, start: int = 0) -> list[bytes]:
@@ -54,7 +56,7 @@ def payloads(outbox: Outbox, start: int = 0) -> list[bytes]:
 
 def test_kept_shown_replayed(tmp_path: Path) -> None:
     outbox = outbox_at(tmp_path)
-    outbox.enter(rows(b"0", b"1", b"2", b"3"))
+    outbox.append_batch(rows(b"0", b"1", b"2", b"3"))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     assert refused.page(0) == {"rows": [], "next": 0, "end": 0}
     refuse(outbox, refused, 1, 3)
@@ -78,7 +80,7 @@ def test_kept_shown_replayed(tmp_path: Path) -> None:
 def test_a_replay_that_a_crash_interrupted_enters_once(tmp_path: Path) -> None:
     """The messages are in the outbox, and the mark that they left this place is lost with the crash."""
     outbox = outbox_at(tmp_path)
-    outbox.enter(rows(*(b"%d" % n for n in range(5))))
+    outbox.append_batch(rows(*(b"%d" % n for n in range(5))))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0, 1, 2)
     refused.close()
@@ -97,10 +99,10 @@ def test_a_replay_that_a_crash_interrupted_enters_once(tmp_path: Path) -> None:
 def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp_path: Path) -> None:
     """Kept, and not yet done in the outbox: the message is refused there once more, or the replay comes first."""
     outbox = outbox_at(tmp_path)
-    outbox.enter(rows(b"0", b"1"))
+    outbox.append_batch(rows(b"0", b"1"))
     row = next(iter(outbox.read(0, 1)))
     refused = RefusedMessages(tmp_path / "refused", outbox)
-    assert list(refused.keep([(row, 0, 0x87)])) == [[0]]
+    assert list(refused.store([(row, 0, 0x87)])) == [[0]]
     refused.close()
     shutil.copytree(tmp_path / "refused", tmp_path / "before")
     again = RefusedMessages(tmp_path / "refused", outbox)
@@ -111,7 +113,7 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
     outbox.close()
     shutil.rmtree(tmp_path / "outbox")
     outbox = outbox_at(tmp_path)
-    outbox.enter(rows(b"0", b"1"))
+    outbox.append_batch(rows(b"0", b"1"))
     first = RefusedMessages(tmp_path / "before", outbox)
     assert first.replay(99)["moved"] == 0
     assert outbox.end == 2
@@ -121,21 +123,21 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
 def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path) -> None:
     """The broker's rights were mended meanwhile: it would accept the message now, and once more with a replay."""
     outbox = outbox_at(tmp_path)
-    outbox.enter(rows(b"0", b"1", b"2"))
+    outbox.append_batch(rows(b"0", b"1", b"2"))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     outbox.flush()
-    assert list(refused.keep([(next(iter(outbox.read(1, 2))), 1, 0x87)])) == [[1]]
+    assert list(refused.store([(next(iter(outbox.read(1, 2))), 1, 0x87)])) == [[1]]
     refused.close()
     outbox.close()
     outbox, sent = outbox_at(tmp_path), list[Event]()
-    downlink = Downlink(outbox, handle=sent.append, log=Log(), refused_dir=tmp_path / "refused")
-    downlink.attach(online())
+    downlink = OutboxSender(outbox, handle_event=sent.append, log=Log(), refused_dir=tmp_path / "refused")
+    downlink.attach_session(online())
     until(downlink, lambda: bool(sent))
     assert [message.token for event in sent if isinstance(event, PublishMany) for message in event.messages] == [2]
     account = downlink.status()
     assert (account["accepted"], account["refused"], account["in_flight"]) == (3, 1, 1)
-    assert downlink.refused.replay(9)["moved"] == 2
+    assert downlink.refused_messages.replay(9)["moved"] == 2
     assert payloads(outbox, 3) == [b"0", b"1"]
     downlink.close()
     outbox.close()
@@ -143,14 +145,14 @@ def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path)
 
 def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_path: Path) -> None:
     outbox = outbox_at(tmp_path)
-    outbox.enter(rows(b"old 0", b"old 1"))
+    outbox.append_batch(rows(b"old 0", b"old 1"))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0, 1)
     refused.close()
     outbox.close()
     shutil.rmtree(tmp_path / "outbox")
     outbox = outbox_at(tmp_path)
-    outbox.enter(rows(b"new 0", at=2))
+    outbox.append_batch(rows(b"new 0", at=2))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     assert len(refused.page(0)["rows"]) == 3
@@ -161,16 +163,16 @@ def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_pa
 def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> None:
     limits = Limits(max_bytes=300_000, min_free_bytes=0, segment_bytes=64 << 10)
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
-    outbox.enter(rows(bytes(150_000)))
+    outbox.append_batch(rows(bytes(150_000)))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     outbox.flush()
-    outbox.enter(rows(bytes(250_000)))
+    outbox.append_batch(rows(bytes(250_000)))
     with pytest.raises(JournalFull):
         refused.replay(99)
     assert outbox.ledger["replayed"] == 0
     assert len(refused.page(0)["rows"]) == 1
-    outbox.finish([1])
+    outbox.mark_done([1])
     outbox.flush()
     assert refused.replay(99)["moved"] == 1
 
@@ -179,32 +181,32 @@ def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path)
     outbox, log = outbox_at(tmp_path), Log()
     events: list[Event] = []
     outcomes: list[int] = []
-    downlink = Downlink(
+    downlink = OutboxSender(
         outbox,
-        handle=events.append,
+        handle_event=events.append,
         log=log,
         refused_dir=tmp_path / "refused",
         on_outcome=lambda number, *_: outcomes.append(number),
     )
-    downlink.refused = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
-    downlink.attach(online())
+    downlink.refused_messages = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
+    downlink.attach_session(online())
     for _ in range(100):
-        outbox.enter(rows(bytes(50_000), topic=""))  # MQTT has no way to say it
-    outbox.enter(rows(b"fine"))
-    until(downlink, lambda: downlink.held_back is not None)
-    kept = len(downlink.refused.page(0)["rows"])
+        outbox.append_batch(rows(bytes(50_000), topic=""))  # MQTT has no way to say it
+    outbox.append_batch(rows(b"fine"))
+    until(downlink, lambda: downlink.blocked_reason is not None)
+    kept = len(downlink.refused_messages.page(0)["rows"])
     account = downlink.status()
     assert 0 < kept == account["refused"] == len(outcomes) < 100
     assert account["accepted"] == 101 == account["queued"] + account["refused"] + account["in_flight"]
     assert "don't fit" in account["held_back"]
     assert log.codes.count("TL-M49") == 1
     before = len(events)
-    downlink.lost(())
+    downlink.connection_lost(())
     downlink.turn()
     assert len(events) == before, "nothing is sent while there is no room"
-    downlink.refused.drop(99)
+    downlink.refused_messages.drop(99)
     until(downlink, lambda: downlink.status()["refused"] == 100)
-    assert downlink.held_back is None
+    assert downlink.blocked_reason is None
     assert outcomes == list(range(100))
     downlink.close()
     outbox.close()
@@ -212,12 +214,12 @@ def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path)
 
 def online() -> Session:
     session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
-    session.handle(Opened(), 0.0)
-    session.handle(Received([ConnAckPacket()]), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
+    session.handle(PacketsReceived([ConnAckPacket()]), 0.0)
     return session
 
 
-def until(downlink: Downlink, condition: Callable[[], bool]) -> None:
+def until(downlink: OutboxSender, condition: Callable[[], bool]) -> None:
     def turned() -> bool:
         downlink.turn()
         return condition()

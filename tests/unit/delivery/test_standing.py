@@ -12,18 +12,22 @@ from mqtt5 import PubAckReasonCode
 
 from tests.unit.delivery.test_outbound import Line
 from towline.bridge.lines.account import LineNotes, downlink_account
-from towline.delivery.outbound import standing
-from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.outbound import outbox_counts
+from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import Lost
+from towline.mqtt.events import ConnectionLost
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 
 def an_outbox(directory: Path, messages: int = 0) -> Outbox:
     outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
     if messages:
-        outbox.enter(arrived(rows_of([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), Stamp(0)))
+        outbox.append_batch(
+            add_arrival(
+                rows_from_messages([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), Timestamp(0)
+            )
+        )
     return outbox
 
 
@@ -63,7 +67,7 @@ def test_a_message_that_is_done_and_that_no_broker_has_taken_is_told(tmp_path: P
     """The planted fault: a row is done, and its acknowledgement is in no count."""
     line = Line(tmp_path, 5)
     line.connect(window=4)
-    line.outbox.finish((4,))
+    line.outbox.mark_done((4,))
     line.answer()
     assert ("does not add up ✗ (the outbox says 5 delivered · the broker has acknowledged 4)") in verdict(
         line.downlink.status()
@@ -77,7 +81,7 @@ def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) 
         line = Line(directory, 3)
         for step in steps:
             line = _step(line, step, directory)
-            found = standing(line.outbox)
+            found = outbox_counts(line.outbox)
             assert found["delivered"] == sum(found[name] for name in ("acknowledged", "sent"))
         line.outbox.close()
 
@@ -85,7 +89,9 @@ def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) 
 def _step(line: Line, step: str, directory: Path) -> Line:
     online = line.session.state.name == "ONLINE"
     if step == "append":
-        line.outbox.enter(arrived(rows_of([{"topic": "d0", "payload": b"7", "qos": 1}]), Stamp(0)))
+        line.outbox.append_batch(
+            add_arrival(rows_from_messages([{"topic": "d0", "payload": b"7", "qos": 1}]), Timestamp(0))
+        )
         line.downlink.turn()
     elif step == "connect" and not online:
         line.connect()
@@ -94,11 +100,11 @@ def _step(line: Line, step: str, directory: Path) -> Line:
     elif step == "refuse" and online:
         line.answer(PubAckReasonCode.NOT_AUTHORIZED)
     elif step == "lost" and online:
-        line.end(Lost())
+        line.end(ConnectionLost())
     elif step == "flush":
         line.downlink.flush()
     elif step == "kill":  # what was not flushed is forgotten by both
         line.outbox.close()
-        line.downlink.refused.close()
+        line.downlink.refused_messages.close()
         return Line(directory, 0)
     return line

@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 from tests.helpers import read_all
 from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, sent
 from tests.unit.journal.support import FillingDisk
-from towline.delivery.inbound import Uplink
-from towline.delivery.receipts.ledger import Ledger
+from towline.delivery.inbound import InboxWriter
+from towline.delivery.receipts.ledger import ReceiptLedger
 from towline.errors import JournalFull
 from towline.guarantee import AckAfter
 from towline.journal import Journal, Limits
 from towline.mqtt.codec import Decoder
-from towline.mqtt.events import Deliver, Event, Lost, Opened, Received, Send, SessionConfig
+from towline.mqtt.events import ConnectionLost, ConnectionOpened, Deliver, Event, PacketsReceived, Send, SessionConfig
 from towline.mqtt.session import Session
 from towline.schema import ROW_SCHEMA
 
@@ -28,7 +28,7 @@ class Line:
     """A session and its uplink; `answers` is what the broker has got, with the journal's end at that moment."""
 
     def __init__(
-        self, directory: Path, acks: AckAfter = AckAfter.JOURNAL, *, qos: int = 0, ledger: Ledger | None = None
+        self, directory: Path, acks: AckAfter = AckAfter.JOURNAL, *, qos: int = 0, ledger: ReceiptLedger | None = None
     ) -> None:
         self.disk = FillingDisk()
         self.inbox = Journal.open(
@@ -36,21 +36,21 @@ class Line:
         )
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt"), None, self.inbox.end)
         if ledger is not None:
-            self.session.inbound.screen = lambda packets, topics: ledger.screen(packets, topics, NOW)
+            self.session.inbound.duplicate_filter = lambda packets, topics: ledger.filter_messages(packets, topics, NOW)
         self.answers: list[tuple[str, int | None, int]] = []
         self.refusals: list[JournalFull] = []
         self.rows_came = 0
         self.decoder = Decoder(1 << 10)
-        self.uplink = Uplink(
+        self.uplink = InboxWriter(
             self.inbox,
             name="plant",
             acks=acks,
             max_packet_bytes=1 << 10,
             least_qos=qos,
-            handle=self.handle,
+            handle_event=self.handle,
             on_rows=self.came,
-            note=self.refusals.append,
-            ledger=ledger,
+            on_full=self.refusals.append,
+            receipt_ledger=ledger,
         )
         self.connect()
 
@@ -67,22 +67,22 @@ class Line:
                 self.uplink.deliver(action, self.session.inbound)
 
     def connect(self) -> None:
-        self.handle(Opened())
-        self.handle(Received([ConnAckPacket(session_present=True)]))
+        self.handle(ConnectionOpened())
+        self.handle(PacketsReceived([ConnAckPacket(session_present=True)]))
         self.answers.clear()
 
     def say(self, *packets: PublishPacket | PubRelPacket) -> list[tuple[str, int | None, int]]:
         """The broker sends these in one piece; what it gets in return."""
         self.answers.clear()
-        self.handle(Received(self.decoder.feed(b"".join(packet.write() for packet in packets))))
+        self.handle(PacketsReceived(self.decoder.feed(b"".join(packet.write() for packet in packets))))
         return self.answers
 
     def payloads(self) -> list[bytes]:
-        batches = self.inbox.read(self.inbox.first, self.inbox.end)
+        batches = self.inbox.read(self.inbox.first_offset, self.inbox.end)
         return [payload for batch in batches for payload in batch.column("payload").to_pylist()]
 
     def offsets(self) -> list[int]:
-        batches = self.inbox.read(self.inbox.first, self.inbox.end)
+        batches = self.inbox.read(self.inbox.first_offset, self.inbox.end)
         return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
@@ -100,7 +100,7 @@ def test_an_acknowledgement_leaves_when_the_row_is_durable(tmp_path: Path, monke
     assert (line.rows_came, line.payloads(), line.offsets()) == (2, [b"1", b"2", b"3"], [0, 1, 2])
     (row, *_) = (row for batch in line.inbox.read(0, 3) for row in batch.to_pylist())
     assert (row["gateway"], row["received_at"].timestamp()) == ("plant", 1_700_000_000.123456)
-    assert dict(line.inbox.held) == {}
+    assert dict(line.inbox.held_ids) == {}
 
 
 def test_acknowledged_is_what_was_received_where_that_is_the_promise(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_what_kafka_has_is_acknowledged_where_that_is_the_promise(tmp_path: Path
     line = Line(tmp_path, AckAfter.KAFKA)
     assert line.say(publish(1), publish(2), publish(3)) == []
     for upto in (0, 2, 1, 2):
-        line.uplink.settle(line.session.inbound, upto)
+        line.uplink.allow_acknowledgements(line.session.inbound, upto)
     assert line.answers == [("PubAck", 1, 3), ("PubAck", 2, 3)]
 
 
@@ -124,22 +124,22 @@ def test_without_room_all_waits_in_order(tmp_path: Path, monkeypatch: pytest.Mon
     line = Line(tmp_path)
     line.disk.full = True
     assert [line.say(publish(1)), line.say(publish(2), publish(3, qos=2))] == [[], []]
-    waits = line.uplink.full
+    waits = line.uplink.is_full
     assert [error.code for error in line.refusals] == ["TL-J02"] * 2
-    assert line.uplink.room_at > 100.0
+    assert line.uplink.retry_at > 100.0
     line.disk.full = False
-    line.uplink.find_room((100.0 + line.uplink.room_at) / 2)
+    line.uplink.retry_when_due((100.0 + line.uplink.retry_at) / 2)
     assert line.answers == []
-    line.uplink.find_room(line.uplink.room_at)
-    assert (waits, line.uplink.full) == (True, False)
+    line.uplink.retry_when_due(line.uplink.retry_at)
+    assert (waits, line.uplink.is_full) == (True, False)
     assert line.answers == [("PubAck", 1, 1), ("PubAck", 2, 3), ("PubRec", 3, 3)]
     assert (line.payloads(), line.offsets()) == ([b"1", b"2", b"3"], [0, 1, 2])
-    assert line.uplink.received == 3
+    assert line.uplink.received_count == 3
 
 
 def test_a_delivery_that_is_stored_in_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
     line = Line(tmp_path)
-    line.uplink._frame_bytes = 1  # a frame a message
+    line.uplink._max_frame_bytes = 1  # a frame a message
 
     def came() -> None:
         line.rows_came += 1
@@ -148,16 +148,16 @@ def test_a_delivery_that_is_stored_in_part_goes_on_where_it_stopped(tmp_path: Pa
     line.uplink._on_rows = came
     assert line.say(*(publish(number, qos=2) for number in range(1, 5))) == [("PubRec", 1, 1), ("PubRec", 2, 2)]
     line.disk.full = False
-    line.uplink.find_room(line.uplink.room_at)
+    line.uplink.retry_when_due(line.uplink.retry_at)
     assert line.answers[2:] == [("PubRec", 3, 3), ("PubRec", 4, 4)]
-    assert (line.payloads(), sorted(line.inbox.held)) == ([b"1", b"2", b"3", b"4"], [1, 2, 3, 4])
+    assert (line.payloads(), sorted(line.inbox.held_ids)) == ([b"1", b"2", b"3", b"4"], [1, 2, 3, 4])
 
 
 def test_a_lower_qos_than_subscribed_is_counted(tmp_path: Path) -> None:
     line = Line(tmp_path, qos=2)
     line.say(publish(1), publish(2, qos=2), publish(3, qos=0))
     assert line.inbox.ledger["lower_qos"] == 2
-    line.uplink.expect(1)
+    line.uplink.set_least_qos(1)
     line.say(publish(4), publish(5, qos=0))
     assert line.inbox.ledger["lower_qos"] == 3
 
@@ -165,7 +165,7 @@ def test_a_lower_qos_than_subscribed_is_counted(tmp_path: Path) -> None:
 def test_what_the_broker_says_to_have_sent_before_is_counted_and_stored(tmp_path: Path) -> None:
     line = Line(tmp_path)
     line.say(publish(1, duplicate=True), publish(2), publish(3, duplicate=True))
-    assert (line.uplink.redelivered, line.inbox.end) == (2, 3)
+    assert (line.uplink.redelivered_count, line.inbox.end) == (2, 3)
 
 
 def test_repeats_are_in_the_account_over_the_life_of_the_journal(tmp_path: Path) -> None:
@@ -174,16 +174,16 @@ def test_repeats_are_in_the_account_over_the_life_of_the_journal(tmp_path: Path)
     line.say(publish(1, qos=2), publish(2))
     line.say(publish(1, qos=2), publish(1, qos=2, size=1))
     with capture_logs() as log:
-        line.uplink.count_repeats(line.session.inbound, "broker")
-        line.uplink.count_repeats(line.session.inbound, "broker")
+        line.uplink.count_duplicates(line.session.inbound, "broker")
+        line.uplink.count_duplicates(line.session.inbound, "broker")
     assert [(entry["code"], entry["count"]) for entry in log] == [("TL-M24", 1)]
-    assert (line.uplink.received, line.uplink.acknowledged) == (4, 4)
+    assert (line.uplink.received_count, line.uplink.acknowledged_count) == (4, 4)
     assert {name: line.inbox.ledger[name] for name in ("deduplicated", "packet_ids_reused")} == {
         "deduplicated": 1,
         "packet_ids_reused": 1,
     }
     line.inbox.close()
-    assert Line(tmp_path).uplink.received == 4
+    assert Line(tmp_path).uplink.received_count == 4
 
 
 def test_what_is_not_taken_in_whole_is_counted_and_told_once_in_a_while(
@@ -215,22 +215,27 @@ def test_what_is_not_taken_in_whole_is_counted_and_told_once_in_a_while(
 
 
 def test_a_marked_message_is_remembered_with_its_row(tmp_path: Path) -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
     line = Line(tmp_path, ledger=ledger)
-    signed = mark(0, nonce="ab").signed(KEYS, CONTENT)
+    signed = mark(0, nonce="ab").sign(KEYS, CONTENT)
     line.say(sent(signed))
     line.say(publish(9))
     assert ledger.receipts(1)[0].asked == "ab", "it is stored"
-    assert Ledger(line.inbox.notes, line.inbox.end, keys=KEYS).screen([sent(signed)], ["t"], NOW).left_out == b"\x01"
+    assert (
+        ReceiptLedger(line.inbox.notes, line.inbox.end, keys=KEYS)
+        .filter_messages([sent(signed)], ["t"], NOW)
+        .duplicate_flags
+        == b"\x01"
+    )
     (batch,) = line.inbox.read(0, 1)
     assert batch.column("user_properties").to_pylist() == [[{"key": "a", "value": "1"}]], "the mark is not carried on"
     line.disk.full = True
-    line.say(publish(1), sent(mark(1, nonce="cd").signed(KEYS, CONTENT)))
-    assert [waiting.number for waiting in line.uplink.waiting_marks] == [1]
+    line.say(publish(1), sent(mark(1, nonce="cd").sign(KEYS, CONTENT)))
+    assert [waiting.number for waiting in line.uplink.pending_marks] == [1]
     assert ledger.receipts(1)[0].asked == "ab", "it is not stored yet"
     line.disk.full = False
-    line.uplink.find_room(line.uplink.room_at)
-    assert line.uplink.waiting_marks == []
+    line.uplink.retry_when_due(line.uplink.retry_at)
+    assert line.uplink.pending_marks == []
     assert ledger.receipts(1)[0].asked == "ab cd"
 
 
@@ -239,9 +244,9 @@ def test_a_connection_that_ends_while_rows_wait_has_them_once(tmp_path: Path) ->
     line = Line(tmp_path)
     line.disk.full = True
     line.say(publish(1, qos=2))
-    line.handle(Lost())
+    line.handle(ConnectionLost())
     line.connect()
     line.disk.full = False
     assert line.say(publish(1, qos=2, duplicate=True)) == []
-    line.uplink.find_room(line.uplink.room_at)
+    line.uplink.retry_when_due(line.uplink.retry_at)
     assert (line.answers, line.payloads()) == ([("PubRec", 1, 1)], [b"1"])

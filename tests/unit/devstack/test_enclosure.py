@@ -10,24 +10,24 @@ import pytest
 from tests.helpers import lacking
 from towline.errors import SetupError
 from towline_prove.devstack import spark
-from towline_prove.devstack.spark import enclosed, python_of_ours
+from towline_prove.devstack.spark import enclose_command, towline_python_paths
 
 
 def run(script: str, own: Path, *visible: Path, shared: tuple[Path, ...] = ()) -> str:
     try:
-        command = enclosed(["sh", "-c", script], own, visible, shared)
+        command = enclose_command(["sh", "-c", script], own, visible, shared)
     except SetupError as error:
         lacking(str(error))
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=True)
     return done.stdout
 
 
-@pytest.mark.parametrize("way", spark._WAYS, ids=["as root", "in a user namespace"])
+@pytest.mark.parametrize("way", spark._UNSHARE_COMMANDS, ids=["as root", "in a user namespace"])
 def test_it_sees_its_own_and_what_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(spark, "_unshare", lambda: (*way, *spark._APART))
-    if subprocess.run([*way, *spark._APART, "true"], capture_output=True, check=False).returncode:
+    monkeypatch.setattr(spark, "_unshare", lambda: (*way, *spark._UNSHARE_OPTIONS))
+    if subprocess.run([*way, *spark._UNSHARE_OPTIONS, "true"], capture_output=True, check=False).returncode:
         lacking(f"{' '.join(way)} is not allowed here")
     own, given, hidden = (tmp_path / name for name in ("own", "given", "hidden"))
     for place in (own, given, hidden):
@@ -60,7 +60,7 @@ def test_it_keeps_its_pid(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     try:
-        command = enclosed(["sh", "-c", "echo $$"], own, ())
+        command = enclose_command(["sh", "-c", "echo $$"], own, ())
     except SetupError as error:
         lacking(str(error))
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
@@ -69,7 +69,7 @@ def test_it_keeps_its_pid(tmp_path: Path) -> None:
 
 
 def test_python_is_among_what_is_given_and_the_working_directory_is_not() -> None:
-    places = python_of_ours()
+    places = towline_python_paths()
     assert all(place.is_absolute() for place in places)
     assert Path.cwd() not in places
 
@@ -79,7 +79,7 @@ def test_where_nobody_may_mount_one_line_says_so(tmp_path: Path, monkeypatch: py
     spark._unshare.cache_clear()
     try:
         with pytest.raises(SetupError) as caught:
-            enclosed(["true"], tmp_path, ())
+            enclose_command(["true"], tmp_path, ())
     finally:
         spark._unshare.cache_clear()
     assert str(caught.value).startswith("unshare --mount: Spark's processes need a mount namespace each")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import lacking
 from towline.errors import SetupError
-from towline_prove.cli.devstack import _form, _how_to_log_in, _how_to_submit
+from towline_prove.cli.devstack import _login_lines, _requested_form, _submit_lines
 from towline_prove.devstack import Stack
 from towline_prove.devstack.kafka import KafkaCluster
 from towline_prove.devstack.secured import SecuredKafka, certificates
@@ -33,16 +33,16 @@ def test_a_directory_keeps_its_form(tmp_path: Path) -> None:
 
 
 def test_three_brokers_with_passwords_are_not_offered() -> None:
-    assert (_form(None, secure=None), _form(3, secure=None)) == (None, StackForm(brokers=3))
+    assert (_requested_form(None, secure=None), _requested_form(3, secure=None)) == (None, StackForm(brokers=3))
     with pytest.raises(SetupError, match=r"--secure: is for one broker of Kafka"):
-        _form(3, secure=True)
+        _requested_form(3, secure=True)
 
 
 def test_how_to_log_in_shows_no_secret(tmp_path: Path) -> None:
     stack = Stack(tmp_path, form=StackForm(secure=True))
     kafka = stack.kafka
     assert isinstance(kafka, SecuredKafka)
-    words = "\n".join(_how_to_log_in(stack))
+    words = "\n".join(_login_lines(stack))
     secrets = [kafka.password_file, kafka.connection_string_file, tmp_path / "mosquitto" / "secrets" / "password"]
     for file in secrets:
         assert str(file) in words
@@ -61,7 +61,7 @@ def test_the_certificates_are_those_of_their_authority(tmp_path: Path) -> None:
 
 
 def test_a_stack_with_spark_says_where_everything_is_without_a_secret(tmp_path: Path) -> None:
-    assert _form(None, secure=None, workers=2) == StackForm(spark_workers=2)
+    assert _requested_form(None, secure=None, workers=2) == StackForm(spark_workers=2)
     stack = Stack(tmp_path, form=StackForm(spark_workers=2))
     assert [one.label for one in stack.servers[2:]] == ["spark-master", "spark-worker-1", "spark-worker-2"]
     assert stack.spark is not None
@@ -72,7 +72,7 @@ def test_a_stack_with_spark_says_where_everything_is_without_a_secret(tmp_path: 
     assert variables["STACK_GATEWAY_1"] == Stack(tmp_path).variables()["STACK_GATEWAY_1"], "addresses are kept"
     assert variables["STACK_SPARK"] == stack.spark.master.address
     assert len({variables["STACK_GATEWAY_1"], variables["STACK_GATEWAY_2"]}) == 2
-    words = "\n".join([*_how_to_submit(stack), *variables.values()])
+    words = "\n".join([*_submit_lines(stack), *variables.values()])
     for file in (stack.spark.secret_file, stack.spark.properties_file, tmp_path / "gateway" / "token"):
         assert file.stat().st_mode & 0o77 == 0
         assert file.read_text().strip() not in words
@@ -85,6 +85,8 @@ def test_workers_of_a_secured_stack_have_the_secrets_of_kafka_and_what_is_shared
     assert isinstance(stack.kafka, SecuredKafka)
     assert stack.spark is not None
     (worker,) = stack.spark.workers
-    assert worker.machine == WorkerMachine(False, (stack.kafka.password_file, stack.kafka.authority), (stack.shared,))
-    assert stack.form.words.endswith("TLS and passwords, 1 worker of Spark, which share a directory")
+    assert worker.machine == WorkerMachine(
+        False, (stack.kafka.password_file, stack.kafka.authority), (stack.shared_directory,)
+    )
+    assert stack.form.description.endswith("TLS and passwords, 1 worker of Spark, which share a directory")
     assert Stack(tmp_path).form == stack.form

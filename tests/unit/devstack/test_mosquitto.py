@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import ConfigError, SetupError
-from towline_prove.devstack.mosquitto import Installed, Mosquitto, find_mosquitto, flaw
+from towline_prove.devstack.mosquitto import Mosquitto, MosquittoBinary, find_mosquitto, version_problem
 
 
 def fake_mosquitto(place: Path, says: str) -> Path:
@@ -21,7 +21,7 @@ def lines(broker: Mosquitto) -> list[str]:
 
 def test_the_version_is_read_though_help_ends_with_an_exit_code(tmp_path: Path) -> None:
     binary = fake_mosquitto(tmp_path / "mosquitto", "mosquitto version 2.0.21")
-    assert find_mosquitto(binary) == Installed(binary, (2, 0, 21))
+    assert find_mosquitto(binary) == MosquittoBinary(binary, (2, 0, 21))
     assert Mosquitto(tmp_path / "m", binary=binary).version == "2.0.21"
 
 
@@ -43,7 +43,7 @@ def test_a_program_that_is_no_mosquitto(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [(1, 6, 9), (2, 0, 11), (2, 0, 12)])
 def test_an_old_one_is_named_with_the_reason(version: tuple[int, ...]) -> None:
-    reason = flaw(Installed(Path("/usr/sbin/mosquitto"), version))
+    reason = version_problem(MosquittoBinary(Path("/usr/sbin/mosquitto"), version))
     assert reason is not None
     assert "loses QoS 2 messages by itself" in reason
     assert "TL-S11" in reason
@@ -51,7 +51,7 @@ def test_an_old_one_is_named_with_the_reason(version: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("version", [(2, 0, 13), (2, 0, 21), (2, 1), (3,)])
 def test_a_newer_one_is_sound(version: tuple[int, ...]) -> None:
-    assert flaw(Installed(Path("/usr/sbin/mosquitto"), version)) is None
+    assert version_problem(MosquittoBinary(Path("/usr/sbin/mosquitto"), version)) is None
 
 
 def test_it_listens_on_loopback_only(tmp_path: Path) -> None:

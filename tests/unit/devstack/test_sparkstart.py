@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from towline_prove.devstack import spark
-from towline_prove.devstack.spark import start_quickly
+from towline_prove.devstack.spark import enable_fast_start
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_there_already_comes_last_and_wins(archive: Path) -> None:
     archive.touch()
     environment = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=4"}
-    start_quickly(environment)
+    enable_fast_start(environment)
     options = shlex.split(environment["SPARK_SUBMIT_OPTS"])
     assert f"-XX:SharedArchiveFile={archive}" in options
     assert environment["SPARK_HOME"] == str(archive.parent)
@@ -32,7 +32,7 @@ def test_what_is_there_already_comes_last_and_wins(archive: Path) -> None:
 @pytest.mark.usefixtures("archive")
 def test_without_an_archive_none_is_named() -> None:
     environment: dict[str, str] = {}
-    start_quickly(environment)
+    enable_fast_start(environment)
     assert "-XX:+UseSerialGC" in environment["SPARK_SUBMIT_OPTS"]
     assert "SharedArchiveFile" not in environment["SPARK_SUBMIT_OPTS"]
 
@@ -40,8 +40,8 @@ def test_without_an_archive_none_is_named() -> None:
 @pytest.mark.usefixtures("archive")
 def test_what_the_user_says_of_kafka_stays() -> None:
     environment: dict[str, str] = {}
-    start_quickly(environment)
+    enable_fast_start(environment)
     assert environment["KAFKA_JVM_PERFORMANCE_OPTS"] == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     environment = {"KAFKA_JVM_PERFORMANCE_OPTS": "-XX:+UseZGC"}
-    start_quickly(environment)
+    enable_fast_start(environment)
     assert environment["KAFKA_JVM_PERFORMANCE_OPTS"] == "-XX:+UseZGC"

@@ -12,19 +12,19 @@ from mqtt5 import ConnAckPacket
 
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline.doctor import broker
-from towline.doctor.broker import Broker, KeptQueue
-from towline.doctor.case import Case, LineLoad, targets_of
-from towline.doctor.table import Answer, Check, Standing, answers
-from towline.mosquitto_conf import read
+from towline.doctor.broker import BrokerProbe, QueueProbe
+from towline.doctor.inputs import DoctorInputs, LineLoad, broker_targets
+from towline.doctor.table import Check, Finding, Verdict, run_checks
+from towline.mosquitto_conf import read_conf
 
 __all__ = ["BROKEN", "HOLDS", "LIMITED", "SOUND_CONF", "UNKNOWN", "WARNS", "broker_of", "rows", "wrong"]
 
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = (
-    Standing.BROKEN,
-    Standing.HOLDS,
-    Standing.LIMITED,
-    Standing.UNKNOWN,
-    Standing.WARNS,
+    Verdict.BROKEN,
+    Verdict.HOLDS,
+    Verdict.LIMITED,
+    Verdict.UNKNOWN,
+    Verdict.WARNS,
 )
 #: Of a Mosquitto that keeps what it acknowledges.
 SOUND_CONF = "persistence true\nautosave_on_changes true\nautosave_interval 1\nmax_queued_messages 0\n"
@@ -39,12 +39,12 @@ def broker_of(
     conf: str | None = SOUND_CONF,
     rate: float | None = None,
     **facts: Any,
-) -> Broker:
+) -> BrokerProbe:
     """A sound broker as probes would have seen it, but for these facts; a load is taken as 100 bytes a message."""
     bridge = bridge_of(directory, "mqtt://127.0.0.1", lines, mqtt)
     loads = {} if rate is None else {line.name: LineLoad(rate, rate * 100, "--rate") for line in bridge.uplinks}
-    [target] = targets_of(bridge)
-    one = Broker(target, Case(bridge, rate, loads=loads))
+    [target] = broker_targets(bridge)
+    one = BrokerProbe(target, DoctorInputs(bridge, rate, loads=loads))
     if conf is not None:
         own = f"persistence_location {directory}/\nuser {pwd.getpwuid(os.geteuid()).pw_name}\n"
         (directory / "m.conf").write_text(own + conf, encoding="utf-8")
@@ -53,20 +53,20 @@ def broker_of(
         "level": 5,
         "topic": "towline-doctor/x",
         "heard": {line.name: LineLoad(3.0, 300.0, "measured for 1 s") for line in bridge.uplinks},
-        "queue": KeptQueue(present=True, accepted=1500, numbers=range(1500)),
+        "queue": QueueProbe(session_present=True, accepted_count=1500, numbers=range(1500)),
         "window": (10, 11),
         "qos_2": True,
-        "conf": None if conf is None else read(directory / "m.conf"),
+        "conf": None if conf is None else read_conf(directory / "m.conf"),
     }
     vars(one).update({**sound, **facts})
     return one
 
 
-def rows(checks: Iterable[Check[_F]], facts: _F) -> dict[str, Answer]:
+def rows(checks: Iterable[Check[_F]], facts: _F) -> dict[str, Finding]:
     """The last row of each code."""
-    return {one.code: one for one in answers(checks, facts)}
+    return {one.code: one for one in run_checks(checks, facts)}
 
 
-def wrong(one: Broker) -> set[tuple[str, Standing]]:
+def wrong(one: BrokerProbe) -> set[tuple[str, Verdict]]:
     """Rows of a broker that are not kept."""
-    return {(row.code, row.verdict) for row in answers(broker.CHECKS, one) if row.verdict not in {HOLDS, LIMITED}}
+    return {(row.code, row.verdict) for row in run_checks(broker.CHECKS, one) if row.verdict not in {HOLDS, LIMITED}}

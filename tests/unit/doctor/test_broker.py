@@ -17,10 +17,10 @@ from mqtt5 import ConnAckPacket, QoS
 
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
-from towline.doctor.broker import CHECKS, KeptQueue, probe_topic
-from towline.doctor.case import LineLoad, filters_of, targets_of
-from towline.doctor.table import Answer, NotAsked, Standing
-from towline.errors import Refused, Unreachable
+from towline.doctor.broker import CHECKS, QueueProbe, probe_topic
+from towline.doctor.inputs import LineLoad, broker_targets, topic_filters
+from towline.doctor.table import Finding, ProbeSkipped, Verdict
+from towline.errors import BrokerRefused, Unreachable
 from towline.journal import Journal
 from towline.mqtt.events import SessionRecord
 from towline.mqtt.filters import matches
@@ -32,8 +32,8 @@ SOME, NONE = (LineLoad(number, 0.0, "measured for 1 s") for number in (5.0, 0.0)
 _FILTERS = st.builds(lambda levels, deep: "/".join([*levels, *(["#"] if deep else [])]), _LEVELS, st.booleans())
 
 
-def kept(of: Iterable[int], accepted: int = 1500, *, present: bool = True) -> KeptQueue:
-    return KeptQueue(present=present, accepted=accepted, numbers=list(of))
+def kept(of: Iterable[int], accepted: int = 1500, *, present: bool = True) -> QueueProbe:
+    return QueueProbe(session_present=present, accepted_count=accepted, numbers=list(of))
 
 
 @given(st.sets(st.one_of(st.just("#"), _FILTERS), max_size=6))
@@ -62,7 +62,7 @@ def test_a_dollar_topic_only_where_the_file_takes_every_other(filters: set[str],
 
 def test_shared_filters_and_those_of_gateways_elsewhere_count(tmp_path: Path) -> None:
     lines = UP.replace("telemetry/#", "$share/plant/{tenant}/data/#")
-    assert filters_of(bridge_of(tmp_path, "mqtt://127.0.0.1", lines)) == {"+/data/#"}
+    assert topic_filters(bridge_of(tmp_path, "mqtt://127.0.0.1", lines)) == {"+/data/#"}
 
 
 def journal_at(gateway_dir: Path, *filters: str, established: bool = True) -> Journal:
@@ -77,7 +77,7 @@ def test_what_sessions_are_subscribed_to_counts_beside_the_file(tmp_path: Path) 
     """Of a line of the file, of one that is gone, and of a member that is; open or not. Nothing is touched."""
     bridge = bridge_of(tmp_path, "mqtt://127.0.0.1")
     state = bridge.state_dir
-    assert filters_of(bridge) == {"telemetry/#"}
+    assert topic_filters(bridge) == {"telemetry/#"}
     with (
         journal_at(state / "telemetry", "#"),
         journal_at(state / "gone", "$share/g/a/#", "b"),
@@ -88,7 +88,7 @@ def test_what_sessions_are_subscribed_to_counts_beside_the_file(tmp_path: Path) 
         (state / "bridge.json").touch()
         (state / "down" / "outbox").mkdir(parents=True)
         before = {path: path.stat().st_mtime_ns for path in state.rglob("*")}
-        assert filters_of(bridge) == {"telemetry/#", "#", "a/#", "b", "c/+", "d"}
+        assert topic_filters(bridge) == {"telemetry/#", "#", "a/#", "b", "c/+", "d"}
         assert {path: path.stat().st_mtime_ns for path in state.rglob("*")} == before
 
 
@@ -121,12 +121,12 @@ def test_where_a_session_cannot_be_known_no_probe_is_sent(
     for name in ("topic", "queue", "window"):
         vars(one).pop(name)
     vars(one)["_pair"] = None  # whoever published would fail
-    journal_at(one.case.bridge.state_dir / "gone").close()
-    with hurt(one.case.bridge.state_dir / "gone"):
-        found = {code: row for code, row in rows(CHECKS, one).items() if "not asked" in row.because}
+    journal_at(one.inputs.bridge.state_dir / "gone").close()
+    with hurt(one.inputs.bridge.state_dir / "gone"):
+        found = {code: row for code, row in rows(CHECKS, one).items() if "not asked" in row.evidence}
     assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
     assert all(row.verdict is UNKNOWN for row in found.values())
-    assert all(told in row.because and "as the user that runs the bridge" in row.mend for row in found.values())
+    assert all(told in row.evidence and "as the user that runs the bridge" in row.remedy for row in found.values())
 
 
 @pytest.mark.parametrize("lines", [UP, UP_2, DOWN, UP + DOWN])
@@ -135,7 +135,7 @@ def test_nothing_is_wrong_with_a_sound_broker(tmp_path: Path, lines: str, conf: 
     assert wrong(broker_of(tmp_path, lines, conf=conf, rate=200.0)) == set()
 
 
-def row(code: str, one: Any) -> Answer:
+def row(code: str, one: Any) -> Finding:
     return rows(CHECKS, one)[code]
 
 
@@ -160,11 +160,11 @@ def row(code: str, one: Any) -> Answer:
     ],
 )
 def test_the_outage_that_a_queue_holds(
-    tmp_path: Path, conf: str | None, rate: float | None, queue: KeptQueue, verdict: Standing, told: str
+    tmp_path: Path, conf: str | None, rate: float | None, queue: QueueProbe, verdict: Verdict, told: str
 ) -> None:
     found = row("TL-D05", broker_of(tmp_path, conf=conf, rate=rate, queue=queue))
     assert found.verdict is verdict
-    assert told in f"{found.until} | {found.because}"
+    assert told in f"{found.limit} | {found.evidence}"
 
 
 @given(st.integers(0, 5000), st.integers(1, 5000), st.integers(1, 5000))
@@ -176,7 +176,7 @@ def test_the_smaller_limit_counts(
     found = row("TL-D05", broker_of(directory, conf=f"max_queued_messages {said}", rate=1.0, queue=queue))
     limits = [*([kept_] if kept_ < accepted else []), *([said] if said else [])]
     if limits:
-        assert f"{min(limits):,} message" in found.until
+        assert f"{min(limits):,} message" in found.limit
     else:
         assert found.verdict is HOLDS
 
@@ -195,7 +195,7 @@ def test_the_smaller_limit_counts(
     ],
 )
 def test_what_a_killed_broker_takes(
-    tmp_path: Path, interval: int, on_changes: bool, rate: float | None, verdict: Standing
+    tmp_path: Path, interval: int, on_changes: bool, rate: float | None, verdict: Verdict
 ) -> None:
     conf = f"persistence true\nautosave_interval {interval}\nautosave_on_changes {str(on_changes).lower()}\n"
     assert row("TL-D07", broker_of(tmp_path, conf=conf, rate=rate)).verdict is verdict
@@ -211,12 +211,12 @@ def test_what_a_killed_broker_takes(
         (None, LIMITED, "not seen from outside"),
     ],
 )
-def test_a_restart_keeps_what_was_saved(tmp_path: Path, conf: str | None, verdict: Standing, told: str) -> None:
+def test_a_restart_keeps_what_was_saved(tmp_path: Path, conf: str | None, verdict: Verdict, told: str) -> None:
     if conf is not None and "/proc/" in conf:
         conf += "user nobody\n"
     found = row("TL-D07", broker_of(tmp_path, conf=conf))
     assert found.verdict is verdict
-    assert told in found.because
+    assert told in found.evidence
 
 
 def test_who_may_write_where_the_broker_saves(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_who_may_write_where_the_broker_saves(tmp_path: Path) -> None:
     place.mkdir()
     said = f"{SOUND_CONF}persistence_location {place}/\nuser nobody\n"
     place.chmod(0o755)
-    assert "user nobody" in row("TL-D07", broker_of(tmp_path, conf=said)).because
+    assert "user nobody" in row("TL-D07", broker_of(tmp_path, conf=said)).evidence
     place.chmod(0o777)
     assert row("TL-D07", broker_of(tmp_path, conf=said)).verdict is LIMITED
     place.chmod(0o755)
@@ -245,7 +245,7 @@ def test_who_may_write_where_the_broker_saves(tmp_path: Path) -> None:
     ],
 )
 def test_a_session_that_ends_within_a_day_is_near(
-    tmp_path: Path, given_s: int | None, conf: str, mqtt: str, verdict: Standing
+    tmp_path: Path, given_s: int | None, conf: str, mqtt: str, verdict: Verdict
 ) -> None:
     connack = ConnAckPacket(session_expiry_interval=given_s)
     assert row("TL-D04", broker_of(tmp_path, mqtt=mqtt, conf=conf, connack=connack)).verdict is verdict
@@ -254,16 +254,16 @@ def test_a_session_that_ends_within_a_day_is_near(
 def test_of_mqtt_3_the_expiry_and_the_window_are_not_known(tmp_path: Path) -> None:
     found = rows(CHECKS, broker_of(tmp_path, conf=None, level=4))
     assert [found[code].verdict for code in ("TL-D02", "TL-D04", "TL-D12")] == [LIMITED] * 3
-    assert "MQTT 3.1.1" in found["TL-D02"].because
+    assert "MQTT 3.1.1" in found["TL-D02"].evidence
     told = row("TL-D12", broker_of(tmp_path, level=4))
-    assert (told.verdict, "max_inflight_messages is 20" in told.because) == (LIMITED, True)
+    assert (told.verdict, "max_inflight_messages is 20" in told.evidence) == (LIMITED, True)
 
 
 def test_no_session_and_no_queue(tmp_path: Path) -> None:
     lost = row("TL-D03", broker_of(tmp_path, queue=kept([], 10, present=False)))
-    assert (lost.verdict, "Session Present 0" in lost.because) == (BROKEN, True)
+    assert (lost.verdict, "Session Present 0" in lost.evidence) == (BROKEN, True)
     empty = row("TL-D03", broker_of(tmp_path, queue=kept([], 10)))
-    assert (empty.verdict, "none of 10 messages" in empty.because) == (BROKEN, True)
+    assert (empty.verdict, "none of 10 messages" in empty.evidence) == (BROKEN, True)
 
 
 def test_lines_that_need_no_session_are_told_nothing_of_it(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_lines_that_need_no_session_are_told_nothing_of_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("numbers", "verdict"), [(range(100), HOLDS), ([0, 2, 1, 3], WARNS), ([0, 1, 2, 1, 2, 3], HOLDS), ([], HOLDS)]
 )
-def test_the_order_of_what_waited(tmp_path: Path, numbers: Iterable[int], verdict: Standing) -> None:
+def test_the_order_of_what_waited(tmp_path: Path, numbers: Iterable[int], verdict: Verdict) -> None:
     """A message that comes a second time is a repeat, and not out of order."""
     assert row("TL-D13", broker_of(tmp_path, queue=kept(numbers))).verdict is verdict
 
@@ -290,15 +290,15 @@ def test_the_order_of_what_waited(tmp_path: Path, numbers: Iterable[int], verdic
         ((10, 20), UP_2, BROKEN),
     ],
 )
-def test_the_window(tmp_path: Path, window: tuple[int, int], lines: str, verdict: Standing) -> None:
+def test_the_window(tmp_path: Path, window: tuple[int, int], lines: str, verdict: Verdict) -> None:
     assert row("TL-D12", broker_of(tmp_path, lines, window=window)).verdict is verdict
 
 
 def test_qos_2(tmp_path: Path) -> None:
     lower = ConnAckPacket(max_qos=QoS.AT_LEAST_ONCE)
     assert row("TL-D09", broker_of(tmp_path, UP_2, connack=lower)).verdict is BROKEN
-    assert "PUBACK" in row("TL-D09", broker_of(tmp_path, UP_2, qos_2=False)).because
-    less = Refused("TL-M11", "b", "the broker grants QoS 1 instead of 2", "Raise it.")
+    assert "PUBACK" in row("TL-D09", broker_of(tmp_path, UP_2, qos_2=False)).evidence
+    less = BrokerRefused("TL-M11", "b", "the broker grants QoS 1 instead of 2", "Raise it.")
     found = rows(CHECKS, broker_of(tmp_path, UP_2, heard={"telemetry": less}))
     assert (found["TL-D09"].verdict, found["TL-D09"].promise) == (BROKEN, "granted QoS")
     assert "TL-D10" not in found
@@ -314,14 +314,14 @@ def test_qos_2(tmp_path: Path) -> None:
         (NONE, "plugin /usr/lib/x.so", LIMITED),
         (NONE, "", HOLDS),
         (SOME, "acl_file /etc/acl", HOLDS),  # what came was let through
-        (Refused("TL-M10", "b", "refused", "Change it."), "", BROKEN),
+        (BrokerRefused("TL-M10", "b", "refused", "Change it."), "", BROKEN),
     ],
 )
-def test_the_right_to_read(tmp_path: Path, heard: LineLoad | Refused, conf: str | None, verdict: Standing) -> None:
+def test_the_right_to_read(tmp_path: Path, heard: LineLoad | BrokerRefused, conf: str | None, verdict: Verdict) -> None:
     found = row("TL-D10", broker_of(tmp_path, conf=conf, heard={"telemetry": heard}))
     assert found.verdict is verdict
     if conf:
-        assert conf.split()[0] in found.because or heard is SOME
+        assert conf.split()[0] in found.evidence or heard is SOME
 
 
 def test_the_right_to_write_is_not_tried(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_the_right_to_write_is_not_tried(tmp_path: Path) -> None:
     ],
 )
 def test_the_size_of_a_message(
-    tmp_path: Path, facts: dict[str, Any], conf: str | None, lines: str, verdict: Standing
+    tmp_path: Path, facts: dict[str, Any], conf: str | None, lines: str, verdict: Verdict
 ) -> None:
     assert row("TL-D17", broker_of(tmp_path, lines, conf=conf, **facts)).verdict is verdict
 
@@ -367,7 +367,7 @@ def test_a_broker_that_is_not_met_is_broken_and_the_rest_unknown(tmp_path: Path)
         vars(one)[f"no {name}"] = cut
     found = rows(CHECKS, one)
     assert found["TL-D02"].verdict is BROKEN
-    assert found["TL-D02"].mend == do
+    assert found["TL-D02"].remedy == do
     unknown = {code for code, one in found.items() if one.verdict is UNKNOWN}
     assert unknown >= {"TL-D03", "TL-D04", "TL-D05", "TL-D09", "TL-D10", "TL-D11", "TL-D12", "TL-D13", "TL-D17"}
 
@@ -376,23 +376,23 @@ def test_what_is_not_asked_says_why_in_each_of_its_rows(tmp_path: Path) -> None:
     one = broker_of(tmp_path)
     for name in ("topic", "queue", "window"):
         vars(one).pop(name)
-        vars(one)[f"no {name}"] = NotAsked("a line would receive it", "Narrow the filters.")
+        vars(one)[f"no {name}"] = ProbeSkipped("a line would receive it", "Narrow the filters.")
     found = {code: one for code, one in rows(CHECKS, one).items() if one.verdict is UNKNOWN}
     assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
-    assert {(one.because, one.mend) for one in found.values()} == {
+    assert {(one.evidence, one.remedy) for one in found.values()} == {
         ("not asked: a line would receive it", "Narrow the filters.")
     }
 
 
 def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
-    [target] = targets_of(bridge_of(tmp_path / "1", "mqtt://127.0.0.1", UP + DOWN))
-    assert ([*target.lines], target.names) == (["commands", "telemetry"], "")
-    targets = targets_of(bridge_of(tmp_path / "2", "mqtt://127.0.0.1,mqtt://127.0.0.2"))
-    assert [target.names for target in targets] == ["telemetry", "telemetry"]
+    [target] = broker_targets(bridge_of(tmp_path / "1", "mqtt://127.0.0.1", UP + DOWN))
+    assert ([*target.by_line], target.line_names) == (["commands", "telemetry"], "")
+    targets = broker_targets(bridge_of(tmp_path / "2", "mqtt://127.0.0.1,mqtt://127.0.0.2"))
+    assert [target.line_names for target in targets] == ["telemetry", "telemetry"]
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text("s3cret", encoding="utf-8")
-    [target] = targets_of(
+    [target] = broker_targets(
         bridge_of(tmp_path / "3", "mqtt://127.0.0.1", mqtt=f'username = "u"\npassword_file = "{secret}"')
     )
     options = target.settings.connection

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.engines.planting import bridge_case
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS
-from towline.doctor.case import LineLoad
-from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, TopicUse, wanted
+from towline.doctor.cluster import TRANSACTION_TOPIC, ClusterProbe, TopicRole, TopicState, TopicUse, topic_uses
+from towline.doctor.inputs import LineLoad
 from towline.doctor.kafka import CHECKS
-from towline.doctor.table import Answer, NotAsked, Standing, answers
+from towline.doctor.table import Finding, ProbeSkipped, Verdict, run_checks
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import ClusterInfo
@@ -44,16 +44,16 @@ MARKERS = "towline.b.up.markers"
 FACTS = ("listed", "unreached", "described", "settings", "begun", "hidden")
 
 
-def seen(name: str, **config: str) -> TopicSeen:
+def seen(name: str, **config: str) -> TopicState:
     """A sound topic with three copies; dots of settings are written as underscores."""
     settings = CONFIG | {key.replace("_", "."): value for key, value in config.items()}
-    return TopicSeen(name=name, partitions=2, replicas=3, in_sync=3, config=settings, allowed=EVERYTHING)
+    return TopicState(name=name, partitions=2, replicas=3, in_sync=3, settings=settings, allowed_operations=EVERYTHING)
 
 
 @pytest.fixture
-def kafka(tmp_path: Path) -> Cluster:
+def kafka(tmp_path: Path) -> ClusterProbe:
     """A sound cluster, and a sound bridge at it."""
-    one = Cluster(bridge_case(tmp_path, "b", "k:9092"))
+    one = ClusterProbe(bridge_case(tmp_path, "b", "k:9092"))
     there = {name: seen(name) for name in ("b.records", "b.commands", "b.dead-letters")}
     there[MARKERS] = seen(MARKERS, cleanup_policy="compact")
     brokers = {1: "a:9092", 2: "b:9092", 3: "c:9092"}
@@ -62,40 +62,40 @@ def kafka(tmp_path: Path) -> Cluster:
     return known(one, settings=dict.fromkeys(brokers, SETTINGS), begun=begun, hidden={})
 
 
-def known(one: Cluster, **facts: Any) -> Cluster:
+def known(one: ClusterProbe, **facts: Any) -> ClusterProbe:
     vars(one).update(facts)
     return one
 
 
-def with_topic(one: Cluster, topic: TopicSeen) -> Cluster:
-    return known(one, described={**one.described, topic.name: topic})
+def with_topic(one: ClusterProbe, topic: TopicState) -> ClusterProbe:
+    return known(one, described={**one.described_topics, topic.name: topic})
 
 
-def with_settings(one: Cluster, **changes: str) -> Cluster:
+def with_settings(one: ClusterProbe, **changes: str) -> ClusterProbe:
     """One of the three brokers is set otherwise."""
     changed = SETTINGS | {key.replace("_", "."): value for key, value in changes.items()}
     return known(one, settings={1: SETTINGS, 2: changed, 3: SETTINGS})
 
 
-def found(one: Cluster) -> list[Answer]:
-    return list(answers(CHECKS, one))
+def found(one: ClusterProbe) -> list[Finding]:
+    return list(run_checks(CHECKS, one))
 
 
-def bad(one: Cluster) -> list[tuple[str, Standing]]:
+def bad(one: ClusterProbe) -> list[tuple[str, Verdict]]:
     return sorted({(row.code, row.verdict) for row in found(one) if row.verdict not in {HOLDS, LIMITED}})
 
 
-def test_a_sound_cluster_has_no_complaint_and_an_answer_to_every_check(kafka: Cluster) -> None:
+def test_a_sound_cluster_has_no_complaint_and_an_answer_to_every_check(kafka: ClusterProbe) -> None:
     assert bad(kafka) == []
     assert {row.code for row in found(kafka)} == {check.code for check in CHECKS}
 
 
-def alone(one: Cluster) -> Cluster:
-    return known(one, listed=replace(one.listed, brokers={1: "a:9092"}), begun={})
+def alone(one: ClusterProbe) -> ClusterProbe:
+    return known(one, listed=replace(one.cluster_info, brokers={1: "a:9092"}), begun={})
 
 
 #: What is wrong -> which row says so; what a real Kafka is asked is in tests/integration/doctor.
-CASES: dict[str, tuple[Callable[[Cluster], Cluster], str, Standing]] = {
+CASES: dict[str, tuple[Callable[[ClusterProbe], ClusterProbe], str, Verdict]] = {
     "one copy": (lambda one: with_topic(one, replace(seen("b.records"), replicas=1, in_sync=1)), "TL-D27", WARNS),
     "two copies": (lambda one: with_topic(one, replace(seen("b.records"), replicas=2, in_sync=2)), "TL-D27", WARNS),
     "transactions need more brokers than there are": (alone, "TL-D27", BROKEN),
@@ -120,13 +120,13 @@ CASES: dict[str, tuple[Callable[[Cluster], Cluster], str, Standing]] = {
         WARNS,
     ),
     "every copy of transactions has to be there": (
-        lambda one: with_topic(one, seen(TRANSACTIONS, min_insync_replicas="3")),
+        lambda one: with_topic(one, seen(TRANSACTION_TOPIC, min_insync_replicas="3")),
         "TL-D28",
         WARNS,
     ),
     "a replica is away": (lambda one: with_topic(one, replace(seen("b.records"), in_sync=2)), "TL-D28", WARNS),
     "a partition without a leader": (
-        lambda one: with_topic(one, replace(seen("b.records"), leaderless=1)),
+        lambda one: with_topic(one, replace(seen("b.records"), leaderless_partitions=1)),
         "TL-D28",
         BROKEN,
     ),
@@ -181,12 +181,12 @@ CASES: dict[str, tuple[Callable[[Cluster], Cluster], str, Standing]] = {
         BROKEN,
     ),
     "a topic that may not be seen": (
-        lambda one: known(one, described={**one.described, "b.records": None}),
+        lambda one: known(one, described={**one.described_topics, "b.records": None}),
         "TL-D39",
         BROKEN,
     ),
     "a right that is missing": (
-        lambda one: with_topic(one, replace(seen("b.records"), allowed=frozenset({"DESCRIBE"}))),
+        lambda one: with_topic(one, replace(seen("b.records"), allowed_operations=frozenset({"DESCRIBE"}))),
         "TL-D39",
         BROKEN,
     ),
@@ -201,27 +201,27 @@ CASES: dict[str, tuple[Callable[[Cluster], Cluster], str, Standing]] = {
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_what_is_wrong_is_said_once(kafka: Cluster, what: str) -> None:
+def test_what_is_wrong_is_said_once(kafka: ClusterProbe, what: str) -> None:
     change, code, verdict = CASES[what]
     one = change(kafka)
     also = [("TL-D27", WARNS)] if change is alone else []
     assert bad(one) == sorted([(code, verdict), *also])
 
 
-def test_what_may_not_be_read_is_not_known_and_says_which_right_it_takes(kafka: Cluster) -> None:
-    blind = {name: None if one is None else replace(one, config=None) for name, one in kafka.described.items()}
+def test_what_may_not_be_read_is_not_known_and_says_which_right_it_takes(kafka: ClusterProbe) -> None:
+    blind = {name: None if one is None else replace(one, settings=None) for name, one in kafka.described_topics.items()}
     one = known(kafka, settings={}, described=blind)
     assert bad(one) == [("TL-D39", UNKNOWN)]
     rights = [row for row in found(one) if row.verdict is UNKNOWN]
     assert rights
-    assert all("DescribeConfigs" in row.because and "kafka-acls.sh" in row.mend for row in rights)
+    assert all("DescribeConfigs" in row.evidence and "kafka-acls.sh" in row.remedy for row in rights)
 
 
-def test_a_topic_that_is_missing(kafka: Cluster) -> None:
-    there = {name: one for name, one in kafka.described.items() if name != "b.commands"}
+def test_a_topic_that_is_missing(kafka: ClusterProbe) -> None:
+    there = {name: one for name, one in kafka.described_topics.items() if name != "b.commands"}
     (row,) = (one for one in found(known(kafka, described=there)) if one.verdict is BROKEN)
     assert row.code == "TL-D26"
-    assert "b.commands: does not exist" in row.because
+    assert "b.commands: does not exist" in row.evidence
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def test_a_topic_that_is_missing(kafka: Cluster) -> None:
     ],
 )
 def test_topics_that_will_be_made_are_judged_as_the_brokers_make_them(
-    kafka: Cluster, outcome: tuple[str, str], factor: str, expected: list[tuple[str, Standing]]
+    kafka: ClusterProbe, outcome: tuple[str, str], factor: str, expected: list[tuple[str, Verdict]]
 ) -> None:
-    there = {name: one for name, one in kafka.described.items() if name != "b.records"}
+    there = {name: one for name, one in kafka.described_topics.items() if name != "b.records"}
     one = known(
         kafka,
         described=there,
@@ -246,13 +246,13 @@ def test_topics_that_will_be_made_are_judged_as_the_brokers_make_them(
     assert bad(one) == expected
 
 
-def test_retention_by_size_is_a_time_at_the_rate(kafka: Cluster) -> None:
+def test_retention_by_size_is_a_time_at_the_rate(kafka: ClusterProbe) -> None:
     small = with_topic(kafka, seen("b.records", retention_bytes=str(10**9)))
     assert bad(small) == []
     vars(small).pop("topics")
-    small.case = replace(small.case, loads={"up": LineLoad(10_000, 2e6, "--rate")})  # 2 partitions of 1 GB: 1,000 s
+    small.inputs = replace(small.inputs, loads={"up": LineLoad(10_000, 2e6, "--rate")})  # 2 partitions of 1 GB: 1,000 s
     (row,) = (one for one in found(small) if one.verdict is WARNS)
-    assert (row.code, "16 min" in row.until) == ("TL-D34", True)
+    assert (row.code, "16 min" in row.limit) == ("TL-D34", True)
 
 
 @given(st.integers(-1, 1 << 40), st.integers(-1, 1 << 50), st.floats(1, 1e9))
@@ -264,17 +264,17 @@ def test_records_stay_until_the_nearer_limit(
     )
     topic = seen("b.records", retention_ms=str(by_time), retention_bytes=str(by_size))
     use = (TopicUse("b.records", TopicRole.RECORDS, "up"),)
-    one = known(Cluster(case), wanted=use, topics={"b.records": topic})
+    one = known(ClusterProbe(case), wanted=use, topics={"b.records": topic})
     [check] = [check for check in CHECKS if check.code == "TL-D34"]
-    (row,) = answers([check], one)
+    (row,) = run_checks([check], one)
     limits = [by_time] if by_time >= 0 else []
     limits += [int(by_size * 2 / rate * 1000)] if by_size >= 0 else []
     assert (row.verdict is WARNS) == (min(limits, default=3_600_000) < 3_600_000)
 
 
-def test_a_dead_letter_topic_is_what_large_messages_need(tmp_path: Path, kafka: Cluster) -> None:
+def test_a_dead_letter_topic_is_what_large_messages_need(tmp_path: Path, kafka: ClusterProbe) -> None:
     without = ('guarantee = "exactly_once"', 'guarantee = "exactly_once"\ndead_letter_topic = false')
-    one = Cluster(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*without)))
+    one = ClusterProbe(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*without)))
     vars(one).update({name: vars(kafka)[name] for name in FACTS})
     assert bad(one) == [("TL-D33", WARNS)]
 
@@ -288,16 +288,16 @@ def test_a_dead_letter_topic_is_what_large_messages_need(tmp_path: Path, kafka: 
     ],
 )
 def test_what_the_file_asks_of_sound_topics(
-    tmp_path: Path, kafka: Cluster, change: tuple[str, str], expected: tuple[str, Standing]
+    tmp_path: Path, kafka: ClusterProbe, change: tuple[str, str], expected: tuple[str, Verdict]
 ) -> None:
-    one = Cluster(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*change)))
+    one = ClusterProbe(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*change)))
     vars(one).update({name: vars(kafka)[name] for name in FACTS})
     if "key" in change[0]:
         one = with_topic(one, seen("b.records", cleanup_policy="compact"))
     assert bad(one) == [expected]
 
 
-def lost(one: Cluster, error: Exception) -> Cluster:
+def lost(one: ClusterProbe, error: Exception) -> ClusterProbe:
     """Nothing but this error is known of a cluster."""
     for name in (*FACTS, "topics", "wanted"):
         vars(one).pop(name, None)
@@ -316,35 +316,35 @@ def lost(one: Cluster, error: Exception) -> Cluster:
     ],
 )
 def test_a_kafka_that_does_not_answer_is_one_broken_row_and_the_rest_unknown(
-    kafka: Cluster, why: str, told: str
+    kafka: ClusterProbe, why: str, told: str
 ) -> None:
-    error: KafkaError = faults.unreachable("k:9092", 11.0, why)
+    error: KafkaError = faults.unreachable_error("k:9092", 11.0, why)
     rows = {row.code: row for row in found(lost(kafka, error))}
     assert rows["TL-D25"].verdict is BROKEN
-    assert rows["TL-D25"].because.startswith(told)
+    assert rows["TL-D25"].evidence.startswith(told)
     assert {row.verdict for code, row in rows.items() if code != "TL-D25"} == {UNKNOWN}
 
 
-def test_brokers_that_can_not_be_reached_are_named(kafka: Cluster) -> None:
+def test_brokers_that_can_not_be_reached_are_named(kafka: ClusterProbe) -> None:
     one = known(kafka, unreached={2: "unknown host"})
     (row,) = (row for row in found(one) if row.code == "TL-D25")
-    assert (row.verdict, "broker 2" in row.because, "unknown host" in row.because) == (BROKEN, True, True)
-    none = Cluster(kafka.case)
-    known(none, listed=kafka.listed, unreached=dict.fromkeys((1, 2, 3), "unknown host"))
+    assert (row.verdict, "broker 2" in row.evidence, "unknown host" in row.evidence) == (BROKEN, True, True)
+    none = ClusterProbe(kafka.inputs)
+    known(none, listed=kafka.cluster_info, unreached=dict.fromkeys((1, 2, 3), "unknown host"))
     rows = [row for row in found(none) if row.code != "TL-D25"]
     assert {row.verdict for row in rows} == {UNKNOWN}
-    with pytest.raises(NotAsked):
-        _ = none.settings
+    with pytest.raises(ProbeSkipped):
+        _ = none.broker_settings
 
 
-def test_who_writes_with_transactions(kafka: Cluster) -> None:
+def test_who_writes_with_transactions(kafka: ClusterProbe) -> None:
     (one,) = kafka.writers
     assert (one.line, one.timeout_ms) == ("up", 60_000)
     assert one.probe_id == "towline.b.up.towline-doctor"
     assert one.probe_id.startswith(one.prefix)
 
 
-def test_transactions_of_a_bridge_that_has_none_are_no_question(kafka: Cluster) -> None:
+def test_transactions_of_a_bridge_that_has_none_are_no_question(kafka: ClusterProbe) -> None:
     known(kafka, writers=())
     assert "TL-D31" not in {row.code for row in found(kafka)}
 
@@ -358,10 +358,10 @@ def test_a_pattern_and_a_message_name_what_is_listed(tmp_path: Path) -> None:
         return change(text.replace("NAME", "b"))
 
     bridge = bridge_case(tmp_path, "b", "k:9092", dashed).bridge
-    uses = wanted(bridge, ["cmd-1", "__cmd-2", "to.a", "other", "__consumer_offsets", MARKERS])
+    uses = topic_uses(bridge, ["cmd-1", "__cmd-2", "to.a", "other", "__consumer_offsets", MARKERS])
     roles: Mapping[str, TopicRole] = {one.name: one.role for one in uses}
     assert {name for name, role in roles.items() if role is TopicRole.SOURCE} == {"cmd-1", "__cmd-2"}
-    records = {one.name: one.must for one in uses if one.role is TopicRole.RECORDS}
+    records = {one.name: one.required for one in uses if one.role is TopicRole.RECORDS}
     assert records["to.a"] is False
     assert records["to.fixed"] is True
     assert not {"other", "__consumer_offsets"} & set(roles)

@@ -17,12 +17,21 @@ from hypothesis import strategies as st
 from tests.engines.planting import bridge_case
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, rows
 from towline.doctor import machine
-from towline.doctor.case import LineLoad
-from towline.doctor.machine import CHECKS, FileSystem, Spot, ThisMachine, file_system, host_memory, synchronised, syncs
-from towline.doctor.table import Answer, Standing
-from towline.sizing import journal_bytes_s
+from towline.doctor.inputs import LineLoad
+from towline.doctor.machine import (
+    CHECKS,
+    FileSystem,
+    MachineProbe,
+    StateDir,
+    clock_synchronised,
+    host_memory,
+    measure_syncs,
+    probe_file_system,
+)
+from towline.doctor.table import Finding, Verdict
+from towline.sizing import journal_bytes_per_s
 from towline.spark import session
-from towline.text import span
+from towline.text import duration_text
 
 HERE = Path("/var/lib/towline")
 LOAD = LineLoad(2_000, 400_000, "--rate")
@@ -32,19 +41,19 @@ SOUND: dict[str, Any] = {"there": HERE, "mounted": "/var", "free": 30 * 10**9, "
 
 def seen(
     tmp_path: Path,
-    place: Sequence[tuple[Spot, FileSystem]],
+    place: Sequence[tuple[StateDir, FileSystem]],
     change: Callable[[str], str] = str,
     **facts: Any,
-) -> dict[str, Answer]:
+) -> dict[str, Finding]:
     """The rows of a machine with one file system."""
-    one = ThisMachine(bridge_case(tmp_path, "b", "k:9092", change))
+    one = MachineProbe(bridge_case(tmp_path, "b", "k:9092", change))
     sound = {"places": [place], "memory": (64 << 30, 60 << 30), "synchronised": True}
     vars(one).update({**sound, **facts})
     return rows([check for check in CHECKS if check.code != "TL-D42"], one)
 
 
-def on(**changes: Any) -> list[tuple[Spot, FileSystem]]:
-    return [(Spot("up", HERE, min_free=512 << 20), FileSystem(**{**SOUND, **changes}))]
+def on(**changes: Any) -> list[tuple[StateDir, FileSystem]]:
+    return [(StateDir("up", HERE, min_free_bytes=512 << 20), FileSystem(**{**SOUND, **changes}))]
 
 
 def test_a_sound_machine_has_no_complaint(tmp_path: Path) -> None:
@@ -68,21 +77,21 @@ def test_a_sound_machine_has_no_complaint(tmp_path: Path) -> None:
         ({"mode": 0o770}, WARNS),
     ],
 )
-def test_where_a_state_directory_may_be(tmp_path: Path, changes: dict[str, Any], verdict: Standing) -> None:
+def test_where_a_state_directory_may_be(tmp_path: Path, changes: dict[str, Any], verdict: Verdict) -> None:
     assert seen(tmp_path, on(**changes))["TL-D44"].verdict is verdict
 
 
-def room(tmp_path: Path, spot: Spot, **changes: Any) -> Answer:
+def room(tmp_path: Path, spot: StateDir, **changes: Any) -> Finding:
     return seen(tmp_path, [(spot, FileSystem(**{**SOUND, **changes}))])["TL-D43"]
 
 
 def test_room_is_told_as_time(tmp_path: Path) -> None:
-    found = room(tmp_path, Spot("up", HERE, load=LOAD), free=29 * 10**9)
-    told = span(29e9 / journal_bytes_s(2_000, 400_000))
+    found = room(tmp_path, StateDir("up", HERE, load=LOAD), free=29 * 10**9)
+    told = duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))
     assert found.verdict is LIMITED
-    assert "29 GB free on /var" in found.because
-    assert "2,000 msg/s" in found.because
-    assert f"Kafka is away for {told}:" in found.until
+    assert "29 GB free on /var" in found.evidence
+    assert "2,000 msg/s" in found.evidence
+    assert f"Kafka is away for {told}:" in found.limit
 
 
 @given(
@@ -95,25 +104,25 @@ def test_room_is_told_as_time(tmp_path: Path) -> None:
 def test_room_warns_exactly_when_it_is_over_within_the_hour(
     free: int, least: int, rate: float, size: float, most: int | None
 ) -> None:
-    spot = Spot("up", HERE, max_bytes=most, min_free=least, load=LineLoad(rate, rate * size, "--rate"))
-    found = machine._room_of([spot], FileSystem(there=HERE, free=free))
+    spot = StateDir("up", HERE, max_bytes=most, min_free_bytes=least, load=LineLoad(rate, rate * size, "--rate"))
+    found = machine._room_finding([spot], FileSystem(existing_dir=HERE, free_bytes=free))
     usable = free - least
-    seconds = min(usable, most if most is not None else usable) / journal_bytes_s(rate, rate * size)
+    seconds = min(usable, most if most is not None else usable) / journal_bytes_per_s(rate, rate * size)
     assert found.verdict is (BROKEN if usable <= 0 else WARNS if seconds < 3600 else LIMITED)
 
 
 @pytest.mark.parametrize(
     ("spot", "changes", "verdict"),
     [
-        (Spot("up", HERE), {"free": 10**8}, WARNS),  # no rate is known
-        (Spot("up", HERE, max_bytes=10**8), {}, WARNS),
-        (Spot("up", HERE), {"inodes": 5000}, WARNS),
-        (Spot("up", HERE), {"inodes": 0}, BROKEN),
-        (Spot("up", HERE), {"inodes": None}, LIMITED),
-        (Spot("up", HERE, min_free=512 << 20), {"free": 0}, BROKEN),
+        (StateDir("up", HERE), {"free": 10**8}, WARNS),  # no rate is known
+        (StateDir("up", HERE, max_bytes=10**8), {}, WARNS),
+        (StateDir("up", HERE), {"inodes": 5000}, WARNS),
+        (StateDir("up", HERE), {"inodes": 0}, BROKEN),
+        (StateDir("up", HERE), {"inodes": None}, LIMITED),
+        (StateDir("up", HERE, min_free_bytes=512 << 20), {"free": 0}, BROKEN),
     ],
 )
-def test_room_without_a_rate(tmp_path: Path, spot: Spot, changes: dict[str, Any], verdict: Standing) -> None:
+def test_room_without_a_rate(tmp_path: Path, spot: StateDir, changes: dict[str, Any], verdict: Verdict) -> None:
     assert room(tmp_path, spot, **changes).verdict is verdict
 
 
@@ -121,39 +130,42 @@ def test_room_is_no_time_without_kafka_for_a_line_that_the_broker_holds(tmp_path
     def acked_late(text: str) -> str:
         return text.replace('"exactly_once"', '"at_least_once"\nack_after = "kafka"')
 
-    spots = [spot for spot in machine._spots(bridge_case(tmp_path, "b", "k:9092", acked_late)) if spot.line == "up"]
-    alone = machine._room_of([replace(spot, load=LOAD) for spot in spots], FileSystem(**{**SOUND, "free": 10**9}))
+    spots = [
+        spot for spot in machine._state_dirs(bridge_case(tmp_path, "b", "k:9092", acked_late)) if spot.line == "up"
+    ]
+    alone = machine._room_finding([replace(spot, load=LOAD) for spot in spots], FileSystem(**{**SOUND, "free": 10**9}))
     assert alone.verdict is LIMITED
-    assert alone.until == "Kafka is away: intake stops, and the broker's queue has to hold (TL-D05)"
-    beside = machine._room_of(
-        [*spots, Spot("other", HERE, load=LOAD)], FileSystem(**{**SOUND, "free": 29 * 10**9 + spots[0].min_free})
+    assert alone.limit == "Kafka is away: intake stops, and the broker's queue has to hold (TL-D05)"
+    beside = machine._room_finding(
+        [*spots, StateDir("other", HERE, load=LOAD)],
+        FileSystem(**{**SOUND, "free": 29 * 10**9 + spots[0].min_free_bytes}),
     )
-    assert "what comes to up waits in the broker" in beside.because
-    assert beside.until.startswith(f"Kafka is away for {span(29e9 / journal_bytes_s(2_000, 400_000))}")
-    full = machine._room_of(spots, FileSystem(**{**SOUND, "free": 0}))
+    assert "what comes to up waits in the broker" in beside.evidence
+    assert beside.limit.startswith(f"Kafka is away for {duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))}")
+    full = machine._room_finding(spots, FileSystem(**{**SOUND, "free": 0}))
     assert full.verdict is BROKEN
 
 
 @pytest.mark.parametrize(
     ("seconds", "verdict"), [(0.0000049, WARNS), (0.00002, HOLDS), (0.002, HOLDS), (0.09, HOLDS), (0.1, WARNS)]
 )
-def test_how_long_a_sync_takes(seconds: float, verdict: Standing) -> None:
-    assert machine._synced([seconds] * 100, "ext4").verdict is verdict
+def test_how_long_a_sync_takes(seconds: float, verdict: Verdict) -> None:
+    assert machine._sync_finding([seconds] * 100, "ext4").verdict is verdict
 
 
 def test_one_sync_in_a_hundred_that_takes_a_second_is_felt() -> None:
-    assert machine._synced([0.001] * 98 + [1.0, 1.0], "ext4").verdict is WARNS
+    assert machine._sync_finding([0.001] * 98 + [1.0, 1.0], "ext4").verdict is WARNS
 
 
 def test_syncs_are_measured_where_the_journal_will_be(tmp_path: Path) -> None:
-    place = file_system(tmp_path / "not" / "there").there
+    place = probe_file_system(tmp_path / "not" / "there").existing_dir
     names: list[str] = []
 
     def sync(handle: int) -> None:
         os.fdatasync(handle)
         names.extend(one.name for one in tmp_path.iterdir())
 
-    times = syncs(place, sync)
+    times = measure_syncs(place, sync)
     assert place == tmp_path
     assert 0 < times[0] <= times[-1]
     assert not [*tmp_path.iterdir()]  # nothing stays, and where the system can, nothing ever had a name
@@ -165,8 +177,8 @@ def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(machine, "syncs", fails)
-    found = rows(CHECKS, ThisMachine(bridge_case(tmp_path, "b", "k:9092", state=tmp_path)))["TL-D42"]
-    assert (found.verdict, "input/output error" in found.because) == (BROKEN, True)
+    found = rows(CHECKS, MachineProbe(bridge_case(tmp_path, "b", "k:9092", state=tmp_path)))["TL-D42"]
+    assert (found.verdict, "input/output error" in found.evidence) == (BROKEN, True)
 
 
 @pytest.mark.parametrize(
@@ -179,13 +191,13 @@ def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.Monke
         (False, "127.0.0.1:9092,k:9092", WARNS),
     ],
 )
-def test_what_synchronises_the_clock(tmp_path: Path, known: bool | None, servers: str, verdict: Standing) -> None:
+def test_what_synchronises_the_clock(tmp_path: Path, known: bool | None, servers: str, verdict: Verdict) -> None:
     found = seen(tmp_path, on(), lambda text: text.replace("SERVERS", servers), synchronised=known)
     assert found["TL-D46"].verdict is verdict
 
 
 def test_the_kernel_tells_of_the_clock() -> None:
-    assert synchronised() in {True, False, None}
+    assert clock_synchronised() in {True, False, None}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +211,7 @@ def test_the_kernel_tells_of_the_clock() -> None:
         (64 << 30, 60 << 30, "900", HOLDS),
     ],
 )
-def test_memory(tmp_path: Path, total: int, available: int, heap: str, verdict: Standing) -> None:
+def test_memory(tmp_path: Path, total: int, available: int, heap: str, verdict: Verdict) -> None:
     def change(text: str) -> str:
         return text.replace('"local[2]"', f'"local[2]", conf = {{ "spark.driver.memory" = "{heap}" }}')
 
@@ -229,7 +241,7 @@ def test_memory_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "verdict"), [("4.3.0", HOLDS), ("4.2.1", HOLDS), ("4.1.0", BROKEN), ("3.5.1", BROKEN), ("4.4.0", WARNS)]
 )
-def test_versions_of_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, verdict: Standing) -> None:
+def test_versions_of_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, verdict: Verdict) -> None:
     monkeypatch.setattr(session, "pyspark_version", lambda: version)
     monkeypatch.setattr(machine, "check_java", lambda **_asked: None)
     assert seen(tmp_path, on())["TL-D49"].verdict is verdict
@@ -238,8 +250,8 @@ def test_versions_of_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ve
 def test_no_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     found = seen(tmp_path, on())["TL-D49"]
-    assert (found.verdict, "PySpark is not installed" in found.because) == (BROKEN, True)
-    assert found.mend == 'Type: pip install "towline[spark]"'
+    assert (found.verdict, "PySpark is not installed" in found.evidence) == (BROKEN, True)
+    assert found.remedy == 'Type: pip install "towline[spark]"'
 
 
 def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,4 +259,4 @@ def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     found = seen(tmp_path, on())["TL-D49"]
-    assert (found.verdict, "Spark needs Java" in found.because) == (BROKEN, True)
+    assert (found.verdict, "Spark needs Java" in found.evidence) == (BROKEN, True)

@@ -9,34 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.doctor.case import LineLoad, within
+from towline.doctor.inputs import LineLoad, messages_text
 from towline.doctor.table import (
-    Answer,
     Check,
-    NotAsked,
-    Standing,
-    answers,
+    Finding,
+    ProbeSkipped,
+    Verdict,
     as_json,
+    bytes_text,
     exit_code,
     fact,
-    named,
-    screen,
-    sized,
+    names_text,
+    report_lines,
+    run_checks,
 )
 from towline.errors import Unreachable
-from towline.text import span, wrapped
+from towline.text import duration_text, wrap_line
 
 #: Seconds of each unit.
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
 
 
-def finding(verdict: Standing, code: str = "TL-D02", line: str = "", promise: str = "queue") -> Answer:
-    return Answer(verdict, "measured", "", "do", line, promise, code=code)
+def finding(verdict: Verdict, code: str = "TL-D02", line: str = "", promise: str = "queue") -> Finding:
+    return Finding(verdict, "measured", "", "do", line, promise, code=code)
 
 
 def fails(error: Exception) -> Check[None]:
-    def rule(_facts: None) -> Iterator[Answer]:
-        yield Answer(Standing.HOLDS, "so far")
+    def rule(_facts: None) -> Iterator[Finding]:
+        yield Finding(Verdict.HOLDS, "so far")
         raise error
 
     return Check("TL-D05", "queue", rule)
@@ -45,7 +45,7 @@ def fails(error: Exception) -> Check[None]:
 @pytest.mark.parametrize(
     ("error", "told", "mend"),
     [
-        (NotAsked("it would do harm", "Do it."), "not asked: it would do harm", "Do it."),
+        (ProbeSkipped("it would do harm", "Do it."), "not asked: it would do harm", "Do it."),
         (
             Unreachable("TL-M05", "mqtt://a", "the \x1bconnection broke", "Trying again."),
             "could not be asked: mqtt://a: the \\x1bconnection broke (TL-M05)",
@@ -55,14 +55,14 @@ def fails(error: Exception) -> Check[None]:
     ],
 )
 def test_a_check_that_raises_is_a_row_and_the_others_are_told(error: Exception, told: str, mend: str) -> None:
-    after = Check[None]("TL-D03", "session", lambda _: [Answer(Standing.HOLDS, "there")])
-    found = list(answers([fails(error), after], None, "up"))
+    after = Check[None]("TL-D03", "session", lambda _: [Finding(Verdict.HOLDS, "there")])
+    found = list(run_checks([fails(error), after], None, "up"))
     assert [(one.code, one.verdict) for one in found] == [
-        ("TL-D05", Standing.HOLDS),
-        ("TL-D05", Standing.UNKNOWN),
-        ("TL-D03", Standing.HOLDS),
+        ("TL-D05", Verdict.HOLDS),
+        ("TL-D05", Verdict.UNKNOWN),
+        ("TL-D03", Verdict.HOLDS),
     ]
-    assert (found[1].because, found[1].mend, found[1].line) == (told, mend, "up")
+    assert (found[1].evidence, found[1].remedy, found[1].line) == (told, mend, "up")
 
 
 def test_a_fact_is_asked_for_once_also_where_it_fails() -> None:
@@ -88,38 +88,38 @@ def test_a_fact_is_asked_for_once_also_where_it_fails() -> None:
 
 
 def test_the_worst_row_gives_the_exit_code_and_comes_first() -> None:
-    found = [finding(verdict) for verdict in Standing]
+    found = [finding(verdict) for verdict in Verdict]
     said = as_json(found)
-    assert [one["verdict"] for one in said["findings"]] == [*reversed(Standing)]
-    assert [exit_code([finding(verdict)]) for verdict in Standing] == [0, 0, 3, 3, 1]
+    assert [one["verdict"] for one in said["findings"]] == [*reversed(Verdict)]
+    assert [exit_code([finding(verdict)]) for verdict in Verdict] == [0, 0, 3, 3, 1]
     assert (exit_code(found), said["worst"]) == (1, "broken")
     assert json.loads(json.dumps(said)) == said
 
 
 def test_nothing_examined_is_not_a_promise_kept() -> None:
     assert (exit_code([]), as_json([])["worst"]) == (3, "unknown")
-    assert list(screen([], [])) == ["", "nothing was examined"]
+    assert list(report_lines([], [])) == ["", "nothing was examined"]
 
 
 def test_the_screen_has_the_worst_as_headline_and_last_and_counts_what_is_kept() -> None:
-    found = [finding(one, f"TL-D{number:02}", promise=one) for number, one in enumerate(Standing)]
-    text = list(screen(found, ["load of up: none"]))
+    found = [finding(one, f"TL-D{number:02}", promise=one) for number, one in enumerate(Verdict)]
+    text = list(report_lines(found, ["load of up: none"]))
     assert text[:2] == ["✗ broken: measured   [TL-D04]", "load of up: none"]
     titles = [line for line in text[2:] if line[:1] in set("✓?!✗")]
     assert titles == ["? unknown", "! warns", "✗ broken"]
     assert text[-1] == "1 broken, 1 near a limit, 1 not known, 2 kept (-v)"
-    verbose = list(screen(found, [], verbose=True))
+    verbose = list(report_lines(found, [], verbose=True))
     assert {"✓ holds", "✓ limited"} <= set(verbose)
     assert verbose[-1].endswith("2 kept")
 
 
 def test_a_sound_set_up_says_nothing_but_kept() -> None:
-    assert list(screen([finding(Standing.HOLDS), finding(Standing.LIMITED)], [])) == ["", "2 kept (-v)"]
+    assert list(report_lines([finding(Verdict.HOLDS), finding(Verdict.LIMITED)], [])) == ["", "2 kept (-v)"]
 
 
 def test_rows_of_one_reason_are_one_row_on_the_screen_and_each_its_own_for_a_script() -> None:
-    found = [finding(Standing.UNKNOWN, code, promise=code[-1]) for code in ("TL-D03", "TL-D05")]
-    text = list(screen(found, []))
+    found = [finding(Verdict.UNKNOWN, code, promise=code[-1]) for code in ("TL-D03", "TL-D05")]
+    text = list(report_lines(found, []))
     assert "? 3, 5" in text
     assert not any("TL-D" in line for line in text)
     assert text[-1] == "2 not known"
@@ -132,10 +132,10 @@ def test_rows_of_one_reason_are_one_row_on_the_screen_and_each_its_own_for_a_scr
 )
 def test_no_word_is_cut_and_no_line_is_longer_than_the_terminal(texts: list[list[str]], width: int) -> None:
     found = [
-        Answer(Standing.WARNS, " ".join(words), " ".join(words), " ".join(words), promise="p", code="TL-D02")
+        Finding(Verdict.WARNS, " ".join(words), " ".join(words), " ".join(words), promise="p", code="TL-D02")
         for words in texts
     ]
-    lines = [row for line in screen(found, []) for row in wrapped(line, width)]
+    lines = [row for line in report_lines(found, []) for row in wrap_line(line, width)]
     assert max(map(len, lines)) <= width
     told = " ".join(lines).split()
     assert all(word in told for words in texts for word in words)
@@ -143,9 +143,9 @@ def test_no_word_is_cut_and_no_line_is_longer_than_the_terminal(texts: list[list
 
 def test_a_warning_without_a_remedy_is_refused() -> None:
     with pytest.raises(AssertionError):
-        Answer(Standing.WARNS, "measured")
+        Finding(Verdict.WARNS, "measured")
     with pytest.raises(AssertionError):
-        Answer(Standing.HOLDS, "")
+        Finding(Verdict.HOLDS, "")
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_a_warning_without_a_remedy_is_refused() -> None:
     ],
 )
 def test_a_duration(seconds: float, told: str) -> None:
-    assert span(seconds) == told
+    assert duration_text(seconds) == told
 
 
 @given(st.floats(min_value=0, max_value=8e7))
 def test_a_limit_is_never_told_larger_than_it_is(seconds: float) -> None:
-    number, unit = span(seconds).split(" ")
+    number, unit = duration_text(seconds).split(" ")
     value, size = float(number), UNITS[unit]
     smallest = 0.1 if value < 10 else 1.0
     assert seconds - size * smallest <= value * size + 1e-6
@@ -177,20 +177,20 @@ def test_a_limit_is_never_told_larger_than_it_is(seconds: float) -> None:
 
 @given(st.integers(1, 10**9), st.floats(min_value=0.01, max_value=1e6))
 def test_a_queue_holds_until_its_messages_divided_by_the_rate(messages: int, rate: float) -> None:
-    told = within(messages, LineLoad(rate, rate * 100, "measured for 5 s"))
-    assert span(messages / rate) in told
+    told = messages_text(messages, LineLoad(rate, rate * 100, "measured for 5 s"))
+    assert duration_text(messages / rate) in told
     assert f"{messages:,} message" in told
 
 
 @given(st.floats(0, 1e15))
 def test_sizes_are_short_and_have_a_unit(value: float) -> None:
-    number, unit = sized(value).split(" ")
+    number, unit = bytes_text(value).split(" ")
     assert float(number.replace(",", "")) >= 0
     assert unit in {"B", "kB", "MB", "GB", "TB"}
 
 
 @given(st.lists(st.text("ab", min_size=1), min_size=1))
 def test_many_topics_are_counted(names: list[str]) -> None:
-    told = named(names)
+    told = names_text(names)
     assert len(told.split(", ")) <= 3
     assert ("more" in told) == (len(set(names)) > 3)

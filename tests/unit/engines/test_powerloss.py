@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engines.powerloss import EVERYTHING, NOTHING, DiskModel, Gap, some
-from tests.engines.strace import recorded, recording
+from tests.engines.powerloss import EVERYTHING, NOTHING, DiskModel, UnsupportedCall, random_changes
+from tests.engines.strace import read_record, record_command
 
 Files = dict[str, bytes | None]
 
@@ -116,7 +116,7 @@ class Program:
     def disk(self, log: Path) -> DiskModel:
         log.write_text("\n".join(self.lines) + "\n")
         disk = DiskModel.empty(self.root)
-        for call in recorded(log, self.root):
+        for call in read_record(log, self.root):
             disk.apply(call)
         return disk
 
@@ -195,7 +195,7 @@ def test_a_sync_covers_only_what_had_returned_when_it_began(program: Program) ->
     assert left(program) == {"a": b""}
     program.say("<... fdatasync resumed>) = 0")
     assert left(program) == {"a": b""}
-    assert program.disk(program.root.parent / "log").unsynced() == {"/a": 1}
+    assert program.disk(program.root.parent / "log").unsynced_changes() == {"/a": 1}
 
 
 def test_a_sync_that_never_returned_is_none(program: Program) -> None:
@@ -227,7 +227,7 @@ def test_a_short_write_wrote_what_it_returned(program: Program) -> None:
 def test_what_the_model_does_not_follow_is_said(program: Program) -> None:
     fd = program.create("a")
     program.say(f"mmap(NULL, 4096, PROT_READ|PROT_WRITE, MAP_SHARED, {program.fd(fd)}, 0) = 0x7f0000000000")
-    with pytest.raises(Gap):
+    with pytest.raises(UnsupportedCall):
         left(program)
 
 
@@ -283,8 +283,8 @@ def test_the_model_agrees_with_real_files(seed: int, steps: list[str]) -> None:
         disk.restore(place / "all", EVERYTHING)
         assert files(place / "all") == files(program.root)
         assert left(program, disk) == program.durable()
-        disk.restore(place / "some", some(seed))
-        if not disk.unsynced():
+        disk.restore(place / "some", random_changes(seed))
+        if not disk.unsynced_changes():
             assert files(place / "some") == files(program.root)
     finally:
         program.close()
@@ -328,11 +328,11 @@ for at in (root, root / "sub"):
 def test_a_real_record_rebuilds_the_directory(tmp_path: Path, *, unsynced: bool) -> None:
     root, log = tmp_path / "root", tmp_path / "log"
     root.mkdir()
-    subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log, unsynced=unsynced), check=True)
-    disk = DiskModel.empty(root).follow(log)
+    subprocess.run(record_command([sys.executable, "-c", _LIFE, str(root)], log, fake_syncs=unsynced), check=True)
+    disk = DiskModel.empty(root).replay(log)
     disk.restore(tmp_path / "all", EVERYTHING)
     assert files(tmp_path / "all") == files(root)
-    assert disk.differs() == []
+    assert disk.differences() == []
     disk.restore(tmp_path / "worst")
     worst: Files = {"sub/": None, "sub/a": b"heXYo\0\xff", "log": b"", "room2": b""}
     assert files(tmp_path / "worst") == ({} if unsynced else worst)
@@ -342,16 +342,16 @@ def test_a_real_record_rebuilds_the_directory(tmp_path: Path, *, unsynced: bool)
 def test_a_record_with_a_hole_shows(tmp_path: Path) -> None:
     root, log = tmp_path / "root", tmp_path / "log"
     root.mkdir()
-    subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log, seeks=False), check=True)
+    subprocess.run(record_command([sys.executable, "-c", _LIFE, str(root)], log, with_seeks=False), check=True)
     (root / "sub" / "new").write_text("behind strace's back")
-    disk = DiskModel.empty(root).follow(log)
-    assert disk.differs() == ["/sub/a", "/sub/new"]
+    disk = DiskModel.empty(root).replay(log)
+    assert disk.differences() == ["/sub/a", "/sub/new"]
 
 
 @pytest.mark.usefixtures("ptrace")
 def test_a_record_without_its_syncs(tmp_path: Path) -> None:
     root, log = tmp_path / "root", tmp_path / "log"
     root.mkdir()
-    subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log), check=True)
-    DiskModel.empty(root).follow(log, synced=False).restore(tmp_path / "worst")
+    subprocess.run(record_command([sys.executable, "-c", _LIFE, str(root)], log), check=True)
+    DiskModel.empty(root).replay(log, include_syncs=False).restore(tmp_path / "worst")
     assert files(tmp_path / "worst") == {}

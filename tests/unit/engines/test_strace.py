@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines import strace
-from tests.engines.strace import Injection, calls_in, can_trace, counting, fired, wrapped
+from tests.engines.strace import Injection, can_trace, count_calls, count_command, inject_command, was_injected
 from towline.errors import SetupError
 
 traced = pytest.mark.skipif(not can_trace(), reason="strace is missing or ptrace is not allowed here")
@@ -31,10 +31,10 @@ def program(path: Path) -> list[str]:
 @pytest.mark.faults
 def test_calls_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = counting(program(tmp_path / "data"), ["fdatasync", "write"], log, [tmp_path / "data"])
+    command = count_command(program(tmp_path / "data"), ["fdatasync", "write"], log, [tmp_path / "data"])
     assert subprocess.run(command, check=False).returncode == 0
-    assert calls_in(log) == {"fdatasync": 3, "write": 3}
-    assert not fired(log)
+    assert count_calls(log) == {"fdatasync": 3, "write": 3}
+    assert not was_injected(log)
 
 
 @traced
@@ -42,9 +42,9 @@ def test_calls_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", [1, 2, 3])
 def test_the_nth_call_kills(tmp_path: Path, when: int) -> None:
     log = tmp_path / "log"
-    command = wrapped(program(tmp_path / "data"), Injection("fdatasync", str(when), "KILL"), log)
+    command = inject_command(program(tmp_path / "data"), Injection("fdatasync", str(when), "KILL"), log)
     assert subprocess.run(command, check=False).returncode in {-9, 137}
-    assert fired(log)
+    assert was_injected(log)
     assert (tmp_path / "data").stat().st_size == when
 
 
@@ -52,9 +52,9 @@ def test_the_nth_call_kills(tmp_path: Path, when: int) -> None:
 @pytest.mark.faults
 def test_a_call_that_never_comes_does_not_fire(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = wrapped(program(tmp_path / "data"), Injection("fdatasync", "4", "KILL"), log)
+    command = inject_command(program(tmp_path / "data"), Injection("fdatasync", "4", "KILL"), log)
     assert subprocess.run(command, check=False).returncode == 0
-    assert not fired(log)
+    assert not was_injected(log)
 
 
 @traced
@@ -63,17 +63,17 @@ def test_a_call_that_never_comes_does_not_fire(tmp_path: Path) -> None:
 def test_the_nth_call_fails_on_the_named_file(tmp_path: Path, fault: str) -> None:
     log = tmp_path / "log"
     injection = Injection("write", "2+", "EIO" if fault == "EIO" else "ENOSPC", (tmp_path / "data",))
-    done = subprocess.run(wrapped(program(tmp_path / "data"), injection, log), check=False, capture_output=True)
+    done = subprocess.run(inject_command(program(tmp_path / "data"), injection, log), check=False, capture_output=True)
     assert done.returncode == 1
     assert (b"Errno 5" if fault == "EIO" else b"Errno 28") in done.stderr
-    assert fired(log)
+    assert was_injected(log)
 
 
 def test_a_missing_strace_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     assert not can_trace()
     with pytest.raises(SetupError, match=r"strace: not installed.*TL-S61"):
-        wrapped(["true"], Injection("write", "1", "KILL"), tmp_path / "log")
+        inject_command(["true"], Injection("write", "1", "KILL"), tmp_path / "log")
 
 
 def test_an_injection_says_what_it_does() -> None:

@@ -24,7 +24,7 @@ class Broker:
         return f"mqtt://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def accept(self, pump: Pump, *, session_present: bool) -> None:
-        pump._driver.attempts.due = 0.0
+        pump._driver.schedule.due_at = 0.0
         turn(pump)
         if self.line is not self.listener:
             self.line.close()

@@ -11,8 +11,8 @@ from typing import Any
 import trustme
 
 from tests.unit.gateway.serving import Served, served
-from towline.gateway.access import Access, ServerCertificate, TokenFile
-from towline.gateway.front import Gatekeeper, RemoteService
+from towline.gateway.access import ClientAccess, ServerCertificate, TokenFile
+from towline.gateway.front import CallAuthenticator, RemoteService
 from towline.gateway.settings import ListenSettings
 from towline.journal import Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
@@ -56,9 +56,9 @@ class Pki:
         given["token_file"] = given["token_file"] or self.directory / "token"
         return ListenSettings.model_validate(given)
 
-    def access(self, **more: str) -> Access:
+    def access(self, **more: str) -> ClientAccess:
         given = {"token_file": str(self.directory / "token"), "ca_file": str(self.directory / "ca.pem")}
-        return Access(**(given | more))
+        return ClientAccess(**(given | more))
 
     @property
     def authority_text(self) -> str:
@@ -80,7 +80,7 @@ class Remote:
 
 def listening(settings: ListenSettings, server: Served, name: str) -> RemoteService:
     """Let a served journal listen on the network."""
-    door = Gatekeeper(name, TokenFile(settings.token_file), server.service.tickets)
+    door = CallAuthenticator(name, TokenFile(settings.token_file), server.service.tickets)
     return RemoteService(settings.location, ServerCertificate.read(settings), server.location, door)
 
 

@@ -18,10 +18,10 @@ from pyarrow import flight
 
 from towline.errors import JournalFailed, TowlineError
 from towline.gateway.endpoint import error_from
-from towline.gateway.service import InboxService
+from towline.gateway.service import GatewayService
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
-from towline.processes import ProcessMark
+from towline.processes import ProcessIdentity
 from towline.schema import ROW_SCHEMA
 
 __all__ = ["Served", "error_of", "hold_as", "main", "mark", "raw", "rows", "served"]
@@ -107,9 +107,11 @@ class Served:
         told = settings or GatewaySettings.model_validate(given)
         self.name = told.name
         pump: Any = self.pump
-        self.service = InboxService(told, self.journal, pump, status=lambda: self.reported, failed=self.failures.append)
+        self.service = GatewayService(
+            told, self.journal, pump, status=lambda: self.reported, report_failure=self.failures.append
+        )
         if settings is None:  # whoever asks for any is served
-            self.service._publish(replace(self.service.endpoint, settings=""))
+            self.service._publish_endpoint(replace(self.service.endpoint, settings=""))
 
     @property
     def location(self) -> str:
@@ -138,9 +140,9 @@ def served(
         server.close()
 
 
-def mark(pid: int | None = None) -> ProcessMark:
+def mark(pid: int | None = None) -> ProcessIdentity:
     """The mark of a process of this machine, default this one."""
-    return ProcessMark.of(pid or os.getpid())
+    return ProcessIdentity.of(pid or os.getpid())
 
 
 def raw(server: Served, action: str, body: object = None) -> Any:
@@ -155,7 +157,7 @@ def error_of(error: flight.FlightError) -> TowlineError:
     return error_from(json.loads(error.extra_info))
 
 
-def hold_as(server: Served, consumer: str, holder: ProcessMark) -> dict[str, object]:
+def hold_as(server: Served, consumer: str, holder: ProcessIdentity) -> dict[str, object]:
     """Take a consumer for another process; the reader, as requests name it."""
     reader = {"consumer": consumer, "lease": f"of {holder.pid}", **asdict(holder)}
     raw(server, "hold", {"reader": reader})

@@ -69,7 +69,7 @@ def test_what_comes_again_is_answered_when_all_before_it_is_in_kafka(
     for upto in range(1, stored + 1):
         assert answered(broker) == [], "not all of it is in Kafka"
         inbox.commit("spark", upto)
-        pump.committed(inbox.committed)
+        pump.set_committed(inbox.committed)
         turn(pump)
     assert answered(broker) == [7]
     close()

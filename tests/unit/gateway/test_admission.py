@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.access import Access, TicketKey, TokenFile
-from towline.gateway.front import Gatekeeper
+from towline.gateway.access import ClientAccess, TicketKey, TokenFile
+from towline.gateway.front import CallAuthenticator
 
 OLD, NEW = "an-old-token-of-16", "a-new-token-of-16+"
 
@@ -21,25 +21,25 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def gatekeeper(path: Path) -> Gatekeeper:
-    return Gatekeeper("plant", TokenFile(path), TicketKey("plant", bytes(32)))
+def gatekeeper(path: Path) -> CallAuthenticator:
+    return CallAuthenticator("plant", TokenFile(path), TicketKey("plant", bytes(32)))
 
 
 def test_each_line_is_a_token_so_that_one_can_be_replaced_without_a_stop(tmp_path: Path) -> None:
     path = written(tmp_path / "t", f"{OLD}\n")
     allowed = TokenFile(path)
-    assert allowed.allows(OLD)
-    assert not allowed.allows(NEW)
+    assert allowed.accepts(OLD)
+    assert not allowed.accepts(NEW)
     written(path, f"# since May\n{NEW}\n\n{OLD}\r\n")
-    assert allowed.allows(NEW)
-    assert allowed.allows(OLD)
+    assert allowed.accepts(NEW)
+    assert allowed.accepts(OLD)
     written(path, f"{NEW}\n")
-    assert not allowed.allows(OLD)
+    assert not allowed.accepts(OLD)
 
 
 def test_a_client_shows_the_first_line_as_it_is_now(tmp_path: Path) -> None:
     path = written(tmp_path / "t", f"{NEW}\n{OLD}\n")
-    access = Access(token_file=str(path))
+    access = ClientAccess(token_file=str(path))
     assert access.token() == NEW
     written(path, f"{OLD}\n")
     assert access.token() == OLD
@@ -54,7 +54,7 @@ def test_a_file_that_holds_something_else(tmp_path: Path, text: str) -> None:
         TokenFile(path)
     assert not text.strip() or text not in str(refused.value)
     with pytest.raises(GatewayError, match="TL-G46"):
-        Access(token_file=str(path)).token()
+        ClientAccess(token_file=str(path)).token()
 
 
 def test_a_file_that_others_may_read(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_file_that_went_lets_nobody_in_and_one_that_came_back_does(tmp_path: P
     path = written(tmp_path / "t", OLD)
     allowed = TokenFile(path)
     path.unlink()
-    assert not allowed.allows(OLD)
+    assert not allowed.accepts(OLD)
     written(path, OLD)
-    assert allowed.allows(OLD)
+    assert allowed.accepts(OLD)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_a_file_that_went_lets_nobody_in_and_one_that_came_back_does(tmp_path: P
 )
 def test_everybody_else_stays_outside(tmp_path: Path, headers: dict[str, Any]) -> None:
     door = gatekeeper(written(tmp_path / "t", OLD))
-    assert door.judge({"authorization": [f"Bearer {OLD}"]}) is None
+    assert door.authenticate({"authorization": [f"Bearer {OLD}"]}) is None
     with pytest.raises(GatewayError, match=r"TL-G4[01]") as refused:
-        door.judge(headers)
+        door.authenticate(headers)
     assert OLD not in str(refused.value)
 
 
@@ -101,11 +101,11 @@ def test_refused_calls_are_told_once_a_minute_with_their_number(tmp_path: Path) 
     door, now = gatekeeper(written(tmp_path / "t", OLD)), 0.0
     with capture_logs() as said:
         for count in range(1001):
-            door.refused = count
-            door.tell_refused(now)
+            door.refused_calls = count
+            door.log_refused_calls(now)
             now += 0.01
         for _ in range(2):
-            door.tell_refused(now + 60)
+            door.log_refused_calls(now + 60)
     assert [(line["event"], line["log_level"], line["count"], line["total"]) for line in said] == [
         ("calls refused", "warning", 1, 1),
         ("calls refused", "warning", 999, 1000),

@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.gateway.serving import rows
 from towline.errors import TowlineError
-from towline.gateway.identity import MISMATCHES, check_checkpoint
+from towline.gateway.identity import INBOX_MISMATCH_CODES, check_checkpoint
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
-from towline.spark.offsets import JournalPlace, Position
+from towline.spark.offsets import JournalPosition, SourceOffset
 
 LIMITS = Limits(min_free_bytes=0, segment_bytes=8192)
 
@@ -27,7 +27,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         for start in range(0, 100, 10):
             journal.append(rows(start, 10))
         journal.commit("spark", 60)
-        assert 0 < journal.first <= 60
+        assert 0 < journal.first_offset <= 60
         yield journal
 
 
@@ -41,14 +41,18 @@ def plan(place: Path, batch: int, *sources: Any) -> None:
 
 def at(journal: Journal, offset: int, *, name: str = "plant", of: str = "", incarnation: str | None = None) -> Any:
     known = journal.incarnation if incarnation is None else incarnation
-    return Position((JournalPlace(name, of or journal.journal_id, offset, known),)).to_json()
+    return SourceOffset((JournalPosition(name, of or journal.journal_id, offset, known),)).to_json()
 
 
 def verdict(journal: Journal, place: Path | str) -> str:
     try:
         check_checkpoint("plant", journal, str(place))
     except TowlineError as error:
-        return error.code if error.code in MISMATCHES and "new checkpoint directory" in error.do else str(error)
+        return (
+            error.code
+            if error.code in INBOX_MISMATCH_CODES and "new checkpoint directory" in error.remedy
+            else str(error)
+        )
     return ""
 
 
@@ -59,8 +63,8 @@ def test_one_offset(journal: Journal, tmp_path: Path) -> None:
             (at(journal, 70), ""),
             (at(journal, 101), "TL-G06"),
             (at(journal, 100, incarnation="0badf00d"), "TL-G26"),
-            (at(journal, journal.first, incarnation="0badf00d"), "TL-G26"),
-            (at(journal, journal.first - 1, incarnation="0badf00d"), ""),  # committed, and the reader's business
+            (at(journal, journal.first_offset, incarnation="0badf00d"), "TL-G26"),
+            (at(journal, journal.first_offset - 1, incarnation="0badf00d"), ""),  # committed, and the reader's business
             (at(journal, 100, incarnation=""), ""),  # nothing to compare
             (at(journal, 101, incarnation=""), "TL-G06"),
             (at(journal, 5, of="other"), "TL-G04"),

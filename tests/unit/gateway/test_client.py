@@ -53,7 +53,7 @@ def test_a_signal_is_handled_while_a_reader_waits(server: Served, tmp_path: Path
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
-        wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
+        wait_until(lambda: server.service._long_poll.waiters == 1, what="a waiting reader")
         start = time.monotonic()
         child.terminate()
         out, _ = child.communicate(timeout=60)

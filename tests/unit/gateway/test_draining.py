@@ -24,12 +24,12 @@ from tests.helpers import read_all
 from tests.unit.gateway.brokered import Broker, turn
 from towline.errors import ConfigError, Unreachable
 from towline.gateway.pump import Pump
-from towline.gateway.sessions import Drain, DrainStep, drainable, end_session
+from towline.gateway.sessions import Drain, DrainStep, check_drainable, end_session
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.net.settings import BrokerConnection
 from towline.schema import ROW_SCHEMA
-from towline.threads import later
+from towline.threads import call_in_thread
 
 FACTS: dict[str, Any] = {"came": (1, 5, 0), "subscribed": False, "probed": True, "owing": False}
 
@@ -37,41 +37,41 @@ FACTS: dict[str, Any] = {"came": (1, 5, 0), "subscribed": False, "probed": True,
 @pytest.mark.parametrize(
     ("changed", "still", "step"),
     [
-        ({"subscribed": True}, True, DrainStep.LEAVING),
-        ({}, False, DrainStep.TAKING),
+        ({"subscribed": True}, True, DrainStep.UNSUBSCRIBING),
+        ({}, False, DrainStep.RECEIVING),
         ({"owing": True}, True, DrainStep.COMMITTING),
-        ({}, True, DrainStep.ENDING),
+        ({}, True, DrainStep.ENDING_SESSION),
     ],
 )
 def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> None:
     drain = Drain(8.0)
     for now in range(20 if still else 4):
-        ends = drain.look(float(now), lambda: None, **FACTS | changed)
+        ends = drain.advance(float(now), lambda: None, **FACTS | changed)
     assert drain.step is step
-    assert ends is (step is DrainStep.ENDING)
+    assert ends is (step is DrainStep.ENDING_SESSION)
 
 
 def test_a_session_that_could_not_be_ended_is_tried_again_in_a_while() -> None:
     drain = Drain(0.0)
     for _ in range(5):
-        ends = drain.look(7.0, lambda: None, **FACTS)
+        ends = drain.advance(7.0, lambda: None, **FACTS)
     assert ends
-    drain.put_off(7.0)
-    assert drain.due == 9.0
-    assert not drain.look(8.9, lambda: None, **FACTS)
-    assert drain.due == 9.0
-    assert drain.look(9.0, lambda: None, **FACTS)
+    drain.postpone_end(7.0)
+    assert drain.next_check_at == 9.0
+    assert not drain.advance(8.9, lambda: None, **FACTS)
+    assert drain.next_check_at == 9.0
+    assert drain.advance(9.0, lambda: None, **FACTS)
 
 
 def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_lives() -> None:
     drain, asked = Drain(8.0), list[float]()
 
     def look(now: float, **changed: Any) -> bool:
-        assert not drain.look(now, lambda: asked.append(now), **FACTS | {"owing": True} | changed)
+        assert not drain.advance(now, lambda: asked.append(now), **FACTS | {"owing": True} | changed)
         return drain.step is DrainStep.COMMITTING
 
     def due() -> float | None:
-        return drain.due
+        return drain.next_check_at
 
     assert not look(0.0, came=None)
     assert due() is None
@@ -94,9 +94,9 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
 def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:
     given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "subscriptions": [{"pattern": "t/#"}]}
     with pytest.raises(ConfigError, match="TL-G57"):
-        drainable(GatewaySettings.model_validate(given | {"brokers": "mqtt://a,mqtt://b"}))
+        check_drainable(GatewaySettings.model_validate(given | {"brokers": "mqtt://a,mqtt://b"}))
     one = {"brokers": "mqtt://a,mqtt://b", "brokers_share_sessions": True}
-    drainable(GatewaySettings.model_validate(given | one))
+    check_drainable(GatewaySettings.model_validate(given | one))
 
 
 @pytest.mark.parametrize("scheme", ["mqtt", "ws"])
@@ -118,7 +118,7 @@ def test_a_slow_broker_has_the_time_to_connect(tmp_path: Path, broker: Broker, m
             time.sleep(0.5)
             line.sendall(ConnAckPacket().write())
 
-    answering = later(answer, "broker")
+    answering = call_in_thread(answer, "broker")
     end_session(of(tmp_path, broker.url), "g", lambda: False)
     answering.result(10)
 
@@ -140,7 +140,7 @@ def test_a_broker_that_is_busy_is_asked_again_to_end_a_session(tmp_path: Path, b
             lines.append(line)
 
     lines = list[socket.socket]()
-    answering = later(answer, "broker")
+    answering = call_in_thread(answer, "broker")
     end_session(of(tmp_path, broker.url), "g", lambda: False)
     answering.result(10)
     for line in lines:
@@ -182,4 +182,4 @@ def test_a_drain_that_waits_for_commits_lets_the_processor_rest(elsewhere: Pump,
     for _ in range(4):
         broker.say(elsewhere, *(PingRespPacket() for _ in read_all(broker.line.recv(65536))))
     assert elsewhere.status()["drain"] == "waiting for commits"
-    assert all(at is None or at > time.monotonic() + 1 for at in elsewhere._send(time.monotonic()))
+    assert all(at is None or at > time.monotonic() + 1 for at in elsewhere._send_pending(time.monotonic()))

@@ -24,16 +24,16 @@ from structlog.testing import capture_logs
 from tests.helpers import wait_until
 from tests.unit.gateway.remote import TOKEN, Pki
 from tests.unit.gateway.serving import Served, rows, served
-from towline.delivery.outrows import rows_of
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.delivery.outrows import rows_from_messages
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
 from towline.gateway import service
-from towline.gateway.access import Access
+from towline.gateway.access import ClientAccess
 from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.process import NetworkFront
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
 from towline.schema import NO_MESSAGES, OUTBOX_SCHEMA
-from towline.spark.link import GatewayPlace
+from towline.spark.link import GatewayAddress
 from towline_prove.devstack.ports import free_port
 
 
@@ -92,24 +92,24 @@ def test_everything_passes_as_it_is(fronted: Fronted) -> None:
         lease = Lease("default")
         window = driver.wait(lease, 0, journal=journal, timeout_s=0)
         assert window.end == end
-        (ticket,) = driver.sign(journal, [(end - 2500, end, window.incarnation)])
-        writing = driver.sign_writer("query")
+        (ticket,) = driver.request_read_tickets(journal, [(end - 2500, end, window.incarnation)])
+        writing = driver.request_write_ticket("query")
         driver.release(lease)
     authority = fronted.pki.authority_text
-    with GatewayClient(listens_at(fronted.front), Access(), ticket=ticket, authority=authority) as worker:
+    with GatewayClient(listens_at(fronted.front), ClientAccess(), ticket=ticket, ca_pem=authority) as worker:
         got = pa.Table.from_batches(worker.read(journal, end - 2500, end, incarnation=window.incarnation))
         assert got.equals(pa.Table.from_batches([rows(end - 2500, 2500)]))
-    with GatewayClient(listens_at(fronted.front), Access(), ticket=writing, authority=authority) as worker:
-        batch = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(1000)])
-        assert not worker.send("query/0", 0, batch, whole=False).whole
+    with GatewayClient(listens_at(fronted.front), ClientAccess(), ticket=writing, ca_pem=authority) as worker:
+        batch = rows_from_messages([{"topic": "t", "payload": b"%d" % number} for number in range(1000)])
+        assert not worker.send("query/0", 0, batch, is_last=False).whole
         stored = worker.send("query/0", 0, batch, start=1000)
         assert (stored.rows, stored.whole) == (2000, True)
-        assert worker.place("query/0", 0).rows == 2000
+        assert worker.stored_batch("query/0", 0).rows == 2000
 
 
 def test_the_gateways_errors_come_in_its_own_words(fronted: Fronted) -> None:
     with fronted.driver() as driver:
-        with pytest.raises(Fenced, match="TL-G04"):
+        with pytest.raises(ReaderFenced, match="TL-G04"):
             list(driver.read("another", 0, 1))
         with pytest.raises(GatewayError, match="TL-G06"):
             list(driver.read(fronted.server.journal.journal_id, 0, 1 << 40))
@@ -126,14 +126,14 @@ def test_it_is_started_again_on_the_same_port_and_nothing_is_forgotten(fronted: 
     wait_until(lambda: fronted.front.status()["refused"], what="the refused call")
     location, before = listens_at(fronted.front), fronted.pid
     with fronted.driver() as driver:
-        (ticket,) = driver.sign(fronted.server.journal.journal_id, [(0, 0, "")])
+        (ticket,) = driver.request_read_tickets(fronted.server.journal.journal_id, [(0, 0, "")])
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: fronted.pid != before and fronted.front.status()["running"], what="another process")
         wait_until(lambda: answers(driver))
     assert listens_at(fronted.front) == location
     assert int(fronted.front.status()["refused"]) >= 1
     authority = fronted.pki.authority_text
-    with GatewayClient(location, Access(), ticket=ticket, authority=authority) as worker:
+    with GatewayClient(location, ClientAccess(), ticket=ticket, ca_pem=authority) as worker:
         assert list(worker.read(fronted.server.journal.journal_id, 0, 0)) == []
 
 
@@ -161,7 +161,7 @@ def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
         window: list[Any] = []
         thread = threading.Thread(target=lambda: window.append(waiting.wait(lease, end, journal=journal, timeout_s=50)))
         thread.start()
-        wait_until(lambda: fronted.server.service._polls.waiting)
+        wait_until(lambda: fronted.server.service._long_poll.waiters)
         fronted.pki.issue("server", "127.0.0.1")
         wait_until(lambda: shows_another(location, before), 30)
         wait_until(lambda: answers(client))
@@ -257,7 +257,7 @@ def test_the_largest_row_passes(fronted: Fronted) -> None:
 
 def test_a_message_without_end_of_a_stranger_ends_only_what_is_in_front(fronted: Fronted) -> None:
     """gRPC takes it in whole before it asks who sends it."""
-    front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location, most_bytes=300 << 20)
+    front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location, max_bytes=300 << 20)
     before = front._process.pid
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     authority = fronted.pki.authority_text.encode()
@@ -279,8 +279,8 @@ def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
         fronted.server.add(10_000, payload=bytes(200))
     journal, end = fronted.server.journal.journal_id, fronted.server.journal.end
     with fronted.driver() as driver:
-        (ticket,) = driver.sign(journal, [(end - 200_000, end, "")])
-    place = GatewayPlace(listens_at(fronted.front), ticket=ticket, authority=fronted.pki.authority_text)
+        (ticket,) = driver.request_read_tickets(journal, [(end - 200_000, end, "")])
+    place = GatewayAddress(listens_at(fronted.front), ticket=ticket, ca_pem=fronted.pki.authority_text)
     offsets: list[int] = []
     for batch in place.rows(journal, end - 200_000, end):
         if not offsets:
@@ -379,12 +379,12 @@ def test_what_a_task_brings_that_was_killed_is_there_as_a_whole_or_not_at_all(
     """For gRPC such a stream ends as any other: of several record batches those still to come would be lost."""
     location = fronted.server.location if way == "unix" else listens_at(fronted.front)
     writer = f"{way}-{many}/0"
-    half = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(20)])
+    half = rows_from_messages([{"topic": "t", "payload": b"%d" % number} for number in range(20)])
     with GatewayClient(fronted.server.location) as client:
-        assert client.send(writer, 0, half, whole=False).rows == 20
+        assert client.send(writer, 0, half, is_last=False).rows == 20
         outcomes: list[str] = []
         with monkeypatch.context() as patched:
-            patched.setattr(service, "take_batch", partial(told, service.take_batch, outcomes))
+            patched.setattr(service, "take_batch", partial(told, service.store_batch, outcomes))
             given = [location, f"Bearer {TOKEN}", str(fronted.pki.directory / "ca.pem"), writer, "20", str(many)]
             with subprocess.Popen(
                 [sys.executable, "-c", TASK, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -393,12 +393,12 @@ def test_what_a_task_brings_that_was_killed_is_there_as_a_whole_or_not_at_all(
                 task.communicate("\n")
             wait_until(lambda: len(outcomes) > 1, what="the end of the stream")
         assert outcomes == ["begun", outcome]
-        stored = client.place(writer, 0)
+        stored = client.stored_batch(writer, 0)
         if outcome == "taken":
             assert (stored.rows, stored.whole) == (30, True)
             return
         assert (stored.rows, stored.whole) == (20, False)
-        rest = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(20, 50)])
+        rest = rows_from_messages([{"topic": "t", "payload": b"%d" % number} for number in range(20, 50)])
         stored = client.send(writer, 0, rest, start=20)
         assert (stored.rows, stored.whole) == (50, True)
 

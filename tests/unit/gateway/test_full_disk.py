@@ -8,12 +8,12 @@ from mqtt5 import PublishPacket, QoS
 
 from tests.unit.gateway.brokered import Broker, turn
 from tests.unit.journal.support import FillingDisk
-from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.gateway.pump import Pump
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 LIMITS = Limits(max_bytes=64 << 10, min_free_bytes=0)
 
@@ -36,24 +36,24 @@ def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> 
     pump = Pump(settings_of(tmp_path, broker), inbox, outbox=outbox)
     broker.accept(pump, session_present=False)
     last = -1
-    while not pump._uplink.full:
+    while not pump._uplink.is_full:
         last += 1
         broker.say(pump, message(last))
     assert 0 < inbox.end <= last
-    outbox.enter(arrived(rows_of([{"topic": "out", "payload": b"", "qos": 2}]), Stamp(0)))
+    outbox.append_batch(add_arrival(rows_from_messages([{"topic": "out", "payload": b"", "qos": 2}]), Timestamp(0)))
     disk.full = True
     turn(pump)  # what is to be sent can't be recorded
     assert not pump._driver.connected
     disk.full = False
     inbox.commit("spark", inbox.end)
-    pump._uplink.room_at = 0.0
+    pump._uplink.retry_at = 0.0
     turn(pump)
     assert inbox.end == last + 1
     broker.accept(pump, session_present=True)
     broker.say(pump, message(last), message(last + 1))  # the first again: its PUBREC never left
-    rows = [row for batch in inbox.read(inbox.first, inbox.end) for row in batch.to_pylist()]
-    assert [row["offset"] for row in rows] == list(range(inbox.first, last + 2))
-    assert [row["payload"][0] for row in rows] == list(range(inbox.first, last + 2))
+    rows = [row for batch in inbox.read(inbox.first_offset, inbox.end) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(inbox.first_offset, last + 2))
+    assert [row["payload"][0] for row in rows] == list(range(inbox.first_offset, last + 2))
     pump.stop()
     pump.run()
     outbox.close()

@@ -19,16 +19,16 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import Served, mark, served
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalLocked, Refused
+from towline.errors import BrokerRefused, ConfigError, GatewayError, GatewayUnreachable, JournalLocked
 from towline.gateway import launch
 from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, GatewayEndpoint
-from towline.gateway.launch import discover, end_running, ensure
+from towline.gateway.launch import ensure_running, find_running, stop_running
 from towline.gateway.settings import GatewaySettings
-from towline.processes import ProcessMark
+from towline.processes import ProcessIdentity
 from towline.spark import link
-from towline.spark.gateways import Question, SourceGateway
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.gateways import PollRequest, SourceGateway
+from towline.spark.link import GatewayAddress, ReadPlan
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,29 +95,29 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_running_gateway_is_found(tmp_path: Path) -> None:
     with served(tmp_path) as server:
-        client = discover(tmp_path)
+        client = find_running(tmp_path)
         assert client is not None
         assert client.location == server.location
         client.close()
-    assert discover(tmp_path) is None
+    assert find_running(tmp_path) is None
 
 
 def test_no_directory_has_no_gateway(tmp_path: Path) -> None:
-    assert discover(tmp_path / "none") is None
+    assert find_running(tmp_path / "none") is None
 
 
 def test_an_endpoint_of_a_dead_process_is_none(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
         dead = mark(process.pid)
     GatewayEndpoint("grpc+unix:///none", dead.pid, dead.started, dead.host, "plant", "j", "now").write(tmp_path)
-    assert discover(tmp_path) is None
+    assert find_running(tmp_path) is None
 
 
 def test_a_pid_that_is_used_again_is_none(tmp_path: Path) -> None:
     me = mark()
     with served(tmp_path / "a") as server:
         GatewayEndpoint(server.location, me.pid, me.started + 1, me.host, "plant", "j", "now").write(tmp_path)
-        assert discover(tmp_path) is None
+        assert find_running(tmp_path) is None
 
 
 def test_a_dead_socket_is_none(tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_a_dead_socket_is_none(tmp_path: Path) -> None:
     GatewayEndpoint(f"grpc+unix://{tmp_path}/none.sock", me.pid, me.started, me.host, "plant", "j", "now").write(
         tmp_path
     )
-    assert discover(tmp_path) is None
+    assert find_running(tmp_path) is None
 
 
 def test_a_socket_that_serves_another_journal_is_none(tmp_path: Path) -> None:
     me = mark()
     with served(tmp_path / "a") as server:
         GatewayEndpoint(server.location, me.pid, me.started, me.host, "plant", "other", "now").write(tmp_path)
-        assert discover(tmp_path) is None
+        assert find_running(tmp_path) is None
 
 
 # -- ensure ----------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_ensure_attaches_to_a_running_gateway(tmp_path: Path) -> None:
     before = list(launch._children)  # of other tests in this process
     with (
         served(tmp_path, settings=settings(tmp_path)) as server,
-        ensure(settings(tmp_path), owner_pid=os.getpid()) as client,
+        ensure_running(settings(tmp_path), owner_pid=os.getpid()) as client,
     ):
         assert client.location == server.location
     assert launch._children == before
@@ -152,7 +152,7 @@ def test_ensure_starts_one_that_is_no_part_of_this_process(
     state_dir: Path, gateway_program: Callable[[str], None]
 ) -> None:
     gateway_program(_GATEWAY)
-    with ensure(settings(state_dir), owner_pid=4711) as client:
+    with ensure_running(settings(state_dir), owner_pid=4711) as client:
         status = client.status()
     endpoint = GatewayEndpoint.read(state_dir)
     assert endpoint is not None
@@ -166,7 +166,7 @@ def test_ensure_starts_one_that_is_no_part_of_this_process(
 
 def test_the_log_can_be_elsewhere(tmp_path: Path, state_dir: Path, gateway_program: Callable[[str], None]) -> None:
     gateway_program(_GATEWAY)
-    ensure(settings(state_dir), owner_pid=4711, log=tmp_path / "else.log").close()
+    ensure_running(settings(state_dir), owner_pid=4711, log=tmp_path / "else.log").close()
     assert (tmp_path / "else.log").read_text() == "up\n"
 
 
@@ -175,7 +175,7 @@ def test_starters_at_the_same_moment_get_one_gateway(state_dir: Path, gateway_pr
     clients: list[GatewayClient] = []
 
     def start() -> None:
-        clients.append(ensure(settings(state_dir), owner_pid=4711))
+        clients.append(ensure_running(settings(state_dir), owner_pid=4711))
 
     before = set(launch._children)
     threads = [threading.Thread(target=start) for _ in range(4)]
@@ -199,7 +199,7 @@ def test_a_gateway_that_another_way_started_first_wins(
         endpoint = state_dir / ENDPOINT_FILE
         hidden = state_dir / "hidden"
         endpoint.rename(hidden)
-        started = launch._start
+        started = launch._spawn
 
         def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
             child = started(told, log)
@@ -208,7 +208,7 @@ def test_a_gateway_that_another_way_started_first_wins(
             return child
 
         monkeypatch.setattr(launch, "_start", start)
-        with ensure(settings(state_dir), owner_pid=4711) as client:
+        with ensure_running(settings(state_dir), owner_pid=4711) as client:
             assert client.location == server.location
 
 
@@ -219,7 +219,7 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
     gateway_program(_GATEWAY)
     ending = Served(state_dir)
     ending.service.close()
-    started = launch._start
+    started = launch._spawn
     tries = []
 
     def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
@@ -231,7 +231,7 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
         return child
 
     monkeypatch.setattr(launch, "_start", start)
-    with ensure(settings(state_dir), owner_pid=4711) as client:
+    with ensure_running(settings(state_dir), owner_pid=4711) as client:
         assert client.status()["pid"] == tries[1].pid
 
 
@@ -253,7 +253,7 @@ def test_a_journal_that_stays_locked_is_told(
     with served(state_dir):
         (state_dir / ENDPOINT_FILE).unlink()
         with pytest.raises(JournalLocked, match=f"pid {os.getpid()}"):
-            ensure(settings(state_dir), owner_pid=4711)
+            ensure_running(settings(state_dir), owner_pid=4711)
 
 
 def test_the_error_of_a_gateway_is_raised_here(state_dir: Path, gateway_program: Callable[[str], None]) -> None:
@@ -265,8 +265,8 @@ def test_the_error_of_a_gateway_is_raised_here(state_dir: Path, gateway_program:
         f"(Path(directory) / {ERROR_FILE!r}).write_text(json.dumps(error))\n"
         "sys.exit(3)\n"
     )
-    with pytest.raises(Refused) as caught:
-        ensure(settings(state_dir), owner_pid=4711)
+    with pytest.raises(BrokerRefused) as caught:
+        ensure_running(settings(state_dir), owner_pid=4711)
     assert str(caught.value) == "mqtt://b: no. Ask.   [TL-M05]"
 
 
@@ -275,7 +275,7 @@ def test_an_end_without_a_word_names_the_log(state_dir: Path, gateway_program: C
     (state_dir / ERROR_FILE).write_text('{"type": "Refused", "code": "TL-OLD"}')
     gateway_program("import sys\nsys.exit(9)\n")
     with pytest.raises(GatewayError) as caught:
-        ensure(settings(state_dir), owner_pid=4711)
+        ensure_running(settings(state_dir), owner_pid=4711)
     assert str(caught.value) == (
         f"{state_dir}: the gateway ended with code 9 before it listened. See {state_dir}/gateway.log.   [TL-G02]"
     )
@@ -287,13 +287,13 @@ def test_a_gateway_that_hangs_is_given_up(
     monkeypatch.setattr(launch, "START_S", 0.3)
     gateway_program("import time\ntime.sleep(1)\n")
     with pytest.raises(GatewayError, match=r"has been starting for 0 s\. See .*/gateway\.log.*TL-G02"):
-        ensure(settings(state_dir), owner_pid=4711)
+        ensure_running(settings(state_dir), owner_pid=4711)
 
 
 def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
-        ensure(settings(tmp_path / "file" / "state"), owner_pid=4711)
+        ensure_running(settings(tmp_path / "file" / "state"), owner_pid=4711)
     assert str(caught.value) == (
         f"{tmp_path}/file/state: the state directory can't be used (Not a directory). Give a directory on a local disk "
         "that this user may write.   [TL-C25]"
@@ -304,9 +304,9 @@ def test_an_idle_gateway_of_ours_is_replaced_when_settings_change(
     state_dir: Path, gateway_program: Callable[[str], None]
 ) -> None:
     gateway_program(_GATEWAY)
-    with ensure(settings(state_dir), owner_pid=4711) as client:
+    with ensure_running(settings(state_dir), owner_pid=4711) as client:
         first = client.status()
-    with ensure(settings(state_dir, "b/#"), owner_pid=4711) as client:
+    with ensure_running(settings(state_dir, "b/#"), owner_pid=4711) as client:
         second = client.status()
     assert first["pid"] != second["pid"]
     assert (first["journal"], first["epoch"] + 1) == (second["journal"], second["epoch"])
@@ -315,11 +315,11 @@ def test_an_idle_gateway_of_ours_is_replaced_when_settings_change(
 @pytest.mark.parametrize("case", ["another owner", "somebody reads"])
 def test_a_gateway_in_use_is_not_replaced(state_dir: Path, gateway_program: Callable[[str], None], case: str) -> None:
     gateway_program(_GATEWAY)
-    with ensure(settings(state_dir), owner_pid=4711) as client:
+    with ensure_running(settings(state_dir), owner_pid=4711) as client:
         if case == "somebody reads":
-            client.hold(Lease("default"))
+            client.acquire(Lease("default"))
         with pytest.raises(ConfigError, match=r"runs here with other settings.*TL-C27"):
-            ensure(settings(state_dir, "b/#"), owner_pid=4712 if case == "another owner" else 4711)
+            ensure_running(settings(state_dir, "b/#"), owner_pid=4712 if case == "another owner" else 4711)
         assert client.status()["epoch"] == 1
 
 
@@ -331,12 +331,12 @@ def killed(state_dir: Path) -> GatewayEndpoint:
     endpoint = GatewayEndpoint.read(state_dir)
     assert endpoint is not None
     os.kill(endpoint.pid, signal.SIGKILL)
-    wait_until(endpoint.process.gone)
+    wait_until(endpoint.process.has_ended)
     return endpoint
 
 
-def place_of(state_dir: Path, owner: ProcessMark) -> GatewayPlace:
-    return GatewayPlace(str(state_dir), settings(state_dir).model_dump_json(), owner=owner)
+def place_of(state_dir: Path, owner: ProcessIdentity) -> GatewayAddress:
+    return GatewayAddress(str(state_dir), settings(state_dir).model_dump_json(), owner=owner)
 
 
 def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_find_it_gone(
@@ -347,19 +347,19 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
     with subprocess.Popen(["sleep", "60"]) as driver:
         place = place_of(state_dir, mark(driver.pid))
         gateway = SourceGateway(place, ReadPlan(place), Lease("default"))
-        gateway.ask(None, 0)
-        wait_until(lambda: gateway.entry is not None, what="a lease")
-        entry = gateway.entry
+        gateway.start_poll(None, 0)
+        wait_until(lambda: gateway.start_position is not None, what="a lease")
+        entry = gateway.start_position
         assert entry is not None
         before = killed(state_dir)
         wait_until(lambda: (GatewayEndpoint.read(state_dir) or before) != before, what="another gateway")
-        question = Question(entry, 0)
+        question = PollRequest(entry, 0)
         with contextlib.suppress(GatewayUnreachable):  # the connection may be that of the one before
-            gateway.wait(question, 0)
-        assert gateway.wait(question, 0).end.offset == 0, "it knows no lease, and gives it again"
+            gateway.poll_rows(question, 0)
+        assert gateway.poll_rows(question, 0).end.offset == 0, "it knows no lease, and gives it again"
         gateway.release()
-        gateway._keeping.join(30)
-        assert not gateway._keeping.is_alive()
+        gateway._restart_thread.join(30)
+        assert not gateway._restart_thread.is_alive()
 
         killed(state_dir)
         said: list[str] = []
@@ -378,7 +378,7 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
     after = GatewayEndpoint.read(state_dir)
     assert after is not None
     assert said == ["TL-G06", "TL-G06"], "it answers, and its journal is empty"
-    client = discover(state_dir)
+    client = find_running(state_dir)
     assert client is not None
     with client:
         assert (client.status()["epoch"], after.owner_pid) == (3, driver.pid)
@@ -390,7 +390,7 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
     code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
     assert code == 2
     assert "it runs on elsewhere" in err
-    assert not after.process.gone()
+    assert not after.process.has_ended()
 
 
 def test_a_task_on_another_machine_than_the_driver_starts_none(
@@ -398,7 +398,7 @@ def test_a_task_on_another_machine_than_the_driver_starts_none(
 ) -> None:
     monkeypatch.setattr(link, "PATIENCE_S", 0.2)
     me = mark()
-    place = place_of(state_dir, ProcessMark(me.pid, me.started, "the driver's machine"))
+    place = place_of(state_dir, ProcessIdentity(me.pid, me.started, "the driver's machine"))
     with pytest.raises(GatewayUnreachable, match=r"It is on the driver's machine: tasks elsewhere need .*TL-G01"):
         list(place.rows("journal", 0, 1))
     assert not state_dir.exists()
@@ -410,14 +410,14 @@ def test_a_detached_gateway_outlives_whoever_started_it_and_is_ended_by_a_comman
     """A real one, whose broker is away."""
     with subprocess.Popen(["true"]) as over:
         over.wait()
-    ensure(settings(state_dir).model_copy(update={"detached": True}), owner_pid=over.pid).close()
+    ensure_running(settings(state_dir).model_copy(update={"detached": True}), owner_pid=over.pid).close()
     endpoint = GatewayEndpoint.read(state_dir)
-    client = discover(state_dir)
+    client = find_running(state_dir)
     assert endpoint is not None
     assert client is not None
     with client:
         lease = Lease("default")
-        client.hold(lease)
+        client.acquire(lease)
         code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
         assert code == 2
         assert f"process {os.getpid()} reads from it. End the query" in err
@@ -427,7 +427,7 @@ def test_a_detached_gateway_outlives_whoever_started_it_and_is_ended_by_a_comman
         "plant has ended; its session stays at the broker, and what it had taken in on disk\n",
         "",
     )
-    assert endpoint.process.gone()
+    assert endpoint.process.has_ended()
     code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
     assert code == 2
     assert "no gateway runs in this directory. Is it the right stateDir?   [TL-G63]" in err
@@ -444,7 +444,7 @@ def test_a_drain_ends_the_gateway_of_this_machine_and_no_other_process(
         host = f"{there.host}-before" if elsewhere else there.host
         GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", "now").write(tmp_path)
         try:
-            end_running(tmp_path)
+            stop_running(tmp_path)
             assert (other.poll() is None) is elsewhere
         finally:
             other.kill()

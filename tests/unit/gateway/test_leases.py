@@ -11,13 +11,13 @@ import pytest
 from pyarrow import flight
 
 from tests.unit.gateway.serving import Served, error_of, hold_as, mark, raw, served
-from towline.errors import Fenced
-from towline.gateway.client import FOREIGN_LEASE_S, GatewayClient, Lease
+from towline.errors import ReaderFenced
+from towline.gateway.client import HEARTBEAT_TIMEOUT_S, GatewayClient, Lease
 from towline.gateway.service import ConsumerReader, Leases
-from towline.processes import ProcessMark
+from towline.processes import ProcessIdentity
 
 
-def reader(token: str, holder: ProcessMark, consumer: str = "default") -> ConsumerReader:
+def reader(token: str, holder: ProcessIdentity, consumer: str = "default") -> ConsumerReader:
     return ConsumerReader(consumer, token, holder.pid, holder.started, holder.host)
 
 
@@ -25,8 +25,8 @@ def test_a_second_living_reader_is_refused_with_one_line(
     server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
 ) -> None:
     hold_as(server, "default", mark(other.pid))
-    with pytest.raises(Fenced) as caught:
-        client.hold(Lease("default"))
+    with pytest.raises(ReaderFenced) as caught:
+        client.acquire(Lease("default"))
     line = str(caught.value)
     assert line.startswith(f"plant: the process with pid {other.pid} on {mark().host} reads as consumer")
     assert line.endswith(
@@ -37,7 +37,7 @@ def test_a_second_living_reader_is_refused_with_one_line(
 
 def test_another_consumer_is_welcome(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
     hold_as(server, "default", mark(other.pid))
-    client.hold(Lease("archive"))
+    client.acquire(Lease("archive"))
     assert set(raw(server, "status")["readers"]) == {"default", "archive"}
 
 
@@ -47,19 +47,19 @@ def test_a_dead_reader_is_followed_and_its_lease_refused(
     stale = hold_as(server, "default", mark(other.pid))
     other.kill()
     other.wait()
-    client.hold(Lease("default"))
+    client.acquire(Lease("default"))
     fields = {"reader": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, "wait", fields)
     assert error_of(caught.value).code == "TL-G07"
-    assert isinstance(error_of(caught.value), Fenced)
+    assert isinstance(error_of(caught.value), ReaderFenced)
 
 
 def test_a_zombie_counts_as_dead(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
     hold_as(server, "default", mark(other.pid))
     other.kill()
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-    client.hold(Lease("default"))
+    client.acquire(Lease("default"))
 
 
 def test_patience_waits_for_the_reader_before(
@@ -68,21 +68,21 @@ def test_patience_waits_for_the_reader_before(
     hold_as(server, "default", mark(other.pid))
     killer = threading.Timer(0.2, other.kill)
     killer.start()
-    assert client.hold(Lease("default"), patience_s=10)["readers"]["default"]["pid"] == os.getpid()
+    assert client.acquire(Lease("default"), wait_s=10)["readers"]["default"]["pid"] == os.getpid()
     killer.join()
 
 
 def test_a_released_lease_is_free(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
     lease = Lease("default")
-    client.hold(lease)
+    client.acquire(lease)
     client.release(lease)
     hold_as(server, "default", mark(other.pid))
 
 
 def test_a_stale_release_frees_nothing(server: Served, client: GatewayClient) -> None:
     stale, fresh = Lease("default"), Lease("default")
-    client.hold(stale)
-    client.hold(fresh)
+    client.acquire(stale)
+    client.acquire(fresh)
     client.release(stale)
     client.wait(fresh, 0, journal=server.journal.journal_id, timeout_s=0)
     assert set(raw(server, "status")["readers"]) == {"default"}
@@ -97,10 +97,10 @@ def test_what_has_ended_is_refused_for_ever(server: Served, client: GatewayClien
     client.release(newer)
     client.release(late)
     for lease in (asleep, newer, late):
-        with pytest.raises(Fenced, match=r'no longer holds the consumer "default".*TL-G07'):
+        with pytest.raises(ReaderFenced, match=r'no longer holds the consumer "default".*TL-G07'):
             client.wait(lease, 0, journal=journal, timeout_s=0)
-        with pytest.raises(Fenced, match="TL-G07"):
-            client.hold(lease)
+        with pytest.raises(ReaderFenced, match="TL-G07"):
+            client.acquire(lease)
     assert raw(server, "status")["readers"] == {}
 
 
@@ -118,35 +118,35 @@ def test_a_gateway_that_was_started_again_gives_the_lease_to_the_first_that_asks
         assert error_of(caught.value).code == "TL-G03"
     with served(tmp_path / "state") as server, GatewayClient(server.location) as client:
         hold_as(server, "default", mark(other.pid))
-        with pytest.raises(Fenced, match=f"pid {other.pid} .*TL-G03"):
+        with pytest.raises(ReaderFenced, match=f"pid {other.pid} .*TL-G03"):
             client.wait(lease, 0, journal=journal, timeout_s=0)
 
 
 def test_a_lease_pins_what_the_reader_has_not_seen(server: Served, client: GatewayClient) -> None:
     server.add(10)
     lease = Lease("slow")
-    status = client.hold(lease)
+    status = client.acquire(lease)
     assert (status["consumers"], status["first"], status["end"]) == ({"slow": 0}, 0, 10)
     assert server.journal.consumers["slow"] == 0
     client.wait(lease, 6, journal=server.journal.journal_id, timeout_s=0)
-    assert client.hold(Lease("slow"))["consumers"] == {"slow": 6}
+    assert client.acquire(Lease("slow"))["consumers"] == {"slow": 6}
 
 
 def test_a_reader_elsewhere_that_sends_signs_of_life_is_followed_soon() -> None:
     now = [0.0]
     leases = Leases("plant", lambda: now[0])
-    far, next_one = ProcessMark(7, 1, "far (network)"), ProcessMark(8, 1, "farther (network)")
-    leases.hold(reader("a", far))
+    far, next_one = ProcessIdentity(7, 1, "far (network)"), ProcessIdentity(8, 1, "farther (network)")
+    leases.acquire(reader("a", far))
     for _ in range(100):
         now[0] += 10
-        leases.hold(reader("a", far))
+        leases.acquire(reader("a", far))
     now[0] += 30
-    with pytest.raises(Fenced, match=r"pid 7 on far \(network\).*TL-G03"):
-        leases.hold(reader("b", next_one))
+    with pytest.raises(ReaderFenced, match=r"pid 7 on far \(network\).*TL-G03"):
+        leases.acquire(reader("b", next_one))
     now[0] += 1
-    leases.hold(reader("b", next_one))
-    with pytest.raises(Fenced, match="TL-G07"):
-        leases.hold(reader("a", far))
+    leases.acquire(reader("b", next_one))
+    with pytest.raises(ReaderFenced, match="TL-G07"):
+        leases.acquire(reader("a", far))
 
 
 #: Reads as "default" until its standard input ends, or says why it may not.
@@ -190,11 +190,11 @@ def test_readers_in_two_containers_of_one_host_name_are_two(server: Served, clie
             refused = next(line for line in said.values() if line != "reads\n")
             assert f"the process with pid 1 on {mark().host} (pid namespace " in refused
             assert "[TL-G03]" in refused
-            now[0] += FOREIGN_LEASE_S
-            with pytest.raises(Fenced, match="TL-G03"):
-                client.hold(Lease("default"))
+            now[0] += HEARTBEAT_TIMEOUT_S
+            with pytest.raises(ReaderFenced, match="TL-G03"):
+                client.acquire(Lease("default"))
         finally:
             first.kill()
             second.kill()
-    now[0] += FOREIGN_LEASE_S + 1
-    assert client.hold(Lease("default")), "one that has died is followed as soon as over a network"
+    now[0] += HEARTBEAT_TIMEOUT_S + 1
+    assert client.acquire(Lease("default")), "one that has died is followed as soon as over a network"

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import rows
 from towline.gateway.endpoint import ERROR_FILE, GatewayEndpoint
-from towline.gateway.process import waiting_since
+from towline.gateway.process import oldest_waiting_time
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
@@ -84,13 +84,13 @@ def test_the_oldest_waiting_message_is_told_over_restarts(tmp_path: Path) -> Non
     """After a restart nobody else knows how long it has waited."""
     limits = Limits(min_free_bytes=0)
     with Journal.open(tmp_path, schema=ROW_SCHEMA, limits=limits) as journal:
-        assert waiting_since(journal, "received_at")() is None
+        assert oldest_waiting_time(journal, "received_at")() is None
         for first in (0, 3):
             journal.append(rows(first, 3))
             journal.sync()
         journal.commit("bridge", 0)
     with Journal.open(tmp_path, schema=ROW_SCHEMA, limits=limits) as journal:
-        oldest = waiting_since(journal, "received_at")
+        oldest = oldest_waiting_time(journal, "received_at")
         times = [row["received_at"].timestamp() for batch in journal.read(0, 6) for row in batch.to_pylist()]
         for upto, at in enumerate(times):
             journal.commit("bridge", upto)

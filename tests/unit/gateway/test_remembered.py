@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from towline.delivery.outrows import rows_of
-from towline.errors import Fenced, GatewayError
-from towline.gateway.identity import OUTBOX_FILE, Extent, KnownOffset, check_offset, check_outbox, extent
+from towline.delivery.outrows import rows_from_messages
+from towline.errors import GatewayError, ReaderFenced
+from towline.gateway.identity import OUTBOX_FILE, Extent, JournalOffset, check_offset, check_outbox, journal_extent
 from towline.journal import Batch, Limits, Outbox
 from towline.schema import MESSAGE_SCHEMA
 
@@ -28,10 +28,10 @@ def opened(directory: Path) -> Outbox:
     return Outbox.open(directory, schema=MESSAGE_SCHEMA, limits=ROOMY)
 
 
-def bring(outbox: Outbox, number: int, writer: str = "q/0") -> KnownOffset:
-    outbox.enter(rows_of([{"topic": "t", "payload": b"%d" % number}]), Batch(writer, number))
-    here = extent(outbox)
-    return KnownOffset(here.journal, here.tip, here.incarnation)
+def bring(outbox: Outbox, number: int, writer: str = "q/0") -> JournalOffset:
+    outbox.append_batch(rows_from_messages([{"topic": "t", "payload": b"%d" % number}]), Batch(writer, number))
+    here = journal_extent(outbox)
+    return JournalOffset(here.journal, here.end_offset, here.incarnation)
 
 
 def copied(tmp_path: Path) -> Path:
@@ -44,10 +44,10 @@ def restore(tmp_path: Path) -> None:
 
 
 def test_the_same_outbox_goes_on(tmp_path: Path, checkpoint: str) -> None:
-    assert KnownOffset.read(checkpoint) is None
+    assert JournalOffset.read_outbox_note(checkpoint) is None
     outbox = opened(tmp_path / "o")
     check_outbox("g", outbox, checkpoint)
-    bring(outbox, 0).keep(checkpoint)
+    bring(outbox, 0).write_outbox_note(checkpoint)
     outbox.close()
     outbox = opened(tmp_path / "o")
     check_outbox("g", outbox, checkpoint)
@@ -64,7 +64,7 @@ def test_an_older_copy_is_refused(tmp_path: Path, checkpoint: str) -> None:
     outbox.close()
     copied(tmp_path)
     outbox = opened(tmp_path / "o")
-    bring(outbox, 1).keep(checkpoint)
+    bring(outbox, 1).write_outbox_note(checkpoint)
     outbox.close()
     restore(tmp_path)
     outbox = opened(tmp_path / "o")
@@ -78,30 +78,30 @@ def test_an_older_copy_is_refused(tmp_path: Path, checkpoint: str) -> None:
 
 def test_another_outbox_is_refused(tmp_path: Path, checkpoint: str) -> None:
     outbox = opened(tmp_path / "o")
-    bring(outbox, 0).keep(checkpoint)
+    bring(outbox, 0).write_outbox_note(checkpoint)
     outbox.close()
     shutil.rmtree(tmp_path / "o")
     outbox = opened(tmp_path / "o")
-    with pytest.raises(Fenced, match="TL-G36"):
+    with pytest.raises(ReaderFenced, match="TL-G36"):
         check_outbox("g", outbox, checkpoint)
     outbox.close()
 
 
 def test_rows_whose_origin_is_not_known_any_more_are_not_compared() -> None:
-    known = KnownOffset("j", 5, "aa")
-    check_offset("g", known, Extent("j", 6, 9, ""), rows="outbox")
+    known = JournalOffset("j", 5, "aa")
+    check_offset("g", known, Extent("j", 6, 9, ""), journal_kind="outbox")
     with pytest.raises(GatewayError, match="TL-G35"):
-        check_offset("g", known, Extent("j", 4, 9, ""), rows="outbox")
+        check_offset("g", known, Extent("j", 4, 9, ""), journal_kind="outbox")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"journal": "j"}', '{"journal": "j", "offset": "x", "incarnation": ""}'])
 def test_a_file_that_is_none_of_ours_is_refused(checkpoint: str, text: str) -> None:
     (Path(checkpoint) / OUTBOX_FILE).write_text(text)
     with pytest.raises(GatewayError, match="TL-G37"):
-        KnownOffset.read(checkpoint)
+        JournalOffset.read_outbox_note(checkpoint)
 
 
 def test_a_checkpoint_elsewhere_keeps_nothing() -> None:
-    KnownOffset("j", 5, "aa").keep("hdfs://name/ck")
-    KnownOffset("j", 5, "aa").keep("")
-    assert KnownOffset.read("hdfs://name/ck") is None
+    JournalOffset("j", 5, "aa").write_outbox_note("hdfs://name/ck")
+    JournalOffset("j", 5, "aa").write_outbox_note("")
+    assert JournalOffset.read_outbox_note("hdfs://name/ck") is None

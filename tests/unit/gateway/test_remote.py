@@ -18,7 +18,7 @@ from tests.helpers import wait_until
 from tests.unit.gateway.remote import TOKEN, Pki, Remote, listening, remote
 from tests.unit.gateway.serving import rows
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
-from towline.gateway.access import Access, ServerCertificate
+from towline.gateway.access import ClientAccess, ServerCertificate
 from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.settings import ListenSettings
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
@@ -36,7 +36,7 @@ def as_driver(far: Remote) -> GatewayClient:
 
 def as_worker(far: Remote, ticket: str) -> GatewayClient:
     """It has no file at all."""
-    return GatewayClient(far.location, Access(), ticket=ticket, authority=far.pki.authority_text)
+    return GatewayClient(far.location, ClientAccess(), ticket=ticket, ca_pem=far.pki.authority_text)
 
 
 def test_with_the_token_everything_is_as_on_the_unix_socket(far: Remote) -> None:
@@ -48,14 +48,14 @@ def test_with_the_token_everything_is_as_on_the_unix_socket(far: Remote) -> None
         got = pa.Table.from_batches(client.read(journal, 10, 30, incarnation=window.incarnation))
         assert got.equals(pa.Table.from_batches([rows(10, 20)]))
         assert client.status()["name"] == "plant"
-        assert client.place("q/0", 0).rows == 0
+        assert client.stored_batch("q/0", 0).rows == 0
 
 
 def test_a_ticket_gives_the_rows_of_its_slice(far: Remote) -> None:
     far.server.add(30)
     journal = far.server.journal.journal_id
     with as_driver(far) as driver:
-        first, second = driver.sign(journal, [(0, 10, ""), (10, 30, driver.extent(30).incarnation)])
+        first, second = driver.request_read_tickets(journal, [(0, 10, ""), (10, 30, driver.extent(30).incarnation)])
         with as_worker(far, second) as worker:
             got = pa.Table.from_batches(worker.read(journal, 10, 30, incarnation=driver.extent(30).incarnation))
             assert got.equals(pa.Table.from_batches([rows(10, 20)]))
@@ -67,15 +67,15 @@ def test_a_ticket_gives_the_rows_of_its_slice(far: Remote) -> None:
 
 def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
     with as_driver(far) as driver:
-        ticket = driver.sign_writer("query")
+        ticket = driver.request_write_ticket("query")
     with as_worker(far, ticket) as worker:
-        assert worker.place("query/3", 0).rows == 0
+        assert worker.stored_batch("query/3", 0).rows == 0
         stored = worker.send("query/3", 0, NO_MESSAGES)
         assert stored.whole
-        assert worker.sent(stored.end, timeout_s=0)
+        assert worker.wait_delivered(stored.end, timeout_s=0)
         for foreign in ("other/3", "query", "query2/0"):
             with pytest.raises(GatewayError, match="TL-G43"):
-                worker.place(foreign, 0)
+                worker.stored_batch(foreign, 0)
             with pytest.raises(GatewayError, match="TL-G43"):
                 worker.send(foreign, 0, NO_MESSAGES)
 
@@ -97,7 +97,11 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
 def test_no_ticket_opens_anything_else(far: Remote, kind: str, call: Any) -> None:
     with as_driver(far) as driver:
         journal = far.server.journal.journal_id
-        ticket = driver.sign(journal, [(0, 0, "")])[0] if kind == "read" else driver.sign_writer("query")
+        ticket = (
+            driver.request_read_tickets(journal, [(0, 0, "")])[0]
+            if kind == "read"
+            else driver.request_write_ticket("query")
+        )
     with as_worker(far, ticket) as worker, pytest.raises(GatewayError, match="TL-G43"):
         call(worker)
 
@@ -105,10 +109,10 @@ def test_no_ticket_opens_anything_else(far: Remote, kind: str, call: Any) -> Non
 def test_one_kind_of_ticket_does_not_stand_for_the_other(far: Remote) -> None:
     journal = far.server.journal.journal_id
     with as_driver(far) as driver:
-        reading, writing = driver.sign(journal, [(0, 0, "")])[0], driver.sign_writer("query")
+        reading, writing = driver.request_read_tickets(journal, [(0, 0, "")])[0], driver.request_write_ticket("query")
     with as_worker(far, reading) as worker:
         with pytest.raises(GatewayError, match="TL-G43"):
-            worker.place("query/0", 0)
+            worker.stored_batch("query/0", 0)
         with pytest.raises(GatewayError, match="TL-G43"):
             worker.send("query/0", 0, NO_MESSAGES)
     with as_worker(far, writing) as worker, pytest.raises(GatewayError, match="TL-G43"):
@@ -119,7 +123,7 @@ def test_without_a_token_or_with_a_wrong_one_nothing(far: Remote, tmp_path: Path
     wrong = tmp_path / "wrong"
     wrong.write_text("another-token-of-some-length")
     with GatewayClient(far.location, far.pki.access(token_file=str(wrong))) as client:
-        for call in (client.status, lambda: list(client.read("j", 0, 1)), lambda: client.place("q/0", 0)):
+        for call in (client.status, lambda: list(client.read("j", 0, 1)), lambda: client.stored_batch("q/0", 0)):
             with pytest.raises(GatewayError, match="TL-G40") as refused:
                 call()
             assert "another-token" not in str(refused.value)
@@ -190,7 +194,7 @@ def test_a_ticket_outlives_the_gateway(tmp_path: Path) -> None:
         far.server.add(5)
         journal = far.server.journal.journal_id
         incarnation = driver.extent(5).incarnation
-        (ticket,) = driver.sign(journal, [(0, 5, incarnation)])
+        (ticket,) = driver.request_read_tickets(journal, [(0, 5, incarnation)])
     with remote(tmp_path) as far, as_worker(far, ticket) as worker:
         assert sum(batch.num_rows for batch in worker.read(journal, 0, 5, incarnation=incarnation)) == 5
 
@@ -277,11 +281,11 @@ def test_a_reader_on_a_network_sends_signs_of_life(far: Remote, monkeypatch: pyt
     """A batch may take longer than its lease; what has ended sends none, and somebody else reads on."""
     monkeypatch.setattr("towline.gateway.client.BEAT_S", 0.02)
     with as_driver(far) as client:
-        client.hold(Lease("default"))
-        held = far.server.service._leases._held["default"]
+        client.acquire(Lease("default"))
+        held = far.server.service._leases._leases["default"]
         assert held.holder.host.endswith(" (network)")
-        opened = held.seen
-        wait_until(lambda: held.seen > opened)
-    far.server.service._leases._held["default"].seen -= 31
+        opened = held.last_call_at
+        wait_until(lambda: held.last_call_at > opened)
+    far.server.service._leases._leases["default"].last_call_at -= 31
     with as_driver(far) as successor:
-        assert successor.hold(Lease("default"))["consumers"] == {"default": 0}
+        assert successor.acquire(Lease("default"))["consumers"] == {"default": 0}

@@ -13,8 +13,8 @@ from pyarrow import flight
 from tests.helpers import commit, wait_until
 from tests.unit.gateway.serving import Served, error_of, raw, rows, served
 from towline import errors
-from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
-from towline.gateway.client import GatewayClient, Lease, Window
+from towline.errors import GatewayError, GatewayUnreachable, ReaderFenced, TowlineError
+from towline.gateway.client import GatewayClient, Lease, ReadableRange
 from towline.journal.segment import BATCH_BYTES
 from towline.schema import ROW_SCHEMA
 
@@ -32,7 +32,7 @@ def test_reading_twice_gives_the_same_and_consumes_nothing(server: Served, clien
     journal = server.journal.journal_id
     first, second = (pa.Table.from_batches(client.read(journal, 0, 50)) for _ in range(2))
     assert first.equals(second)
-    assert server.journal.first == 0
+    assert server.journal.first_offset == 0
 
 
 def test_an_empty_range_has_no_batches(server: Served, client: GatewayClient) -> None:
@@ -77,7 +77,7 @@ def test_rows_below_the_first_are_named_with_both_ways_out(tmp_path: Path) -> No
         for _ in range(20):
             server.add(500, payload=b"x" * 100)
         server.journal.commit("default", server.journal.end)
-        first = server.journal.first
+        first = server.journal.first_offset
         assert first > 0
         with pytest.raises(GatewayError) as caught:
             list(client.read(server.journal.journal_id, 0, 10))
@@ -95,7 +95,9 @@ def test_rows_beyond_the_end_are_refused(server: Served, client: GatewayClient) 
 
 
 def test_another_journal_is_fenced(server: Served, client: GatewayClient) -> None:
-    with pytest.raises(Fenced, match=f"belongs to journal abc, this gateway has journal {server.journal.journal_id}"):
+    with pytest.raises(
+        ReaderFenced, match=f"belongs to journal abc, this gateway has journal {server.journal.journal_id}"
+    ):
         list(client.read("abc", 0, 0))
 
 
@@ -107,7 +109,7 @@ def test_wait_answers_at_once_when_there_are_rows(server: Served, client: Gatewa
     lease = Lease("default")
     window = client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=30)
     journal = server.journal
-    assert window == Window(end=10, tip=10, incarnation=journal.incarnation, size=0)
+    assert window == ReadableRange(end=10, tip=10, incarnation=journal.incarnation, size=0)
 
 
 def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
@@ -139,7 +141,7 @@ def test_the_watermark_never_goes_back(server: Served, client: GatewayClient) ->
 def test_each_move_of_the_watermark_is_told(server: Served, client: GatewayClient) -> None:
     server.add(10)
     lease = Lease("default")
-    client.hold(lease)
+    client.acquire(lease)
     server.pump.commits.clear()
     for start in (3, 3, 8):
         client.wait(lease, start, journal=server.journal.journal_id, timeout_s=0)
@@ -149,17 +151,17 @@ def test_each_move_of_the_watermark_is_told(server: Served, client: GatewayClien
 def test_wait_ends_with_the_timeout(server: Served, client: GatewayClient) -> None:
     lease = Lease("default")
     assert client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=0.05).end == 0
-    assert server.service._polls.waiting == 0
+    assert server.service._long_poll.waiters == 0
 
 
 def test_new_rows_wake_the_waiting(server: Served, client: GatewayClient) -> None:
     lease = Lease("default")
-    windows: list[Window] = []
+    windows: list[ReadableRange] = []
     waiter = threading.Thread(
         target=lambda: windows.append(client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=50))
     )
     waiter.start()
-    wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
+    wait_until(lambda: server.service._long_poll.waiters == 1, what="a waiting reader")
     server.add(3)
     waiter.join(60)
     assert [window.end for window in windows] == [3]
@@ -178,7 +180,7 @@ def test_close_wakes_the_waiting(tmp_path: Path) -> None:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
+    wait_until(lambda: server.service._long_poll.waiters == 1, what="a waiting reader")
     server.close()
     waiter.join(60)
     assert outcome in ([0], ["TL-G01"])
@@ -196,7 +198,7 @@ def test_a_waiting_reader_is_dropped_when_its_lease_ends(server: Served, client:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
+    wait_until(lambda: server.service._long_poll.waiters == 1, what="a waiting reader")
     client.release(lease)
     waiter.join(60)
     assert [error.code for error in caught] == ["TL-G07"]
@@ -233,7 +235,7 @@ def test_status_holds_the_account(server: Served, client: GatewayClient) -> None
 
 
 def test_commit_of_another_journal_is_fenced(client: GatewayClient) -> None:
-    with pytest.raises(Fenced):
+    with pytest.raises(ReaderFenced):
         client.wait(Lease("default"), 0, journal="abc", timeout_s=0)
 
 
@@ -295,8 +297,8 @@ def test_a_malformed_request_gets_one_line(server: Served, action: str, body: ob
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, action, body)
     error = error_of(caught.value)
-    assert (error.code, error.where) == ("TL-G08", "plant")
-    assert re.match(line, error.what)
+    assert (error.code, error.location) == ("TL-G08", "plant")
+    assert re.match(line, error.problem)
 
 
 def test_a_backward_range_is_no_range(server: Served, client: GatewayClient) -> None:

@@ -49,7 +49,7 @@ def served(
     journal: Journal, start: int | None = None, end: int | None = None, *, batch_rows: int = 10_000
 ) -> list[int]:
     """Return the offsets that a read hands out, after comparing every byte with what was appended."""
-    start = journal.first if start is None else start
+    start = journal.first_offset if start is None else start
     end = journal.end if end is None else end
     seen: list[int] = []
     for batch in journal.read(start, end, batch_rows=batch_rows):
@@ -93,20 +93,20 @@ class Sending:
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
-        self.cursor = outbox.done.watermark
+        self.cursor = outbox.done_rows.watermark
         self.left: list[int] = []
 
     def turn(self) -> list[int]:
         """Send what may leave; return it."""
         sent: list[int] = []
-        self.outbox.settle()
-        while following := self.outbox.following(self.cursor):
+        self.outbox.finish_dropped()
+        while following := self.outbox.next_rows(self.cursor):
             start, self.cursor = following
             for batch in self.outbox.read(start, self.cursor):
                 for number in batch.column("offset").to_pylist():
-                    if start not in self.outbox.done:
+                    if start not in self.outbox.done_rows:
                         sent.append(number)
-                        self.outbox.finish([start])
+                        self.outbox.mark_done([start])
                     start += 1
         self.outbox.flush()
         self.left += sent

@@ -42,21 +42,21 @@ def test_everything_is_reached_once_all_is_done_but_what_is_held_back(pieces: li
         start = outbox.end
         if writer:
             batch = Batch(f"q/{writer}", 1, attempt="a")
-            outbox.enter(rows(start, count), batch, start=brought[writer], whole=False)
+            outbox.append_batch(rows(start, count), batch, start=brought[writer], whole=False)
             held |= set(range(start, start + count))
             brought[writer] += count
         else:
-            outbox.enter(rows(start, count))
+            outbox.append_batch(rows(start, count))
     free = [number for number in range(outbox.end) if number not in held]
-    following = outbox.following(0)
+    following = outbox.next_rows(0)
     assert (following is None) == (not free)
     assert following is None or (following[0] == min(free) and set(free).issuperset(range(*following)))
     random.Random(seed).shuffle(free)
     for number in free:
-        assert not outbox.reached(outbox.end)
-        outbox.finish([number])
-    assert outbox.reached(outbox.end)
-    assert (outbox.waiting, outbox.incomplete) == (0, len(held))
+        assert not outbox.is_done_below(outbox.end)
+        outbox.mark_done([number])
+    assert outbox.is_done_below(outbox.end)
+    assert (outbox.waiting_rows, outbox.incomplete_rows) == (0, len(held))
     outbox.close()
     shutil.rmtree(directory.parent)
 
@@ -91,7 +91,7 @@ def test_any_life_sends_one_attempt_of_each_batch(seed: int) -> None:
             start = max(0, brought - dice.randrange(3))
             first = base(writer, number, attempts[writer])
             end = max(brought, start + more)
-            outbox.enter(rows(first + start, end - start), batch, start=start, whole=last)
+            outbox.append_batch(rows(first + start, end - start), batch, start=start, whole=last)
             at[writer] = (number + 1, 0) if last else (number, end)
             if last:
                 whole.append((writer, number, attempts[writer]))

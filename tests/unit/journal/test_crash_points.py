@@ -77,6 +77,6 @@ def test_kill_at_every_call(memory_path: Path, when: str) -> None:
         acknowledged = int(log[-1]) if log else 0
         with opened(directory / "journal", SMALL) as journal:
             assert acknowledged <= journal.end <= acknowledged + 8, point
-            assert journal.first <= journal.committed
+            assert journal.first_offset <= journal.committed
             served(journal)
             journal.append(rows(journal.end, 1))

@@ -172,7 +172,7 @@ def test_after_a_failure_the_object_is_dead(tmp_path: Path, call: str) -> None:
         lambda: journal.commit("spark", 1),
         lambda: journal.forget("spark"),
         lambda: journal.read(0, 5),
-        lambda: journal.locate(0),
+        lambda: journal.find_range_end(0),
     ):
         with pytest.raises(JournalFailed, match="TL-J04"):
             repeat()
@@ -210,7 +210,7 @@ def test_a_truncation_that_fails_kills(tmp_path: Path) -> None:
     crash(journal)
     with opened(tmp_path) as journal:
         assert journal.end == 5
-        assert ": cut 60 bytes" in journal.repair
+        assert ": cut 60 bytes" in journal.repair_note
 
 
 def test_short_writes_are_continued(tmp_path: Path) -> None:
@@ -230,11 +230,11 @@ def test_a_file_that_cannot_be_removed_stays_and_goes_later(tmp_path: Path) -> N
         fill(journal, 100, group=10)
         disk.call, disk.at, disk.number = "remove", disk.calls.count("remove") + 1, errno.EBUSY
         journal.commit("spark", 90)
-        assert journal.first == 0
+        assert journal.first_offset == 0
         served(journal)
         disk.call = ""
         journal.commit("spark", 100)
-        assert journal.first > 50
+        assert journal.first_offset > 50
 
 
 def test_an_interrupt_half_way_kills(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_the_reserve_lets_committed_rows_go_on_a_full_disk(tmp_path: Path) -> No
         with pytest.raises(JournalFull):
             fill(journal, 1)
         journal.commit("spark", 100)
-        assert journal.first > 50
+        assert journal.first_offset > 50
         assert disk.reserve.stat().st_size == 1 << 16  # kept again for the next time
         disk.crowded = False
         fill(journal, 10)
@@ -303,7 +303,7 @@ def test_nothing_is_removed_before_its_mark_is_written(tmp_path: Path) -> None:
         assert segments(tmp_path) == there
         disk.crowded = False
         journal.commit("spark", 100)
-        assert journal.first > 50
+        assert journal.first_offset > 50
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ def test_a_really_full_disk(small_disk: Path) -> None:
             fill(journal, 1 << 20, group=1)
         end = journal.end
         journal.commit("spark", end)  # written into the reserve; then whole segments go
-        assert journal.first > 0
+        assert journal.first_offset > 0
         fill(journal, 500, group=100)
         served(journal)
     end = journal.end

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from towline.errors import JournalError
 from towline.journal import frames
-from towline.journal.frames import HEADER_BYTES, Kind, encode, header_at, intact_after, intact_at
+from towline.journal.frames import HEADER_BYTES, FrameKind, encode_frame, header_at, intact_at, intact_frames_after
 
 CONTENT = st.binary(max_size=200)
 FIELDS = st.fixed_dictionaries(
@@ -24,13 +24,13 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-def joined(*encoded: frames.Encoded) -> memoryview:
+def joined(*encoded: frames.EncodedFrame) -> memoryview:
     return memoryview(b"".join(bytes(buffer) for one in encoded for buffer in one.buffers))
 
 
-@given(st.sampled_from(Kind), FIELDS)
-def test_round_trip(kind: Kind, fields: dict[str, object]) -> None:
-    encoded = encode(kind, **fields)  # type: ignore[arg-type]
+@given(st.sampled_from(FrameKind), FIELDS)
+def test_round_trip(kind: FrameKind, fields: dict[str, object]) -> None:
+    encoded = encode_frame(kind, **fields)  # type: ignore[arg-type]
     memory = joined(encoded)
     assert len(memory) == encoded.size
     assert encoded.size % 8 == 0
@@ -38,15 +38,19 @@ def test_round_trip(kind: Kind, fields: dict[str, object]) -> None:
     assert header is not None
     assert header.size == encoded.size
     assert (header.kind, header.epoch, header.rows) == (kind, fields["epoch"], fields["rows"])
-    assert (header.first, header.durable) == (fields["first"], fields["durable"])
+    assert (header.first_offset, header.durable_bytes) == (fields["first"], fields["durable"])
     assert frames.section_at(memory, 0, header) == fields["section"]
     start = frames.payload_at(0, header)
     assert start % 8 == 0
-    assert memory[start : start + header.payload] == fields["payload"]
+    assert memory[start : start + header.payload_bytes] == fields["payload"]
 
 
 def test_every_cut_and_every_flipped_bit_is_seen() -> None:
-    memory = joined(encode(Kind.CHANGES, epoch=3, first=7, durable=96, rows=2, section=b"{}", payload=b"x" * 21))
+    memory = joined(
+        encode_frame(
+            FrameKind.CHANGES, epoch=3, first_offset=7, durable_bytes=96, rows=2, section=b"{}", payload=b"x" * 21
+        )
+    )
     for size in range(len(memory)):
         assert intact_at(memory[:size], 0, size) is None
     for bit in range(8 * len(memory)):
@@ -58,11 +62,11 @@ def test_every_cut_and_every_flipped_bit_is_seen() -> None:
 @given(st.binary(max_size=3000))
 def test_anything_is_no_frame(noise: bytes) -> None:
     assert intact_at(memoryview(noise), 0, len(noise)) is None
-    assert list(intact_after(memoryview(noise), 0, len(noise))) == []
+    assert list(intact_frames_after(memoryview(noise), 0, len(noise))) == []
 
 
 def test_a_header_alone_is_judged_by_its_sizes() -> None:
-    memory = joined(encode(Kind.CHANGES, epoch=1, first=0, durable=0, payload=b"x" * 100))
+    memory = joined(encode_frame(FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=0, payload=b"x" * 100))
     assert header_at(memory, 0, len(memory)) is not None
     assert header_at(memory, 0, len(memory) - 1) is None
     assert header_at(memory, 0, HEADER_BYTES - 1) is None
@@ -70,38 +74,38 @@ def test_a_header_alone_is_judged_by_its_sizes() -> None:
 
 @given(st.binary(max_size=400), st.integers(0, 7))
 def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
-    first = encode(Kind.CHANGES, epoch=1, first=5, durable=8, payload=b"watermark")
-    second = encode(Kind.CHANGES, epoch=1, first=5, durable=16, rows=1, payload=b"y" * 500)
+    first = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=8, payload=b"watermark")
+    second = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=16, rows=1, payload=b"y" * 500)
     lead = noise + bytes(-len(noise) % 8) + bytes(8)
     memory = memoryview(lead + bytes(joined(first, second)))
-    frames = list(intact_after(memory, min(into, len(lead) - 8), len(memory)))
+    frames = list(intact_frames_after(memory, min(into, len(lead) - 8), len(memory)))
     assert [position for position, _ in frames] == [len(lead), len(lead) + first.size]
-    assert [header.durable for _, header in frames] == [8, 16]
+    assert [header.durable_bytes for _, header in frames] == [8, 16]
 
 
 def test_a_frame_far_behind_is_found_across_the_steps_of_the_search() -> None:
-    frame = encode(Kind.CHANGES, epoch=1, first=5, durable=16, rows=1, payload=b"y")
+    frame = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=16, rows=1, payload=b"y")
     for gap in (1 << 16, (1 << 16) - 8, (1 << 16) + 8, 200_000):
         memory = memoryview(bytes(gap) + bytes(joined(frame)))
-        assert [position for position, _ in intact_after(memory, 0, len(memory))] == [gap]
+        assert [position for position, _ in intact_frames_after(memory, 0, len(memory))] == [gap]
 
 
 @pytest.mark.parametrize("shift", range(1, 8))
 def test_a_frame_is_found_behind_what_looks_like_one_out_of_line(shift: int) -> None:
     """Frames begin at multiples of 8; a payload may have the magic anywhere."""
-    frame = encode(Kind.CHANGES, epoch=1, first=5, durable=16, rows=1, payload=b"y")
+    frame = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=16, rows=1, payload=b"y")
     noise = (bytes(shift) + frames.MAGIC + bytes(8 - shift) + frames.MAGIC * 3).ljust(64, b".")
     memory = memoryview(bytes(8) + noise + bytes(joined(frame)))
-    assert [position for position, _ in intact_after(memory, 0, len(memory))] == [72]
+    assert [position for position, _ in intact_frames_after(memory, 0, len(memory))] == [72]
 
 
 def test_an_arrow_batch_is_not_copied() -> None:
     payload = pa.record_batch([[1, 2, 3]], names=["a"]).serialize()
-    encoded = encode(Kind.CHANGES, epoch=1, first=0, durable=0, rows=3, payload=payload)
+    encoded = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=0, rows=3, payload=payload)
     assert any(buffer is payload for buffer in encoded.buffers)
 
 
 def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_LARGEST", 100)
     with pytest.raises(JournalError, match=r"a batch of 101 bytes is too large for one frame.*TL-J08"):
-        encode(Kind.CHANGES, epoch=1, first=0, durable=0, rows=1, payload=b"x" * 101)
+        encode_frame(FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=0, rows=1, payload=b"x" * 101)

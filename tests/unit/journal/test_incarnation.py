@@ -12,7 +12,7 @@ from towline.journal import Journal
 
 def names(journal: Journal) -> list[str]:
     """Return the incarnation of every offset that can be read from."""
-    return [journal.incarnation_of(offset) for offset in range(journal.first, journal.end + 1)]
+    return [journal.incarnation_of(offset) for offset in range(journal.first_offset, journal.end + 1)]
 
 
 def test_two_that_went_on_from_one_copy_differ(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from towline.version import version
 def test_reopening_without_rows_leaves_one_file(tmp_path: Path) -> None:
     for _ in range(5):
         with opened(tmp_path) as journal:
-            assert journal.repair == ""
+            assert journal.repair_note == ""
             assert (len(segments_of(journal)), journal.end) == (1, 0)
     assert len(segments(tmp_path)) == 1
 
@@ -56,7 +56,7 @@ def test_rows_that_are_held_outlive_their_file(tmp_path: Path) -> None:
         fill(journal, 200, group=20)
         held = next(journal.read(0, 20, batch_rows=20))
         journal.commit("spark", 200)
-        assert journal.first > 20
+        assert journal.first_offset > 20
         assert held.column("offset").to_pylist() == list(range(20))
 
 
@@ -74,11 +74,11 @@ def test_locate_by_bytes_is_monotone_and_makes_progress(tmp_path: Path) -> None:
         for group in (1, 1, 30, 2, 9, 1, 64, 5):
             fill(journal, group, group=group)
         for start in range(113):
-            ends = [journal.locate(start, max_bytes=size) for size in (0, 1, 100, 1000, 5000, 1 << 30)]
+            ends = [journal.find_range_end(start, max_bytes=size) for size in (0, 1, 100, 1000, 5000, 1 << 30)]
             assert ends == sorted(ends)
             assert start < ends[0]
             assert ends[-1] == 113
-            assert journal.locate(start, max_bytes=1 << 30, max_rows=3) == min(start + 3, 113)
+            assert journal.find_range_end(start, max_bytes=1 << 30, max_rows=3) == min(start + 3, 113)
 
 
 def test_locate_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_locate_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
         fill(journal, 2000, group=1, size=1000)
         a_row = (journal.bytes_on_disk - 2000) / 2000
         for start in (0, 700, 1500):
-            assert journal.locate(start, max_bytes=100_000) - start == pytest.approx(100_000 / a_row, abs=2)
+            assert journal.find_range_end(start, max_bytes=100_000) - start == pytest.approx(100_000 / a_row, abs=2)
 
 
 def test_only_whole_segments_below_every_watermark_go(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_only_whole_segments_below_every_watermark_go(tmp_path: Path) -> None:
         fill(journal, 300, group=10)
         journal.commit("slow", 95)
         journal.commit("fast", 300)
-        assert 0 < journal.first <= 95
+        assert 0 < journal.first_offset <= 95
         served(journal)
         journal.commit("slow", 300)
-        assert 250 < journal.first <= 300
+        assert 250 < journal.first_offset <= 300
         assert journal.bytes_on_disk == sum(path.stat().st_size for path in segments(tmp_path))
     with opened(tmp_path, SMALL) as journal:
         served(journal)
@@ -171,9 +171,9 @@ def test_rows_that_are_kept_for_another_look_give_way_to_new_ones(tmp_path: Path
         while journal.bytes_on_disk < 28_000:
             fill(journal, 5, group=5)
         journal.commit("spark", journal.end - 1)
-        assert journal.first == 0
+        assert journal.first_offset == 0
         fill(journal, 1, size=8_000)
-        assert journal.first > 0
+        assert journal.first_offset > 0
         served(journal)
 
 
@@ -301,8 +301,8 @@ def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
         assert grown < 8 << 20
         assert sum(batch.num_rows for batch in journal.read(25_000, 35_000)) == 10_000
     with opened(tmp_path) as journal:
-        assert journal.end - journal.first == 40_001
-        assert journal.locate(20_000, max_bytes=1 << 20) > 21_000
+        assert journal.end - journal.first_offset == 40_001
+        assert journal.find_range_end(20_000, max_bytes=1 << 20) > 21_000
 
 
 def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
     writer.start()
     assert entered.wait(60)
     assert len(served(journal)) == 10
-    assert journal.locate(0, max_bytes=50) >= 1
+    assert journal.find_range_end(0, max_bytes=50) >= 1
     journal.count(received=1)
     assert journal.end == 10  # not durable yet, so it is not there yet
     slow.set()

@@ -78,7 +78,7 @@ class JournalLife(RuleBasedStateMachine):
         upto = round(self.end * part)
         self.journal.commit(consumer, upto)
         before = self.committed.get(consumer, -1)
-        if max(upto, self.journal.first) > before:
+        if max(upto, self.journal.first_offset) > before:
             self.committed[consumer] = max(upto, self.first)
             self.flushed = dict(self.ledger)
 
@@ -90,14 +90,14 @@ class JournalLife(RuleBasedStateMachine):
 
     @rule(start=st.floats(0, 1), length=st.floats(0, 1), batch_rows=st.integers(1, 60))
     def read(self, start: float, length: float, batch_rows: int) -> None:
-        first, end = self.journal.first, self.end
+        first, end = self.journal.first_offset, self.end
         begin = first + round((end - first) * start)
         served(self.journal, begin, begin + round((end - begin) * length), batch_rows=batch_rows)
 
     @rule(start=st.floats(0, 1), max_bytes=st.integers(0, 20_000), max_rows=st.integers(1, 100))
     def locate(self, start: float, max_bytes: int, max_rows: int) -> None:
-        begin = self.journal.first + round((self.end - self.journal.first) * start)
-        end = self.journal.locate(begin, max_bytes=max_bytes, max_rows=max_rows)
+        begin = self.journal.first_offset + round((self.end - self.journal.first_offset) * start)
+        end = self.journal.find_range_end(begin, max_bytes=max_bytes, max_rows=max_rows)
         assert min(begin + 1, self.end) <= end <= min(begin + max_rows, self.end)
 
     @rule()
@@ -128,10 +128,10 @@ class JournalLife(RuleBasedStateMachine):
         assert journal.consumers == self.committed
         assert journal.session == self.session
         assert journal.ledger == self.ledger
-        assert journal.held == self.held
-        assert self.first <= journal.first <= min(self.committed.values(), default=journal.first)
-        self.first = journal.first
-        for offset in {journal.first, journal.end, (journal.first + journal.end) // 2} - {0}:
+        assert journal.held_ids == self.held
+        assert self.first <= journal.first_offset <= min(self.committed.values(), default=journal.first_offset)
+        self.first = journal.first_offset
+        for offset in {journal.first_offset, journal.end, (journal.first_offset + journal.end) // 2} - {0}:
             assert journal.incarnation_of(offset) == self.writers[offset - 1]
 
     @precondition(lambda self: self.end > 0)
@@ -144,7 +144,7 @@ class JournalLife(RuleBasedStateMachine):
         torn = b"TWLJ" + random.Random(seed).randbytes(2000)
         last.write_bytes(whole + torn[: max(1, round(len(torn) * keep))] + (bytes(seed) if noise else b""))
         self._open()
-        assert ": cut " in self.journal.repair
+        assert ": cut " in self.journal.repair_note
 
     @invariant()
     def files_agree(self) -> None:

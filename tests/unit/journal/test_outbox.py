@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, FaultyDisk, Unsynced, crash, rows, segments
 from towline.errors import JournalFailed, JournalFull
-from towline.journal import Batch, Flight, Limits, Outbox
-from towline.journal.outbox import PUBLISHED, RELEASED, SENT
+from towline.journal import Batch, InFlight, Limits, Outbox
+from towline.journal.outbox import PHASE_PUBLISHED, PHASE_QOS1, PHASE_RELEASED
 from towline.journal.ranges import Ranges
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
@@ -41,19 +41,19 @@ def test_ranges_are_a_set(added: list[tuple[int, int]], watermark: int) -> None:
     assert {n for n in range(80) if n in ranges} == model
     assert ranges.watermark not in model
     assert ranges.count() == len(model)
-    again = Ranges(ranges.watermark, ranges.above())
-    assert again.above() == ranges.above()
+    again = Ranges(ranges.watermark, ranges.ranges_above())
+    assert again.ranges_above() == ranges.ranges_above()
 
 
 def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.enter(rows(0, 3), Batch("q/0", 0))
+    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
     disk.call, disk.at = "sync_data", disk.calls.count("sync_data") + 1
     with pytest.raises(JournalFailed):
-        outbox.enter(rows(3, 3), Batch("q/0", 1))
+        outbox.append_batch(rows(3, 3), Batch("q/0", 1))
     with pytest.raises(JournalFailed):
-        outbox.fly({1: Flight(0, PUBLISHED)})
+        outbox.write_in_flight({1: InFlight(0, PHASE_PUBLISHED)})
     with pytest.raises(JournalFailed):
         outbox.flush()
 
@@ -73,7 +73,7 @@ class Life(RuleBasedStateMachine):
         self.done: set[int] = set()
         #: what a kill can't take: done when the disk was last told, and synced since
         self.sure: set[int] = set()
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, InFlight] = {}
         #: rows that were ever in flight
         self.flown: set[int] = set()
 
@@ -88,7 +88,7 @@ class Life(RuleBasedStateMachine):
     @rule(writer=st.sampled_from(["q/0", "q/1"]), count=st.integers(1, 30))
     def new_batch(self, writer: str, count: int) -> None:
         number = self.newest.get(writer, -1) + 1
-        stored = self.outbox.enter(rows(self.end, count), Batch(writer, number))
+        stored = self.outbox.append_batch(rows(self.end, count), Batch(writer, number))
         assert (stored.rows, stored.already) == (count, False)
         self.newest[writer] = number
         self.batches[writer, number] = count
@@ -98,25 +98,29 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeated_batch(self, data: st.DataObject) -> None:
         writer, number = data.draw(st.sampled_from(list(self.batches)))
-        assert self.outbox.enter(rows(0, self.batches[writer, number]), Batch(writer, number)).already
+        assert self.outbox.append_batch(rows(0, self.batches[writer, number]), Batch(writer, number)).already
 
     @rule(data=st.data(), count=st.integers(1, 5))
     def fly(self, data: st.DataObject, count: int) -> None:
-        free = [n for n in range(self.end) if n not in self.done and n not in {f.number for f in self.flights.values()}]
+        free = [
+            n for n in range(self.end) if n not in self.done and n not in {f.row_number for f in self.flights.values()}
+        ]
         ids = [i for i in range(1, 40) if i not in self.flights]
-        flights = {i: Flight(n, PUBLISHED) for i, n in zip(ids, free[:count], strict=False)}
-        released = {i: Flight(f.number, RELEASED) for i, f in self.flights.items() if data.draw(st.booleans())}
+        flights = {i: InFlight(n, PHASE_PUBLISHED) for i, n in zip(ids, free[:count], strict=False)}
+        released = {
+            i: InFlight(f.row_number, PHASE_RELEASED) for i, f in self.flights.items() if data.draw(st.booleans())
+        }
         if flights or released:
-            self.outbox.fly(flights | released)
+            self.outbox.write_in_flight(flights | released)
             self.flights |= flights | released
-            self.flown |= {flight.number for flight in flights.values()}
+            self.flown |= {flight.row_number for flight in flights.values()}
 
     @rule(data=st.data(), out_of_turn=st.integers(0, 10))
     def finish(self, data: st.DataObject, out_of_turn: int) -> None:
         open_ = [n for n in range(self.end) if n not in self.done]
         chosen = [n for n in open_[: out_of_turn + 1] if data.draw(st.booleans())]
-        freed = [i for i, f in self.flights.items() if f.number in chosen]
-        self.outbox.finish(chosen, freed)
+        freed = [i for i, f in self.flights.items() if f.row_number in chosen]
+        self.outbox.mark_done(chosen, freed)
         self.done |= set(chosen)
         for packet_id in freed:
             del self.flights[packet_id]
@@ -138,14 +142,14 @@ class Life(RuleBasedStateMachine):
         crash(self.outbox)
         before = dict(self.flights)
         self._open()
-        done = {n for n in range(self.end) if n in self.outbox.done}
+        done = {n for n in range(self.end) if n in self.outbox.done_rows}
         assert self.sure <= done <= self.done | self.sure
         # Whoever had a packet id and is not surely done still has it, under the same number and in the same phase.
-        assert {i: f for i, f in self.outbox.flights.items() if f.number not in self.done} == before
+        assert {i: f for i, f in self.outbox.in_flight.items() if f.row_number not in self.done} == before
         # What was in flight is still, under its id, or is done: else it would leave under a new id, doubled [I10].
-        assert self.flown <= done | {f.number for f in self.outbox.flights.values()}
+        assert self.flown <= done | {f.row_number for f in self.outbox.in_flight.values()}
         self.done = done
-        self.flights = dict(self.outbox.flights)
+        self.flights = dict(self.outbox.in_flight)
 
     @invariant()
     def agrees(self) -> None:
@@ -153,13 +157,13 @@ class Life(RuleBasedStateMachine):
             return
         outbox = self.outbox
         assert outbox.end == self.end
-        assert {n for n in range(self.end) if n in outbox.done} == self.done
-        assert outbox.waiting == self.end - len(self.done)
-        assert outbox.flights == self.flights
+        assert {n for n in range(self.end) if n in outbox.done_rows} == self.done
+        assert outbox.waiting_rows == self.end - len(self.done)
+        assert outbox.in_flight == self.flights
         assert {writer: last[0] for writer, last in outbox.last_batches.items()} == self.newest
         waiting = [n for n in range(self.end) if n not in self.done]
         if waiting:
-            assert outbox.first <= waiting[0]
+            assert outbox.first_offset <= waiting[0]
             assert numbers(outbox, waiting[0], self.end) == list(range(waiting[0], self.end))
 
     def teardown(self) -> None:
@@ -175,44 +179,44 @@ def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
     """What `fly` could not write must not be believed after a crash; the next try goes on [I10]."""
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.enter(rows(0, 3), Batch("q/0", 0))
-    outbox.fly({1: Flight(0, PUBLISHED)})
+    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
+    outbox.write_in_flight({1: InFlight(0, PHASE_PUBLISHED)})
     disk.call, disk.at, disk.number, disk.times = "write", disk.calls.count("write") + 1, errno.ENOSPC, 1
     with pytest.raises(JournalFull):
-        outbox.fly({1: Flight(0, RELEASED), 2: Flight(1, PUBLISHED)})
-    assert outbox.flights == {1: Flight(0, PUBLISHED)}
-    outbox.fly({1: Flight(0, RELEASED)})
+        outbox.write_in_flight({1: InFlight(0, PHASE_RELEASED), 2: InFlight(1, PHASE_PUBLISHED)})
+    assert outbox.in_flight == {1: InFlight(0, PHASE_PUBLISHED)}
+    outbox.write_in_flight({1: InFlight(0, PHASE_RELEASED)})
     crash(outbox)
     outbox = opened(tmp_path / "o")
-    assert outbox.flights == {1: Flight(0, RELEASED)}
+    assert outbox.in_flight == {1: InFlight(0, PHASE_RELEASED)}
     outbox.close()
 
 
 def test_how_far_each_row_is_survives(tmp_path: Path) -> None:
     """As different phases: a row that was sent is not one whose packet id is released [I3]."""
     outbox = opened(tmp_path / "o")
-    outbox.enter(rows(0, 3), Batch("q/0", 0))
-    flights = {1: Flight(0, PUBLISHED), 2: Flight(1, RELEASED), 3: Flight(2, SENT)}
-    outbox.fly(flights)
+    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
+    flights = {1: InFlight(0, PHASE_PUBLISHED), 2: InFlight(1, PHASE_RELEASED), 3: InFlight(2, PHASE_QOS1)}
+    outbox.write_in_flight(flights)
     crash(outbox)
     outbox = opened(tmp_path / "o")
-    assert outbox.flights == flights
-    assert len({flight.phase for flight in outbox.flights.values()}) == 3
+    assert outbox.in_flight == flights
+    assert len({flight.phase for flight in outbox.in_flight.values()}) == 3
     outbox.close()
 
 
 def test_a_packet_id_that_is_used_again_says_in_its_frame_that_its_row_was_done(tmp_path: Path) -> None:
     """Else a crash would leave that row with no id and not done: it would be sent anew [I10]."""
     outbox = opened(tmp_path / "o")
-    outbox.enter(rows(0, 3), Batch("q/0", 0))
-    outbox.fly({1: Flight(0, SENT), 2: Flight(1, SENT)}, durable=False)
-    outbox.finish([0], [1], outcomes=["delivered"])
-    assert outbox.flights == {2: Flight(1, SENT)}
-    outbox.fly({1: Flight(2, SENT)}, durable=False)
+    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
+    outbox.write_in_flight({1: InFlight(0, PHASE_QOS1), 2: InFlight(1, PHASE_QOS1)}, durable=False)
+    outbox.mark_done([0], [1], outcomes=["delivered"])
+    assert outbox.in_flight == {2: InFlight(1, PHASE_QOS1)}
+    outbox.write_in_flight({1: InFlight(2, PHASE_QOS1)}, durable=False)
     crash(outbox)
     outbox = opened(tmp_path / "o")
-    assert outbox.flights == {2: Flight(1, SENT), 1: Flight(2, SENT)}
-    assert outbox.done.watermark == 1
+    assert outbox.in_flight == {2: InFlight(1, PHASE_QOS1), 1: InFlight(2, PHASE_QOS1)}
+    assert outbox.done_rows.watermark == 1
     assert outbox.ledger == {"delivered": 1}
     outbox.close()
 
@@ -220,15 +224,15 @@ def test_a_packet_id_that_is_used_again_says_in_its_frame_that_its_row_was_done(
 def test_what_flies_with_qos_1_is_written_and_not_synced(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.enter(rows(0, 3), Batch("q/0", 0))
+    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
     synced = disk.calls.count("sync_data")
-    outbox.fly({1: Flight(0, SENT)}, durable=False)
+    outbox.write_in_flight({1: InFlight(0, PHASE_QOS1)}, durable=False)
     assert disk.calls.count("sync_data") == synced
-    outbox.fly({2: Flight(1, PUBLISHED)})
+    outbox.write_in_flight({2: InFlight(1, PHASE_PUBLISHED)})
     assert disk.calls.count("sync_data") > synced
     crash(outbox)
     outbox = opened(tmp_path / "o")
-    assert outbox.flights == {1: Flight(0, SENT), 2: Flight(1, PUBLISHED)}
+    assert outbox.in_flight == {1: InFlight(0, PHASE_QOS1), 2: InFlight(1, PHASE_PUBLISHED)}
     outbox.close()
 
 
@@ -236,34 +240,34 @@ def test_how_rows_ended_is_known_together_with_that_they_did(tmp_path: Path) -> 
     """In one frame: after a crash both are known or none, and the ledger has each of them once [I11]."""
     outbox = opened(tmp_path / "o")
     outbox.count(received=3)
-    outbox.enter(rows(0, 3), Batch("q/0", 0))
-    outbox.finish([0, 1], outcomes=["delivered", "delivered"])
+    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
+    outbox.mark_done([0, 1], outcomes=["delivered", "delivered"])
     outbox.flush()
-    outbox.finish([2], outcomes=["refused"])
+    outbox.mark_done([2], outcomes=["refused"])
     assert outbox.ledger == {"received": 3, "delivered": 2, "refused": 1}
     crash(outbox)
     outbox = opened(tmp_path / "o")
-    assert (outbox.done.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
-    outbox.finish([2], outcomes=["delivered"])
+    assert (outbox.done_rows.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
+    outbox.mark_done([2], outcomes=["delivered"])
     outbox.close()  # without a word of it
     outbox = opened(tmp_path / "o")
-    assert (outbox.done.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
+    assert (outbox.done_rows.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
     outbox.close()
 
 
 def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.enter(rows(0, 3), Batch("q/0", 0))
-    outbox.fly({1: Flight(0, PUBLISHED)})
-    outbox.finish([0], [1])
+    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
+    outbox.write_in_flight({1: InFlight(0, PHASE_PUBLISHED)})
+    outbox.mark_done([0], [1])
     synced = disk.calls.count("sync_data")
     outbox.flush()
     assert disk.calls.count("sync_data") == synced
     outbox.flush(durable=True)
     assert disk.calls.count("sync_data") == synced + 1
-    outbox.fly({2: Flight(1, PUBLISHED)})
-    outbox.finish([1], [2])
+    outbox.write_in_flight({2: InFlight(1, PHASE_PUBLISHED)})
+    outbox.mark_done([1], [2])
     disk.call, disk.at, disk.number = "write", disk.calls.count("write") + 1, errno.ENOSPC
     outbox.flush()  # it is said again with the next one
     with pytest.raises(JournalFull, match=r"no room to note what is done.*TL-J02"):
@@ -272,17 +276,17 @@ def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Pa
     outbox.flush()
     crash(outbox)
     outbox = opened(tmp_path / "o")
-    assert (outbox.done.watermark, outbox.flights) == (2, {})
+    assert (outbox.done_rows.watermark, outbox.in_flight) == (2, {})
     outbox.close()
 
 
 def test_an_empty_batch_leaves_no_word_of_it(tmp_path: Path) -> None:
     outbox = opened(tmp_path / "o")
     written = outbox.bytes_on_disk
-    appended = outbox.enter(rows(0, 0), Batch("q/0", 4))
+    appended = outbox.append_batch(rows(0, 0), Batch("q/0", 4))
     assert (appended.rows, appended.whole, appended.already) == (0, True, False)
     assert (outbox.last_batches, outbox.bytes_on_disk) == ({}, written)
-    outbox.enter(rows(0, 2), Batch("q/0", 3))  # a smaller number is no repeat of it
+    outbox.append_batch(rows(0, 2), Batch("q/0", 3))  # a smaller number is no repeat of it
     assert outbox.end == 2
     outbox.close()
 
@@ -292,14 +296,14 @@ def test_a_full_disk_is_not_a_batch_that_can_never_fit(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
     batch = Batch("q/0", 0, attempt="a")
-    outbox.enter(rows(0, 3), batch, whole=False)
+    outbox.append_batch(rows(0, 3), batch, whole=False)
     disk.call, disk.at, disk.number = "write", disk.calls.count("write") + 1, errno.ENOSPC
     with pytest.raises(JournalFull):
-        outbox.enter(rows(3, 3), batch, start=3)
-    assert (outbox.incomplete, outbox.dropped) == (3, 0)
+        outbox.append_batch(rows(3, 3), batch, start=3)
+    assert (outbox.incomplete_rows, outbox.dropped_rows) == (3, 0)
     disk.call = ""
-    assert outbox.enter(rows(3, 3), batch, start=3).rows == 6
-    assert outbox.following(0) == (0, 6)
+    assert outbox.append_batch(rows(3, 3), batch, start=3).rows == 6
+    assert outbox.next_rows(0) == (0, 6)
     outbox.close()
 
 

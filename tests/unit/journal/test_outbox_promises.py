@@ -12,38 +12,38 @@ from towline.journal import Batch, Limits
 
 def test_a_batch_enters_once(shelf: Shelf) -> None:
     with shelf.outbox() as outbox:
-        first = outbox.enter(rows(0, 5), Batch("q/0", 3))
+        first = outbox.append_batch(rows(0, 5), Batch("q/0", 3))
         assert (first.rows, first.end, first.already) == (5, 5, False)
-        again = outbox.enter(rows(0, 5), Batch("q/0", 3))
+        again = outbox.append_batch(rows(0, 5), Batch("q/0", 3))
         assert (again.rows, again.end, again.already) == (5, 5, True)
-        assert outbox.enter(rows(0, 5), Batch("q/0", 2)).already  # an older one
-        assert not outbox.enter(rows(5, 2), Batch("q/1", 3)).already  # another partition
-        assert outbox.enter(rows(7, 1), Batch("q/0", 4)).end == 8
+        assert outbox.append_batch(rows(0, 5), Batch("q/0", 2)).already  # an older one
+        assert not outbox.append_batch(rows(5, 2), Batch("q/1", 3)).already  # another partition
+        assert outbox.append_batch(rows(7, 1), Batch("q/0", 4)).end == 8
         assert outbox.end == 8
 
 
 def test_a_batch_in_pieces_goes_on_where_it_was_left(shelf: Shelf) -> None:
     outbox = shelf.outbox()
     batch = Batch("q/0", 0)
-    outbox.enter(rows(0, 4), batch, start=0, whole=False)
+    outbox.append_batch(rows(0, 4), batch, start=0, whole=False)
     shelf.crash(outbox)
     outbox = shelf.outbox()
-    assert (outbox.stored(batch).rows, outbox.stored(batch).whole) == (4, False)
-    outbox.enter(rows(0, 6), batch, start=0, whole=False)  # other pieces than the first time
-    outbox.enter(rows(6, 2), batch, start=6, whole=True)
+    assert (outbox.batch_status(batch).rows, outbox.batch_status(batch).whole) == (4, False)
+    outbox.append_batch(rows(0, 6), batch, start=0, whole=False)  # other pieces than the first time
+    outbox.append_batch(rows(6, 2), batch, start=6, whole=True)
     assert numbers(outbox, 0, 8) == list(range(8))
-    assert outbox.enter(rows(0, 8), batch).already
+    assert outbox.append_batch(rows(0, 8), batch).already
     with pytest.raises(JournalError, match=r"are missing.*TL-J16"):
-        outbox.enter(rows(3, 1), Batch("q/0", 1), start=3)
+        outbox.append_batch(rows(3, 1), Batch("q/0", 1), start=3)
     outbox.close()
 
 
 def test_another_batch_with_the_same_number_is_refused(shelf: Shelf) -> None:
     outbox = shelf.outbox()
-    outbox.enter(rows(0, 1), Batch("q/0", 7, "aaa"))
-    assert outbox.enter(rows(0, 1), Batch("q/0", 7, "aaa")).already
+    outbox.append_batch(rows(0, 1), Batch("q/0", 7, "aaa"))
+    assert outbox.append_batch(rows(0, 1), Batch("q/0", 7, "aaa")).already
     with pytest.raises(JournalError, match="TL-J22"):
-        outbox.enter(rows(0, 1), Batch("q/0", 7, "bbb"))
+        outbox.append_batch(rows(0, 1), Batch("q/0", 7, "bbb"))
     outbox.close()
 
 
@@ -51,13 +51,13 @@ def test_markers_outlive_their_rows(shelf: Shelf) -> None:
     """Compaction removes segments whose messages are delivered; a repeat of such a batch still enters nothing."""
     outbox = shelf.outbox(SMALL)
     for number in range(30):
-        outbox.enter(rows(outbox.end, 20), Batch("q/0", number))
-        outbox.finish(range(outbox.end))
+        outbox.append_batch(rows(outbox.end, 20), Batch("q/0", number))
+        outbox.mark_done(range(outbox.end))
         outbox.flush()
-    assert outbox.first > 0
+    assert outbox.first_offset > 0
     shelf.crash(outbox)
     outbox = shelf.outbox(SMALL)
-    assert all(outbox.enter(rows(0, 20), Batch("q/0", number)).already for number in range(30))
+    assert all(outbox.append_batch(rows(0, 20), Batch("q/0", number)).already for number in range(30))
     assert outbox.end == 600
     outbox.close()
 
@@ -68,41 +68,41 @@ def test_a_full_outbox_refuses_and_takes_again_when_something_is_done(shelf: She
     number = 0
     with pytest.raises(JournalFull):  # noqa: PT012 - the n-th of them
         while True:
-            outbox.enter(rows(outbox.end, 20), Batch("q/0", number))
+            outbox.append_batch(rows(outbox.end, 20), Batch("q/0", number))
             number += 1
-    assert not outbox.stored(Batch("q/0", number)).already  # refused whole
-    outbox.finish(range(outbox.end // 2))
+    assert not outbox.batch_status(Batch("q/0", number)).already  # refused whole
+    outbox.mark_done(range(outbox.end // 2))
     outbox.flush()
-    assert outbox.enter(rows(outbox.end, 20), Batch("q/0", number)).rows == 20
+    assert outbox.append_batch(rows(outbox.end, 20), Batch("q/0", number)).rows == 20
     outbox.close()
 
 
 def test_a_replay_in_another_order_is_sent_whole_and_nothing_of_the_first_run(shelf: Shelf) -> None:
     outbox = shelf.outbox()
     sending = Sending(outbox)
-    outbox.enter(rows(100, 3), Batch("q/0", 7, attempt="one"), whole=False)
-    outbox.enter(rows(500, 2), Batch("q/1", 7, attempt="other"))
+    outbox.append_batch(rows(100, 3), Batch("q/0", 7, attempt="one"), whole=False)
+    outbox.append_batch(rows(500, 2), Batch("q/1", 7, attempt="other"))
     assert sending.turn() == [500, 501]  # of another partition, behind it
-    assert outbox.reached(5), "nobody waits for rows that must not leave"
-    assert (outbox.waiting, outbox.incomplete) == (0, 3)
+    assert outbox.is_done_below(5), "nobody waits for rows that must not leave"
+    assert (outbox.waiting_rows, outbox.incomplete_rows) == (0, 3)
     shelf.crash(outbox)
     outbox = shelf.outbox()
     sending = Sending(outbox)
     assert sending.turn() == []
     again = Batch("q/0", 7, attempt="two")
-    assert outbox.stored(again).rows == 0
-    outbox.enter(rows(200, 4), again, whole=False)  # other rows, or the same in another order
-    assert (outbox.dropped, outbox.incomplete) == (3, 4)
+    assert outbox.batch_status(again).rows == 0
+    outbox.append_batch(rows(200, 4), again, whole=False)  # other rows, or the same in another order
+    assert (outbox.dropped_rows, outbox.incomplete_rows) == (3, 4)
     with pytest.raises(JournalError, match="TL-J16"):  # the first run goes on: it has lost its rows
-        outbox.enter(rows(103, 1), Batch("q/0", 7, attempt="one"), start=3)
-    assert outbox.enter(rows(200, 4), again, whole=False).already  # its answer was lost
-    outbox.enter(rows(600, 1), Batch("q/1", 8))
+        outbox.append_batch(rows(103, 1), Batch("q/0", 7, attempt="one"), start=3)
+    assert outbox.append_batch(rows(200, 4), again, whole=False).already  # its answer was lost
+    outbox.append_batch(rows(600, 1), Batch("q/1", 8))
     assert sending.turn() == [600]
-    outbox.enter(rows(204, 1), again, start=4)
-    assert not outbox.reached(outbox.end)
+    outbox.append_batch(rows(204, 1), again, start=4)
+    assert not outbox.is_done_below(outbox.end)
     assert sending.turn() == [200, 201, 202, 203, 204]
-    assert (outbox.waiting, outbox.incomplete, outbox.done.watermark) == (0, 0, outbox.end)
-    assert outbox.enter(rows(100, 5), Batch("q/0", 7, attempt="three")).already
+    assert (outbox.waiting_rows, outbox.incomplete_rows, outbox.done_rows.watermark) == (0, 0, outbox.end)
+    assert outbox.append_batch(rows(100, 5), Batch("q/0", 7, attempt="three")).already
     outbox.close()
 
 
@@ -110,14 +110,14 @@ def test_a_last_piece_without_rows_makes_a_batch_whole(shelf: Shelf) -> None:
     outbox = shelf.outbox()
     sending = Sending(outbox)
     batch = Batch("q/0", 0, attempt="a")
-    outbox.enter(rows(0, 3), batch, whole=False)
-    assert outbox.enter(rows(10, 2)) == (2, 5, True, False, -1), "rows of no batch are whole at once"
+    outbox.append_batch(rows(0, 3), batch, whole=False)
+    assert outbox.append_batch(rows(10, 2)) == (2, 5, True, False, -1), "rows of no batch are whole at once"
     assert sending.turn() == [10, 11]
-    appended = outbox.enter(rows(0, 0), batch, start=3)
+    appended = outbox.append_batch(rows(0, 0), batch, start=3)
     assert (appended.rows, appended.whole) == (3, True)
-    assert not outbox.reached(appended.end)
+    assert not outbox.is_done_below(appended.end)
     assert sending.turn() == [0, 1, 2]
-    assert outbox.reached(appended.end)
+    assert outbox.is_done_below(appended.end)
     outbox.close()
 
 
@@ -125,20 +125,20 @@ def test_a_batch_that_can_never_fit_says_so_and_gives_its_room_back(shelf: Shelf
     limits = Limits(max_bytes=40_000, min_free_bytes=0, segment_bytes=5000)
     outbox = shelf.outbox(limits)
     sending = Sending(outbox)
-    outbox.enter(rows(9000, 10), Batch("q/1", 0))
+    outbox.append_batch(rows(9000, 10), Batch("q/1", 0))
     large, start = Batch("q/0", 0, attempt="a"), 0
     with pytest.raises(JournalFull):  # noqa: PT012 - the n-th of them
         while True:
-            outbox.enter(rows(start, 20), large, start=start, whole=False)
+            outbox.append_batch(rows(start, 20), large, start=start, whole=False)
             start += 20
     assert sending.turn() == list(range(9000, 9010))  # others wait for the broker: there will be room
     with pytest.raises(JournalError, match=r"can't become whole.*Raise outboxMaxBytes.*TL-J15"):  # noqa: PT012
         while True:
-            outbox.enter(rows(start, 20), large, start=start, whole=False)
+            outbox.append_batch(rows(start, 20), large, start=start, whole=False)
             start += 20
-    assert outbox.incomplete == 0
+    assert outbox.incomplete_rows == 0
     assert sending.turn() == []
-    outbox.enter(rows(9010, 20), Batch("q/1", 1))
+    outbox.append_batch(rows(9010, 20), Batch("q/1", 1))
     assert sending.turn() == list(range(9010, 9030))
     outbox.close()
 
@@ -148,23 +148,23 @@ def test_a_batch_whose_query_is_gone_makes_room(shelf: Shelf, monkeypatch: pytes
     outbox = shelf.outbox(limits)
     sending = Sending(outbox)
     for start in range(0, 200, 20):
-        outbox.enter(rows(start, 20), Batch("gone/0", 0, attempt="a"), start=start, whole=False)
+        outbox.append_batch(rows(start, 20), Batch("gone/0", 0, attempt="a"), start=start, whole=False)
     monkeypatch.setattr("towline.journal.outbox._IDLE_FULL_S", 0.0)
     number, refused = 0, 0
     while number < 20:
         try:
-            outbox.enter(rows(number * 20, 20), Batch("q/0", number))
+            outbox.append_batch(rows(number * 20, 20), Batch("q/0", number))
             number += 1
         except JournalFull:
             refused += 1
             sending.turn()
     sending.turn()
     assert refused
-    assert outbox.dropped == 200
+    assert outbox.dropped_rows == 200
     assert sending.left == list(range(400))
     for _ in range(2):
         with pytest.raises(JournalError, match="TL-J16"):  # it was only slow, and must begin again
-            outbox.enter(rows(200, 20), Batch("gone/0", 0, attempt="a"), start=200)
+            outbox.append_batch(rows(200, 20), Batch("gone/0", 0, attempt="a"), start=200)
         shelf.crash(outbox)
         outbox = shelf.outbox(limits)
     outbox.close()
@@ -176,19 +176,19 @@ def test_the_markers_of_a_job_go_with_it(shelf: Shelf, monkeypatch: pytest.Monke
     outbox = shelf.outbox(SMALL)
     job = "job-" + "0a" * 16
     for part in range(50):
-        outbox.enter(rows(part, 1), Batch(f"{job}/{part}", 0, attempt="a"))
-    outbox.enter(rows(900, 2), Batch(f"{job}/50", 0, attempt="a"), whole=False)
-    outbox.enter(rows(50, 1), Batch("q/0", 0))
+        outbox.append_batch(rows(part, 1), Batch(f"{job}/{part}", 0, attempt="a"))
+    outbox.append_batch(rows(900, 2), Batch(f"{job}/50", 0, attempt="a"), whole=False)
+    outbox.append_batch(rows(50, 1), Batch("q/0", 0))
     assert len(outbox.last_batches) == 52
     outbox.end_job(job)
     assert list(outbox.last_batches) == ["q/0"]
     with pytest.raises(JournalError, match="TL-J17"):  # a task that Spark had given up comes late
-        outbox.enter(rows(0, 1), Batch(f"{job}/0", 0, attempt="b"))
+        outbox.append_batch(rows(0, 1), Batch(f"{job}/0", 0, attempt="b"))
     assert Sending(outbox).turn() == list(range(51))
     shelf.crash(outbox)
     clock.now += 4000
     outbox = shelf.outbox(SMALL)
-    outbox.enter(rows(0, 1), Batch("q/0", 1))
+    outbox.append_batch(rows(0, 1), Batch("q/0", 1))
     assert set(outbox.notes) - {"done", "outcomes"} == {"batch:q/0", "dropped"}
     outbox.close()
 
@@ -197,12 +197,12 @@ def test_the_markers_of_a_job_that_nobody_ended_go_after_a_week(shelf: Shelf, mo
     clock = Clock()
     monkeypatch.setattr("time.time", clock)
     outbox = shelf.outbox()
-    outbox.enter(rows(0, 1), Batch("job-" + "2c" * 16 + "/0", 0))
+    outbox.append_batch(rows(0, 1), Batch("job-" + "2c" * 16 + "/0", 0))
     assert len(outbox.last_batches) == 1
     for days, kept in ((6, 2), (2, 1)):
         clock.now += days * 86_400
         outbox.close()
         outbox = shelf.outbox()
-        outbox.enter(rows(0, 1), Batch("q/0", days + int(clock.now)))
+        outbox.append_batch(rows(0, 1), Batch("q/0", days + int(clock.now)))
         assert len(outbox.last_batches) == kept
     outbox.close()

@@ -15,20 +15,20 @@ from towline.journal import Journal, Limits
 
 def _names(journal: Journal) -> list[str]:
     """Return the incarnation of every offset that can be read from."""
-    return [journal.incarnation_of(offset) for offset in range(journal.first, journal.end + 1)]
+    return [journal.incarnation_of(offset) for offset in range(journal.first_offset, journal.end + 1)]
 
 
 def test_a_new_journal_is_empty(shelf: Shelf) -> None:
     with shelf.open() as journal:
-        assert (journal.first, journal.end, journal.committed, journal.epoch) == (0, 0, 0, 1)
+        assert (journal.first_offset, journal.end, journal.committed, journal.epoch) == (0, 0, 0, 1)
         assert len(journal.journal_id) == 12
         assert int(journal.journal_id, 16) >= 0
         assert journal.consumers == {}
         assert journal.session == {}
         assert journal.ledger == {}
-        assert journal.repair == ""
+        assert journal.repair_note == ""
         assert served(journal) == []
-        assert journal.locate(0) == 0
+        assert journal.find_range_end(0) == 0
 
 
 def test_everything_is_there_after_a_reopening(shelf: Shelf) -> None:
@@ -45,7 +45,7 @@ def test_everything_is_there_after_a_reopening(shelf: Shelf) -> None:
         assert journal.consumers == {"spark": 40}
         assert journal.ledger == {"received": 8, "dropped": 2}
         assert journal.session == {"client": "plant-7", "expiry": 60, "subscriptions": [{"filter": "a/+"}]}
-        assert journal.end - journal.first == 100
+        assert journal.end - journal.first_offset == 100
         assert len(served(journal)) == 100
 
 
@@ -92,8 +92,8 @@ def test_ranges_that_are_not_there_are_refused(shelf: Shelf) -> None:
         for call in (
             lambda: journal.read(0, 200),
             lambda: journal.read(150, 201),
-            lambda: journal.locate(journal.first - 1),
-            lambda: journal.locate(201),
+            lambda: journal.find_range_end(journal.first_offset - 1),
+            lambda: journal.find_range_end(201),
         ):
             with pytest.raises(JournalError, match=r"those from [\d,]+ to 200 are there.*TL-J07") as caught:
                 call()
@@ -103,11 +103,11 @@ def test_ranges_that_are_not_there_are_refused(shelf: Shelf) -> None:
 def test_locate_by_rows(shelf: Shelf) -> None:
     with shelf.open() as journal:
         fill(journal, 100, group=10)
-        assert journal.locate(0) == 100
-        assert journal.locate(7, max_rows=20) == 27
-        assert journal.locate(95, max_rows=20) == 100
-        assert journal.locate(95, max_rows=0) == 96
-        assert journal.locate(100, max_rows=5) == 100
+        assert journal.find_range_end(0) == 100
+        assert journal.find_range_end(7, max_rows=20) == 27
+        assert journal.find_range_end(95, max_rows=20) == 100
+        assert journal.find_range_end(95, max_rows=0) == 96
+        assert journal.find_range_end(100, max_rows=5) == 100
 
 
 def test_watermarks_only_grow(shelf: Shelf) -> None:
@@ -122,7 +122,7 @@ def test_watermarks_only_grow(shelf: Shelf) -> None:
         journal.forget("nobody")
         assert journal.committed == 6
         journal.forget("spark")
-        assert journal.committed == journal.first == 0
+        assert journal.committed == journal.first_offset == 0
 
 
 def test_a_watermark_beyond_the_end_is_of_another_journal(shelf: Shelf) -> None:
@@ -141,7 +141,7 @@ def test_nothing_works_after_close(shelf: Shelf) -> None:
     for call in (
         lambda: journal.append(rows(1, 1)),
         lambda: journal.read(0, 1),
-        lambda: journal.locate(0),
+        lambda: journal.find_range_end(0),
         lambda: journal.commit("spark", 1),
         lambda: journal.set_session({}),
     ):
@@ -182,7 +182,7 @@ def test_readers_and_committers_beside_a_writer(shelf: Shelf) -> None:
         journal.commit(name, 0)
         started.wait(60)
         while at < total and not problems:
-            end = journal.locate(at, max_rows=100)
+            end = journal.find_range_end(at, max_rows=100)
             served(journal, at, end, batch_rows=16)
             journal.commit(name, end)
             at = end
@@ -212,10 +212,10 @@ def test_opening_removes_nothing_until_the_next_commit(shelf: Shelf) -> None:
         fill(journal, 200)
         journal.commit("spark", 200)
     with shelf.open(SMALL) as journal:
-        assert journal.first == 0
+        assert journal.first_offset == 0
         fill(journal, 1)
         journal.commit("spark", 201)
-        assert journal.first == 200
+        assert journal.first_offset == 200
 
 
 def test_rows_keep_the_name_of_the_opening_that_wrote_them(shelf: Shelf) -> None:
@@ -255,11 +255,11 @@ def test_the_row_below_the_first_is_still_known(shelf: Shelf) -> None:
     with shelf.open(SMALL) as journal:
         for end, writer in writers.items():
             journal.commit("spark", end)
-            assert journal.incarnation_of(max(journal.first, end)) == writer
-            if journal.first:
-                expected = next(name for upto, name in writers.items() if upto >= journal.first)
-                assert journal.incarnation_of(journal.first) == expected
-                assert journal.incarnation_of(journal.first - 1) == ""
-        assert journal.first == 240
+            assert journal.incarnation_of(max(journal.first_offset, end)) == writer
+            if journal.first_offset:
+                expected = next(name for upto, name in writers.items() if upto >= journal.first_offset)
+                assert journal.incarnation_of(journal.first_offset) == expected
+                assert journal.incarnation_of(journal.first_offset - 1) == ""
+        assert journal.first_offset == 240
     with shelf.open(SMALL) as journal:
-        assert (journal.first, journal.incarnation_of(240)) == (240, writers[240])
+        assert (journal.first_offset, journal.incarnation_of(240)) == (240, writers[240])

@@ -30,10 +30,10 @@ def test_what_is_missing_is_what_is_not_there(watermark: int, numbers: set[int],
 @given(st.integers(0, TOP), NUMBERS, st.integers(0, TOP))
 def test_a_number_touches_where_it_makes_no_further_range(watermark: int, numbers: set[int], number: int) -> None:
     ranges, _ = ranges_of(watermark, numbers)
-    before = ranges.pieces
-    touches = ranges.touches(number)
+    before = ranges.range_count
+    touches = ranges.is_adjacent(number)
     ranges.add(number)
-    assert touches == (ranges.pieces <= before)
+    assert touches == (ranges.range_count <= before)
 
 
 @given(st.integers(0, TOP), NUMBERS, st.integers(0, TOP), NUMBERS)

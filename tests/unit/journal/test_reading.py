@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened, segments_of
 from towline.journal import Journal, Limits
-from towline.journal.segment import BATCH_BYTES, STRIDE, RowSlice, combined, cut, largest_frame
+from towline.journal.segment import BATCH_BYTES, INDEX_STRIDE, RowSlice, combine_slices, max_frame_bytes, split_batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,13 +47,13 @@ def check(batches: list[Any], frames: list[Any], batch_rows: int, batch_bytes: i
 def test_batches_stay_within_both_bounds(sizes: list[list[int]], batch_rows: int, batch_bytes: int) -> None:
     frames = frames_of(sizes)
     pieces = (RowSlice(frame, frame.nbytes) for frame in frames)
-    check(list(combined(pieces, batch_rows, batch_bytes)), frames, batch_rows, batch_bytes)
+    check(list(combine_slices(pieces, batch_rows, batch_bytes)), frames, batch_rows, batch_bytes)
 
 
 @given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 40), st.integers(100, 5000))
 def test_a_cut_takes_as_many_rows_as_fit(sizes: list[int], batch_rows: int, batch_bytes: int) -> None:
     frame = written(0, sizes)
-    slices = list(cut(frame, batch_rows, batch_bytes))
+    slices = list(split_batch(frame, batch_rows, batch_bytes))
     check(slices, [frame], batch_rows, batch_bytes)
     at = 0
     for rows in slices[:-1]:
@@ -95,7 +95,7 @@ def test_ranges_by_bytes_go_on_and_end_at_a_frame_too_many(
         largest = max(frame.nbytes for frame in frames)
         start = 0
         while start < journal.end:
-            end = journal.locate(start, max_bytes=most)
+            end = journal.find_range_end(start, max_bytes=most)
             assert start < end <= journal.end
             assert end == start + 1 or whole.slice(start, end - start).nbytes <= most + largest
             start = end
@@ -113,7 +113,7 @@ def test_a_large_frame_is_sliced_where_it_lies(tmp_path: Path) -> None:
 @given(st.one_of(st.none(), st.integers(1 << 20, 1 << 40)))
 def test_a_frame_finds_room_below_any_limit(limit: int | None) -> None:
     """What is appended at a time is a part of the limit, and no more than readers hold."""
-    most = largest_frame(limit)
+    most = max_frame_bytes(limit)
     assert (1 << 16) <= most <= BATCH_BYTES
     assert limit is None or 16 * most <= limit
 
@@ -121,9 +121,9 @@ def test_a_frame_finds_room_below_any_limit(limit: int | None) -> None:
 def test_small_frames_are_joined_up_to_the_bounds() -> None:
     """A gateway appends what came in a moment, a row or two; Spark is to get its rows in large batches."""
     pieces = [RowSlice(frame, frame.nbytes) for frame in frames_of([[10]] * 250)]
-    assert [batch.num_rows for batch in combined(pieces, 100)] == [100, 100, 50]
+    assert [batch.num_rows for batch in combine_slices(pieces, 100)] == [100, 100, 50]
     of_a_row = pieces[0].size
-    assert [batch.num_rows for batch in combined(pieces, 1000, 80 * of_a_row)] == [80, 80, 80, 10]
+    assert [batch.num_rows for batch in combine_slices(pieces, 1000, 80 * of_a_row)] == [80, 80, 80, 10]
 
 
 def test_a_range_far_into_a_segment_of_an_earlier_run_is_found_from_near(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_a_range_far_into_a_segment_of_an_earlier_run_is_found_from_near(tmp_pat
         (segment, _) = segments_of(journal)
         index, view = segment.index(segment.view()), segment.view()
         for offset in range(0, 600, 50):
-            position, header = segment.find(view, offset)
-            assert header.first <= offset < header.end
-            assert position - max(noted for noted in index if noted <= position) < STRIDE + header.size
+            position, header = segment.find_frame(view, offset)
+            assert header.first_offset <= offset < header.end
+            assert position - max(noted for noted in index if noted <= position) < INDEX_STRIDE + header.size
 
 
 def plant(journal: Journal, count: int, size: int) -> None:

@@ -12,12 +12,12 @@ from crc32c import crc32c
 from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, segments_of, served
 from towline.errors import JournalDamaged, JournalError
 from towline.journal import Journal, frames
-from towline.journal.frames import Encoded, Header, Kind, encode, intact_at
-from towline.journal.recovery import session_in
+from towline.journal.frames import EncodedFrame, FrameHeader, FrameKind, encode_frame, intact_at
+from towline.journal.recovery import read_session
 from towline.version import version
 
 
-def layout(path: Path) -> list[tuple[int, Header]]:
+def layout(path: Path) -> list[tuple[int, FrameHeader]]:
     """Return position and header of every frame of a segment."""
     memory, position, frames = memoryview(path.read_bytes()), 0, []
     while header := intact_at(memory, position, len(memory)):
@@ -71,18 +71,18 @@ def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
             with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
                 opened(copy)
             with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
-                session_in(copy)
+                read_session(copy)
         else:
-            told = session_in(copy)
+            told = read_session(copy)
             assert (copy / last.name).stat().st_size == size  # nothing was cut
             with opened(copy) as journal:
                 assert told == journal.session
-                assert session_in(copy) == told  # and who has it open is in nobody's way
+                assert read_session(copy) == told  # and who has it open is in nobody's way
                 assert journal.end == whole[-1].end
                 if size > good:
-                    assert f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" in journal.repair
+                    assert f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" in journal.repair_note
                 else:
-                    assert journal.repair == ""
+                    assert journal.repair_note == ""
                 if size - good in {0, 1, 48}:  # the same rows between two borders
                     journal.append(rows(journal.end, 2))
                     served(journal)
@@ -90,25 +90,25 @@ def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
 
 def test_the_session_of_a_journal_is_read_beside_who_has_it_open(tmp_path: Path) -> None:
     """From the newest segment alone, which has all that was before; a place that is none has no session."""
-    assert session_in(tmp_path / "none") == session_in(Path(__file__)) == {}
+    assert read_session(tmp_path / "none") == read_session(Path(__file__)) == {}
     with opened(tmp_path, SMALL) as journal:
-        assert session_in(tmp_path) == {}
+        assert read_session(tmp_path) == {}
         journal.set_session({"a": 1})
         fill(journal, 200)
         assert len(segments(tmp_path)) > 2
         segments(tmp_path)[0].write_bytes(b"spoilt")
-        assert session_in(tmp_path) == {"a": 1}
+        assert read_session(tmp_path) == {"a": 1}
         journal.set_session({"a": 2})
         fill(journal, 2)
-        assert session_in(tmp_path) == {"a": 2}
+        assert read_session(tmp_path) == {"a": 2}
         journal.set_session({})
-        assert session_in(tmp_path) == {}
+        assert read_session(tmp_path) == {}
 
 
 def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "inbox").symlink_to("inbox")
     with pytest.raises(OSError, match="symbolic links"):
-        session_in(tmp_path / "inbox")
+        read_session(tmp_path / "inbox")
 
 
 def test_a_tail_of_zeros_or_noise_is_cut(tmp_path: Path) -> None:
@@ -120,15 +120,15 @@ def test_a_tail_of_zeros_or_noise_is_cut(tmp_path: Path) -> None:
         (tmp_path / "torn" / last.name).write_bytes(content + tail)
         with opened(tmp_path / "torn") as journal:
             assert journal.end == 14
-            assert f": cut {len(tail):,} bytes" in journal.repair
+            assert f": cut {len(tail):,} bytes" in journal.repair_note
             served(journal)
         shutil.rmtree(tmp_path / "torn")
 
 
-def expected_after_flip(frames: list[tuple[int, Header]], position: int) -> tuple[int, bool]:
+def expected_after_flip(frames: list[tuple[int, FrameHeader]], position: int) -> tuple[int, bool]:
     """Return the frame a byte belongs to, and whether a later frame says that it was durable."""
     at = max(number for number, (start, _) in enumerate(frames) if start <= position)
-    return at, any(header.durable > frames[at][0] for _, header in frames[at + 1 :])
+    return at, any(header.durable_bytes > frames[at][0] for _, header in frames[at + 1 :])
 
 
 def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
@@ -147,12 +147,12 @@ def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
             with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
                 opened(memory_path)
             with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
-                session_in(memory_path)
+                read_session(memory_path)
             assert last.read_bytes() == flipped  # nothing was changed
             continue
         with opened(memory_path) as journal:
-            assert f": cut {len(content) - frames[at][0]:,} bytes" in journal.repair
-            assert journal.end == frames[at][1].first
+            assert f": cut {len(content) - frames[at][0]:,} bytes" in journal.repair_note
+            assert journal.end == frames[at][1].first_offset
             if position % 64 == 0:
                 served(journal)
         put_back(files, memory_path)
@@ -249,7 +249,7 @@ def test_a_kind_that_is_not_known_is_an_error(tmp_path: Path, kind: int) -> None
     crash(journal)
     last = segments(tmp_path)[-1]
     before = last.read_bytes()
-    frame = encode(kind, epoch=1, first=3, durable=len(before), payload=b"?")  # type: ignore[arg-type]
+    frame = encode_frame(kind, epoch=1, first_offset=3, durable_bytes=len(before), payload=b"?")  # type: ignore[arg-type]
     last.write_bytes(before + b"".join(map(bytes, frame.buffers)))
     with pytest.raises(JournalError, match=rf"has a frame of kind {kind}, .*which this Towline doesn't know.*TL-J09"):
         opened(tmp_path)
@@ -261,7 +261,7 @@ def test_a_flag_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     fill(journal, 3)
     crash(journal)
-    frame = encode(Kind.CHANGES, epoch=1, first=3, durable=0, payload=b"{}")
+    frame = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=3, durable_bytes=0, payload=b"{}")
     content = bytearray(b"".join(map(bytes, frame.buffers)))
     content[6] = 1
     content[44:48] = crc32c(content[48:], crc32c(content[:44])).to_bytes(4, "little")
@@ -277,7 +277,9 @@ def test_a_section_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     size = journal.bytes_on_disk
     crash(journal)
     last = segments(tmp_path)[-1]
-    frame = encode(Kind.CHANGES, epoch=1, first=0, durable=size, rows=1, section=b'{"ids":[1]}', payload=payload)
+    frame = encode_frame(
+        FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=size, rows=1, section=b'{"ids":[1]}', payload=payload
+    )
     put_behind(last, frame)
     with pytest.raises(JournalError, match=r"has a frame with ids, which this Towline doesn't know.*TL-J09"):
         opened(tmp_path)
@@ -287,7 +289,9 @@ def test_rows_that_a_frame_passes_over_are_missing(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     fill(journal, 3)
     crash(journal)
-    put_behind(segments(tmp_path)[-1], encode(Kind.CHANGES, epoch=1, first=5, durable=0, payload=b"{}"))
+    put_behind(
+        segments(tmp_path)[-1], encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=0, payload=b"{}")
+    )
     with pytest.raises(JournalDamaged, match=r"rows 3 to 5 are missing between two frames.*TL-J05"):
         opened(tmp_path)
 
@@ -298,21 +302,24 @@ def test_a_watermark_above_the_last_row_is_damage(tmp_path: Path) -> None:
     fill(journal, 3)
     crash(journal)
     content = b'{"consumers":{"spark":4},"floor":0}'
-    put_behind(segments(tmp_path)[-1], encode(Kind.CHANGES, epoch=1, first=3, durable=0, section=content))
+    put_behind(
+        segments(tmp_path)[-1],
+        encode_frame(FrameKind.CHANGES, epoch=1, first_offset=3, durable_bytes=0, section=content),
+    )
     with pytest.raises(JournalDamaged, match=r"rows were committed that are not there; the last one is 3.*TL-J05"):
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [Kind.SNAPSHOT, Kind.CHANGES])
+@pytest.mark.parametrize("kind", [FrameKind.SNAPSHOT, FrameKind.CHANGES])
 @pytest.mark.parametrize("content", [b"{", b"[]"])
-def test_what_is_no_json_object_was_written_by_something_else(tmp_path: Path, kind: Kind, content: bytes) -> None:
+def test_what_is_no_json_object_was_written_by_something_else(tmp_path: Path, kind: FrameKind, content: bytes) -> None:
     opened(tmp_path).close()
     path = segments(tmp_path)[-1]
-    if kind is Kind.SNAPSHOT:
+    if kind is FrameKind.SNAPSHOT:
         path.write_bytes(b"")
-        put_behind(path, encode(kind, epoch=1, first=0, durable=0, payload=content))
+        put_behind(path, encode_frame(kind, epoch=1, first_offset=0, durable_bytes=0, payload=content))
     else:
-        put_behind(path, encode(kind, epoch=1, first=0, durable=0, section=content))
+        put_behind(path, encode_frame(kind, epoch=1, first_offset=0, durable_bytes=0, section=content))
     with pytest.raises(JournalError, match=r"has a frame whose content is not JSON|is not a JSON object.*TL-J09"):
         opened(tmp_path)
 
@@ -321,7 +328,7 @@ def test_a_segment_that_does_not_begin_with_its_snapshot_is_an_error(tmp_path: P
     opened(tmp_path).close()
     path = segments(tmp_path)[-1]
     path.write_bytes(b"")
-    put_behind(path, encode(Kind.CHANGES, epoch=1, first=0, durable=0, payload=b"{}"))
+    put_behind(path, encode_frame(FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=0, payload=b"{}"))
     with pytest.raises(JournalError, match=r"starts with a frame of kind 2 instead of a snapshot.*TL-J09"):
         opened(tmp_path)
 
@@ -334,26 +341,27 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
     path = segments(tmp_path)[1]
     position, header = layout(path)[-1]
     with opened(tmp_path, SMALL) as journal:
-        for kind in (77, Kind.CHANGES):
-            other = encode(kind, epoch=1, first=header.first, durable=0, payload=bytes(header.size - 48))  # type: ignore[arg-type]
+        for kind in (77, FrameKind.CHANGES):
+            payload = bytes(header.size - 48)
+            other = encode_frame(kind, epoch=1, first_offset=header.first_offset, durable_bytes=0, payload=payload)  # type: ignore[arg-type]
             assert other.size == header.size
             with path.open("r+b") as file:
                 file.seek(position)
                 file.writelines(map(bytes, other.buffers))
             if kind == 77:
                 with pytest.raises(JournalError, match=r"a frame of kind 77, which this Towline doesn't know.*TL-J09"):
-                    served(journal, header.first - 1, header.end)
-        lost = rf"rows {header.first:,} to {header.end:,} are missing at its end.*TL-J05"
+                    served(journal, header.first_offset - 1, header.end)
+        lost = rf"rows {header.first_offset:,} to {header.end:,} are missing at its end.*TL-J05"
         with pytest.raises(JournalDamaged, match=lost):
-            served(journal, header.first - 1, header.end)
-        with pytest.raises(JournalDamaged, match=rf"row {header.first:,} is not where it should be.*TL-J05"):
-            served(journal, header.first, header.end)
+            served(journal, header.first_offset - 1, header.end)
+        with pytest.raises(JournalDamaged, match=rf"row {header.first_offset:,} is not where it should be.*TL-J05"):
+            served(journal, header.first_offset, header.end)
         path.write_bytes(path.read_bytes()[:position])
         with pytest.raises(JournalDamaged, match=r"is shorter than the [\d,]+ bytes that were durable.*TL-J05"):
-            served(journal, header.first - 1, header.end)
+            served(journal, header.first_offset - 1, header.end)
 
 
-def put_behind(path: Path, frame: Encoded) -> None:
+def put_behind(path: Path, frame: EncodedFrame) -> None:
     with path.open("ab") as file:
         file.writelines(map(bytes, frame.buffers))
 
@@ -380,7 +388,7 @@ def test_another_version_of_the_frames_is_an_error(tmp_path: Path, other: int) -
 )
 def test_another_format_names_the_version_that_wrote_it(tmp_path: Path, content: bytes, wrote: str) -> None:
     opened(tmp_path).close()
-    frame = encode(Kind.SNAPSHOT, epoch=1, first=0, durable=0, payload=content)
+    frame = encode_frame(FrameKind.SNAPSHOT, epoch=1, first_offset=0, durable_bytes=0, payload=content)
     segments(tmp_path)[-1].write_bytes(b"".join(map(bytes, frame.buffers)))
     with pytest.raises(JournalError, match=rf"{wrote}; this one, {version()}, reads format 3\. Open it .*TL-J09"):
         opened(tmp_path)
@@ -439,7 +447,7 @@ def test_a_segment_that_only_has_sessions_belongs_to_the_journal(tmp_path: Path)
     with opened(tmp_path, SMALL) as journal:
         assert journal.session == {"number": 99}
         assert len(segments_of(journal)) == len(segments(tmp_path))
-        assert (journal.first, journal.end) == (0, 0)
+        assert (journal.first_offset, journal.end) == (0, 0)
 
 
 def test_a_segment_under_a_wrong_name_is_an_error(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Uui
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
 
-from towline.kafka import admin, delivery, markerstore, producers, screening
-from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka import admin, delivery, markerstore, producers, recordcheck
+from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.options import SinkSettings
 
 __all__ = [
@@ -443,8 +443,8 @@ class MemoryAdmin:
 
 #: What a process remembers of Kafka.
 _CACHES: tuple[Any, ...] = (
-    *(producers._clients, screening._facts, screening._lessons),
-    *(markerstore._consumers, markerstore._ends),
+    *(producers._clients, recordcheck._described_limits, recordcheck._learned_limits),
+    *(markerstore._consumers, markerstore._highest_ends),
 )
 
 
@@ -453,7 +453,7 @@ def kafka_in_memory() -> Iterator[MemoryKafka]:
     """Such a Kafka behind all modules of the sink, which know nothing of any other."""
     kafka = MemoryKafka()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (admin, delivery, markerstore, producers, screening):
+        for module in (admin, delivery, markerstore, producers, recordcheck):
             patch.setattr(module, "time", kafka)
         patch.setattr(producers, "Producer", kafka.producer)
         patch.setattr(markerstore, "Consumer", kafka.consumer)
@@ -470,14 +470,14 @@ def settings(**options: str) -> SinkSettings:
     return SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "topic": "t", **named, **given})
 
 
-def started(transactional_id: str, **options: str) -> producers.Transactional:
+def started(transactional_id: str, **options: str) -> producers.TransactionalProducer:
     """A producer of producers."""
-    return producers.Transactional(settings(**options), transactional_id, {})
+    return producers.TransactionalProducer(settings(**options), transactional_id, {})
 
 
 def columns(of: SinkSettings, *names: str) -> Columns:
     """Columns of rows that have a value."""
-    types = {name: ACCEPTED[name][0] for name in (*names, "value")}
+    types = {name: COLUMN_TYPES[name][0] for name in (*names, "value")}
     return Columns.bind(types, of.topic, include_headers=True)
 
 

@@ -13,7 +13,7 @@ from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryConsumer, MemoryKafka
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import admin, faults
-from towline.kafka.admin import ClusterInfo, KafkaAdmin, TopicFacts
+from towline.kafka.admin import ClusterInfo, KafkaAdmin, TopicLimits
 
 K = "k:9092"
 #: A topic that is being made, or changes its leader.
@@ -29,7 +29,7 @@ PASSING = [
 @pytest.mark.parametrize(
     ("config", "facts"),
     [
-        ({}, TopicFacts(3)),
+        ({}, TopicLimits(3)),
         (
             {
                 "max.message.bytes": "1000",
@@ -37,7 +37,7 @@ PASSING = [
                 "message.timestamp.before.max.ms": "9",
                 "cleanup.policy": "compact,delete",
             },
-            TopicFacts(3, 1000, 7, 9, "compact,delete"),
+            TopicLimits(3, 1000, 7, 9, "compact,delete"),
         ),
         (
             {
@@ -45,27 +45,27 @@ PASSING = [
                 "message.timestamp.after.max.ms": "7",
                 "message.timestamp.before.max.ms": "9",
             },
-            TopicFacts(3),
+            TopicLimits(3),
         ),
-        ({"max.message.bytes": None, "message.timestamp.after.max.ms": "", "cleanup.policy": None}, TopicFacts(3)),
-        ({"max.message.bytes": "-1"}, TopicFacts(3)),
+        ({"max.message.bytes": None, "message.timestamp.after.max.ms": "", "cleanup.policy": None}, TopicLimits(3)),
+        ({"max.message.bytes": "-1"}, TopicLimits(3)),
     ],
 )
-def test_what_a_topic_takes_is_read_from_its_settings(config: dict[str, str | None], facts: TopicFacts) -> None:
+def test_what_a_topic_takes_is_read_from_its_settings(config: dict[str, str | None], facts: TopicLimits) -> None:
     """Where it keeps its own time, that of a record does not matter; what can't be read is no limit."""
-    assert TopicFacts.of(3, config) == facts
-    assert facts.compacted == ("compact" in facts.policy)
+    assert TopicLimits.from_config(3, config) == facts
+    assert facts.is_compacted == ("compact" in facts.cleanup_policy)
 
 
 def test_facts_of_topics_leave_out_what_may_not_be_seen(memory: MemoryKafka) -> None:
     memory.topics |= {"u": 4, "v": 1}
     memory.configs["u"] = {"cleanup.policy": "compact"}
     memory.fail("describe_configs", None, kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
-    assert KafkaAdmin(K).facts(["u", "v", "away"]) == {
-        "u": TopicFacts(4, 1_048_588, None, None, "compact"),
-        "v": TopicFacts(1),
+    assert KafkaAdmin(K).topic_limits(["u", "v", "away"]) == {
+        "u": TopicLimits(4, 1_048_588, None, None, "compact"),
+        "v": TopicLimits(1),
     }
-    assert KafkaAdmin(K).facts(["away"]) == {}
+    assert KafkaAdmin(K).topic_limits(["away"]) == {}
 
 
 def test_a_cluster_says_who_it_is_and_which_topics_it_has(memory: MemoryKafka) -> None:
@@ -83,14 +83,14 @@ def test_a_client_that_had_no_answer_is_not_asked_again(memory: MemoryKafka) -> 
     with pytest.MonkeyPatch.context() as patch:  # the fixture's is undone after that of `memory`
         patch.setattr(admin, "AdminClient", made)
         asked = KafkaAdmin(K)
-        assert asked.ids(["t", "away"]).keys() == asked.ids(["t"]).keys() == {"t"}
+        assert asked.topic_ids(["t", "away"]).keys() == asked.topic_ids(["t"]).keys() == {"t"}
         assert len(clients) == 1
         memory.fail("describe_topics", kafka.raised("TOPIC_AUTHORIZATION_FAILED"), kafka.TIMED_OUT)
-        assert asked.ids(["t"]) == {"t": ""}, "it is unknown, and that is an answer"
+        assert asked.topic_ids(["t"]) == {"t": ""}, "it is unknown, and that is an answer"
         with pytest.raises(KafkaError, match=r"timed out waiting.*TL-K01"):
-            asked.ids(["t"])
+            asked.topic_ids(["t"])
         assert len(clients) == 1
-        assert asked.ids(["t"])["t"]
+        assert asked.topic_ids(["t"])["t"]
         assert len(clients) == 2
 
 
@@ -98,9 +98,9 @@ def test_the_longest_transaction_is_that_of_the_strictest_broker(memory: MemoryK
     """Of a cluster of several brokers it was Kafka's own limit: librdkafka tells the settings of one broker a call."""
     memory.brokers = [1, 2, 3]
     memory.configs |= {"1": {}, "2": {"transaction.max.timeout.ms": "777000"}, "3": {}}
-    assert KafkaAdmin(K).longest_transaction_ms() == 777_000
+    assert KafkaAdmin(K).max_transaction_ms() == 777_000
     memory.fail("describe_configs", *[kafka.raised("CLUSTER_AUTHORIZATION_FAILED")] * 3)
-    assert KafkaAdmin(K).longest_transaction_ms() == 900_000
+    assert KafkaAdmin(K).max_transaction_ms() == 900_000
 
 
 @pytest.mark.parametrize("client", [K, {"bootstrap.servers": K, "acks": "all"}])
@@ -140,7 +140,7 @@ def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
 def test_a_topic_is_settled_when_its_ends_agree(memory: MemoryKafka, looks: int, seconds: float, decided: bool) -> None:
     memory.topics["t"] = 3
     memory.undecided = looks
-    assert KafkaAdmin(K, seconds).settled("t") is decided
+    assert KafkaAdmin(K, seconds).wait_for_open_transactions("t") is decided
     assert (memory.now - 1000 > seconds) is not decided
 
 
@@ -155,15 +155,15 @@ def test_behind_a_reader_who_is_past_the_end_nothing_is_known(memory: MemoryKafk
 
 def test_a_topic_that_is_not_there_is_settled(memory: MemoryKafka) -> None:
     memory.undecided = 1000
-    assert KafkaAdmin(K).settled("away")
+    assert KafkaAdmin(K).wait_for_open_transactions("away")
 
 
 def test_ends_are_asked_for_again_while_a_topic_has_no_leader(memory: MemoryKafka) -> None:
     memory.fail("list_offsets", *map(kafka.raised, PASSING))
-    assert KafkaAdmin(K).settled("t")
+    assert KafkaAdmin(K).wait_for_open_transactions("t")
     memory.fail("list_offsets", kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
     with pytest.raises(KafkaError, match="TL-K01"):
-        KafkaAdmin(K).settled("t")
+        KafkaAdmin(K).wait_for_open_transactions("t")
 
 
 # -- what a consumer may read --
@@ -224,7 +224,7 @@ def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> Non
     memory.fail("create_topics", kafka.raised("POLICY_VIOLATION", "Broker: Too many."))
     with pytest.raises(KafkaError, match=r'topic "c" can not be created: too many.*TL-K09') as caught:
         KafkaAdmin(K).create({"c": 1})
-    assert caught.value.where == K
+    assert caught.value.location == K
     memory.fail("create_topics", TimeoutError())
     with pytest.raises(KafkaError, match=r"Kafka did not answer: no answer in time.*TL-K01"):
         KafkaAdmin(K).create({"c": 1})
@@ -233,7 +233,7 @@ def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> Non
 def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.MonkeyPatch) -> None:
     """`TimeoutError` of a future of the admin client (confluent-kafka 2.16.1) passed every except that knows Kafka."""
     monkeypatch.setattr(admin, "_GRACE_S", 0.0)
-    with pytest.raises(faults.FOREIGN) as caught:
-        admin.answer(Future(), 0.001)
-    assert faults.reason(caught.value) == "no answer in time"
-    assert faults.means(caught.value, faults.Meaning.PASSING)
+    with pytest.raises(faults.CLIENT_ERRORS) as caught:
+        admin.wait_for_result(Future(), 0.001)
+    assert faults.error_text(caught.value) == "no answer in time"
+    assert faults.is_kind(caught.value, faults.ErrorKind.TRANSIENT)

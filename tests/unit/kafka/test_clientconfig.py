@@ -12,13 +12,13 @@ import pytest
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import clientconfig
 from towline.kafka.clientconfig import (
-    COMMON,
-    PROVIDER,
+    COMMON_PROPERTIES,
+    PROVIDER_PROPERTY,
     SECRETS,
     check_client,
-    file_property,
-    insecurities,
+    insecure_settings,
     resolve,
+    secret_of_file_property,
 )
 
 SERVERS = {"bootstrap.servers": "k1:9092"}
@@ -27,7 +27,7 @@ SERVERS = {"bootstrap.servers": "k1:9092"}
 def refusal(client: dict[str, str]) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         check_client({**SERVERS, **client}, "here")
-    assert caught.value.where == "here"
+    assert caught.value.location == "here"
     return caught.value
 
 
@@ -47,8 +47,8 @@ def test_plain_secrets_are_refused_without_being_shown(name: str) -> None:
     error = refusal({name: "hunter2"})
     assert error.code == "TL-C44"
     assert "hunter2" not in str(error)
-    assert f"kafka.{name}.file" in error.do
-    assert "${NAME}" in error.do
+    assert f"kafka.{name}.file" in error.remedy
+    assert "${NAME}" in error.remedy
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_plain_secrets_are_refused_without_being_shown(name: str) -> None:
 def test_values_are_judged_by_the_client_itself(name: str, value: str) -> None:
     error = refusal({name: value})
     assert error.code == "TL-C45"
-    assert f'"kafka.{name}" = {value}' in error.what
+    assert f'"kafka.{name}" = {value}' in error.problem
 
 
 def test_settings_that_only_clash_together() -> None:
     error = refusal({"enable.idempotence": "true", "max.in.flight": "9"})
     assert error.code == "TL-C45"
-    assert "max.in.flight" in error.what
+    assert "max.in.flight" in error.problem
 
 
 def test_common_names_exist() -> None:
@@ -78,7 +78,7 @@ def test_common_names_exist() -> None:
         "sasl.mechanism": "PLAIN",
         "client.id": "x",
     }
-    for name in COMMON:
+    for name in COMMON_PROPERTIES:
         boolean = name.startswith("enable.") or name.endswith(".enable")
         value = values.get(name, "true" if boolean else "2000")
         if not name.startswith(("ssl.", "sasl.")) and name != "bootstrap.servers":
@@ -88,8 +88,8 @@ def test_common_names_exist() -> None:
 def test_a_prefix_of_ones_own() -> None:
     with pytest.raises(ConfigError, match="Did you mean") as caught:
         check_client({**SERVERS, "linger.mss": "1"}, "bridge.toml:3", "")
-    assert '"linger.mss"' in caught.value.what
-    assert '"linger.ms"' in caught.value.do
+    assert '"linger.mss"' in caught.value.problem
+    assert '"linger.ms"' in caught.value.remedy
 
 
 def test_secrets_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def test_files_that_hold_no_secret(tmp_path: Path, content: bytes | None, why: s
     with pytest.raises(ConfigError, match=why) as caught:
         resolve({"sasl.password.file": str(path)}, "here")
     assert caught.value.code == "TL-C46"
-    assert caught.value.where == str(path)
-    assert f'the file of option "kafka.sasl.password.file" on {socket.gethostname()}' in caught.value.what
+    assert caught.value.location == str(path)
+    assert f'the file of option "kafka.sasl.password.file" on {socket.gethostname()}' in caught.value.problem
 
 
 def test_a_file_far_too_large(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_secrets_are_read_from_files() -> None:
-    assert file_property("sasl.password.file") == "sasl.password"
-    assert file_property("sasl.password") is None
-    assert file_property("linger.ms.file") is None
+    assert secret_of_file_property("sasl.password.file") == "sasl.password"
+    assert secret_of_file_property("sasl.password") is None
+    assert secret_of_file_property("linger.ms.file") is None
 
 
 TLS = {"security.protocol": "SASL_SSL"}
@@ -164,7 +164,7 @@ TLS = {"security.protocol": "SASL_SSL"}
     ],
 )
 def test_what_is_given_up_on_the_way_is_named(client: dict[str, str], begins: str | None) -> None:
-    found = insecurities({"bootstrap.servers": "k:9092", **client})
+    found = insecure_settings({"bootstrap.servers": "k:9092", **client})
     assert len(found) == (begins is not None)
     assert not begins or found[0].startswith(begins)
 
@@ -191,7 +191,7 @@ def test_a_source_of_tokens_is_not_asked_before_a_connection() -> None:
     check_client({**SERVERS, **BEARER, "enable.sasl.oauthbearer.unsecure.jwt": "true"}, "here")
     with pytest.raises(KafkaError, match=r"can't be imported .*TL-K73"):
         resolve({**BEARER, **PROVIDED}, "here")
-    assert PROVIDER in refusal({"oauth_cb": "x"}).do
+    assert PROVIDER_PROPERTY in refusal({"oauth_cb": "x"}).remedy
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.columns import ACCEPTED, Columns, header_lists
-from towline.kafka.deadletters import A_HEADER
+from towline.kafka.columns import COLUMN_TYPES, Columns, header_lists
+from towline.kafka.deadletters import HEADER_OVERHEAD
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-TYPES = {name: kinds[0] for name, kinds in ACCEPTED.items()}
+TYPES = {name: kinds[0] for name, kinds in COLUMN_TYPES.items()}
 
 header = st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=8))
 header_column = st.lists(st.none() | st.lists(header, max_size=5), max_size=20)
@@ -176,8 +176,10 @@ def test_the_largest_record_is_never_underrated(rows: list[tuple[Any, Any, Any]]
     }
     records = produced(bound("key", "value", "headers"), **columns)
     sizes = [
-        len(key or b"") + len(value or b"") + sum(A_HEADER + len(n.encode()) + len(v or b"") for n, v in record[7])
+        len(key or b"")
+        + len(value or b"")
+        + sum(HEADER_OVERHEAD + len(n.encode()) + len(v or b"") for n, v in record[7])
         for record in records
         for value, key in [record[1:3]]
     ]
-    assert bound("key", "value", "headers").largest(pa.record_batch(columns)) >= max(sizes)
+    assert bound("key", "value", "headers").max_record_bytes(pa.record_batch(columns)) >= max(sizes)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from towline.kafka.deadletters import (
     PREFIX,
-    Collector,
+    ChunkAssembler,
     DeadLetter,
     Header,
     Reason,
@@ -39,13 +39,13 @@ letters = st.builds(
 
 @given(letters)
 def test_a_letter_comes_back_as_it_was_whatever_its_size(letter: DeadLetter) -> None:
-    collector = Collector()
+    collector = ChunkAssembler()
     written = to_records(letter, LIMIT)
     assert all(record_bytes(*record) <= LIMIT for record in written)
     read = [collector.add(*record) for record in written]
     assert read[:-1] == [None] * (len(written) - 1)
     assert read[-1] == letter
-    assert not collector.waiting
+    assert not collector.incomplete
 
 
 def test_a_letter_that_fits_is_readable_by_any_tool() -> None:
@@ -80,7 +80,7 @@ def test_chunks_share_a_key_so_that_they_share_a_partition() -> None:
 def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
     letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"x" * 10_000)
     written = to_records(letter, LIMIT)
-    collector = Collector()
+    collector = ChunkAssembler()
     for record in (written[0], *written[:-1]):
         assert collector.add(*record) is None
     assert collector.add(*written[-1]) == letter
@@ -88,7 +88,7 @@ def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
 
 def test_a_missing_chunk_is_told() -> None:
     first, _, third, *_ = to_records(DeadLetter(Reason.TOO_LARGE, "t", None, b"x" * 20_000), LIMIT)
-    collector = Collector()
+    collector = ChunkAssembler()
     collector.add(*first)
     with pytest.raises(ValueError, match=r"chunk 3 .* does not follow chunk 1"):
         collector.add(*third)
@@ -108,7 +108,7 @@ def test_a_missing_chunk_is_told() -> None:
 )
 def test_other_records_are_no_letters(headers: list[Header] | None) -> None:
     with pytest.raises(ValueError, match="no dead letter"):
-        Collector().add(b"", b"", headers)
+        ChunkAssembler().add(b"", b"", headers)
 
 
 def test_a_limit_without_room_is_refused() -> None:
@@ -132,14 +132,14 @@ def test_a_blob_cut_anywhere_is_noticed_or_shorter() -> None:
 def test_a_number_that_kafka_has_no_room_for_is_no_letter(name: str, value: bytes) -> None:
     ours = [("towline.dlq.reason", b"unrouted"), (f"towline.dlq.{name}", value), ("towline.dlq.headers", b"0")]
     with pytest.raises(ValueError, match="no dead letter"):
-        Collector().add(None, None, ours)
+        ChunkAssembler().add(None, None, ours)
 
 
 def test_chunks_without_a_beginning_are_not_kept() -> None:
     """Retention took the first of them away."""
-    collector = Collector()
+    collector = ChunkAssembler()
     _, *rest = to_records(DeadLetter(Reason.TOO_LARGE, "t", b"k", b"v" * 20_000), 4096)
     for record in rest:
         with pytest.raises(ValueError, match="does not follow"):
             collector.add(*record)
-    assert collector.waiting == {}
+    assert collector.incomplete == {}

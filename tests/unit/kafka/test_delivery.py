@@ -14,8 +14,8 @@ from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryKafka, numbers
 from towline.errors import KafkaError
 from towline.kafka import producers
-from towline.kafka.delivery import Delivered, Delivery, delivery_for, require_named_topics
-from towline.kafka.screening import require_topics
+from towline.kafka.delivery import Delivery, DeliveryResult, delivery_for, require_configured_topics
+from towline.kafka.recordcheck import require_topics
 from towline.sinks import Task
 
 GUARANTEES = ["at_least_once", "at_most_once"]
@@ -41,7 +41,7 @@ def refusing(memory: MemoryKafka, error: ClientError = kafka.REFUSED) -> Iterato
 def test_what_is_confirmed_is_delivered_by_one_producer(memory: MemoryKafka, guarantee: str) -> None:
     for first in (0, 20):
         done = sink(guarantee).deliver(Task(0), numbers(*range(first + 10, first + 15)))
-        assert done == Delivered(5, 10)
+        assert done == DeliveryResult(5, 10)
     assert memory.committed("t") == [b"%d" % number for number in (*range(10, 15), *range(30, 35))]
     assert len(memory.producers) == 1
 
@@ -174,7 +174,7 @@ def test_dead_letters_are_told_apart_from_rows(memory: MemoryKafka) -> None:
     done = one.deliver(Task(0), [kafka.values(b"1", b"x" * 30_000), kafka.values(b"2")])
     assert (done.rows, done.dead_lettered) == (2, 1)
     assert memory.committed("t") == [b"1", b"2"]
-    assert one.deliver(Task(0), []) == Delivered(0, 0)
+    assert one.deliver(Task(0), []) == DeliveryResult(0, 0)
 
 
 # -- at most once: Kafka's silence costs rows, never a second time --
@@ -182,15 +182,15 @@ def test_dead_letters_are_told_apart_from_rows(memory: MemoryKafka) -> None:
 
 def test_a_second_attempt_writes_nothing_and_counts_its_rows(memory: MemoryKafka) -> None:
     done = sink("at_most_once").deliver(Task(0, attempt=1), numbers(1, 2, 3))
-    assert (done.rows, done.lost, done.why) == (0, 3, "attempt 2 of a task writes nothing")
+    assert (done.rows, done.dropped_rows, done.drop_reason) == (0, 3, "attempt 2 of a task writes nothing")
     assert memory.calls == []
 
 
 def test_without_a_word_from_kafka_all_rows_are_lost_and_read(memory: MemoryKafka) -> None:
     memory.fail("admin.list_topics", kafka.TRANSPORT)
     done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3, 4, 5))
-    assert (done.rows, done.lost) == (0, 5)
-    assert "did not answer" in done.why
+    assert (done.rows, done.dropped_rows) == (0, 5)
+    assert "did not answer" in done.drop_reason
     sink("at_most_once").deliver(Task(0), numbers(6))
     assert (len(memory.producers), memory.committed("t")) == (2, [b"6"])
 
@@ -198,12 +198,12 @@ def test_without_a_word_from_kafka_all_rows_are_lost_and_read(memory: MemoryKafk
 def test_rows_that_were_not_taken_in_time_are_lost(memory: MemoryKafka) -> None:
     memory.silent = True
     done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3))
-    assert (done.rows, done.lost, done.why) == (0, 3, "Kafka did not take them in time")
+    assert (done.rows, done.dropped_rows, done.drop_reason) == (0, 3, "Kafka did not take them in time")
 
 
 def test_rows_that_kafka_refused_are_lost_and_the_others_are_not(memory: MemoryKafka) -> None:
     done = sink("at_most_once").deliver(Task(0), refusing(memory))
-    assert (done.rows, done.lost, done.why) == (2, 2, "message size too large")
+    assert (done.rows, done.dropped_rows, done.drop_reason) == (2, 2, "message size too large")
     assert memory.committed("t") == [b"3", b"4"]
 
 
@@ -212,7 +212,7 @@ def test_where_sending_stops_the_rest_is_lost(memory: MemoryKafka, problem: Base
     """Two rows are sent; the third is not, nor the fifth, which comes in the batch after."""
     memory.fail("produce", None, None, *[problem] * 1000)
     done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3, 4, 5))
-    assert (done.rows, done.lost) == (0, 5), "nobody has confirmed the first two either"
+    assert (done.rows, done.dropped_rows) == (0, 5), "nobody has confirmed the first two either"
     assert memory.committed("t") == []
 
 
@@ -235,11 +235,11 @@ def test_a_topic_is_looked_for_in_the_whole_list_and_only_until_it_was_seen(memo
 def test_the_topics_that_are_always_written_to_are_looked_for_once(memory: MemoryKafka) -> None:
     of = kafka.settings(deadLetterTopic="dlq")
     with pytest.raises(KafkaError, match=r'"dlq" does not exist.*TL-K04'):
-        require_named_topics(of)
+        require_configured_topics(of)
     memory.fail("admin.list_topics", kafka.TRANSPORT)
-    require_named_topics(of)  # the tasks wait longer for Kafka, and tell it
+    require_configured_topics(of)  # the tasks wait longer for Kafka, and tell it
     memory.topics["dlq"] = 1
     before = len(memory.calls)
     for _ in range(3):
-        require_named_topics(of)
+        require_configured_topics(of)
     assert len(memory.calls) == before + 2, "the list and the settings"

@@ -17,17 +17,17 @@ from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memory, numbers
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
-from towline.kafka import screening
+from towline.kafka import recordcheck
 from towline.kafka.delivery import (
     AtLeastOnce,
     AtMostOnce,
     BatchOrigin,
-    Delivered,
+    DeliveryResult,
     ExactlyOnce,
     batch_origin,
     delivery_for,
 )
-from towline.kafka.markers import BEFORE_FIRST, Marker, MarkerStep, MarkerTotals, TaskRefusal
+from towline.kafka.markers import NO_BATCH, Marker, MarkerStep, MarkerTotals, TaskRefusal
 from towline.kafka.markerstore import MarkerStore
 from towline.sinks import Task
 
@@ -39,19 +39,19 @@ def sink(origin: BatchOrigin | None = None, **options: str) -> ExactlyOnce:
     return ExactlyOnce(of, kafka.columns(of), origin or BatchOrigin())
 
 
-def write(one: ExactlyOnce, batch: int, *values: int, partition: int = 0, run: str = "r") -> Delivered:
+def write(one: ExactlyOnce, batch: int, *values: int, partition: int = 0, run: str = "r") -> DeliveryResult:
     return one.deliver(Task(partition, batch=batch, query="q", run=run), numbers(*values))
 
 
 def marker(partition: int = 0) -> Marker | None:
-    return MarkerStore(kafka.settings(), "s").read(partition)
+    return MarkerStore(kafka.settings(), "s").read_marker(partition)
 
 
 def mark(given: Marker, partition: int = 0) -> None:
     """A marker that is there already."""
     producer = kafka.started(f"towline.s.{partition}")
     producer.begin()
-    producer.mark(MARKERS, partition, f"s/{partition}", given)
+    producer.write_marker(MARKERS, partition, f"s/{partition}", given)
     producer.commit()
 
 
@@ -137,7 +137,7 @@ def test_the_limits_of_topics_are_believed_for_a_while_and_that_one_is_missing_n
     of, asked = kafka.settings(), memory.calls
 
     def names() -> list[str]:
-        return sorted(screening.facts_of(of, ["t", "u"]))
+        return sorted(recordcheck.topic_limits(of, ["t", "u"]))
 
     assert names() == ["t"]
     memory.topics["u"] = 1
@@ -148,10 +148,10 @@ def test_the_limits_of_topics_are_believed_for_a_while_and_that_one_is_missing_n
     memory.now += 2
     del memory.topics["t"]
     assert names() == ["u"], "an old answer would let records pass to a topic that is gone"
-    screening.forget(replace(of, servers="elsewhere"))
+    recordcheck.forget_limits(replace(of, servers="elsewhere"))
     looks = asked.count("describe_configs")
-    assert (screening.facts_of(of, ["u"])["u"].partitions, asked.count("describe_configs")) == (1, looks)
-    screening.forget(of)
+    assert (recordcheck.topic_limits(of, ["u"])["u"].partitions, asked.count("describe_configs")) == (1, looks)
+    recordcheck.forget_limits(of)
     names()
     assert asked.count("describe_configs") == looks + 1
 
@@ -172,14 +172,14 @@ def test_what_stops_a_batch_ends_its_transaction(memory: MemoryKafka, monkeypatc
 
 
 def test_markers_go_on_from_each_other_and_tell_what_was_written(memory: MemoryKafka) -> None:
-    origin = BatchOrigin(newest=1, hashes={0: "h0", 1: "h1"})
+    origin = BatchOrigin(newest_batch=1, hashes={0: "h0", 1: "h1"})
     first = write(sink(), 0, 1, 2, 3)
-    assert first.marks == MarkerStep(None, MarkerTotals(3, 0))
+    assert first.marker_step == MarkerStep(None, MarkerTotals(3, 0))
     second = write(sink(origin), 1, 4, 5)
-    assert second.marks == MarkerStep(MarkerTotals(3, 0), MarkerTotals(5, 0))
-    assert (second.rows, second.bytes, second.skipped) == (2, 2, False)
+    assert second.marker_step == MarkerStep(MarkerTotals(3, 0), MarkerTotals(5, 0))
+    assert (second.rows, second.bytes, second.was_skipped) == (2, 2, False)
     assert marker() == Marker(1, 1, rows=2, crc=None, writer="q", offsets="h1", total_rows=5)
-    assert write(sink(origin), 1, 4, 5) == replace(second, bytes=0, skipped=True)
+    assert write(sink(origin), 1, 4, 5) == replace(second, bytes=0, was_skipped=True)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_the_rows_of_a_skipped_batch_are_compared(
     found = marker()
     assert found is not None
     assert (found.crc is not None) == compared
-    assert write(one, 0, 2, 1).skipped, "the order is not compared"
+    assert write(one, 0, 2, 1).was_skipped, "the order is not compared"
     for other in ((1, 3), (1,)):
         if compared:
             with pytest.raises(KafkaError, match=f"brings other rows .*: {len(other)} rows.*TL-K16"):
@@ -214,10 +214,10 @@ def test_a_batch_that_a_person_says_is_written_is_skipped_uncompared(memory: Mem
     write(sink(), 0, 1, 2)
     MarkerStore(kafka.settings(), "s").reset(5)
     done = write(sink(), 5, 9)
-    assert (done.skipped, done.by_hand, done.rows) == (True, True, 0)
-    assert done.marks == MarkerStep(None, MarkerTotals(2, 0)), "nobody counted what was written by hand"
-    assert write(sink(), 6, 3).marks == MarkerStep(None, MarkerTotals(3, 0))
-    assert write(sink(), 7, 4).marks == MarkerStep(MarkerTotals(3, 0), MarkerTotals(4, 0))
+    assert (done.was_skipped, done.has_manual_marker, done.rows) == (True, True, 0)
+    assert done.marker_step == MarkerStep(None, MarkerTotals(2, 0)), "nobody counted what was written by hand"
+    assert write(sink(), 6, 3).marker_step == MarkerStep(None, MarkerTotals(3, 0))
+    assert write(sink(), 7, 4).marker_step == MarkerStep(MarkerTotals(3, 0), MarkerTotals(4, 0))
     assert memory.committed("t") == [b"1", b"2", b"3", b"4"]
 
 
@@ -226,7 +226,7 @@ def test_a_skipped_batch_is_told_as_it_was_written(memory: MemoryKafka) -> None:
     mark(Marker(1, 1, rows=10, crc=None, writer="q", dead_lettered=3, total_rows=30, total_dead_lettered=4))
     done = write(sink(verifyOnSkip="false"), 1, 5)
     assert (done.rows, done.dead_lettered, done.bytes) == (7, 3, 0)
-    assert done.marks == MarkerStep(MarkerTotals(20, 1), MarkerTotals(30, 4))
+    assert done.marker_step == MarkerStep(MarkerTotals(20, 1), MarkerTotals(30, 4))
 
 
 def test_dead_letters_are_counted_in_the_marker(memory: MemoryKafka) -> None:
@@ -236,15 +236,15 @@ def test_dead_letters_are_counted_in_the_marker(memory: MemoryKafka) -> None:
     large = kafka.values(b"1", b"x" * 30_000, b"2")
     done = one.deliver(Task(0, batch=0, query="q"), [large])
     assert (done.rows, done.dead_lettered) == (2, 1)
-    assert done.marks == MarkerStep(None, MarkerTotals(3, 1))
+    assert done.marker_step == MarkerStep(None, MarkerTotals(3, 1))
     assert memory.committed("t") == [b"1", b"2"]
     assert len(memory.committed("dlq")) > 1, "in parts"
 
 
 def test_a_batch_query_has_no_marker_and_a_transactional_id_of_its_own(memory: MemoryKafka) -> None:
-    one = sink(BatchOrigin(job="j7"), parallelism="2")
+    one = sink(BatchOrigin(job_id="j7"), parallelism="2")
     done = one.deliver(Task(3), numbers(1, 2))
-    assert (done.rows, done.marks) == (2, None)
+    assert (done.rows, done.marker_step) == (2, None)
     assert [producer.id for producer in memory.producers] == ["towline.s.j7.3"]
     assert MARKERS not in memory.topics
     assert memory.committed("t") == [b"1", b"2"]
@@ -260,9 +260,9 @@ def test_a_marker_that_does_not_fit_stops_the_batch_with_nothing_written(memory:
 
 def test_a_checkpoint_that_is_further_than_the_batch_is_another_querys(memory: MemoryKafka) -> None:
     with pytest.raises(KafkaError, match=r"runs batch 3, but the newest batch .* is 4.*TL-K24"):
-        write(sink(BatchOrigin(newest=4)), 3, 1)
+        write(sink(BatchOrigin(newest_batch=4)), 3, 1)
     assert memory.calls == []
-    assert write(sink(BatchOrigin(newest=0)), 0, 1).rows == 1
+    assert write(sink(BatchOrigin(newest_batch=0)), 0, 1).rows == 1
 
 
 # -- a task too many --
@@ -271,7 +271,7 @@ def test_a_checkpoint_that_is_further_than_the_batch_is_another_querys(memory: M
 @pytest.mark.parametrize(
     ("before", "batch", "code", "left"),
     [
-        (None, 0, "TL-K17", Marker(BEFORE_FIRST, 1, writer="q", refused=TaskRefusal(0, "r", 2))),
+        (None, 0, "TL-K17", Marker(NO_BATCH, 1, writer="q", refused=TaskRefusal(0, "r", 2))),
         (Marker(6, 1, 4, None, "q"), 7, "TL-K17", Marker(6, 1, 4, None, "q", refused=TaskRefusal(7, "r", 2))),
         (Marker(7, 1, 4, None, "q"), 7, "TL-K18", Marker(7, 1, 4, None, "q", refused=TaskRefusal(7, "r", 2))),
         (Marker(9, 1, 4, None, "q"), 7, "TL-K12", Marker(9, 1, 4, None, "q")),
@@ -367,7 +367,7 @@ def test_a_limit_that_was_lowered_is_read_anew_and_teaches_nothing(memory: Memor
     memory.refuses = lambda record: kafka.REFUSED if record.topic == "t" else None
     assert write(one, 1, 2).dead_lettered == 1
     assert memory.calls.count("abort_transaction") == 1
-    assert not screening._lessons
+    assert not recordcheck._learned_limits
 
 
 def test_a_refusal_that_tells_nothing_stops_the_line_as_it_did(memory: MemoryKafka) -> None:
@@ -409,9 +409,9 @@ def test_a_stopping_query_ends_its_transactions_and_gives_up_soon(memory: Memory
 
 
 def test_the_markers_are_named_as_the_command_line_takes_them() -> None:
-    assert MarkerStore(kafka.settings(), "s").command == "--kafka k:9092 --sink s"
+    assert MarkerStore(kafka.settings(), "s").command_options == "--kafka k:9092 --sink s"
     other = kafka.settings(transactionalIdPrefix="mine", markerTopic="marks")
-    assert MarkerStore(other, "s").command == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
+    assert MarkerStore(other, "s").command_options == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_markers_that_were_lost_stop_the_batch_behind_the_commit_log(
         if batch is not None:
             mark(Marker(batch, 2, writer="q"), partition)
     origin = batch_origin(kafka.settings(parallelism="2"), str(checkpoint))
-    assert (origin.newest, sorted(origin.hashes)) == (5, [4, 5])
+    assert (origin.newest_batch, sorted(origin.hashes)) == (5, [4, 5])
     for partition, code in enumerate(codes):
         with pytest.raises(KafkaError, match=code) if code else contextlib.nullcontext():
             write(sink(origin, parallelism="2", verifyOnSkip="false"), 5, 1, partition=partition)
@@ -478,7 +478,7 @@ def test_markers_of_another_query_stop_a_first_batch_before_a_part_of_it_is_writ
     (checkpoint / "offsets" / "0").write_text("v1\n{}\n{}")
     of = kafka.settings(parallelism="2")
     with pytest.raises(KafkaError, match=code) if code else contextlib.nullcontext():
-        assert batch_origin(of, str(checkpoint)).newest == 0
+        assert batch_origin(of, str(checkpoint)).newest_batch == 0
 
 
 def test_a_checkpoint_without_a_batch_that_is_done_tells_nothing_of_markers(
@@ -487,5 +487,5 @@ def test_a_checkpoint_without_a_batch_that_is_done_tells_nothing_of_markers(
     assert batch_origin(kafka.settings(), str(tmp_path / "new")) == BatchOrigin()
     for commit in (checkpoint / "commits").iterdir():
         commit.unlink()
-    assert batch_origin(kafka.settings(), str(checkpoint)).newest == 5
+    assert batch_origin(kafka.settings(), str(checkpoint)).newest_batch == 5
     assert memory.calls == []

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from towline.errors import ConfigError
 from towline.kafka.clientconfig import (
     JAVA_NAMES,
-    QUIET,
+    QUIET_LOGGER,
     PlainSecret,
     check_client,
-    insecurities,
+    insecure_settings,
     resolve,
-    translated,
+    translate_java_settings,
 )
 from towline.kafka.options import SinkSettings
 
@@ -63,26 +63,26 @@ JAVA = {
 def said(name: str, value: str, **more: str) -> dict[str, str]:
     """What librdkafka is told of a setting, and of others that stand with it; `__` stands for a dot."""
     others = {other.replace("__", "."): text for other, text in more.items()}
-    return translated({name: value, **others}, "here")[0]
+    return translate_java_settings({name: value, **others}, "here")[0]
 
 
 def refusal(name: str, value: str, **more: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         said(name, value, **more)
     assert "\n" not in str(caught.value)
-    assert caught.value.do.endswith((".", ";"))
+    assert caught.value.remedy.endswith((".", ";"))
     return caught.value
 
 
 @pytest.mark.parametrize("name", sorted(JAVA))
 def test_what_users_of_sparks_sink_write_is_taken(name: str) -> None:
     settings = SinkSettings.parse({**BASE, "kafka.compression.type": "zstd", f"kafka.{name}": JAVA[name]})
-    Producer(resolve(settings.client, "here"), logger=QUIET)
+    Producer(resolve(settings.client, "here"), logger=QUIET_LOGGER)
 
 
 def test_all_of_it_at_once_is_a_client() -> None:
     settings = SinkSettings.parse({**BASE, **{f"kafka.{name}": value for name, value in JAVA.items()}})
-    Producer(resolve(settings.client, "here"), logger=QUIET)
+    Producer(resolve(settings.client, "here"), logger=QUIET_LOGGER)
     assert settings.timeout_s == 120
 
 
@@ -118,7 +118,7 @@ def test_a_trust_store_is_pem() -> None:
     ):
         error = refusal(name, value, **more)
         assert error.code == "TL-C45"
-        assert "keytool" in error.do
+        assert "keytool" in error.remedy
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_any_other_gets_one_line(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SinkSettings.parse({**BASE, f"kafka.{name}": "hunter2"})
     assert caught.value.code in {"TL-C43", "TL-C01"}
-    assert f'"kafka.{name}"' in caught.value.what
-    assert "CONFIGURATION.md" in caught.value.do
+    assert f'"kafka.{name}"' in caught.value.problem
+    assert "CONFIGURATION.md" in caught.value.remedy
     assert "hunter2" not in str(caught.value)
 
 
@@ -183,7 +183,7 @@ def test_a_size_that_is_no_number() -> None:
 
 
 def test_one_thing_said_twice() -> None:
-    assert "queue.buffering.max.kbytes" in refusal("buffer.memory", "1024", queue__buffering__max__kbytes="7").what
+    assert "queue.buffering.max.kbytes" in refusal("buffer.memory", "1024", queue__buffering__max__kbytes="7").problem
     login = "a.PlainLoginModule required username=u password=p;"
     assert refusal("sasl.jaas.config", login, sasl__username="v").code == "TL-C43"
 
@@ -192,7 +192,7 @@ def test_one_thing_said_twice() -> None:
 def test_a_value_is_complained_of_by_the_name_the_user_wrote(name: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SinkSettings.parse({**BASE, "kafka.compression.type": "zstd", f"kafka.{name}": value})
-    assert f'option "kafka.{name}" = {value}' in caught.value.what
+    assert f'option "kafka.{name}" = {value}' in caught.value.problem
 
 
 def test_a_deadline_by_its_java_name() -> None:
@@ -222,9 +222,9 @@ def test_a_login_in_plain_text_reaches_the_client_and_nobody_else() -> None:
     assert travelled.client["sasl.username"] == "$ConnectionString"
     for text in (repr(settings), str(travelled.client), f"{travelled.client['sasl.password']}"):
         assert "hun" not in text
-    (line,) = insecurities(travelled.client)
+    (line,) = insecure_settings(travelled.client)
     assert line == "sasl.jaas.config: the secret stands in plain text in the options of the query."
-    Producer(resolve(travelled.client, "here"), logger=QUIET)
+    Producer(resolve(travelled.client, "here"), logger=QUIET_LOGGER)
 
 
 def test_a_login_that_names_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,4 +267,4 @@ def test_any_text_is_a_login_or_one_line(text: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(sorted(JAVA_NAMES)), st.text(max_size=12), max_size=4))
 def test_any_value_is_translated_or_gets_one_line(settings: dict[str, str]) -> None:
-    assert outcome(lambda: translated(settings, "here")) in {"taken", "TL-C43 0", "TL-C45 0"}
+    assert outcome(lambda: translate_java_settings(settings, "here")) in {"taken", "TL-C43 0", "TL-C45 0"}

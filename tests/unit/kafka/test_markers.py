@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from tests.unit.kafka.memory import settings
 from towline.kafka.markers import (
-    ANYONE,
-    BEFORE_FIRST,
+    ANY_QUERY,
+    NO_BATCH,
     Marker,
     MarkerStep,
     MarkerTotals,
+    MarkerVerdict,
     Mismatch,
-    Situation,
     TaskRefusal,
-    situation,
+    compare_marker,
 )
 from towline.kafka.markerstore import MarkerStore
 from towline.sinks import Task
@@ -41,16 +41,16 @@ class Claim:
         return Task(self.partition, batch=self.batch, query=self.writer, run=self.run)
 
 
-def found_for(marker: Marker | None, claim: Claim) -> Situation:
-    return situation(marker, claim.task, claim.parallelism, claim.hashes)
+def found_for(marker: Marker | None, claim: Claim) -> MarkerVerdict:
+    return compare_marker(marker, claim.task, claim.parallelism, claim.hashes)
 
 
 #: Where the query stops.
-STOPS = [found for found in Situation if isinstance(found.value, Mismatch)]
+STOPS = [found for found in MarkerVerdict if isinstance(found.value, Mismatch)]
 CLAIM = Claim(batch=7, partition=0, parallelism=1, writer="q", run="r", hashes={7: "h7", 6: "h6"})
 BEFORE = Marker(6, 1, rows=10, crc=5, writer="q", offsets="h6")
 SAME = replace(BEFORE, batch=7, offsets="h7")
-NONE_YET = Marker(BEFORE_FIRST, 1, writer="q")
+NONE_YET = Marker(NO_BATCH, 1, writer="q")
 BY_OTHERS = TaskRefusal(7, "r", 3)
 OF_AN_OLD_RUN = TaskRefusal(7, "older", 3)
 
@@ -58,42 +58,46 @@ OF_AN_OLD_RUN = TaskRefusal(7, "older", 3)
 @pytest.mark.parametrize(
     ("marker", "claim", "expected"),
     [
-        (None, replace(CLAIM, batch=0), Situation.WRITE),
-        (None, CLAIM, Situation.MISSING),
-        (BEFORE, CLAIM, Situation.WRITE),
-        (SAME, CLAIM, Situation.DONE),
-        (replace(BEFORE, batch=5), CLAIM, Situation.BEHIND),
-        (replace(BEFORE, batch=8), CLAIM, Situation.AHEAD),
-        (replace(BEFORE, writer="p"), CLAIM, Situation.FOREIGN),
-        (Marker(0, 4, writer="p"), replace(CLAIM, batch=0), Situation.WRITE),  # a run that carried nothing
-        (Marker(9, 2, writer="p"), replace(CLAIM, batch=0), Situation.WRITE),
-        (Marker(9, 2, writer="p", total_rows=1), replace(CLAIM, batch=0), Situation.FOREIGN),
-        (Marker(5, 4, writer="p"), CLAIM, Situation.FOREIGN),  # this query has a batch before: it should be its own
-        (replace(SAME, writer="p"), CLAIM, Situation.FOREIGN),
-        (replace(BEFORE, batch=8, writer="p"), CLAIM, Situation.FOREIGN),
-        (replace(BEFORE, writer=ANYONE), CLAIM, Situation.WRITE),
-        (BEFORE, replace(CLAIM, parallelism=2), Situation.RESCALED),
-        (SAME, replace(CLAIM, parallelism=2), Situation.RESCALED),
-        (NONE_YET, replace(CLAIM, batch=0, parallelism=2), Situation.WRITE),
-        (NONE_YET, replace(CLAIM, batch=1), Situation.BEHIND),
-        (replace(SAME, offsets="other"), CLAIM, Situation.OTHER_OFFSETS),
-        (replace(BEFORE, offsets="other"), CLAIM, Situation.OTHER_OFFSETS),
-        (replace(BEFORE, offsets=None), CLAIM, Situation.WRITE),
-        (replace(BEFORE, offsets="other"), replace(CLAIM, hashes={}), Situation.WRITE),
-        (replace(SAME, refused=BY_OTHERS), CLAIM, Situation.TORN),
-        (replace(SAME, refused=OF_AN_OLD_RUN), CLAIM, Situation.TORN),
-        (replace(BEFORE, refused=BY_OTHERS), CLAIM, Situation.REFUSED),
-        (replace(BEFORE, refused=OF_AN_OLD_RUN), CLAIM, Situation.WRITE),
-        (replace(BEFORE, refused=TaskRefusal(7, None, 3)), replace(CLAIM, run=None), Situation.WRITE),
-        (replace(BEFORE, refused=TaskRefusal(6, "r", 3)), CLAIM, Situation.WRITE),
+        (None, replace(CLAIM, batch=0), MarkerVerdict.WRITE),
+        (None, CLAIM, MarkerVerdict.NO_MARKER),
+        (BEFORE, CLAIM, MarkerVerdict.WRITE),
+        (SAME, CLAIM, MarkerVerdict.ALREADY_WRITTEN),
+        (replace(BEFORE, batch=5), CLAIM, MarkerVerdict.MARKER_BEHIND),
+        (replace(BEFORE, batch=8), CLAIM, MarkerVerdict.MARKER_AHEAD),
+        (replace(BEFORE, writer="p"), CLAIM, MarkerVerdict.OTHER_QUERY),
+        (Marker(0, 4, writer="p"), replace(CLAIM, batch=0), MarkerVerdict.WRITE),  # a run that carried nothing
+        (Marker(9, 2, writer="p"), replace(CLAIM, batch=0), MarkerVerdict.WRITE),
+        (Marker(9, 2, writer="p", total_rows=1), replace(CLAIM, batch=0), MarkerVerdict.OTHER_QUERY),
+        (
+            Marker(5, 4, writer="p"),
+            CLAIM,
+            MarkerVerdict.OTHER_QUERY,
+        ),  # this query has a batch before: it should be its own
+        (replace(SAME, writer="p"), CLAIM, MarkerVerdict.OTHER_QUERY),
+        (replace(BEFORE, batch=8, writer="p"), CLAIM, MarkerVerdict.OTHER_QUERY),
+        (replace(BEFORE, writer=ANY_QUERY), CLAIM, MarkerVerdict.WRITE),
+        (BEFORE, replace(CLAIM, parallelism=2), MarkerVerdict.OTHER_PARALLELISM),
+        (SAME, replace(CLAIM, parallelism=2), MarkerVerdict.OTHER_PARALLELISM),
+        (NONE_YET, replace(CLAIM, batch=0, parallelism=2), MarkerVerdict.WRITE),
+        (NONE_YET, replace(CLAIM, batch=1), MarkerVerdict.MARKER_BEHIND),
+        (replace(SAME, offsets="other"), CLAIM, MarkerVerdict.OTHER_OFFSETS),
+        (replace(BEFORE, offsets="other"), CLAIM, MarkerVerdict.OTHER_OFFSETS),
+        (replace(BEFORE, offsets=None), CLAIM, MarkerVerdict.WRITE),
+        (replace(BEFORE, offsets="other"), replace(CLAIM, hashes={}), MarkerVerdict.WRITE),
+        (replace(SAME, refused=BY_OTHERS), CLAIM, MarkerVerdict.HALF_WRITTEN),
+        (replace(SAME, refused=OF_AN_OLD_RUN), CLAIM, MarkerVerdict.HALF_WRITTEN),
+        (replace(BEFORE, refused=BY_OTHERS), CLAIM, MarkerVerdict.TASK_REFUSED),
+        (replace(BEFORE, refused=OF_AN_OLD_RUN), CLAIM, MarkerVerdict.WRITE),
+        (replace(BEFORE, refused=TaskRefusal(7, None, 3)), replace(CLAIM, run=None), MarkerVerdict.WRITE),
+        (replace(BEFORE, refused=TaskRefusal(6, "r", 3)), CLAIM, MarkerVerdict.WRITE),
     ],
 )
-def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: Situation) -> None:
+def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: MarkerVerdict) -> None:
     assert found_for(marker, claim) is expected
 
 
 def test_every_other_situation_stops_and_every_failure_has_its_own_code() -> None:
-    assert set(Situation) - set(STOPS) == {Situation.WRITE, Situation.DONE}
+    assert set(MarkerVerdict) - set(STOPS) == {MarkerVerdict.WRITE, MarkerVerdict.ALREADY_WRITTEN}
     codes = [found.value.code for found in STOPS]
     assert all(codes)
     assert len(codes) == len(set(codes))
@@ -133,14 +137,14 @@ def test_what_is_no_marker_is_not_guessed_at(value: bytes) -> None:
 
 def test_totals_go_on() -> None:
     first = Marker(0, 1, rows=5, dead_lettered=1, total_rows=5, total_dead_lettered=1)
-    second = Marker(1, 1, rows=7, dead_lettered=0).following(first)
+    second = Marker(1, 1, rows=7, dead_lettered=0).with_totals_after(first)
     assert (second.total_rows, second.total_dead_lettered) == (12, 1)
 
 
 def test_a_marker_set_by_hand_counts_no_rows() -> None:
     """It stands for batches that nobody counted: an account of the markers must not grow by it."""
     before = Marker(6, 1, rows=5, total_rows=50, total_dead_lettered=3)
-    assert Marker(9, 1).following(before).totals == before.totals
+    assert Marker(9, 1).with_totals_after(before).totals == before.totals
     assert BY_OTHERS not in (before.refused, Marker(9, 1).refused)
 
 
@@ -163,7 +167,7 @@ def step(before: tuple[int, int] | None, after: tuple[int, int]) -> MarkerStep:
 def test_the_witness_of_a_batch_is_that_of_all_its_partitions_or_none(
     steps: list[MarkerStep | None], over: MarkerStep | None
 ) -> None:
-    assert MarkerStep.over(steps) == over
+    assert MarkerStep.sum_partitions(steps) == over
 
 
 @given(st.integers(1, 3), st.lists(st.integers(0, 4), max_size=20))
@@ -176,7 +180,7 @@ def test_whatever_crashes_every_batch_is_written_once(parallelism: int, crashes:
         for partition in range(min(parallelism, transactions)):
             found = found_for(kafka.get(partition), Claim(batch, partition, parallelism, "q"))
             assert found not in STOPS
-            if found is not Situation.DONE:
+            if found is not MarkerVerdict.ALREADY_WRITTEN:
                 kafka[partition] = Marker(batch, parallelism, writer="q")
                 written.append((batch, partition))
         batch += transactions > parallelism  # lived until Spark's commit log had it
@@ -190,7 +194,7 @@ def test_a_marker_that_is_not_of_the_batch_before_is_never_passed_over(markers_t
     marker = Marker(4, 1, writer="q")
     for batch in markers_then_claims:
         found = found_for(marker, Claim(batch, 0, 1, "q"))
-        expected = {4: Situation.DONE, 5: Situation.WRITE}.get(batch)
+        expected = {4: MarkerVerdict.ALREADY_WRITTEN, 5: MarkerVerdict.WRITE}.get(batch)
         assert found is expected or (expected is None and found in STOPS)
 
 
@@ -202,32 +206,32 @@ FOUND = Marker(6, 3, rows=1000, writer="you", refused=TaskRefusal(7, "r", 5))
 
 
 @pytest.mark.parametrize("found", STOPS)
-def test_a_line_with_a_way_out(found: Situation) -> None:
-    error = STORE.mismatch(found, None if found is Situation.MISSING else FOUND, STOPPED)
+def test_a_line_with_a_way_out(found: MarkerVerdict) -> None:
+    error = STORE.mismatch_error(found, None if found is MarkerVerdict.NO_MARKER else FOUND, STOPPED)
     assert error.code == found.value.code
     assert str(error).startswith("sink s on k:9092: ")
     assert "\n" not in str(error)
     assert "{" not in str(error)
-    assert any(word in error.do for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
-    assert any(word in error.do for word in ("; or", "; else ", "; if it is"))
+    assert any(word in error.remedy for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
+    assert any(word in error.remedy for word in ("; or", "; else ", "; if it is"))
     assert ("sinkId" in str(error)) == ("towline begin-again FILE LINE" in str(error))  # it has no sinkId
 
 
 @pytest.mark.parametrize(
     ("found", "word"),
     [
-        (Situation.FOREIGN, "query you, this is query me"),
-        (Situation.RESCALED, "parallelism 3, now it is 4"),
-        (Situation.TORN, "1,000 rows"),
-        (Situation.AHEAD, "says batch 6, Spark runs batch 7"),
-        (Situation.MISSING, "towline.s.markers"),
+        (MarkerVerdict.OTHER_QUERY, "query you, this is query me"),
+        (MarkerVerdict.OTHER_PARALLELISM, "parallelism 3, now it is 4"),
+        (MarkerVerdict.HALF_WRITTEN, "1,000 rows"),
+        (MarkerVerdict.MARKER_AHEAD, "says batch 6, Spark runs batch 7"),
+        (MarkerVerdict.NO_MARKER, "towline.s.markers"),
     ],
 )
-def test_it_names_what_differs(found: Situation, word: str) -> None:
-    assert word in STORE.mismatch(found, FOUND, STOPPED).what
+def test_it_names_what_differs(found: MarkerVerdict, word: str) -> None:
+    assert word in STORE.mismatch_error(found, FOUND, STOPPED).problem
 
 
 def test_other_rows_are_counted() -> None:
-    assert "900 rows, 1,000 were written" in STORE.changed(FOUND, 900, STOPPED).what
-    assert "1,000 rows, but not the same" in STORE.changed(FOUND, 1000, STOPPED).what
-    assert STORE.changed(FOUND, 900, STOPPED).code == "TL-K16"
+    assert "900 rows, 1,000 were written" in STORE.changed_rows_error(FOUND, 900, STOPPED).problem
+    assert "1,000 rows, but not the same" in STORE.changed_rows_error(FOUND, 1000, STOPPED).problem
+    assert STORE.changed_rows_error(FOUND, 900, STOPPED).code == "TL-K16"

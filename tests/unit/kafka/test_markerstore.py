@@ -15,7 +15,7 @@ from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryKafka, Written, kafka_in_memory
 from towline.errors import KafkaError
 from towline.kafka import markerstore
-from towline.kafka.markers import ANYONE, BEFORE_FIRST, Marker, MarkerTotals
+from towline.kafka.markers import ANY_QUERY, NO_BATCH, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 
@@ -70,7 +70,7 @@ class Lagging:
 def _fresh() -> Iterator[None]:
     yield
     markerstore._consumers.clear()
-    markerstore._ends.clear()
+    markerstore._highest_ends.clear()
 
 
 def store(monkeypatch: pytest.MonkeyPatch, consumer: Lagging, **client: str) -> MarkerStore:
@@ -88,26 +88,26 @@ def store(monkeypatch: pytest.MonkeyPatch, consumer: Lagging, **client: str) -> 
 def test_the_readers_rack_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Lagging(2, (0, NEWEST), 2)
     given = {"kafka.client.rack": "west", "kafka.client.id": "mine"}
-    assert store(monkeypatch, consumer, **given).read(0) == NEWEST
+    assert store(monkeypatch, consumer, **given).read_marker(0) == NEWEST
     assert (consumer.config["client.rack"], consumer.config["client.id"]) == ("", "mine")
 
 
 def test_an_end_below_the_leaders_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Lagging(4, (0, OLDER), 2, (2, NEWEST), 4)
-    assert store(monkeypatch, consumer).read(0) == NEWEST
+    assert store(monkeypatch, consumer).read_marker(0) == NEWEST
 
 
 def test_an_end_that_stays_below_the_leaders_is_an_error_and_no_marker(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Lagging(4, (0, OLDER), 2)
     with pytest.raises(KafkaError, match=r"could be read up to 2, and its leader has 4\..*\[TL-K27\]"):
-        store(monkeypatch, consumer).read(0)
+        store(monkeypatch, consumer).read_marker(0)
     assert consumer.closed
 
 
 def test_an_end_below_one_that_was_seen_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store(monkeypatch, Lagging(4, (2, NEWEST), 4)).read(0) == NEWEST
+    assert store(monkeypatch, Lagging(4, (2, NEWEST), 4)).read_marker(0) == NEWEST
     with pytest.raises(KafkaError, match=r"ends at 2, and ended at 4 before\..*\[TL-K27\]"):
-        store(monkeypatch, Lagging(2, (0, OLDER), 2)).read(0)
+        store(monkeypatch, Lagging(2, (0, OLDER), 2)).read_marker(0)
 
 
 # -- against a Kafka in memory --
@@ -137,7 +137,7 @@ def test_the_last_record_with_the_key_counts_however_far_back_it_is(
             if key == "s/0":
                 expected = Marker(batch, 1) if kept else None
         log += [None] * behind
-        assert reader().read(0) == expected
+        assert reader().read_marker(0) == expected
 
 
 def test_a_marker_near_the_end_is_found_without_reading_the_topic(memory: MemoryKafka) -> None:
@@ -145,7 +145,7 @@ def test_a_marker_near_the_end_is_found_without_reading_the_topic(memory: Memory
     memory.topics[TOPIC] = 1
     older = Written(TOPIC, 0, b"s/0", OLDER.to_json())
     memory.log[TOPIC, 0] += [older, None] * 1000 + [Written(TOPIC, 0, b"s/0", NEWEST.to_json()), None]
-    assert reader().read(0) == NEWEST
+    assert reader().read_marker(0) == NEWEST
     assert memory.calls.count("fetch") <= 16
 
 
@@ -153,23 +153,23 @@ def test_what_is_no_marker_is_told_with_its_key_and_not_guessed_at(memory: Memor
     memory.topics[TOPIC] = 1
     memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", b'{"v":2}'))
     with pytest.raises(KafkaError, match=r'"s/0" in "towline.s.markers" can not be understood: .*version 2.*TL-K22'):
-        reader().read(0)
+        reader().read_marker(0)
 
 
 @pytest.mark.parametrize("call", ["get_watermark_offsets", "fetch"])
 def test_a_reader_that_had_no_answer_is_not_asked_again(memory: MemoryKafka, call: str) -> None:
     memory.topics[TOPIC] = 1
     memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", NEWEST.to_json()))
-    assert reader().read(0) == NEWEST
+    assert reader().read_marker(0) == NEWEST
     (first,) = markerstore._consumers.values()
     assert first.place == ("", 0), "it fetches nothing between two batches"
-    assert reader().read(0) == NEWEST
+    assert reader().read_marker(0) == NEWEST
     assert [*markerstore._consumers.values()] == [first]
     memory.fail(call, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match="TL-K01"):
-        reader().read(0)
+        reader().read_marker(0)
     assert memory.calls[-1] == "close"
-    assert reader().read(0) == NEWEST
+    assert reader().read_marker(0) == NEWEST
 
 
 def test_an_error_amid_the_markers_is_no_end_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,31 +179,31 @@ def test_an_error_amid_the_markers_is_no_end_of_them(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr(consumer, "poll", lambda _: next(polls))
     with pytest.raises(KafkaError, match="TL-K01"):
-        store(monkeypatch, consumer).read(0)
+        store(monkeypatch, consumer).read_marker(0)
     assert consumer.closed
 
 
 def test_a_topic_for_markers_is_made_compacted_with_a_partition_for_each_of_the_sink(memory: MemoryKafka) -> None:
-    reader(parallelism="3").ensure()
+    reader(parallelism="3").ensure_topic()
     assert memory.topics[TOPIC] == 3
     assert memory.configs[TOPIC]["cleanup.policy"] == "compact"
     before = len(memory.calls)
-    reader(parallelism="3").ensure()
+    reader(parallelism="3").ensure_topic()
     assert len(memory.calls) == before, "once in a process is enough"
     with pytest.raises(KafkaError, match=r"has 3 partitions, parallelism 4 needs as many.*--partitions 4.*TL-K22"):
-        reader(parallelism="4").ensure()
+        reader(parallelism="4").ensure_topic()
 
 
 def test_one_that_was_made_and_is_not_known_everywhere_is_waited_for(
     memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, facts = iter(range(1000)), MarkerStore._facts
+    looks, facts = iter(range(1000)), MarkerStore._topic_limits
     monkeypatch.setattr(MarkerStore, "_facts", lambda self: None if next(looks) < 4 else facts(self))
-    reader().ensure()
+    reader().ensure_topic()
     assert next(looks) == 5
     looks = iter([0] * 1000)
     with pytest.raises(KafkaError, match=r"does not exist.*TL-K22"):
-        reader(markerTopic="other").ensure()
+        reader(markerTopic="other").ensure_topic()
     assert memory.now - 1000 < 62, "not for ever"
 
 
@@ -229,18 +229,18 @@ def test_a_topic_that_would_lose_markers_is_refused(
     if partitions is not None and policy is not None:
         memory.topics[TOPIC], memory.configs[TOPIC] = partitions, {"cleanup.policy": policy}
     if told is None:
-        reader(**options).ensure()
+        reader(**options).ensure_topic()
         return
     for _ in range(2):  # it is no better the second time
         with pytest.raises(KafkaError, match=rf"{told}.*TL-K22"):
-            reader(**options).ensure()
+            reader(**options).ensure_topic()
 
 
 def test_all_markers_are_those_of_each_partition(memory: MemoryKafka) -> None:
-    assert reader().read_all() == {}
+    assert reader().read_markers() == {}
     memory.topics[TOPIC] = 3
     memory.log[TOPIC, 1].append(Written(TOPIC, 1, b"s/1", NEWEST.to_json()))
-    assert reader().read_all() == {0: None, 1: NEWEST, 2: None}
+    assert reader().read_markers() == {0: None, 1: NEWEST, 2: None}
 
 
 # -- set by hand --
@@ -253,18 +253,18 @@ def test_what_a_person_sets_keeps_the_totals_and_belongs_to_anyone(memory: Memor
     memory.log[TOPIC, 1].append(Written(TOPIC, 1, b"s/1", b"what nobody understands"))
     memory.undecided = 3
     markers = MarkerStore(kafka.settings(parallelism="2"), "s").reset(9)
-    assert markers == reader().read_all()
-    assert markers[0] == Marker(9, 2, writer=ANYONE, total_rows=50, total_dead_lettered=3)
+    assert markers == reader().read_markers()
+    assert markers[0] == Marker(9, 2, writer=ANY_QUERY, total_rows=50, total_dead_lettered=3)
     assert markers[1] == Marker(9, 2)
     assert [one and one.totals for one in markers.values()] == [MarkerTotals(50, 3), MarkerTotals(0, 0)]
     assert memory.undecided == 0, "who looks next sees what was set"
     assert [producer.id for producer in memory.producers] == ["towline.s.0", "towline.s.1"], (
         "a query that runs is fenced"
     )
-    again = MarkerStore(kafka.settings(), "s").reset(BEFORE_FIRST)
-    assert again == {0: Marker(BEFORE_FIRST, 1, total_rows=50, total_dead_lettered=3)}
+    again = MarkerStore(kafka.settings(), "s").reset(NO_BATCH)
+    assert again == {0: Marker(NO_BATCH, 1, total_rows=50, total_dead_lettered=3)}
     assert MarkerStore(kafka.settings(), "s").reset(None) == {0: None}
-    assert reader().read(0) is None
+    assert reader().read_marker(0) is None
     assert MarkerStore(kafka.settings(), "s").reset(3) == {0: Marker(3, 1)}
 
 
@@ -273,12 +273,12 @@ def test_a_marker_that_could_not_be_set_is_an_error(memory: MemoryKafka) -> None
     with pytest.raises(KafkaError, match="TL-K20"):
         MarkerStore(kafka.settings(), "s").reset(3)
     assert memory.calls[-2:] == ["purge", "flush"]
-    assert reader().read(0) is None
+    assert reader().read_marker(0) is None
     memory.fail("fetch", kafka.TRANSPORT)
     MarkerStore(kafka.settings(), "s").reset(4)
     memory.fail("fetch", kafka.TRANSPORT)
     with pytest.raises(KafkaError, match="TL-K01"):  # not taken for a marker that can't be understood
         MarkerStore(kafka.settings(), "s").reset(5)
-    found = reader().read(0)
+    found = reader().read_marker(0)
     assert found is not None
     assert found.batch == 4

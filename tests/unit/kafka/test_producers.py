@@ -14,8 +14,8 @@ from tests.unit.kafka.memory import MemoryKafka, MemoryProducer
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import Record, Rows
-from towline.kafka.producers import KafkaProducer, QueueStuck, Transactional, borrowed
-from towline.kafka.screening import FailedRecord
+from towline.kafka.producers import KafkaProducer, QueueStuck, TransactionalProducer, pooled_producer
+from towline.kafka.recordcheck import FailedRecord
 
 FULL = BufferError("Local: Queue full")
 
@@ -39,7 +39,7 @@ def test_a_queue_that_stays_full_is_given_up_after_the_time_that_empties_it(memo
     memory.fail("produce", *[FULL] * 1000)
     with pytest.raises(QueueStuck):
         producer.send(rows(b"1"))
-    assert 7 + producers.GRACE_S <= memory.now - 1000 < 13
+    assert 7 + producers.REPORT_GRACE_S <= memory.now - 1000 < 13
 
 
 def test_a_queue_is_not_waited_for_when_records_have_failed(memory: MemoryKafka) -> None:
@@ -81,12 +81,12 @@ def test_all_failures_are_counted_and_the_first_is_kept(memory: MemoryKafka) -> 
     producer.send(rows(*[b"x"] * 9))
     client = memory.producers[0]
     client.config["on_delivery"](None, None)
-    assert producer.failures == 0, "a report of success is none of a failure"
+    assert producer.failure_count == 0, "a report of success is none of a failure"
     client.refuse()
-    assert (producer.failures, producer.failed) == (9, FailedRecord("t", kafka.REFUSED))
+    assert (producer.failure_count, producer.failed_record) == (9, FailedRecord("t", kafka.REFUSED))
     producer.reset()
-    assert producer.failures == 0
-    assert producer.failed is None
+    assert producer.failure_count == 0
+    assert producer.failed_record is None
 
 
 def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
@@ -94,7 +94,7 @@ def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
 ) -> None:
     memory.fail("list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"did not answer for 7 s: failed to get metadata.*TL-K01"):
-        Transactional(kafka.settings(deliveryTimeout="7"), "towline.s.0")
+        TransactionalProducer(kafka.settings(deliveryTimeout="7"), "towline.s.0")
 
     def heard(client: MemoryProducer, _timeout: float) -> int:
         client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k1:9092: Connection refused"))
@@ -102,7 +102,7 @@ def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
 
     monkeypatch.setattr(MemoryProducer, "poll", heard)
     with pytest.raises(KafkaError, match="did not answer for 7 s: k1:9092: Connection refused"):
-        Transactional(kafka.settings(deliveryTimeout="7"), "towline.s.0")
+        TransactionalProducer(kafka.settings(deliveryTimeout="7"), "towline.s.0")
 
 
 @pytest.mark.usefixtures("memory")
@@ -130,22 +130,22 @@ def test_a_process_has_one_for_each_configuration_until_it_erred(
     memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of, other = kafka.settings(guarantee="at_least_once"), kafka.settings(guarantee="at_least_once", kafka__acks="-1")
-    with borrowed(of) as first:
-        first.failures = 2
-    with borrowed(of) as again:
+    with pooled_producer(of) as first:
+        first.failure_count = 2
+    with pooled_producer(of) as again:
         assert again is first
-        assert first.failures == 0, "reports of an earlier task are forgotten"
-        with borrowed(of) as beside, borrowed(other) as else_:
+        assert first.failure_count == 0, "reports of an earlier task are forgotten"
+        with pooled_producer(of) as beside, pooled_producer(other) as else_:
             assert len({id(one) for one in (first, beside, else_)}) == 3, "nobody shares one"
-        first.healthy = False
+        first.is_healthy = False
     assert memory.calls[-2:] == ["purge", "flush"]
-    with borrowed(of) as kept:
+    with pooled_producer(of) as kept:
         assert kept is beside
     monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork has its parent's sockets
-    with borrowed(of) as forked:
+    with pooled_producer(of) as forked:
         assert forked is not kept
     memory.calls.clear()
-    with pytest.raises(KeyboardInterrupt), borrowed(of):
+    with pytest.raises(KeyboardInterrupt), pooled_producer(of):
         raise KeyboardInterrupt
     assert memory.calls == ["purge", "flush"]
     assert forked not in producers._clients.values()
@@ -176,4 +176,4 @@ def test_a_refusal_tells_more_than_a_record_whose_time_was_up(memory: MemoryKafk
     for error in (ClientError(ClientError._MSG_TIMED_OUT), kafka.UNFIT, kafka.REFUSED):
         producer.send(rows(b"x"))
         memory.producers[0].refuse(error)
-    assert producer.failed == FailedRecord("t", kafka.UNFIT)
+    assert producer.failed_record == FailedRecord("t", kafka.UNFIT)

@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 
 from tests.unit.kafka.memory import settings as kafka_settings
 from towline.errors import ConfigError, KafkaError
-from towline.kafka import screening
-from towline.kafka.admin import ANY, TopicFacts
-from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.deadletters import Collector, DeadLetter, Reason
+from towline.kafka import recordcheck
+from towline.kafka.admin import NO_LIMITS, TopicLimits
+from towline.kafka.columns import COLUMN_TYPES, Columns
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
 from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import AttemptFailed
-from towline.kafka.screening import FailedRecord, Lessons, RecordCheck, RecordLimits, fault_of
+from towline.kafka.producers import AttemptError
+from towline.kafka.recordcheck import FailedRecord, RecordCheck, RecordLimits, RefusalLearner, record_fault
 from towline.sinks import Task
 
 HOUR = 3_600_000
 NOW = int(time.time() * 1000)
 TOPICS = {
-    "t": TopicFacts(3, 10_000, HOUR, None, "delete"),
-    "c": TopicFacts(1, 10_000, None, None, "compact"),
-    "dlq": TopicFacts(1, 10_000, HOUR, None, "delete"),
+    "t": TopicLimits(3, 10_000, HOUR, None, "delete"),
+    "c": TopicLimits(1, 10_000, None, None, "compact"),
+    "dlq": TopicLimits(1, 10_000, HOUR, None, "delete"),
 }
 LIMITS = RecordLimits(TOPICS, 20_000, None, NOW)
 
@@ -64,7 +64,7 @@ def record(
     ],
 )
 def test_what_kafka_would_refuse(bad: Any, reason: Reason) -> None:
-    fault = fault_of(bad, LIMITS)
+    fault = record_fault(bad, LIMITS)
     assert fault is not None
     assert fault.reason is reason
     assert "\n" not in fault.detail
@@ -74,31 +74,31 @@ def test_what_kafka_would_refuse(bad: Any, reason: Reason) -> None:
     "good", [record(), record(partition=2), record(moment=NOW), record(moment=NOW + HOUR), record("c", moment=NOW * 2)]
 )
 def test_what_kafka_takes(good: Any) -> None:
-    assert fault_of(good, LIMITS) is None
+    assert record_fault(good, LIMITS) is None
 
 
 def test_a_record_that_compresses_well_is_not_too_large() -> None:
-    assert fault_of(record(value=b"x" * 15_000), LIMITS._replace(codec="zstd")) is None
-    assert fault_of(record(value=b"x" * 25_000), LIMITS._replace(codec="zstd")) is not None
+    assert record_fault(record(value=b"x" * 15_000), LIMITS._replace(codec="zstd")) is None
+    assert record_fault(record(value=b"x" * 25_000), LIMITS._replace(codec="zstd")) is not None
 
 
 limits = st.none() | st.integers(0, 1000)
-facts = st.builds(TopicFacts, st.just(1), limits, limits, limits, st.sampled_from(["", "delete", "compact"]), limits)
+facts = st.builds(TopicLimits, st.just(1), limits, limits, limits, st.sampled_from(["", "delete", "compact"]), limits)
 
 
 @given(facts, facts)
-def test_what_is_learned_only_narrows(one: TopicFacts, other: TopicFacts) -> None:
-    both = one.narrowed(other)
-    assert both.compacted == (one.compacted or other.compacted)
-    assert both.narrowed(one) == both.narrowed(other) == both
+def test_what_is_learned_only_narrows(one: TopicLimits, other: TopicLimits) -> None:
+    both = one.intersect(other)
+    assert both.is_compacted == (one.is_compacted or other.is_compacted)
+    assert both.intersect(one) == both.intersect(other) == both
     for name in ("max_bytes", "after_ms", "before_ms", "batch_bytes"):
         known = [value for value in (getattr(one, name), getattr(other, name)) if value is not None]
         assert getattr(both, name) == min(known, default=None)
 
 
 def test_a_segment_holds_a_whole_batch() -> None:
-    assert TopicFacts.of(1, {"max.message.bytes": "3000", "segment.bytes": "2000"}).max_bytes == 2000
-    assert TopicFacts.of(1, {"max.message.bytes": "3000"}).max_bytes == 3000
+    assert TopicLimits.from_config(1, {"max.message.bytes": "3000", "segment.bytes": "2000"}).max_bytes == 2000
+    assert TopicLimits.from_config(1, {"max.message.bytes": "3000"}).max_bytes == 3000
 
 
 @pytest.mark.parametrize(
@@ -106,36 +106,38 @@ def test_a_segment_holds_a_whole_batch() -> None:
 )
 def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
     told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
-    lessons = Lessons(kafka_settings())
+    lessons = RefusalLearner(kafka_settings())
     failed = FailedRecord("u", ClientError(ClientError.INVALID_TIMESTAMP))
-    lessons.take(AttemptFailed(told, failed))
-    assert lessons.unclear is not None
+    lessons.learn(AttemptError(told, failed))
+    assert lessons.unclear_refusal is not None
     message = SimpleNamespace(timestamp=lambda: (1, moment), key=lambda: b"k")
-    lessons.take(AttemptFailed(told, failed.alone(failed.error, message, 90)))
-    limits = RecordLimits({"u": TopicFacts(1).narrowed(screening._lessons["k:9092", "u"][1])}, 20_000, None, NOW)
-    assert fault_of(record("u", moment=NOW), limits) is None
-    fault = fault_of(record("u", moment=bad), limits)
+    lessons.learn(AttemptError(told, failed.learn_limits(failed.error, message, 90)))
+    limits = RecordLimits(
+        {"u": TopicLimits(1).intersect(recordcheck._learned_limits["k:9092", "u"][1])}, 20_000, None, NOW
+    )
+    assert record_fault(record("u", moment=NOW), limits) is None
+    fault = record_fault(record("u", moment=bad), limits)
     assert fault is not None
     assert fault.reason is Reason.TIMESTAMP
 
 
 def test_a_request_that_is_too_large_though_none_of_its_records_is_makes_requests_smaller() -> None:
     told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
-    lessons = Lessons(kafka_settings())
-    screening._lessons.clear()
+    lessons = RefusalLearner(kafka_settings())
+    recordcheck._learned_limits.clear()
     for size in (16 << 10, 4 << 10, 1 << 10):
-        lessons.take(AttemptFailed(told, FailedRecord("v", ClientError(ClientError.RECORD_LIST_TOO_LARGE))))
-        lessons.conclude()
-        assert screening._lessons["k:9092", "v"][1] == replace(ANY, batch_bytes=size)
-    lessons.take(AttemptFailed(told, FailedRecord("v", ClientError(ClientError.INVALID_RECORD))))
+        lessons.learn(AttemptError(told, FailedRecord("v", ClientError(ClientError.RECORD_LIST_TOO_LARGE))))
+        lessons.resolve_refusal()
+        assert recordcheck._learned_limits["k:9092", "v"][1] == replace(NO_LIMITS, batch_bytes=size)
+    lessons.learn(AttemptError(told, FailedRecord("v", ClientError(ClientError.INVALID_RECORD))))
     with pytest.raises(KafkaError, match="it was refused"):
-        lessons.conclude()
-    screening._lessons.clear()
+        lessons.resolve_refusal()
+    recordcheck._learned_limits.clear()
 
 
 @pytest.fixture(autouse=True)
 def _known_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screening, "facts_of", lambda _settings, names: {n: TOPICS[n] for n in names if n in TOPICS})
+    monkeypatch.setattr(recordcheck, "facts_of", lambda _settings, names: {n: TOPICS[n] for n in names if n in TOPICS})
 
 
 def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> RecordCheck:
@@ -148,7 +150,7 @@ def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> RecordChec
     if dlq:
         given["deadLetterTopic"] = dlq
     settings = SinkSettings.parse(given)
-    bound = Columns.bind({n: ACCEPTED[n][0] for n in columns}, settings.topic, include_headers=True)
+    bound = Columns.bind({n: COLUMN_TYPES[n][0] for n in columns}, settings.topic, include_headers=True)
     return RecordCheck(settings, bound, "s")
 
 
@@ -174,15 +176,15 @@ def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
         key=[b"k1", b"k2", b"k3"], value=[b"1", b"2", b"3"], topic=["t", "nowhere", "t"], headers=[None, headers, None]
     )
     looked = screen(*ALL)
-    looked.look([batch])
-    rows = looked.rows(batch)
+    looked.check_batches([batch])
+    rows = looked.checked_rows(batch)
     sent = list(rows.records)
     assert [r[0] for r in sent] == ["t", "dlq", "t"]
     assert rows.topics == {"t", "dlq"}
     assert looked.dead_letters == 1
     _, value, key, partition, _, _, moment, written = sent[1]
     assert (partition, moment) == (-1, 0)
-    letter = Collector().add(key, value, written)
+    letter = ChunkAssembler().add(key, value, written)
     assert isinstance(letter, DeadLetter)
     assert (letter.reason, letter.topic, letter.key, letter.value) == (
         Reason.TOPIC_MISSING,
@@ -196,17 +198,17 @@ def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
 @pytest.mark.parametrize(
     ("facts", "code", "told"),
     [
-        (TopicFacts(1, 10_000, None, None, "compact,delete"), "TL-K71", "is compacted"),
-        (TopicFacts(1, 1_000, None, None, "delete"), "TL-K72", "takes 1,000 bytes"),
+        (TopicLimits(1, 10_000, None, None, "compact,delete"), "TL-K71", "is compacted"),
+        (TopicLimits(1, 1_000, None, None, "delete"), "TL-K72", "takes 1,000 bytes"),
     ],
 )
 def test_a_topic_that_is_no_place_for_letters(
-    monkeypatch: pytest.MonkeyPatch, facts: TopicFacts, code: str, told: str
+    monkeypatch: pytest.MonkeyPatch, facts: TopicLimits, code: str, told: str
 ) -> None:
     monkeypatch.setitem(TOPICS, "dlq", facts)
     looked = screen(*ALL)
     with pytest.raises(KafkaError, match=told) as caught:
-        looked.look([everything(value=[b"1"], topic=["nowhere"])])
+        looked.check_batches([everything(value=[b"1"], topic=["nowhere"])])
     assert caught.value.code == code
 
 
@@ -215,10 +217,10 @@ def test_a_row_that_names_the_dead_letter_topic_is_a_record_like_any_other() -> 
     headers = [{"key": "a", "value": None}]
     batch = everything(key=[b"k", b"k"], value=[b"1", b"x" * 9_990], topic=["dlq", "dlq"], headers=[headers, headers])
     looked = screen(*ALL)
-    looked.look([batch])
-    whole, *parts = looked.rows(batch).records
+    looked.check_batches([batch])
+    whole, *parts = looked.checked_rows(batch).records
     assert whole[:3] == ("dlq", b"1", b"k")
-    collector = Collector()
+    collector = ChunkAssembler()
     (letter,) = filter(None, (collector.add(part[2], part[1], part[7]) for part in parts))
     assert (letter.topic, letter.reason, letter.source) == ("dlq", Reason.TOO_LARGE, "s")
     assert (letter.key, letter.value, letter.headers) == (b"k", b"x" * 9_990, (("a", None),))
@@ -228,23 +230,23 @@ def test_a_row_that_names_the_dead_letter_topic_is_a_record_like_any_other() -> 
 def test_a_batch_without_fault_is_not_read_twice() -> None:
     batch = everything(value=[b"1"], topic=["t"], timestamp=[dt.datetime.now(dt.UTC)])
     looked = screen(*ALL)
-    looked.look([batch])
-    assert not looked._suspicious(batch)
-    assert looked.fitting() == {}
+    looked.check_batches([batch])
+    assert not looked._may_have_faults(batch)
+    assert looked.size_settings() == {}
     large = screen(*ALL, **{"kafka.batch.size": "20000"})
-    large.look([batch])
-    assert large.fitting() == {"batch.size": "10000"}
+    large.check_batches([batch])
+    assert large.size_settings() == {"batch.size": "10000"}
 
 
 def test_without_a_dead_letter_topic_nothing_is_sent() -> None:
     looked = screen(*ALL, dlq=None)
     with pytest.raises(KafkaError, match='"nowhere" does not exist') as caught:
-        looked.look([everything(value=[b"1", b"2"], topic=["t", "nowhere"])])
+        looked.check_batches([everything(value=[b"1", b"2"], topic=["t", "nowhere"])])
     assert caught.value.code == "TL-K04"
     with pytest.raises(KafkaError, match="partitions 0 to 2, not 9") as caught:
-        looked.look([everything(value=[b"1"], topic=["t"], partition=[9])])
+        looked.check_batches([everything(value=[b"1"], topic=["t"], partition=[9])])
     assert caught.value.code == "TL-K06"
-    assert "deadLetterTopic" in caught.value.do
+    assert "deadLetterTopic" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "towline.s.markers", "mine"])
@@ -253,12 +255,12 @@ def test_no_row_names_a_reserved_topic(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(TOPICS, name, TOPICS["t"])
     batch = everything(value=[b"1", b"2"], topic=["t", name])
     looked = screen(*ALL, markerTopic="mine")
-    looked.look([batch])
-    rows = looked.rows(batch)
+    looked.check_batches([batch])
+    rows = looked.checked_rows(batch)
     assert [r[0] for r in rows.records] == ["t", "dlq"]
     assert rows.topics == {"t", "dlq"}
     with pytest.raises(KafkaError, match="no message may choose this topic") as caught:
-        screen(*ALL, dlq=None, markerTopic="mine").look([batch])
+        screen(*ALL, dlq=None, markerTopic="mine").check_batches([batch])
     assert caught.value.code == "TL-K06"
 
 
@@ -281,9 +283,9 @@ def test_a_reserved_topic_of_the_options_is_a_mistake(option: str, name: str) ->
 
 def test_a_topic_of_the_options_must_be_there() -> None:
     with pytest.raises(KafkaError, match='"gone"'):
-        screen("value", dlq="gone", topic="t").look([pa.record_batch({"value": pa.array([b""])})])
+        screen("value", dlq="gone", topic="t").check_batches([pa.record_batch({"value": pa.array([b""])})])
     with pytest.raises(KafkaError, match='"away"'):
-        screen("value", topic="away").look([])
+        screen("value", topic="away").check_batches([])
 
 
 moments = st.one_of(
@@ -310,14 +312,14 @@ def test_columns_never_pass_what_a_record_would_not(rows: list[tuple[Any, ...]])
     names = ("topic", "key", "value", "partition", "timestamp", "headers")
     batch = everything(**{name: [row[i] for row in rows] for i, name in enumerate(names)})
     looked = screen(*ALL)
-    looked.look([batch])
+    looked.check_batches([batch])
     records = list(looked._columns.rows(batch, any_topic=True).records)
-    bad = [record for record in records if fault_of(record, looked._limits)]
-    assert not bad or looked._suspicious(batch)
-    sent = list(looked.rows(batch).records)
+    bad = [record for record in records if record_fault(record, looked._limits)]
+    assert not bad or looked._may_have_faults(batch)
+    sent = list(looked.checked_rows(batch).records)
     assert looked.dead_letters == len(bad)
     assert [record for record in sent if record[0] != "dlq"] == [record for record in records if record not in bad]
-    assert all(fault_of(record, looked._limits) is None for record in sent)
-    collector = Collector()
+    assert all(record_fault(record, looked._limits) is None for record in sent)
+    collector = ChunkAssembler()
     letters = [collector.add(record[2], record[1], record[7]) for record in sent if record[0] == "dlq"]
     assert [(letter.key, letter.value) for letter in letters if letter] == [(record[2], record[1]) for record in bad]

@@ -34,7 +34,7 @@ def test_rows_come_back_in_order_any_number_of_times(
     with Spool(memory, 1 << 20) as spool:
         spool.fill(iter(batches))
         assert spool.rows == len(pairs)
-        assert spool.in_memory <= memory
+        assert spool.memory_bytes <= memory
         for _ in range(2):
             assert [b.to_pydict() for b in spool] == [b.to_pydict() for b in batches]
 
@@ -77,7 +77,7 @@ def test_a_full_spool_says_what_to_do() -> None:
     with spool, pytest.raises(KafkaError, match="more than 100 bytes") as caught:
         spool.fill([batch([(None, b"x" * 1000)])])
     assert caught.value.code == "TL-K23"
-    assert "spoolDiskBytes" in caught.value.do
+    assert "spoolDiskBytes" in caught.value.remedy
 
 
 def test_a_planned_batch_of_any_size_is_taken_where_the_disk_holds_it() -> None:

@@ -30,7 +30,7 @@ from towline.kafka import faults
 from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.markers import Marker
-from towline.kafka.producers import AttemptFailed, QueueStuck, Starting, Transactional
+from towline.kafka.producers import AttemptError, QueueStuck, StartingProducer, TransactionalProducer
 
 ID = "towline.s.0"
 FOREVER = [TIMED_OUT] * 1000
@@ -39,7 +39,7 @@ FOREVER = [TIMED_OUT] * 1000
 @pytest.mark.parametrize(
     ("problem", "verdict"),
     [
-        (TIMED_OUT, TransactionVerdict.AGAIN),
+        (TIMED_OUT, TransactionVerdict.RETRY),
         (INCONSISTENT, TransactionVerdict.ABORT),
         (raised("_TIMED_OUT", retriable=True, txn_requires_abort=True), TransactionVerdict.ABORT),
         (FENCED, TransactionVerdict.FENCED),
@@ -55,16 +55,16 @@ FOREVER = [TIMED_OUT] * 1000
 )
 def test_an_error_is_judged_by_its_name_and_flags(problem: BaseException, verdict: TransactionVerdict) -> None:
     """An abort that Kafka asks for comes before another try, and what is fatal before both (KIP-360)."""
-    assert faults.verdict(problem) is verdict
+    assert faults.transaction_verdict(problem) is verdict
 
 
 def rows(*values: int, partition: int = -1) -> Rows:
     return Rows(len(values), 0, frozenset({"t"}), iter([("t", b"%d" % value, None, partition) for value in values]))
 
 
-def begun(memory: MemoryKafka, *values: int, **options: str) -> tuple[Transactional, MemoryProducer]:
+def begun(memory: MemoryKafka, *values: int, **options: str) -> tuple[TransactionalProducer, MemoryProducer]:
     """An open transaction with these rows, and librdkafka's side of it."""
-    producer = Transactional(settings(**options), ID, {})
+    producer = TransactionalProducer(settings(**options), ID, {})
     producer.begin()
     producer.write(rows(*values))
     return producer, memory.producers[-1]
@@ -73,7 +73,7 @@ def begun(memory: MemoryKafka, *values: int, **options: str) -> tuple[Transactio
 def told_by(problem: BaseException) -> tuple[str, bool]:
     """The code of an error, and whether a new producer may do better."""
     assert isinstance(problem, KafkaError)
-    return problem.code, isinstance(problem, AttemptFailed)
+    return problem.code, isinstance(problem, AttemptError)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_commit_is_asked_for_again_and_only_as_long_as_a_delivery_may_take(mem
     producer, _ = begun(memory, 2, deliveryTimeout="12")
     memory.fail("commit_transaction", *FOREVER)
     before = memory.now
-    with pytest.raises(AttemptFailed, match="did not say within 12 s whether the transaction is committed: timed out"):
+    with pytest.raises(AttemptError, match="did not say within 12 s whether the transaction is committed: timed out"):
         producer.commit()
     assert 12 <= memory.now - before < 13
 
@@ -118,7 +118,7 @@ def test_why_nobody_answered_is_told_as_the_connection_had_it(memory: MemoryKafk
     producer, client = begun(memory, 1)
     client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k:9092/1: Connection refused (after 0ms in x)"))
     memory.fail("commit_transaction", *FOREVER)
-    with pytest.raises(AttemptFailed, match=r"committed: k:9092/1: Connection refused\."):
+    with pytest.raises(AttemptError, match=r"committed: k:9092/1: Connection refused\."):
         producer.commit()
 
 
@@ -153,7 +153,7 @@ def test_what_broke_a_transaction_amid_its_rows_is_told_and_it_is_aborted(
         producer.write(rows(2))
     memory.fail("produce", STATE)
     memory.fail("begin_transaction", SPOILT)
-    with pytest.raises(AttemptFailed, match=rf"failed to send: .*{told}.*Raise the topic's max") as caught:
+    with pytest.raises(AttemptError, match=rf"failed to send: .*{told}.*Raise the topic's max") as caught:
         producer.write(rows(3))
     assert told_by(caught.value) == ("TL-K20", True)
     assert memory.calls.count("abort_transaction") == 1
@@ -176,7 +176,7 @@ def test_a_refused_transaction_names_the_topic_that_is_denied_and_no_healthy_one
     producer, client = begun(memory, 1)
     client.refuse(PURGED)
     memory.fail("commit_transaction", DENIED)
-    with pytest.raises(AttemptFailed, match=rf"Topic authorization failed{told}\. Give this user the right to write"):
+    with pytest.raises(AttemptError, match=rf"Topic authorization failed{told}\. Give this user the right to write"):
         producer.commit()
 
 
@@ -210,14 +210,14 @@ def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
     memory.topics["m"] = 1
     producer, client = begun(memory, 1)
     memory.fail("produce", BufferError("Local: Queue full"), BufferError("Local: Queue full"))
-    producer.mark("m", 0, "s/0", Marker(0, 1))
+    producer.write_marker("m", 0, "s/0", Marker(0, 1))
     producer.commit()
     assert [Marker.from_json(value or b"") for value in memory.committed("m")] == [Marker(0, 1)]
     producer, client = begun(memory, 2)
     client.room = 1
     before = memory.now
-    with pytest.raises(AttemptFailed, match=r"to write its marker: .*takes records too slowly"):
-        producer.mark("m", 0, "s/0", Marker(1, 1))
+    with pytest.raises(AttemptError, match=r"to write its marker: .*takes records too slowly"):
+        producer.write_marker("m", 0, "s/0", Marker(1, 1))
     assert memory.now - before >= 54, "a moment before Kafka itself ends the transaction"
     assert memory.calls.count("abort_transaction") == 1
 
@@ -226,7 +226,7 @@ def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
 def test_a_producer_that_does_not_start_is_let_go(memory: MemoryKafka, answers: list[Any], code: str) -> None:
     memory.fail("init_transactions", *answers)
     with pytest.raises(KafkaError, match=code):
-        Transactional(settings(), ID, {})
+        TransactionalProducer(settings(), ID, {})
     assert memory.calls[-2:] == ["purge", "flush"]
     assert "abort_transaction" not in memory.calls, "it could wait once more"
     assert memory.now - 1000 < 61
@@ -234,18 +234,18 @@ def test_a_producer_that_does_not_start_is_let_go(memory: MemoryKafka, answers: 
 
 def test_it_starts_after_some_tries_and_without_an_answer_about_topics_not_at_all(memory: MemoryKafka) -> None:
     memory.fail("init_transactions", TIMED_OUT, TIMED_OUT)
-    Transactional(settings(), ID, {})
+    TransactionalProducer(settings(), ID, {})
     assert memory.epochs[ID] == 1
     memory.fail("list_topics", TRANSPORT)
     with pytest.raises(KafkaError, match="TL-K01"):
-        Transactional(settings(), ID, {})
+        TransactionalProducer(settings(), ID, {})
     assert memory.epochs[ID] == 1
 
 
 def test_a_transaction_that_can_not_begin_is_another_producers(memory: MemoryKafka) -> None:
-    producer = Transactional(settings(), ID, {})
+    producer = TransactionalProducer(settings(), ID, {})
     memory.fail("begin_transaction", STATE, STATE)
-    with pytest.raises(AttemptFailed, match="TL-K07"):
+    with pytest.raises(AttemptError, match="TL-K07"):
         producer.begin()
     producer.close()
     assert "abort_transaction" not in memory.calls
@@ -254,22 +254,22 @@ def test_a_transaction_that_can_not_begin_is_another_producers(memory: MemoryKaf
 # -- one that is started while its task still waits for rows --
 
 
-def ended(starting: Starting) -> None:
+def ended(starting: StartingProducer) -> None:
     """Wait until it is started, or is not."""
-    future = starting._started
+    future = starting._future
     assert future is not None
     future.exception(60)
 
 
 def test_one_that_is_started_is_taken_once_and_by_who_wants_what_it_has(memory: MemoryKafka) -> None:
-    starting = Starting(settings(), ID)
+    starting = StartingProducer(settings(), ID)
     ended(starting)
     first = starting.take({})
     assert len(memory.producers) == 1
     assert starting.take({}) is not first
-    with closing(Starting(settings(), ID)) as starting:
+    with closing(StartingProducer(settings(), ID)) as starting:
         other = starting.take({"batch.size": "5000"})
-        assert other.more == {"batch.size": "5000"}
+        assert other.extra == {"batch.size": "5000"}
         assert memory.producers[-1].config["batch.size"] == "5000"
     assert memory.calls.count("purge") == 1, "the one with other settings is let go"
 
@@ -278,21 +278,21 @@ def test_one_that_nobody_takes_is_let_go_when_it_has_started_or_not(memory: Memo
     for answer in (None, UNKNOWN):
         memory.calls.clear()
         memory.fail("init_transactions", answer)
-        with closing(Starting(settings(), ID)) as starting:
+        with closing(StartingProducer(settings(), ID)) as starting:
             ended(starting)
         assert memory.calls.count("purge") == 1
 
 
 def test_what_went_wrong_while_it_started_is_told_to_who_takes_it(memory: MemoryKafka) -> None:
     memory.fail("init_transactions", UNKNOWN)
-    with closing(Starting(settings(), ID)) as starting, pytest.raises(KafkaError, match="TL-K20"):
+    with closing(StartingProducer(settings(), ID)) as starting, pytest.raises(KafkaError, match="TL-K20"):
         starting.take({})
 
 
 def test_its_thread_keeps_no_process_alive(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     going = threading.Event()
-    monkeypatch.setattr(Transactional, "start", lambda _: going.wait(60))
-    with closing(Starting(settings(), ID)):
+    monkeypatch.setattr(TransactionalProducer, "start", lambda _: going.wait(60))
+    with closing(StartingProducer(settings(), ID)):
         (thread,) = [one for one in threading.enumerate() if one.name == "producer"]
         assert thread.daemon
         going.set()

@@ -9,10 +9,10 @@ from typing import Any
 
 from towline.bridge.lines.account import LineAccount
 from towline.bridge.runtime.state import APPLIED, LineView
-from towline.monitor.bridge import bridge_ready, of_bridge
+from towline.monitor.bridge import bridge_problems, bridge_samples
 from towline.monitor.gateway import GatewayFacts, Problem
 from towline.monitor.table import Sample
-from towline.timing import BATCHES, Histogram
+from towline.timing import BATCH_BUCKETS, Histogram
 
 
 def _measured() -> dict[str, Any]:
@@ -91,10 +91,10 @@ class Known:
     gateways: Mapping[str, Sequence[GatewayFacts]]
 
     def samples(self, now: float, queue: int | None = None) -> Iterator[Sample]:
-        return of_bridge(self.state, lambda view: self.gateways[view.name], now, queue)
+        return bridge_samples(self.state, lambda view: self.gateways[view.name], now, queue)
 
     def problems(self) -> Iterator[Problem]:
-        return bridge_ready(self.state, lambda view: self.gateways[view.name])
+        return bridge_problems(self.state, lambda view: self.gateways[view.name])
 
 
 def a_gateway(
@@ -128,7 +128,7 @@ def a_bridge(
 ) -> Known:
     """One line; with another direction the second line of a bridge that has both."""
     known = {"line": gateways or (a_gateway(status=status if up else {}, rates=rates),)}
-    notes = SimpleNamespace(totals=SimpleNamespace(histogram=Histogram(BATCHES)))
+    notes = SimpleNamespace(totals=SimpleNamespace(histogram=Histogram(BATCH_BUCKETS)))
     more = {"query": query, "lag_s": lambda: lag_s, "query_error": error, "notes": notes}
     lines = {"line": a_line("line", direction, account, **more)}
     if not gateways and up and status is UP_STATUS:

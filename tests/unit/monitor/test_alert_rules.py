@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from tests.engines.alert_rules import RULES, firing
 from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
 from tests.unit.monitor.test_metrics import NOW, PUBLISHER, exported
-from towline.monitor.table import of_publisher
+from towline.monitor.table import publisher_samples
 
 WELL = {**UP_STATUS, "waiting": 0, "measured": {"inbox": {**UP_STATUS["measured"]["inbox"], "room_left": 10**12}}}
 DOWN = {**DOWN_STATUS, "outbox": {**DOWN_STATUS["outbox"], "queued": 0, "in_flight": 0}}
@@ -36,8 +36,8 @@ def down(**outbox: object) -> str:
 
 UP = bridge(a_sound())
 MORE = replace(SOUND, counts={**SOUND.counts, "dead_lettered": 5})
-PUBLISHING = generate_latest(exported(of_publisher(PUBLISHER, "app", "j"))).decode()
-HELD = generate_latest(exported(of_publisher({**PUBLISHER, "held_back": "full"}, "app", "j"))).decode()
+PUBLISHING = generate_latest(exported(publisher_samples(PUBLISHER, "app", "j"))).decode()
+HELD = generate_latest(exported(publisher_samples({**PUBLISHER, "held_back": "full"}, "app", "j"))).decode()
 
 FAULTS = {
     "nothing": (UP, UP, set()),

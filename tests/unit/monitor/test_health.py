@@ -12,7 +12,7 @@ import pytest
 from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
 from towline.bridge.runtime.state import BridgeState
 from towline.monitor.bridge import BridgeMonitor
-from towline.monitor.gateway import GatewayFacts, Problem, gateway_alive, gateway_ready, verdict
+from towline.monitor.gateway import GatewayFacts, Problem, liveness_problems, readiness_problems, verdict
 
 BROKEN_DOWN = {**DOWN_STATUS, "outbox": {**DOWN_STATUS["outbox"], "held_back": "full"}}
 
@@ -29,11 +29,11 @@ def test_only_a_loop_that_stands_still_is_a_reason_to_start_again(tmp_path: Path
     """Whatever else is hurt: a restart mends none of that."""
     monitor, state = BridgeMonitor("b", {}), BridgeState("b", tmp_path, {"line": "up"})
     assert monitor.alive() == (True, {"alive": True, "problems": []}), "it is starting"
-    monitor.show(state)
+    monitor.set_state(state)
     state.spark, state.kafka, state.lines["line"].query = "starting", "unreachable", "stopped"
     assert monitor.alive() == (True, {"alive": True, "problems": []})
     assert len(monitor.ready()[1]["problems"]) == 4
-    state.beat -= 61
+    state.heartbeat -= 61
     assert monitor.alive() == (False, {"alive": False, "problems": [{"what": "the bridge's loop stands still"}]})
 
 
@@ -58,7 +58,7 @@ def test_one_thing_that_is_wrong_is_one_problem(known: Known, what: str) -> None
 
 
 def test_a_full_window_is_how_a_broker_is_held_to_its_pace() -> None:
-    assert told(gateway_ready(a_gateway(status={**UP_STATUS, "held_back": "window full"}))) == []
+    assert told(readiness_problems(a_gateway(status={**UP_STATUS, "held_back": "window full"}))) == []
 
 
 def test_codes_are_told_and_texts_are_not() -> None:
@@ -83,4 +83,4 @@ def test_codes_are_told_and_texts_are_not() -> None:
     ],
 )
 def test_a_gateway_is_alive_while_its_loop_moves(facts: GatewayFacts, silent_s: float, what: list[str]) -> None:
-    assert told(gateway_alive(facts, silent_s=silent_s)) == what
+    assert told(liveness_problems(facts, silent_s=silent_s)) == what

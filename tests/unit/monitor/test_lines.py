@@ -10,12 +10,12 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.monitor.test_server import Served
-from towline.bridge.runtime.state import PAUSED_FILE, BridgeState, paused, take_restart
-from towline.bridge.runtime.status import collect_bridge
+from towline.bridge.runtime.state import PAUSED_FILE, BridgeState, consume_restart_request, read_pause
+from towline.bridge.runtime.status import collect_bridge_status
 from towline.errors import ConfigError
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import BridgeLines, serve
-from towline.monitor.serving import endpoint
+from towline.monitor.serving import metrics_endpoint
 
 TOKEN = "0123456789abcdef"  # noqa: S105
 MONITOR = '\n[monitor]\nlisten = "127.0.0.1:0"\ntoken_file = "token"\n'
@@ -42,7 +42,7 @@ def bridged(tmp_path: Path) -> Iterator[Bridged]:
     state.lines["telemetry"].query = "running"
     state.save()
     monitor = BridgeMonitor("plant-7", {})
-    monitor.show(state)
+    monitor.set_state(state)
     with serve(monitor, "127.0.0.1:0", BridgeLines(bridge, monitor).routes()) as port:
         yield Bridged(port, tmp_path, state)
 
@@ -51,7 +51,7 @@ def test_the_status_is_that_of_the_command(bridged: Bridged, tmp_path: Path) -> 
     """Of the file as it is now, as `towline status` reads it."""
     status, text = bridged.get("/lines")
     bridge = read(GOOD + MONITOR, tmp_path)
-    assert (status, json.loads(text)) == (200, json.loads(json.dumps(collect_bridge(bridge))))
+    assert (status, json.loads(text)) == (200, json.loads(json.dumps(collect_bridge_status(bridge))))
     bridge.file.write_text(GOOD.replace('name = "telemetry"', 'name = "other"'))
     assert [*json.loads(bridged.get("/lines")[1])["lines"]] == ["other"]
     bridge.file.write_text("name = ")
@@ -67,9 +67,9 @@ def test_a_line_is_paused_resumed_restarted(bridged: Bridged) -> None:
     assert bridged.post("/lines/telemetry/pause") == (202, running), "twice is once"
     assert (bridged.line / PAUSED_FILE).read_text() == pause
     assert bridged.post("/lines/telemetry/resume") == (202, running)
-    assert paused(bridged.line) is None
+    assert read_pause(bridged.line) is None
     assert bridged.post("/lines/telemetry/restart") == (202, running)
-    assert take_restart(bridged.line)
+    assert consume_restart_request(bridged.line)
 
 
 def test_what_is_no_request_is_none(bridged: Bridged) -> None:
@@ -91,8 +91,8 @@ def test_a_wrong_token_is_refused_and_logged_once(bridged: Bridged) -> None:
     answer, _ = bridged.answer("/lines/telemetry/pause", "POST", **basic)
     assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert bridged.post("/lines/telemetri/pause", "wrong-wrong-wrong")[0] == 401, "names are not tried either"
-    assert paused(bridged.line) is None
-    assert bridged.state.heard() == ["[monitor]: requests refused that had no token of token_file: 1   [TL-B74]"]
+    assert read_pause(bridged.line) is None
+    assert bridged.state.take_events() == ["[monitor]: requests refused that had no token of token_file: 1   [TL-B74]"]
 
 
 def test_the_tokens_are_those_of_the_file_now(bridged: Bridged) -> None:
@@ -145,5 +145,5 @@ def test_who_may_not_read_the_tokens_reads_the_file_and_starts_nothing(
     monkeypatch.setattr("os.access", lambda *_: False)
     (tmp_path / "token").chmod(0o644)
     bridge = read(GOOD + MONITOR, tmp_path)
-    with pytest.raises(ConfigError, match=r"token: the file of tokens.*TL-C98"), endpoint(bridge, None):
+    with pytest.raises(ConfigError, match=r"token: the file of tokens.*TL-C98"), metrics_endpoint(bridge, None):
         pass

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers import lacking
 from tests.unit.monitor.knowing import DOWN_STATUS, UP_STATUS, a_bridge, a_gateway
-from towline.monitor.gateway import budget
-from towline.monitor.table import METRICS, Sample, TableCollector, build, of_publisher
-from towline.timing import Histogram, Pace
+from towline.monitor.gateway import outage_budget_s
+from towline.monitor.table import METRICS, Sample, TableCollector, build_sample, publisher_samples
+from towline.timing import Histogram, RateMeter
 
 NOW = 1_700_000_100.0
 PUBLISHER = {
@@ -40,7 +40,7 @@ def exported(samples: Iterable[Sample]) -> CollectorRegistry:
 
 
 def everything() -> list[Sample]:
-    return [build(), *a_bridge().samples(NOW, 1000), *of_publisher(PUBLISHER, "app", "j")]
+    return [build_sample(), *a_bridge().samples(NOW, 1000), *publisher_samples(PUBLISHER, "app", "j")]
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, tuple[str, ...]], Any]:
@@ -139,11 +139,11 @@ def test_buckets_are_cumulative_and_end_with_the_count(durations: list[float]) -
 
 @given(st.lists(st.tuples(st.floats(2, 60), st.integers(1, 500), st.integers(1, 10_000)), min_size=2, max_size=40))
 def test_a_rate_is_what_came_over_the_time_it_took(steps: list[tuple[float, int, int]]) -> None:
-    pace, at, messages, size = Pace(300), 0.0, 0, 0
+    pace, at, messages, size = RateMeter(300), 0.0, 0, 0
     looks = []
     for seconds, more, bytes_more in steps:
         at, messages, size = at + seconds, messages + more, size + bytes_more
-        pace.look(at, messages, size)
+        pace.sample(at, messages, size)
         looks.append((at, messages, size))
     rates = pace.rates
     assert rates is not None
@@ -152,7 +152,7 @@ def test_a_rate_is_what_came_over_the_time_it_took(steps: list[tuple[float, int,
         for first in looks[:-1]
     ]
     assert rates in possible
-    pace.look(at + 5, 0, 0)
+    pace.sample(at + 5, 0, 0)
     assert pace.rates is None, "a restarted counter begins anew"
 
 
@@ -160,7 +160,7 @@ def test_a_rate_is_what_came_over_the_time_it_took(steps: list[tuple[float, int,
     ("room", "rate", "seconds"), [(100, 10, 10.0), (0, 0, 0.0), (0, 5, 0.0), (5, 0, float("inf")), (-1, 1, 0.0)]
 )
 def test_a_budget(room: float, rate: float, seconds: float) -> None:
-    assert budget(room, rate) == seconds
+    assert outage_budget_s(room, rate) == seconds
 
 
 def test_a_downlink_counts_what_the_broker_took() -> None:
@@ -173,7 +173,7 @@ def test_a_downlink_counts_what_the_broker_took() -> None:
 
 
 def test_a_counter_of_replayed_messages_is_not_taken_back() -> None:
-    before = values(of_publisher({**PUBLISHER, "refused": 3, "replayed": 0}, "app", "j"))
-    after = values(of_publisher({**PUBLISHER, "refused": 1, "replayed": 2}, "app", "j"))
+    before = values(publisher_samples({**PUBLISHER, "refused": 3, "replayed": 0}, "app", "j"))
+    after = values(publisher_samples({**PUBLISHER, "refused": 1, "replayed": 2}, "app", "j"))
     name = ("towline_publisher_messages_refused_total", ("app",))
     assert before[name] == after[name] == 3

@@ -13,8 +13,8 @@ from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import ConfigError
-from towline.monitor.serving import endpoint
-from towline.options import host_port
+from towline.monitor.serving import metrics_endpoint
+from towline.options import parse_host_port
 
 
 def bridge(tmp_path: Path, monitor: str = "") -> Bridge:
@@ -42,14 +42,14 @@ route = [{{ from = "#", topic = "t" }}]
     ],
 )
 def test_an_address(text: str, address: tuple[str, int]) -> None:
-    assert host_port(text) == address
+    assert parse_host_port(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":9464", "1:2:3", "host:65536", "http://h:1", "h:1/x"])
 def test_no_address(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r'bridge.toml:6  \[monitor\]: .*Write it as "127.0.0.1:9464".*TL-C05'):
         bridge(tmp_path, f'listen = "{text}"')
-    with pytest.raises(ConfigError, match=r"--metrics: .*TL-C145"), endpoint(bridge(tmp_path), text or " "):
+    with pytest.raises(ConfigError, match=r"--metrics: .*TL-C145"), metrics_endpoint(bridge(tmp_path), text or " "):
         pass
 
 
@@ -60,13 +60,13 @@ def listening() -> set[Any]:
 
 def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
     before = listening()
-    with endpoint(bridge(tmp_path), None) as observe:
+    with metrics_endpoint(bridge(tmp_path), None) as observe:
         observe(BridgeState("b", tmp_path, {"line": "up"}))
         assert listening() == before
     plan = bridge(tmp_path, 'listen = "127.0.0.1:0"')
-    with endpoint(plan, None, plan.lines[0].gateway):  # the file's address is the bridge's
+    with metrics_endpoint(plan, None, plan.lines[0].gateway):  # the file's address is the bridge's
         assert listening() == before
-    with endpoint(plan, None):
+    with metrics_endpoint(plan, None):
         assert len(listening() - before) == 1
 
 
@@ -74,7 +74,7 @@ def test_a_gateway_that_is_drained_shows_its_metrics_too(tmp_path: Path) -> None
     """Its settings are those of the line but for the drain."""
     plan, before = bridge(tmp_path), listening()
     drained = plan.lines[0].gateway.model_copy(update={"drain_s": 5.0})
-    with endpoint(plan, "127.0.0.1:0", drained):
+    with metrics_endpoint(plan, "127.0.0.1:0", drained):
         assert len(listening() - before) == 1
 
 

@@ -15,23 +15,23 @@ from towline.errors import JournalFull, Unreachable
 from towline.journal import Journal, Limits
 from towline.mqtt.codec import Decoder
 from towline.mqtt.events import (
-    Acknowledged,
+    AckWatermark,
     Action,
     Close,
+    ConnectionLost,
+    ConnectionOpened,
     Deliver,
+    DeliveryStored,
     Event,
-    Held,
-    Lost,
     Online,
-    Opened,
-    Reading,
-    Received,
-    Remember,
+    PacketsReceived,
+    PublishAcknowledged,
+    ReadingToggled,
+    SaveSessionRecord,
     Send,
     SessionConfig,
     SessionRecord,
-    Settled,
-    Stored,
+    UnreleasedMessage,
 )
 from towline.mqtt.session import Session
 
@@ -93,30 +93,32 @@ class ModelDriver:
             protocol=plan.habits.version,
             keep_alive_s=60,
         )
-        held = {packet_id: Held(*entry) for packet_id, entry in self.journal.held.items()}
+        held = {packet_id: UnreleasedMessage(*entry) for packet_id, entry in self.journal.held_ids.items()}
         session = Session(config, record, self.journal.end, held)
-        session.outbound.suspects.mine = lambda _token: False  # connections end without regard to messages
+        session.outbound.culprit_finder.is_droppable = lambda _token: (
+            False
+        )  # connections end without regard to messages
         if self._acks is Acks.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
-            session.inbound.settled = self.journal.committed
+            session.inbound.ack_watermark = self.journal.committed
         return session
 
     def connect(self) -> None:
         self.decoder = Decoder(version=self._world.plan.habits.version)
         self.connected = self.reading = True
-        self.handle(Opened(f"server {self._world.broker.server}" if self._world.plan.several else ""))
+        self.handle(ConnectionOpened(f"server {self._world.broker.server}" if self._world.plan.several else ""))
 
     def read(self, data: bytes) -> None:
-        self.handle(Received(self.decoder.feed(data)))
+        self.handle(PacketsReceived(self.decoder.feed(data)))
 
     def line_broke(self) -> None:
-        self.handle(Lost())
+        self.handle(ConnectionLost())
         self.connected = False
 
     def adjust_reading(self) -> None:
         ready = not self.waiting and not self.session.window_full
         if self.connected and ready != self.reading:
             self.reading = ready
-            self.handle(Reading(ready))
+            self.handle(ReadingToggled(ready))
 
     def handle(self, event: Event) -> None:
         session = self.session
@@ -131,7 +133,7 @@ class ModelDriver:
             self._send(action.data)
         elif isinstance(action, Deliver):
             self._deliver(action)
-        elif isinstance(action, Remember):
+        elif isinstance(action, SaveSessionRecord):
             self._remember(action)
         elif isinstance(action, Close):
             assert isinstance(action.error, Unreachable | None), action.error
@@ -139,22 +141,22 @@ class ModelDriver:
             self._drop()
         elif isinstance(action, Online):
             self._world.online()
-        elif isinstance(action, Acknowledged):
+        elif isinstance(action, PublishAcknowledged):
             self._world.acknowledged(action)
         self._boundary()
 
     def _send(self, data: bytes) -> None:
         if not self.connected:
             return
-        if data[0] == _SUBSCRIBE and not self.session.resumed:
-            stale = set(self.journal.held) - set(self.session.inbound.held)
+        if data[0] == _SUBSCRIBE and not self.session.session_resumed:
+            stale = set(self.journal.held_ids) - set(self.session.inbound.unreleased_messages)
             assert not stale, f"SUBSCRIBE in a new session leaves before the ids {stale} are free on disk [I3]"
         if self._world.line_up:
             self._world.to_broker += data
         else:
             self.line_broke()
 
-    def _remember(self, action: Remember) -> None:
+    def _remember(self, action: SaveSessionRecord) -> None:
         try:
             self.journal.set_session(asdict(action.record) if action.record else {})
         except JournalFull:
@@ -170,7 +172,7 @@ class ModelDriver:
 
     def _deliver(self, action: Deliver) -> None:
         if self._acks is Acks.RECEIVED:
-            self._settle(action.first + len(action.messages))
+            self._settle(action.first_number + len(action.messages))
         self.waiting.append(action)
         self.store()
 
@@ -179,14 +181,14 @@ class ModelDriver:
             while self.waiting:
                 delivery = self.waiting[0]
                 payloads = [packet.payload or b"" for packet in delivery.messages.packets]
-                offsets = range(delivery.first, delivery.first + len(payloads))
+                offsets = range(delivery.first_number, delivery.first_number + len(payloads))
                 rows = pa.record_batch([pa.array(offsets, pa.int64()), pa.array(payloads, pa.binary())], schema=_SCHEMA)
-                end = self.journal.append(rows, held=delivery.held, released=delivery.released)
+                end = self.journal.append(rows, held=delivery.unreleased_messages, released=delivery.released_ids)
                 self.waiting.popleft()
-                self._world.stored(delivery.first, [int(payload) for payload in payloads])
+                self._world.stored(delivery.first_number, [int(payload) for payload in payloads])
                 if self._acks is Acks.JOURNAL:
                     self._settle(end)
-                self.handle(Stored(delivery.ticket))
+                self.handle(DeliveryStored(delivery.delivery_id))
         except JournalFull:
             assert self.disk.no_room
 
@@ -195,8 +197,8 @@ class ModelDriver:
             self._settle(self.journal.committed)
 
     def _settle(self, upto: int) -> None:
-        if upto > self.session.inbound.settled:
-            self.handle(Settled(upto))
+        if upto > self.session.inbound.ack_watermark:
+            self.handle(AckWatermark(upto))
 
     def die(self, keep: float) -> None:
         self.disk.power_loss(keep)

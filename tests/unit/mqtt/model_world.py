@@ -27,9 +27,9 @@ from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
 from tests.unit.mqtt.model_disk import Crash
 from tests.unit.mqtt.model_driver import Acks, ModelDriver, Plan
 from towline.mqtt.events import (
-    Acknowledged,
     Filter,
     Publish,
+    PublishAcknowledged,
     Stop,
     Tick,
 )
@@ -124,7 +124,7 @@ class World:
             found = {pattern: found.get(pattern, -1) for pattern in wanted}
         assert found == wanted, f"online with {self.broker.subscriptions} instead of {wanted}"
 
-    def acknowledged(self, action: Acknowledged) -> None:
+    def acknowledged(self, action: PublishAcknowledged) -> None:
         assert isinstance(action.token, int)
         qos = self.open_publishes.pop(action.token)
         assert not action.reason
@@ -200,9 +200,9 @@ class World:
             driver.connected and driver.reading and self.line_up and connection
         ):
             return
-        rows, repeats, copies = len(self.rows), driver.session.inbound.repeats, self.broker.retry()
+        rows, repeats, copies = len(self.rows), driver.session.inbound.duplicates, self.broker.retry()
         self.read(1 << 20)
-        assert (len(self.rows), driver.session.inbound.repeats) == (rows, repeats + copies), "repeats of QoS 1 [I3]"
+        assert (len(self.rows), driver.session.inbound.duplicates) == (rows, repeats + copies), "repeats of QoS 1 [I3]"
 
     def carry(self, count: int) -> None:
         """The broker reads what came."""
@@ -251,10 +251,12 @@ class World:
         self._driver = ModelDriver(self)
         journal = self._driver.journal
         self._committed = max(self._committed, journal.committed)
-        found = [row for batch in journal.read(journal.first, journal.end) for row in batch.to_pylist()]
-        assert [row["offset"] for row in found] == list(range(journal.first, journal.end)), "a row at another's place"
+        found = [row for batch in journal.read(journal.first_offset, journal.end) for row in batch.to_pylist()]
+        assert [row["offset"] for row in found] == list(range(journal.first_offset, journal.end)), (
+            "a row at another's place"
+        )
         serials = [int(row["payload"]) for row in found]
-        known = self.rows[journal.first :]
+        known = self.rows[journal.first_offset :]
         assert serials[: len(known)] == known, "durable rows are gone after a crash"
         for serial in serials[len(known) :]:
             self._row(serial)
@@ -331,13 +333,13 @@ class World:
         assert marks[1] >= self._marks[1], "a watermark went back [I1]"
         self._marks = marks
         if self.plan.acks is Acks.JOURNAL:
-            assert inbound.settled <= journal.end
+            assert inbound.ack_watermark <= journal.end
         elif self.plan.acks is Acks.KAFKA:
-            assert inbound.settled <= journal.committed
+            assert inbound.ack_watermark <= journal.committed
         if not driver.waiting:
             assert marks[1] == marks[2], "a message that is neither stored nor waits"
-            held = {i: tuple(h) for i, h in inbound.held.items()}
-            assert held == journal.held, "held ids differ [I3]"
+            held = {i: tuple(h) for i, h in inbound.unreleased_messages.items()}
+            assert held == journal.held_ids, "held ids differ [I3]"
 
     def finish(self) -> None:
         """Nothing goes wrong any more: everything comes to rest, and the account is drawn up."""

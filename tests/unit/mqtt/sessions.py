@@ -17,9 +17,9 @@ from tests.helpers import packets_in
 from towline.mqtt.codec import Decoder, Packet
 from towline.mqtt.events import (
     Action,
+    ConnectionOpened,
     Filter,
-    Opened,
-    Received,
+    PacketsReceived,
     Send,
     SessionConfig,
     SessionRecord,
@@ -28,7 +28,7 @@ from towline.mqtt.session import Session, SessionState
 
 A, B = Filter("a/#", 1), Filter("b", 1)
 CONFIG = SessionConfig("plant-7", "line", (A, B), keep_alive_s=60)
-KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.terms, "b": B.terms})
+KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.encoded_options, "b": B.encoded_options})
 T = TypeVar("T")
 
 
@@ -47,7 +47,7 @@ def sent(actions: list[Action]) -> list[Packet]:
 
 
 def receive(session: Session, *packets: Packet, now: float = 1.0) -> list[Action]:
-    actions = session.handle(Received(Decoder().feed(b"".join(p.write() for p in packets))), now)
+    actions = session.handle(PacketsReceived(Decoder().feed(b"".join(p.write() for p in packets))), now)
     session.validate()
     return actions
 
@@ -67,10 +67,10 @@ def online(
     connack: ConnAckPacket | None = None,
 ) -> Session:
     session = Session(config, record, number)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     receive(session, connack or ConnAckPacket(session_present=record is not None))
     while session.state is SessionState.SUBSCRIBING:
-        for packet_id, asked in list(session._requests.items()):
+        for packet_id, asked in list(session._pending_requests.items()):
             assert isinstance(asked, SubscribePacket)
             receive(session, granted(packet_id, len(asked.topic_filters)))
     assert session.state is SessionState.ONLINE
@@ -79,7 +79,7 @@ def online(
 
 def subscribing(session: Session) -> SubscribePacket:
     """The SUBSCRIBE that follows CONNACK."""
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     return only_subscribe(receive(session, ConnAckPacket()))
 
 

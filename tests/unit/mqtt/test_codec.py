@@ -19,9 +19,9 @@ from mqtt5 import (
 )
 
 from tests.helpers import packets_in
-from towline.mqtt.codec import Acknowledgement, AnswerRun, Decoder, Item, PublishRun
-from towline.mqtt.codec3 import QOS_OF
-from towline.mqtt.fence import MalformedPacket
+from towline.mqtt.checks import MalformedPacket
+from towline.mqtt.codec import Acknowledgement, AckRun, Decoder, Item, PublishRun
+from towline.mqtt.codec3 import QOS_OF_HEADER
 
 
 def publish(number: int, topic: str = "a/b", payload: bytes = b"x") -> PublishPacket:
@@ -59,8 +59,8 @@ def test_packets_come_in_order_and_publishes_as_runs() -> None:
     ]
     first, second = (item for item in items if isinstance(item, PublishRun))
     assert [p.packet_id for p in first.packets] == [1, 2]
-    assert first.headers.translate(QOS_OF) == bytes([1, 1])
-    assert second.headers.translate(QOS_OF) == bytes([0, 1])
+    assert first.headers.translate(QOS_OF_HEADER) == bytes([1, 1])
+    assert second.headers.translate(QOS_OF_HEADER) == bytes([0, 1])
     assert len(second) == 2
 
 
@@ -70,8 +70,8 @@ def test_short_answers_that_follow_each_other_come_as_one_run(kind: type[Acknowl
     ids = [*range(1, 301), 0xFFFF]
     data = b"".join(kind(packet_id).write() for packet_id in ids)
     (run,) = Decoder(version=version).feed(data)
-    assert isinstance(run, AnswerRun)
-    assert (run.kind, list(run.packet_ids), len(run)) == (kind, ids, 301)
+    assert isinstance(run, AckRun)
+    assert (run.packet_type, list(run.packet_ids), len(run)) == (kind, ids, 301)
     assert list(run.packets) == [kind(packet_id) for packet_id in ids]
 
 
@@ -99,7 +99,7 @@ def test_packet_id_0_is_refused_in_a_run_too(version: int) -> None:
 def test_a_cut_anywhere_changes_nothing(cut: int) -> None:
     decoder = Decoder()
     assert flat(decoder.feed(STREAM[:cut]) + decoder.feed(STREAM[cut:])) == flat(Decoder().feed(STREAM))
-    assert decoder._held == 0
+    assert decoder._buffered_bytes == 0
 
 
 def test_byte_by_byte() -> None:
@@ -160,7 +160,7 @@ def test_any_bytes_give_packets_or_malformed(data: bytes) -> None:
         return
     # The CONNACK of an older server is a byte shorter than ours.
     assert sum(len(packet) for packet in flat(items)) <= len(data) + data.count(b"\x20\x02\x00\x01")
-    assert decoder._held <= len(data)
+    assert decoder._buffered_bytes <= len(data)
 
 
 @given(

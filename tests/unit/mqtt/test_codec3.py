@@ -45,9 +45,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import packets_in
 from towline.mqtt import codec3
+from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder, Item, encode
-from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, write
-from towline.mqtt.fence import MalformedPacket
+from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, write_packet
 
 LEVELS = (LEVEL_31, LEVEL_311)
 NEVER = 0xFFFFFFFF
@@ -63,7 +63,7 @@ def read(data: bytes, version: int) -> tuple[Packet, int]:
     """The packet that bytes are, and how many of them; IndexError while it is not whole."""
     decoder = Decoder(version=version)
     packets = flat(decoder.feed(data))
-    return packets[0], len(data) - decoder._held
+    return packets[0], len(data) - decoder._buffered_bytes
 
 
 def filters(*wanted: tuple[str, int]) -> list[TopicFilter]:
@@ -121,7 +121,7 @@ def test_each_packet_is_written_and_read_as_the_standard_says(packet: Packet, da
 
     No packet id at QoS 0 [MQTT-2.3.1-5]; acknowledgements carry the id of what they answer [MQTT-2.3.1-6, -7].
     """
-    assert write(packet, LEVEL_311) == data
+    assert write_packet(packet, LEVEL_311) == data
     assert read(data + b"\xff", LEVEL_311) == (packet, len(data))
 
 
@@ -144,12 +144,12 @@ def flat(items: list[Item]) -> list[Packet]:
 def test_the_bytes_of_3_1() -> None:
     connect = ConnectPacket("fuzzish", clean_start=True, keep_alive=60)
     data = bytes.fromhex("10 15 0006 4D5149736470 03 02 003C 0007 66757A7A697368")
-    assert write(connect, LEVEL_31) == data
+    assert write_packet(connect, LEVEL_31) == data
     assert read(data, LEVEL_31) == (connect, len(data))
 
 
 def test_3_1_has_no_session_present() -> None:
-    assert write(ConnAckPacket(session_present=True), LEVEL_31) == b"\x20\x02\x00\x00"
+    assert write_packet(ConnAckPacket(session_present=True), LEVEL_31) == b"\x20\x02\x00\x00"
     assert read(b"\x20\x02\x01\x00", LEVEL_31)[0] == ConnAckPacket(session_present=False)
 
 
@@ -202,7 +202,7 @@ def paho_writes(act: Callable[[Any], object], version: int) -> bytes:
 )
 def test_paho_writes_the_same_bytes(act: Callable[[Any], object], packet: Packet, version: int) -> None:
     sent = paho_writes(act, version)
-    assert sent == write(packet, version)
+    assert sent == write_packet(packet, version)
     assert read(sent, version) == (packet, len(sent))
 
 
@@ -273,7 +273,7 @@ def test_round_trip_in_pieces(sent: list[Packet], piece: int, version: int) -> N
     for start in range(0, len(data), piece):
         items += decoder.feed(data[start : start + piece])
     assert flat(items) == sent
-    assert decoder._held == 0
+    assert decoder._buffered_bytes == 0
 
 
 @given(st.binary(max_size=200), st.sampled_from(LEVELS))
@@ -284,14 +284,14 @@ def test_any_bytes_give_packets_or_malformed(data: bytes, version: int) -> None:
         items = decoder.feed(data)
     except MalformedPacket:
         return
-    assert b"".join(write(packet, LEVEL_311) for packet in flat(items)) == data[: len(data) - decoder._held] or (
-        version == LEVEL_31
-    )
+    assert b"".join(write_packet(packet, LEVEL_311) for packet in flat(items)) == data[
+        : len(data) - decoder._buffered_bytes
+    ] or (version == LEVEL_31)
 
 
 @given(packets, st.data())
 def test_a_packet_with_one_byte_changed_never_reads_beyond_its_end(packet: Packet, data: st.DataObject) -> None:
-    good = bytearray(write(packet, LEVEL_311))
+    good = bytearray(write_packet(packet, LEVEL_311))
     good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     try:
         _, length = read(bytes(good), LEVEL_311)
@@ -374,7 +374,7 @@ def test_a_wildcard_in_a_topic_name_has_a_reason_of_its_own() -> None:
 
 @pytest.mark.parametrize("arrived", [5, 100, 2000])
 def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int) -> None:
-    small, large = write(publish(), LEVEL_311), b"\x90\xdc\x0b\x00\x01" + bytes(1500)
+    small, large = write_packet(publish(), LEVEL_311), b"\x90\xdc\x0b\x00\x01" + bytes(1500)
     with pytest.raises(MalformedPacket, match="1,000") as caught:
         Decoder(1000, LEVEL_311).feed(small + large[:arrived])
     assert caught.value.reason == 0x95
@@ -399,7 +399,7 @@ def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int) -> N
 )
 def test_what_can_not_be_said_is_refused(packet: Packet, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        write(packet, LEVEL_311)
+        write_packet(packet, LEVEL_311)
 
 
 @pytest.mark.parametrize(
@@ -417,18 +417,18 @@ def test_what_can_not_be_said_is_refused(packet: Packet, words: str) -> None:
     ],
 )
 def test_what_means_the_same_without_is_left_out(rich: Packet, plain: Packet) -> None:
-    assert write(rich, LEVEL_311) == write(plain, LEVEL_311)
+    assert write_packet(rich, LEVEL_311) == write_packet(plain, LEVEL_311)
 
 
 def test_properties_of_a_publish_are_left_out() -> None:
     rich = publish(content_type="t", user_properties=[("a", "b")], message_expiry_interval=5, topic_alias=3)
-    assert write(rich, LEVEL_311) == write(publish(), LEVEL_311)
+    assert write_packet(rich, LEVEL_311) == write_packet(publish(), LEVEL_311)
 
 
 @pytest.mark.parametrize("length", [0, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
 def test_every_size_of_the_remaining_length(length: int) -> None:
     packet = publish("t", bytes(max(0, length - 3)), 0)
-    data = write(packet, LEVEL_311)
+    data = write_packet(packet, LEVEL_311)
     assert read(data, LEVEL_311) == (packet, len(data))
     assert flat(Decoder(version=LEVEL_311).feed(data)) == [packet]
 
@@ -448,7 +448,7 @@ def test_every_size_of_the_remaining_length(length: int) -> None:
 def test_no_string_leaves_that_is_not_sound_utf8(build: Callable[[str], Packet], text: str) -> None:
     """[MQTT-1.5.3-1, -2, MQTT-4.7.3-2, -3]."""
     with pytest.raises(ValueError, match=r"surrogates|U\+0000|bytes|Invalid"):
-        write(build(text), LEVEL_311)
+        write_packet(build(text), LEVEL_311)
 
 
 def test_limits_of_the_encoding() -> None:
@@ -457,6 +457,6 @@ def test_limits_of_the_encoding() -> None:
     with pytest.raises(ValueError, match="more than MQTT's 268,435,455"):
         codec3._length_bytes(268_435_456)
     assert codec3._length_bytes(268_435_455) == b"\xff\xff\xff\x7f"
-    assert write(publish("t" * 65_535, b"", 0), LEVEL_311)[4:6] == struct.pack(">H", 65_535)
+    assert write_packet(publish("t" * 65_535, b"", 0), LEVEL_311)[4:6] == struct.pack(">H", 65_535)
     with pytest.raises(ValueError, match="surrogates"):
-        write(ConnectPacket("\ud800", clean_start=True), LEVEL_311)
+        write_packet(ConnectPacket("\ud800", clean_start=True), LEVEL_311)

@@ -25,11 +25,11 @@ from mqtt5 import (
 )
 
 from tests.unit.mqtt import strict
-from towline.mqtt import fence
-from towline.mqtt.codec import AnswerRun, Decoder, PublishRun
-from towline.mqtt.fence import MalformedPacket
+from towline.mqtt import checks
+from towline.mqtt.checks import MalformedPacket
+from towline.mqtt.codec import AckRun, Decoder, PublishRun
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.stubs import Stub
+from towline.mqtt.truncated import TruncatedMessage
 
 # A panic inside the codec leaves an exception that nothing can catch; the fence is about the one it raises.
 panics = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -38,7 +38,7 @@ panics = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWar
 @pytest.fixture(autouse=True)
 def _trust_again() -> Iterator[None]:
     yield
-    Decoder._distrust = False
+    Decoder._codec_panicked = False
 
 
 #: One packet per place where a string can stand; each string is "ST" + a mark that the test replaces.
@@ -86,9 +86,9 @@ def test_sound_text_passes_unchanged_in_every_place(packet: mqtt5.Packet, mark: 
     """Noncharacters are legal and U+FEFF is kept [MQTT-1.5.4-3]."""
     data = with_bytes(packet, mark, text.encode())
     (item,) = Decoder().feed(data)
-    assert not isinstance(item, AnswerRun | PlainRun)
+    assert not isinstance(item, AckRun | PlainRun)
     read = item.packets[0] if isinstance(item, PublishRun) else item
-    assert not isinstance(read, Stub)
+    assert not isinstance(read, TruncatedMessage)
     assert read.write() == data
 
 
@@ -210,7 +210,7 @@ def test_what_no_version_says_is_refused_in_3_x(data: str) -> None:
 def test_the_walk_ends_on_any_bytes(data: bytes, kind: int) -> None:
     whole = bytes((kind << 4, len(data))) + data
     with contextlib.suppress(ValueError):
-        fence.check_fields(whole)
+        checks.check_fields(whole)
 
 
 def by_hand(header: int, topic: bytes, properties: bytes, payload: bytes) -> bytes:

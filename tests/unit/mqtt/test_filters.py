@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.mqtt.filters import common, matches, overlapping, unshared
+from towline.mqtt.filters import common_filter, matches, overlapping_pairs, without_share
 
 LEVELS = ("a", "b", "", "$x")
 TOPICS = ["/".join(levels) for depth in (1, 2, 3, 4) for levels in product(LEVELS, repeat=depth)]
@@ -36,15 +36,15 @@ def taken(pattern: str) -> set[str]:
 
 @given(FILTERS, FILTERS)
 def test_what_two_filters_take_both_is_one_filter_or_nothing(one: str, other: str) -> None:
-    both = common(one, other)
-    assert both == common(other, one)
+    both = common_filter(one, other)
+    assert both == common_filter(other, one)
     assert taken(one) & taken(other) == (set() if both is None else taken(both))
     assert both is None or taken(both), "a filter of which some topic is known"
 
 
 @given(FILTERS)
 def test_a_filter_has_all_of_itself_in_common(pattern: str) -> None:
-    assert common(pattern, pattern) == pattern
+    assert common_filter(pattern, pattern) == pattern
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_a_filter_takes_topics_as_the_standard_says(pattern: str, topic: str, ta
     ],
 )
 def test_examples(one: str, other: str, both: str | None) -> None:
-    assert common(one, other) == both
+    assert common_filter(one, other) == both
 
 
 def test_a_shared_subscription_is_taken_apart() -> None:
-    assert unshared("$share/g/a/#") == "a/#"
-    assert unshared("a/#") == "a/#"
+    assert without_share("$share/g/a/#") == "a/#"
+    assert without_share("a/#") == "a/#"
 
 
 def test_pairs_of_subscriptions_that_overlap() -> None:
-    assert [*overlapping(["a/+/c", "k", "a/b/+", "$share/g/a/b/c"])] == [
+    assert [*overlapping_pairs(["a/+/c", "k", "a/b/+", "$share/g/a/b/c"])] == [
         ("a/+/c", "a/b/+"),
         ("a/+/c", "$share/g/a/b/c"),
         ("a/b/+", "$share/g/a/b/c"),

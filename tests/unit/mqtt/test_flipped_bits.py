@@ -15,27 +15,27 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, SubAckPacket, SubAckReasonCode
 
 from tests.unit.mqtt.model_broker import Habits, ModelBroker
+from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder
 from towline.mqtt.events import (
-    Acknowledged,
+    AckWatermark,
     Action,
     Close,
+    ConnectionLost,
+    ConnectionOpened,
+    DecodeFailed,
     Deliver,
+    DeliveryStored,
     Event,
     Filter,
-    Lost,
-    Malformed,
-    Opened,
+    PacketsReceived,
     Publish,
-    Received,
+    PublishAcknowledged,
     Send,
     SessionConfig,
     SessionRecord,
-    Settled,
-    Stored,
     Tick,
 )
-from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 
@@ -64,8 +64,8 @@ class Client:
         if isinstance(action, Send):
             self.sent += action.data
         elif isinstance(action, Deliver):
-            self.handle(Settled(action.first + len(action.messages)))
-            self.handle(Stored(action.ticket))
+            self.handle(AckWatermark(action.first_number + len(action.messages)))
+            self.handle(DeliveryStored(action.delivery_id))
         elif isinstance(action, Close):
             self.close = action
 
@@ -73,10 +73,10 @@ class Client:
         try:
             items = self.decoder.feed(data)
         except MalformedPacket as error:
-            self.handle(Malformed(str(error), error.reason))
+            self.handle(DecodeFailed(str(error), error.reason))
             assert self.close is not None
         else:
-            self.handle(Received(items))
+            self.handle(PacketsReceived(items))
 
     def publish(self, token: int) -> None:
         self.handle(Publish(token, OutboundMessage("o", b"%d" % token, qos=token % 3)))
@@ -94,7 +94,7 @@ def exchange(version: int) -> list[bytes]:
     """What a broker sends in an ordinary exchange, piece by piece."""
     broker, client = ModelBroker(Habits(version=version, receive_maximum=9)), Client(version)
     broker.connect()
-    client.handle(Opened())
+    client.handle(ConnectionOpened())
     pieces: list[bytes] = []
     for turn in range(30):
         broker.offer(turn % 3)
@@ -123,7 +123,7 @@ def test_flipped_bits_end_in_close_and_never_in_an_exception(version: int, share
     pieces = exchange(version)
     for seed in SEEDS:
         random, client = Random(seed), Client(version)
-        client.handle(Opened())
+        client.handle(ConnectionOpened())
         for turn, piece in enumerate(pieces):
             if client.close is None:
                 client.read(piece if turn < sound else flipped(piece, share, random))
@@ -131,7 +131,7 @@ def test_flipped_bits_end_in_close_and_never_in_an_exception(version: int, share
                 client.publish(turn)
         client.wait_for_close()
         assert client.session.state is SessionState.OFFLINE
-        assert client.decoder._held <= LIMIT
+        assert client.decoder._buffered_bytes <= LIMIT
 
 
 @pytest.mark.parametrize("version", [5, 4, 3])
@@ -139,7 +139,7 @@ def test_every_bit_of_an_exchange_flipped_alone(version: int) -> None:
     stream = b"".join(exchange(version)[:8])
     for bit in range(8 * len(stream)):
         client = Client(version)
-        client.handle(Opened())
+        client.handle(ConnectionOpened())
         for turn in range(4):
             client.publish(turn)
         client.read(stream[: bit // 8] + bytes([stream[bit // 8] ^ 1 << bit % 8]) + stream[bit // 8 + 1 :])
@@ -149,19 +149,19 @@ def test_every_bit_of_an_exchange_flipped_alone(version: int) -> None:
 def test_an_answer_to_a_publish_that_still_waits_to_be_sent_again() -> None:
     """A smaller Receive Maximum holds it back [MQTT-3.3.4-9]; the broker says it has it."""
     client = Client(5)
-    client.handle(Opened())
+    client.handle(ConnectionOpened())
     granted = SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE]).write()
     client.read(ConnAckPacket(session_present=True, receive_max=9).write() + granted)
     for token in (1, 4):
         client.publish(token)
-    client.handle(Lost())
-    client.handle(Opened())
+    client.handle(ConnectionLost())
+    client.handle(ConnectionOpened())
     client.read(ConnAckPacket(session_present=True, receive_max=1).write())
     waiting = list(client.session.outbound.in_flight)[1]
-    actions = client.session.handle(Received([PubAckPacket(waiting)]), 1.0)
+    actions = client.session.handle(PacketsReceived([PubAckPacket(waiting)]), 1.0)
     client.session.validate()
-    assert [a.token for a in actions if isinstance(a, Acknowledged)] == [4]
+    assert [a.token for a in actions if isinstance(a, PublishAcknowledged)] == [4]
     first = next(iter(client.session.outbound.in_flight))
-    actions = client.session.handle(Received([PubAckPacket(first)]), 1.0)
-    assert [a.token for a in actions if isinstance(a, Acknowledged)] == [1]
+    actions = client.session.handle(PacketsReceived([PubAckPacket(first)]), 1.0)
+    assert [a.token for a in actions if isinstance(a, PublishAcknowledged)] == [1]
     assert not client.session.outbound.in_flight

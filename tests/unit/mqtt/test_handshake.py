@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket
 
-from towline.errors import Refused
-from towline.mqtt.events import Breach, SessionConfig
-from towline.mqtt.handshake import answered_challenge, authenticate, check_connack, connect_packet
+from towline.errors import BrokerRefused
+from towline.mqtt.events import BrokerProtocolError, SessionConfig
+from towline.mqtt.handshake import answer_challenge, authenticate, check_connack, connect_packet
 
 CONFIG = SessionConfig("me", "here", session_expiry_s=600)
 
@@ -51,7 +51,7 @@ def test_clean_start_is_for_a_session_that_is_given_up(
     protocol: int, expiry: int, discarding: bool, clean: bool
 ) -> None:
     packet = connect_packet(
-        replace(CONFIG, protocol=protocol, session_expiry_s=expiry), b"first", discarding=discarding
+        replace(CONFIG, protocol=protocol, session_expiry_s=expiry), b"first", discard_session=discarding
     )
     assert (packet.clean_start, packet.authentication_data) == (clean, b"first")
     assert packet.session_expiry_interval == (0 if discarding else expiry)
@@ -64,21 +64,21 @@ def config_with(failure: Exception | None = None) -> SessionConfig:
 def test_an_exchange_is_carried_on() -> None:
     config = config_with()
     assert authenticate(config, lambda method: method.start()) == b"first"
-    answer = answered_challenge(challenge(), config)
+    answer = answer_challenge(challenge(), config)
     assert (answer.authentication_method, answer.authentication_data) == ("PLAIN", b"to you")
     authenticate(config, lambda method: method.finish(b"proof"))
 
 
 def test_without_a_method_there_is_nothing_to_do() -> None:
     assert authenticate(CONFIG, lambda method: method.start()) is None
-    with pytest.raises(Breach, match=r"MQTT-4\.12\.0-5"):
-        answered_challenge(challenge(), CONFIG)
+    with pytest.raises(BrokerProtocolError, match=r"MQTT-4\.12\.0-5"):
+        answer_challenge(challenge(), CONFIG)
 
 
 @pytest.mark.parametrize("packet", [challenge("OTHER"), challenge(reason=AuthReasonCode.SUCCESS)])
 def test_an_auth_that_nobody_asked_for_breaks_the_protocol(packet: AuthPacket) -> None:
-    with pytest.raises(Breach, match=r"MQTT-4\.12"):
-        answered_challenge(packet, config_with())
+    with pytest.raises(BrokerProtocolError, match=r"MQTT-4\.12"):
+        answer_challenge(packet, config_with())
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_whatever_fails_is_one_line_without_a_secret(failure: Exception, words: 
     config = config_with(failure)
     steps: tuple[Callable[[], object], ...] = (
         lambda: authenticate(config, lambda method: method.start()),
-        lambda: answered_challenge(challenge(), config),
+        lambda: answer_challenge(challenge(), config),
         lambda: authenticate(config, lambda method: method.finish(b"proof")),
     )
     for step in steps:
-        with pytest.raises(Refused, match=f"authentication with PLAIN {words}.*TL-M28") as caught:
+        with pytest.raises(BrokerRefused, match=f"authentication with PLAIN {words}.*TL-M28") as caught:
             step()
         assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("size", "code"), [(None, None), (4, None), (3, "TL-M16")])
 def test_an_acknowledgement_has_to_fit(size: int | None, code: str | None) -> None:
-    with pytest.raises(Refused, match=code) if code else nullcontext():
-        check_connack(ConnAckPacket(max_packet_size=size), CONFIG, discarding=False)
+    with pytest.raises(BrokerRefused, match=code) if code else nullcontext():
+        check_connack(ConnAckPacket(max_packet_size=size), CONFIG, discard_session=False)
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,5 @@ def test_a_session_that_is_not_kept_is_refused_where_one_is_needed(
 ) -> None:
     config = replace(CONFIG, session_expiry_s=wanted, durable=durable)
     packet = ConnAckPacket(session_expiry_interval=granted)
-    with pytest.raises(Refused, match="TL-M12") if refused else nullcontext():
-        check_connack(packet, config, discarding=discarding)
+    with pytest.raises(BrokerRefused, match="TL-M12") if refused else nullcontext():
+        check_connack(packet, config, discard_session=discarding)

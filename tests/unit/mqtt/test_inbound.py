@@ -13,10 +13,10 @@ from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 from towline.delivery.inbound import plain_run
 from towline.mqtt import inbound as module
 from towline.mqtt.codec import Decoder, PublishRun
-from towline.mqtt.events import Breach, Deliver, Held
-from towline.mqtt.inbound import Inbound, Screening
+from towline.mqtt.events import BrokerProtocolError, Deliver, UnreleasedMessage
+from towline.mqtt.inbound import FilterResult, Inbound
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.stubs import Published
+from towline.mqtt.truncated import ReceivedPublish
 
 
 def publish(packet_id: int, payload: bytes = b"x", *, qos: int = 2, dup: bool = False, topic: str = "t") -> bytes:
@@ -25,10 +25,10 @@ def publish(packet_id: int, payload: bytes = b"x", *, qos: int = 2, dup: bool = 
 
 
 def take(inbound: Inbound, *packets: bytes, plain: bool = False) -> Deliver | None:
-    for item in Decoder(plain=partial(plain_run, worth=1) if plain else None).feed(b"".join(packets)):
+    for item in Decoder(plain_reader=partial(plain_run, min_packets=1) if plain else None).feed(b"".join(packets)):
         assert isinstance(item, PublishRun | PlainRun)
-        inbound.publishes(item)
-    return inbound.hand_over()
+        inbound.take_publishes(item)
+    return inbound.next_delivery()
 
 
 def pubrec(*packet_ids: int) -> bytes:
@@ -43,16 +43,18 @@ def stored(inbound: Inbound, delivery: Deliver | None) -> bytes:
     """What leaves once a delivery is durable."""
     assert delivery is not None
     inbound.validate()
-    return inbound.settle(delivery.first + len(delivery.messages)) + inbound.stored(delivery.ticket)
+    return inbound.raise_ack_watermark(delivery.first_number + len(delivery.messages)) + inbound.confirm_stored(
+        delivery.delivery_id
+    )
 
 
 def test_message_and_packet_id_travel_in_one_delivery_before_pubrec() -> None:
     inbound = Inbound(100)
     delivery = take(inbound, publish(7))
     assert delivery is not None
-    assert (delivery.first, len(delivery.messages)) == (100, 1)
-    assert delivery.held[7].number == 100
-    assert inbound.settle(100) == b"", "not before it is settled"
+    assert (delivery.first_number, len(delivery.messages)) == (100, 1)
+    assert delivery.unreleased_messages[7].number == 100
+    assert inbound.raise_ack_watermark(100) == b"", "not before it is settled"
     assert stored(inbound, delivery) == pubrec(7)
 
 
@@ -61,8 +63,8 @@ def test_a_repeated_id_is_answered_and_not_stored_again() -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
     assert take(inbound, publish(7, dup=True), publish(7)) is None
-    assert inbound.settle(inbound.settled) == pubrec(7, 7)
-    assert inbound.repeats == 2
+    assert inbound.raise_ack_watermark(inbound.ack_watermark) == pubrec(7, 7)
+    assert inbound.duplicates == 2
 
 
 PROPERTIES: dict[str, list[Any]] = {
@@ -95,7 +97,7 @@ def test_the_order_and_the_place_of_properties_count() -> None:
     for properties in every:
         inbound = Inbound()
         take(inbound, with_properties(**properties))
-        digests.add(inbound.held[7].digest)
+        digests.add(inbound.unreleased_messages[7].digest)
     assert len(digests) == len(every)
 
 
@@ -105,7 +107,7 @@ def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
     take(inbound, with_properties(message_expiry_interval=60, subscription_ids=[1], topic_alias=5, content_type="a"))
     again = with_properties(message_expiry_interval=3, subscription_ids=[2, 3], duplicate=True, content_type="a")
     assert take(inbound, again) is None
-    assert inbound.repeats == 1
+    assert inbound.duplicates == 1
 
 
 def test_other_content_is_a_new_message_whatever_dup_says() -> None:
@@ -120,7 +122,7 @@ def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fau
     stored(inbound, take(inbound, publish(7)))
     delivery = take(inbound, publish(7, b"new"))
     assert delivery is not None
-    assert delivery.held[7].number == 1
+    assert delivery.unreleased_messages[7].number == 1
     assert inbound.reused_ids == 1
     assert take(inbound, publish(7, b"new")) is None, "the newest content is the one a repeat is held against"
 
@@ -130,38 +132,38 @@ def test_the_answer_to_a_repeat_waits_for_what_came_before() -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(1)))
     delivery = take(inbound, publish(2), publish(1, dup=True), publish(3))
-    assert inbound.settle(inbound.settled) == b""
+    assert inbound.raise_ack_watermark(inbound.ack_watermark) == b""
     assert stored(inbound, delivery) == pubrec(2, 1, 3)
 
 
 def test_pubcomp_waits_until_the_release_is_durable() -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
-    assert inbound.release([7]) == b""
-    delivery = inbound.hand_over()
+    assert inbound.take_pubrels([7]) == b""
+    delivery = inbound.next_delivery()
     assert delivery is not None
-    assert delivery.released == (7,)
+    assert delivery.released_ids == (7,)
     assert len(delivery.messages) == 0
-    assert inbound.stored(delivery.ticket - 1) == b""
-    assert inbound.stored(delivery.ticket) == pubcomp(7)
+    assert inbound.confirm_stored(delivery.delivery_id - 1) == b""
+    assert inbound.confirm_stored(delivery.delivery_id) == pubcomp(7)
 
 
 def test_an_unknown_pubrel_is_answered_at_once_with_0x92() -> None:
     """[MQTT-4.3.3-11]."""
     unknown = PubCompPacket(9, reason_code=PubCompReasonCode.PACKET_ID_NOT_FOUND).write()
-    assert Inbound().release([9]) == unknown
-    assert Inbound(reasons=False).release([9]) == pubcomp(9)
+    assert Inbound().take_pubrels([9]) == unknown
+    assert Inbound(has_reason_codes=False).take_pubrels([9]) == pubcomp(9)
 
 
 def test_after_release_the_id_is_a_new_message() -> None:
     """[MQTT-4.3.3-12]."""
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
-    inbound.release([7])
+    inbound.take_pubrels([7])
     delivery = take(inbound, publish(7))
     assert delivery is not None
-    assert delivery.released == (7,)
-    assert delivery.held[7].number == 1
+    assert delivery.released_ids == (7,)
+    assert delivery.unreleased_messages[7].number == 1
     assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
 
 
@@ -170,43 +172,43 @@ def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
     inbound = Inbound()
     for item in Decoder().feed(publish(7)):
         assert isinstance(item, PublishRun)
-        inbound.publishes(item)
-    inbound.release([7])
-    delivery = inbound.hand_over()
+        inbound.take_publishes(item)
+    inbound.take_pubrels([7])
+    delivery = inbound.next_delivery()
     assert delivery is not None
-    assert (dict(delivery.held), delivery.released, len(delivery.messages)) == ({}, (), 1)
+    assert (dict(delivery.unreleased_messages), delivery.released_ids, len(delivery.messages)) == ({}, (), 1)
     assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
 
 
 def test_the_table_outlives_connections_and_the_process() -> None:
     inbound = Inbound()
     delivery = take(inbound, publish(7))
-    inbound.disconnect()
+    inbound.drop_connection_state()
     assert stored(inbound, delivery) == b"", "owed to a connection that is gone"
     assert take(inbound, publish(7, dup=True)) is None
-    assert inbound.settle(inbound.settled) == pubrec(7)
-    again = Inbound(1, inbound.held)
+    assert inbound.raise_ack_watermark(inbound.ack_watermark) == pubrec(7)
+    again = Inbound(1, inbound.unreleased_messages)
     assert take(again, publish(7, dup=True)) is None
-    assert again.settle(1) == pubrec(7)
+    assert again.raise_ack_watermark(1) == pubrec(7)
 
 
 def test_a_repeat_before_the_first_is_durable_waits_for_it() -> None:
     inbound = Inbound()
     delivery = take(inbound, publish(7))
-    inbound.disconnect()
+    inbound.drop_connection_state()
     assert take(inbound, publish(7, dup=True)) is None
-    assert inbound.settle(inbound.settled) == b""
+    assert inbound.raise_ack_watermark(inbound.ack_watermark) == b""
     assert stored(inbound, delivery) == pubrec(7)
 
 
 def test_a_lost_session_frees_all_ids_durably() -> None:
-    inbound = Inbound(5, {7: Held(3, 0), 8: Held(4, 0)})
-    inbound.forget()
+    inbound = Inbound(5, {7: UnreleasedMessage(3, 0), 8: UnreleasedMessage(4, 0)})
+    inbound.drop_session_state()
     delivery = take(inbound, publish(7))
     assert delivery is not None
-    assert delivery.released == (7, 8)
-    assert delivery.held[7].number == 5
-    assert list(inbound.held) == [7]
+    assert delivery.released_ids == (7, 8)
+    assert delivery.unreleased_messages[7].number == 5
+    assert list(inbound.unreleased_messages) == [7]
 
 
 def test_all_qos_mixed_keep_one_order() -> None:
@@ -216,9 +218,9 @@ def test_all_qos_mixed_keep_one_order() -> None:
     )
     assert delivery is not None
     assert len(delivery.messages) == 6
-    assert inbound.settle(3) == b"\x40\x02\x00\x01" + pubrec(2)
+    assert inbound.raise_ack_watermark(3) == b"\x40\x02\x00\x01" + pubrec(2)
     inbound.validate()
-    assert inbound.settle(6) == b"\x40\x02\x00\x03" + pubrec(4)
+    assert inbound.raise_ack_watermark(6) == b"\x40\x02\x00\x03" + pubrec(4)
 
 
 def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
@@ -226,32 +228,34 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
 
     def aliased(topic: str, alias: int) -> PublishRun:
         packet = PublishPacket(topic, b"", topic_alias=alias)
-        return PublishRun.of([packet], packet.write()[:1])
+        return PublishRun.from_packets([packet], packet.write()[:1])
 
     inbound = Inbound(topic_alias_maximum=2)
-    inbound.publishes(aliased("a/b", 1))
-    inbound.publishes(aliased("", 1))
-    inbound.publishes(aliased("c", 1))
-    inbound.publishes(aliased("", 1))
-    delivery = inbound.hand_over()
+    inbound.take_publishes(aliased("a/b", 1))
+    inbound.take_publishes(aliased("", 1))
+    inbound.take_publishes(aliased("c", 1))
+    inbound.take_publishes(aliased("", 1))
+    delivery = inbound.next_delivery()
     assert delivery is not None
     assert delivery.messages.topics == ["a/b", "a/b", "c", "c"]
     for wrong in (aliased("x", 3), aliased("", 2)):
-        with pytest.raises(Breach, match="topic alias") as refused:
-            inbound.publishes(wrong)
+        with pytest.raises(BrokerProtocolError, match="topic alias") as refused:
+            inbound.take_publishes(wrong)
         assert refused.value.reason == 0x94
-    inbound.disconnect()
-    with pytest.raises(Breach, match="before it gave it a topic"):
-        inbound.publishes(aliased("", 1))
+    inbound.drop_connection_state()
+    with pytest.raises(BrokerProtocolError, match="before it gave it a topic"):
+        inbound.take_publishes(aliased("", 1))
 
 
 def known_by_payload(inbound: Inbound) -> None:
     """Messages that say `b"old"` are stored already; the tag of each is what it says."""
 
-    def said(packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
-        return Screening(bytes(packet.payload == b"old" for packet in packets), [packet.payload for packet in packets])
+    def said(packets: Sequence[ReceivedPublish], _topics: Sequence[str]) -> FilterResult:
+        return FilterResult(
+            bytes(packet.payload == b"old" for packet in packets), [packet.payload for packet in packets]
+        )
 
-    inbound.screen = said
+    inbound.duplicate_filter = said
 
 
 def test_a_tag_stays_with_its_message_when_a_repeat_is_left_out() -> None:
@@ -271,10 +275,10 @@ def test_a_message_known_by_its_publishers_name_is_answered_and_not_stored(qos: 
     delivery = take(inbound, *(publish(i, p, qos=qos) for i, p in zip(ids, (b"old", b"new", b"old"), strict=True)))
     assert delivery is not None
     assert [packet.payload for packet in delivery.messages.packets] == [b"new"] == delivery.messages.tags
-    assert (delivery.first, inbound.next_number, inbound.repeats) == (5, 6, 2)
-    assert delivery.held.keys() == ({2} if qos == 2 else set())
+    assert (delivery.first_number, inbound.next_number, inbound.duplicates) == (5, 6, 2)
+    assert delivery.unreleased_messages.keys() == ({2} if qos == 2 else set())
     answer = {0: b"", 1: b"\x40\x02\x00\x01", 2: pubrec(1)}[qos]
-    assert inbound.settle(inbound.settled) == answer, "only what stands before the new one"
+    assert inbound.raise_ack_watermark(inbound.ack_watermark) == answer, "only what stands before the new one"
     assert stored(inbound, delivery) == {0: b"", 1: b"\x40\x02\x00\x02\x40\x02\x00\x03", 2: pubrec(2, 3)}[qos]
 
 
@@ -282,9 +286,9 @@ def test_the_id_of_a_message_left_out_is_freed_without_a_word_to_the_disk() -> N
     inbound = Inbound()
     known_by_payload(inbound)
     assert take(inbound, publish(7, b"old")) is None
-    assert inbound.settle(inbound.settled) == pubrec(7)
-    assert inbound.release((7,)) == pubcomp(7)
-    assert inbound.hand_over() is None
+    assert inbound.raise_ack_watermark(inbound.ack_watermark) == pubrec(7)
+    assert inbound.take_pubrels((7,)) == pubcomp(7)
+    assert inbound.next_delivery() is None
     delivery = take(inbound, publish(7, b"new"))
     assert delivery is not None
     assert len(delivery.messages) == 1
@@ -296,7 +300,12 @@ def test_another_message_under_the_id_of_one_that_was_left_out_has_nothing_to_fr
     assert take(inbound, publish(7, b"old")) is None
     delivery = take(inbound, publish(7, b"new"), publish(7, b"new"))
     assert delivery is not None
-    assert (delivery.released, delivery.held[7].number, inbound.repeats, inbound.reused_ids) == ((), 5, 2, 0)
+    assert (delivery.released_ids, delivery.unreleased_messages[7].number, inbound.duplicates, inbound.reused_ids) == (
+        (),
+        5,
+        2,
+        0,
+    )
 
 
 # QoS 1 that comes again within a connection --------------------------------------------------------------------------
@@ -318,9 +327,9 @@ def test_qos_1_that_comes_again_while_its_puback_is_owed_is_not_stored_again(pla
     first = take(inbound, publish(7, qos=1), publish(8, qos=1), publish(9, b"9", qos=0), plain=plain)
     assert first is not None
     if on_disk:  # ack_after = "kafka" waits for more
-        inbound.stored(first.ticket)
+        inbound.confirm_stored(first.delivery_id)
     assert take(inbound, again(7), again(8), again(7), plain=plain) is None
-    assert (inbound.repeats, inbound.unacknowledged) == (3, 2)
+    assert (inbound.duplicates, inbound.unacknowledged_count) == (3, 2)
     assert stored(inbound, first) == puback(7, 8)
 
 
@@ -331,7 +340,7 @@ def test_a_repeat_in_one_chunk_with_its_message_is_one(plain: bool) -> None:
     assert delivery is not None
     assert [packet.packet_id for packet in delivery.messages.packets] == [7, 8, None]
     assert stored(inbound, delivery) == puback(7) + pubrec(8)
-    assert inbound.repeats == 2
+    assert inbound.duplicates == 2
 
 
 @pytest.mark.parametrize(
@@ -353,7 +362,7 @@ def test_another_message_is_never_taken_for_a_repeat_of_qos_1(other: bytes) -> N
     delivery = take(inbound, other)
     assert delivery is not None
     assert len(delivery.messages) == 1
-    assert inbound.repeats == 0
+    assert inbound.duplicates == 0
 
 
 def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
@@ -362,9 +371,9 @@ def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
     assert stored(inbound, take(inbound, publish(7, qos=1))) == puback(7)
     assert stored(inbound, take(inbound, again(7))) == puback(7)
     take(inbound, publish(8, qos=1))
-    inbound.disconnect()
+    inbound.drop_connection_state()
     assert stored(inbound, take(inbound, again(8))) == puback(8)
-    assert (inbound.next_number, inbound.repeats) == (4, 0)
+    assert (inbound.next_number, inbound.duplicates) == (4, 0)
 
 
 def test_the_last_content_of_an_id_that_a_broker_reused_is_the_one_that_counts() -> None:
@@ -377,12 +386,14 @@ def test_the_last_content_of_an_id_that_a_broker_reused_is_the_one_that_counts()
 
 def test_a_repeat_that_the_screen_leaves_out_has_one_puback_too() -> None:
     inbound = Inbound()
-    inbound.screen = lambda packets, _topics: Screening(bytes(p.packet_id == 7 for p in packets), [None] * len(packets))
+    inbound.duplicate_filter = lambda packets, _topics: FilterResult(
+        bytes(p.packet_id == 7 for p in packets), [None] * len(packets)
+    )
     first = take(inbound, publish(6, qos=1), publish(7, qos=1), again(7))
     assert take(inbound, again(6), publish(9, qos=1)) is not None
     assert first is not None
-    assert inbound.settle(1) == puback(6, 7)
-    assert (inbound.next_number, inbound.repeats) == (2, 3)
+    assert inbound.raise_ack_watermark(1) == puback(6, 7)
+    assert (inbound.next_number, inbound.duplicates) == (2, 3)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -393,8 +404,8 @@ def test_what_waits_long_for_its_puback_is_not_kept_in_memory(plain: bool, monke
     for first in range(1, 100, 3):
         delivery = take(inbound, *(publish(i, bytes(1000), qos=1) for i in range(first, first + 3)), plain=plain)
         assert delivery is not None
-        inbound.stored(delivery.ticket)
-        assert inbound._kept == sum(pending.kept for pending in inbound._pending) <= 5_000
+        inbound.confirm_stored(delivery.delivery_id)
+        assert inbound._undigested_bytes == sum(pending.undigested_bytes for pending in inbound._pending) <= 5_000
     assert take(inbound, *(again(i, bytes(1000)) for i in range(1, 100)), plain=plain) is None
-    assert inbound._kept == 0
-    assert inbound.settle(99) == puback(*range(1, 100))
+    assert inbound._undigested_bytes == 0
+    assert inbound.raise_ack_watermark(99) == puback(*range(1, 100))

@@ -229,7 +229,7 @@ def _broken(monkeypatch: pytest.MonkeyPatch, target: str, substitute: Any) -> No
 
 
 def test_the_model_sees_an_ack_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = Inbound.settle
+    settle = Inbound.raise_ack_watermark
     with pytest.raises(AssertionError, match=r"\[I[123]\]|is lost|settled"):
         _broken(monkeypatch, "towline.mqtt.inbound.Inbound.settle", lambda self, _upto: settle(self, self.next_number))
 
@@ -237,7 +237,7 @@ def test_the_model_sees_an_ack_before_the_disk(monkeypatch: pytest.MonkeyPatch) 
 def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def release(self: Inbound, packet_ids: Sequence[int]) -> bytes:
         for packet_id in packet_ids:
-            self.held.pop(packet_id, None)
+            self.unreleased_messages.pop(packet_id, None)
         return b"".join(b"\x70\x02" + packet_id.to_bytes(2) for packet_id in packet_ids)
 
     with pytest.raises(AssertionError, match="held ids differ"):
@@ -245,12 +245,12 @@ def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPatch) -> None:
-    publishes = Inbound.publishes
+    publishes = Inbound.take_publishes
 
     def trusting(self: Inbound, run: PublishRun | PlainRun) -> None:
         for packet in run.packets:
             if packet.qos == QoS.EXACTLY_ONCE and not packet.duplicate:
-                self.held.pop(packet.packet_id or 0, None)
+                self.unreleased_messages.pop(packet.packet_id or 0, None)
         publishes(self, run)
 
     with pytest.raises(AssertionError, match=r"twice \[MQTT-4.3.3-10\]"):
@@ -258,20 +258,20 @@ def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) -> None:
-    received = Outbound._received
+    received = Outbound._on_pubrec
 
     def forgetful(self: Any, packet: Any, message: Any) -> Any:
         yield from received(self, packet, message)
         message.phase = outbound.Phase.PUBLISHED
 
-    steps = {**outbound._STEPS, (2, outbound.Phase.PUBLISHED, PubRecPacket): forgetful}
-    steps[2, outbound.Phase.PUBLISHED, PubCompPacket] = Outbound._finish
+    steps = {**outbound._TRANSITIONS, (2, outbound.Phase.PUBLISHED, PubRecPacket): forgetful}
+    steps[2, outbound.Phase.PUBLISHED, PubCompPacket] = Outbound._finish_message
     with pytest.raises(AssertionError, match=r"\[MQTT-4.3.3-6\]"):
         _broken(monkeypatch, "towline.mqtt.outbound._STEPS", steps)
 
 
 def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    connected = Outbound.connected
+    connected = Outbound.start_connection
 
     def greedy(self: Outbound, server: Any, window: int, **more: Any) -> None:
         connected(self, server, window + 1, **more)
@@ -287,7 +287,7 @@ def test_the_model_sees_a_session_that_is_taken_for_that_of_another_server(monke
 
 
 def test_the_model_sees_a_subscribe_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget = Inbound.forget
+    forget = Inbound.drop_session_state
     with pytest.raises(AssertionError, match=r"SUBSCRIBE in a new session leaves before .* \[I3\]"):
         _broken(monkeypatch, "towline.mqtt.inbound.Inbound.forget", lambda self: forget(self) and None)
 
@@ -310,7 +310,7 @@ def test_the_model_keeps_to_our_receive_maximum() -> None:
                 world.do(step)
                 habits = world.plan.habits
                 if habits.version == 5 and not habits.reuses_ids:  # there two messages may count as one
-                    assert world._driver.session.inbound.overruns == 0
+                    assert world._driver.session.inbound.window_overruns == 0
         finally:
             world.close()
 
@@ -338,7 +338,7 @@ def test_what_comes_again_while_its_puback_is_owed_is_one_message_with_one_pubac
         for step in (*ONLINE, ("offer", 1, 2), ("exchange",), ("offer", 1, 0), ("retry",), ("retry",)):
             world.do(step)
         assert len(world.rows) == 4
-        assert world._driver.session.inbound.repeats == 2 * 2
+        assert world._driver.session.inbound.duplicates == 2 * 2
         for step in (("commit", 0.3), ("offer", 1), ("retry",), ("commit", 1.0), ("exchange",), ("retry",)):
             world.do(step)
         world.finish()

@@ -18,14 +18,14 @@ from mqtt5 import (
 
 from tests.helpers import read_all
 from towline.mqtt.codec import Packet, encode
-from towline.mqtt.events import Acknowledged, Action, Breach, Flying, Send, Token
-from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
+from towline.mqtt.events import Action, BrokerProtocolError, MessageToken, PublishAcknowledged, SaveInFlight, Send
+from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
 from towline.mqtt.outbound import MAX_PACKET_ID, Outbound, Phase
 
 
 def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
     outbound = Outbound(encode)
-    outbound.connected(connack or ConnAckPacket(), window, resumed=False)
+    outbound.start_connection(connack or ConnAckPacket(), window, session_resumed=False)
     return outbound
 
 
@@ -38,12 +38,12 @@ def sent(actions: object) -> list[Packet]:
     return read_all(b"".join(a.data for a in list(actions) if isinstance(a, Send)))  # type: ignore[call-overload]
 
 
-def done(actions: list[Action]) -> list[tuple[Token, int, bool]]:
-    return [(a.token, a.reason, a.degraded) for a in actions if isinstance(a, Acknowledged)]
+def done(actions: list[Action]) -> list[tuple[MessageToken, int, bool]]:
+    return [(a.token, a.reason, a.qos_degraded) for a in actions if isinstance(a, PublishAcknowledged)]
 
 
 def answer(outbound: Outbound, packet: PubAckPacket | PubRecPacket | PubCompPacket) -> list[Action]:
-    actions = [*outbound.take(packet), *outbound.actions()]
+    actions = [*outbound.take_ack(packet), *outbound.actions()]
     outbound.validate()
     return actions
 
@@ -80,8 +80,8 @@ def test_after_pubrel_a_message_is_never_published_again() -> None:
     outbound = connected()
     released, published = first_id(publish(outbound, 1)), first_id(publish(outbound, 2))
     answer(outbound, PubRecPacket(released))
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
     pubrel, again = sent(outbound.actions())
     assert isinstance(pubrel, PubRelPacket)
     assert pubrel.packet_id == released
@@ -94,8 +94,8 @@ def test_a_lost_session_publishes_what_was_not_released_as_new() -> None:
     released = first_id(publish(outbound, 1))
     publish(outbound, 2)
     answer(outbound, PubRecPacket(released))
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     actions = list(outbound.actions())
     assert done(actions) == [(1, 0, False)]
     (again,) = sent(actions)
@@ -137,8 +137,8 @@ def test_a_stray_pubrec_is_answered_with_0x92_and_other_strays_are_nothing() -> 
 def test_an_answer_out_of_turn_is_a_protocol_error(qos: int, wrong: type[PubRecPacket | PubCompPacket]) -> None:
     outbound = connected()
     packet_id = first_id(publish(outbound, 1, qos))
-    with pytest.raises(Breach, match="answered a QoS"):
-        list(outbound.take(wrong(packet_id)))
+    with pytest.raises(BrokerProtocolError, match="answered a QoS"):
+        list(outbound.take_ack(wrong(packet_id)))
 
 
 def test_the_window_counts_until_the_last_answer() -> None:
@@ -155,8 +155,8 @@ def test_a_smaller_window_after_a_reconnect_is_kept_to() -> None:
     outbound = connected(window=5)
     for token in range(4):
         publish(outbound, token, 1)
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=True), 2, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=True), 2, session_resumed=True)
     again = sent(outbound.actions())
     assert [p.topic for p in again if isinstance(p, PublishPacket)] == ["t/0", "t/1"]
     outbound.validate()
@@ -170,8 +170,8 @@ def test_a_smaller_window_after_a_reconnect_is_kept_to() -> None:
 def test_an_answer_before_the_resend_finishes_a_message_that_still_waits_for_the_window() -> None:
     outbound = connected(window=5)
     ids = [first_id(publish(outbound, token, 1)) for token in range(3)]
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=True), 1, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=True), 1, session_resumed=True)
     assert len(sent(outbound.actions())) == 1
     assert done(answer(outbound, PubAckPacket(ids[2]))) == [(2, 0, False)]
     answer(outbound, PubAckPacket(ids[0]))
@@ -196,7 +196,7 @@ def test_what_the_server_can_not_take_is_not_sent(
     """[MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
     outbound = connected(connack=connack)
     outbound.publish(1, OutboundMessage("topic", b"x", qos=qos, retain=retain))
-    assert list(outbound.actions()) == [Acknowledged(1, reason)]
+    assert list(outbound.actions()) == [PublishAcknowledged(1, reason)]
     assert len(outbound) == 0
 
 
@@ -213,11 +213,11 @@ def test_packet_ids_go_round_and_skip_those_in_use() -> None:
     """[MQTT-2.2.1-3], [MQTT-2.2.1-4]."""
     outbound = connected(window=65535)
     kept = first_id(publish(outbound, 0, 1))
-    outbound.reserved.add(kept + 1)
+    outbound.reserved_ids.add(kept + 1)
     for token in range(1, 70_000):
         packet_id = first_id(publish(outbound, token, 1))
         assert packet_id not in (kept, kept + 1)
-        _ = [*outbound.take(PubAckPacket(packet_id)), *outbound.actions()]
+        _ = [*outbound.take_ack(PubAckPacket(packet_id)), *outbound.actions()]
     outbound.validate()
 
 
@@ -228,7 +228,7 @@ def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> 
     message = OutboundMessage(topic, bytes(size), qos=2, retain=True, user_properties=properties)
     assert message.template is not None
     for packet_id in (1, 255, 256, 65535):
-        (again,) = sent([Send(message.renumbered(encode(message.template), packet_id))])
+        (again,) = sent([Send(message.with_packet_id(encode(message.template), packet_id))])
         assert isinstance(again, PublishPacket)
         assert again.packet_id == packet_id
         assert (again.topic, again.payload, again.retain, again.qos) == (topic, bytes(size), True, QoS(2))
@@ -237,30 +237,30 @@ def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> 
 
 def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
     """[I10]: assigned before PUBLISH, released before PUBREL, each once; answers of a chunk together."""
-    outbound = Outbound(encode, durable=True)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound = Outbound(encode, save_in_flight=True)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     for token in (7, 8):
         outbound.publish(token, OutboundMessage("t", qos=2))
     flying, publishes = list(outbound.actions())
-    assert flying == Flying((), {1: 7, 2: 8}, {})
+    assert flying == SaveInFlight((), {1: 7, 2: 8}, {})
     assert isinstance(publishes, Send)
     for packet_id in (1, 2):
-        assert list(outbound.take(PubRecPacket(packet_id))) == []
+        assert list(outbound.take_ack(PubRecPacket(packet_id))) == []
     flying, pubrels = list(outbound.actions())
-    assert flying == Flying((), {}, {1: 0, 2: 0})
+    assert flying == SaveInFlight((), {}, {1: 0, 2: 0})
     assert [type(p) for p in sent([pubrels])] == [PubRelPacket, PubRelPacket]
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     lost = list(outbound.actions())
-    assert [(a.token, a.unsure) for a in lost if isinstance(a, Acknowledged)] == [(7, True), (8, True)]
-    assert lost[-1] == Flying((1, 2), {}, {})
+    assert [(a.token, a.delivery_unknown) for a in lost if isinstance(a, PublishAcknowledged)] == [(7, True), (8, True)]
+    assert lost[-1] == SaveInFlight((1, 2), {}, {})
 
 
 def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
-    outbound = Outbound(encode, durable=True)
+    outbound = Outbound(encode, save_in_flight=True)
     outbound.restore(5, 50, OutboundMessage("t/5", qos=2), Phase.RELEASED)
     outbound.restore(9, 51, OutboundMessage("t/9", qos=2), Phase.PUBLISHED)
-    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
     pubrel, again = sent(outbound.actions())
     assert (type(pubrel), type(again)) == (PubRelPacket, PublishPacket)
     assert isinstance(again, PublishPacket)
@@ -272,7 +272,7 @@ def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
 def test_an_expiry_counts_down_while_a_message_waits() -> None:
     """[MQTT-3.3.2-6] is the server's; here the same holds for what waited with us."""
     outbound = Outbound(encode)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     message = OutboundMessage("t", qos=1, message_expiry_interval=60)
     outbound.publish(1, message, 160.0)
     outbound.publish(2, message, 100.5)
@@ -283,7 +283,7 @@ def test_an_expiry_counts_down_while_a_message_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expires_at", "interval"), [(0.0, 1), (99.9, 1), (100.1, 1), (101.5, 2), (160.0, 60), (1e12, LONGEST_EXPIRY)]
+    ("expires_at", "interval"), [(0.0, 1), (99.9, 1), (100.1, 1), (101.5, 2), (160.0, 60), (1e12, MAX_EXPIRY_S)]
 )
 def test_an_interval_is_what_is_left_rounded_up_within_what_can_be_said(expires_at: float, interval: int) -> None:
     outbound = connected()
@@ -298,8 +298,8 @@ def test_a_message_sent_again_says_what_is_left_of_its_expiry_then() -> None:
     outbound.publish(1, OutboundMessage("t", qos=1, message_expiry_interval=60), 160.0)
     list(outbound.actions(now=100.0))
     for resumed in (True, False):
-        outbound.disconnected()
-        outbound.connected(ConnAckPacket(session_present=resumed), 10, resumed=resumed)
+        outbound.end_connection()
+        outbound.start_connection(ConnAckPacket(session_present=resumed), 10, session_resumed=resumed)
         (again,) = sent(outbound.actions(now=130.0))
         assert isinstance(again, PublishPacket)
         assert (again.message_expiry_interval, again.duplicate) == (30, resumed)
@@ -309,22 +309,22 @@ def test_our_own_limit_lets_so_many_be_without_an_answer(monkeypatch: pytest.Mon
     """QoS 0 has none, and goes on once there is room for it."""
     outbound = connected()
     limits: list[int | None] = [1]
-    monkeypatch.setattr(outbound.suspects, "limit", lambda _now: limits[-1])
+    monkeypatch.setattr(outbound.culprit_finder, "limit", lambda _now: limits[-1])
     assert len(publish(outbound, 1)) == 1
     assert publish(outbound, 2, qos=0) == []
     answer(outbound, PubRecPacket(1))
     assert publish(outbound, 3) == [], "until PUBCOMP"
     freed = answer(outbound, PubCompPacket(1))
     assert [packet.topic for packet in sent(freed) if isinstance(packet, PublishPacket)] == ["t/2", "t/3"]
-    unanswered = [outbound.unanswered]
+    unanswered = [outbound.unanswered_tokens]
     limits.append(0)
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
     assert sent(outbound.actions()) == []
-    unanswered.append(outbound.unanswered)
+    unanswered.append(outbound.unanswered_tokens)
     limits.append(None)
     assert len(sent(outbound.actions())) == 1
-    assert [*unanswered, outbound.unanswered] == [(3,), (), (3,)], "of what has left on this connection"
+    assert [*unanswered, outbound.unanswered_tokens] == [(3,), (), (3,)], "of what has left on this connection"
 
 
 def test_what_has_no_answer_counts_until_one_to_another_shows_that_it_was_read() -> None:
@@ -336,10 +336,10 @@ def test_what_has_no_answer_counts_until_one_to_another_shows_that_it_was_read()
         lambda: answer(outbound, PubAckPacket(9)),
         lambda: answer(outbound, PubAckPacket(1)),
         lambda: publish(outbound, 3, qos=0),
-        lambda: outbound.connected(ConnAckPacket(), 10, resumed=False),
+        lambda: outbound.start_connection(ConnAckPacket(), 10, session_resumed=False),
     ):
         act()
-        seen.append(outbound.unanswerable)
+        seen.append(outbound.qos0_since_ack)
     assert seen == [False, True, True, False, True, False]
 
 
@@ -347,40 +347,40 @@ def test_what_left_is_known_until_the_next_connection() -> None:
     outbound = connected(window=2)
     for token in range(3):
         publish(outbound, token, qos=1)
-    assert (outbound.window, outbound.open_count, outbound.unanswered) == (2, 2, (0, 1))
-    outbound.disconnected()
-    assert (outbound.open_count, outbound.unanswered, len(outbound)) == (0, (0, 1), 3)
-    assert outbound.withdraw() == [2]
+    assert (outbound.window, outbound.open_count, outbound.unanswered_tokens) == (2, 2, (0, 1))
+    outbound.end_connection()
+    assert (outbound.open_count, outbound.unanswered_tokens, len(outbound)) == (0, (0, 1), 3)
+    assert outbound.withdraw_unsent() == [2]
     assert len(outbound) == 2
 
 
 def test_exactly_once_sends_one_until_the_broker_has_answered_it_with_pubrec() -> None:
-    outbound = Outbound(encode, exactly=True)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound = Outbound(encode, require_qos2=True)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     assert len(publish(outbound, 1)) == 1
     assert publish(outbound, 2) == []
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
     assert len(sent(outbound.actions())) == 1, "the same one again, of a broker that may be another"
     assert [type(packet) for packet in sent(answer(outbound, PubRecPacket(1)))] == [PubRelPacket, PublishPacket]
     assert len(publish(outbound, 3)) == 1
 
 
 def test_exactly_once_sends_no_other_after_one_was_taken_as_less() -> None:
-    outbound = Outbound(encode, exactly=True)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound = Outbound(encode, require_qos2=True)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     publish(outbound, 1)
     publish(outbound, 2)
     publish(outbound, 3, qos=1)
     assert done(answer(outbound, PubAckPacket(1))) == [(1, 0, True)]
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
     assert sent(outbound.actions()) == []
 
 
 def test_other_qos_is_on_no_trial() -> None:
-    outbound = Outbound(encode, exactly=True)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound = Outbound(encode, require_qos2=True)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     assert [len(publish(outbound, token, qos)) for token, qos in ((1, 1), (2, 2), (3, 0))] == [1, 1, 1]
 
 
@@ -397,8 +397,8 @@ def test_what_another_server_can_not_take_again_is_given_up(
     packet_id = first_id(publish(outbound, 1, retain=True))
     if received:
         answer(outbound, PubRecPacket(packet_id))
-    outbound.disconnected()
-    outbound.connected(connack, 10, resumed=True)
+    outbound.end_connection()
+    outbound.start_connection(connack, 10, session_resumed=True)
     (pubrel,) = sent(outbound.actions())
     assert isinstance(pubrel, PubRelPacket)
     assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0 if received else reason, False)]
@@ -409,17 +409,17 @@ def test_what_another_server_can_not_take_again_is_given_up(
     ("qos", "received", "answers"),
     [(1, False, [(1, 0x100, False)]), (2, True, [(1, 0, True)]), (2, False, [])],
 )
-def test_a_message_that_is_given_up(qos: int, received: bool, answers: list[tuple[Token, int, bool]]) -> None:
+def test_a_message_that_is_given_up(qos: int, received: bool, answers: list[tuple[MessageToken, int, bool]]) -> None:
     outbound = connected()
     packet_id = first_id(publish(outbound, 1, qos))
     if received:
         answer(outbound, PubRecPacket(packet_id))
-    outbound.disconnected()
-    outbound.give_up(7, 0x100)
-    outbound.give_up(1, 0x100)
-    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    outbound.end_connection()
+    outbound.drop_message(7, 0x100)
+    outbound.drop_message(1, 0x100)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
     actions = list(outbound.actions())
-    assert [(a.token, a.reason, a.unsure) for a in actions if isinstance(a, Acknowledged)] == answers
+    assert [(a.token, a.reason, a.delivery_unknown) for a in actions if isinstance(a, PublishAcknowledged)] == answers
     assert [type(packet) for packet in sent(actions)] == ([] if answers else [PubRelPacket])
     if not answers:
         assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0x100, False)]
@@ -443,9 +443,9 @@ def test_in_order_gives_back_what_would_overtake_a_message_that_is_put_off() -> 
 
 def test_every_packet_id_can_be_in_use_and_no_more() -> None:
     outbound = Outbound(encode)
-    outbound.reserved.update(range(1, MAX_PACKET_ID))
+    outbound.reserved_ids.update(range(1, MAX_PACKET_ID))
     assert outbound.new_id() == MAX_PACKET_ID
-    outbound.reserved.add(MAX_PACKET_ID)
+    outbound.reserved_ids.add(MAX_PACKET_ID)
     with pytest.raises(AssertionError, match="packet ids"):
         outbound.new_id()
 
@@ -455,15 +455,15 @@ def test_a_negative_answer_to_what_nobody_knows_is_no_question() -> None:
 
 
 def test_qos_1_is_noted_beside_qos_2_where_ids_are_durable() -> None:
-    outbound = Outbound(encode, durable=True)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound = Outbound(encode, save_in_flight=True)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     for token, qos in ((7, 2), (8, 1), (9, 0)):
         outbound.publish(token, OutboundMessage("t", qos=qos))
     flying, publishes, acknowledged = list(outbound.actions())
-    assert (flying, acknowledged) == (Flying((), {1: 7}, {}, {2: 8}), Acknowledged(9, 0))
+    assert (flying, acknowledged) == (SaveInFlight((), {1: 7}, {}, {2: 8}), PublishAcknowledged(9, 0))
     assert len(sent([publishes])) == 3
     outbound.publish(10, OutboundMessage("t", qos=0))
-    assert not [action for action in outbound.actions() if isinstance(action, Flying)]
+    assert not [action for action in outbound.actions() if isinstance(action, SaveInFlight)]
 
 
 NOBODY = PubRecReasonCode.NO_MATCHING_SUBSCRIBERS
@@ -472,16 +472,16 @@ NOBODY = PubRecReasonCode.NO_MATCHING_SUBSCRIBERS
 @pytest.mark.parametrize("lost", ["nothing", "connection", "session", "process"])
 def test_what_pubrec_said_of_a_message_is_what_became_of_it(lost: str) -> None:
     """PUBCOMP says nothing of it [MQTT 5 section 3.7.2.1]: 0x10, nobody is subscribed, is known for QoS 2, too."""
-    outbound = Outbound(encode, durable=True)
-    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound = Outbound(encode, save_in_flight=True)
+    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
     packet_id = first_id(publish(outbound, 7))
     actions = answer(outbound, PubRecPacket(packet_id, reason_code=NOBODY))
-    assert [a.released for a in actions if isinstance(a, Flying)] == [{packet_id: 0x10}]
+    assert [a.pubrec_reasons for a in actions if isinstance(a, SaveInFlight)] == [{packet_id: 0x10}]
     if lost == "process":
-        outbound = Outbound(encode, durable=True)
-        outbound.restore(packet_id, 7, OutboundMessage("t/7", b"x", qos=2), Phase.RELEASED, reason=0x10)
-    outbound.disconnected()
-    outbound.connected(ConnAckPacket(session_present=lost != "session"), 10, resumed=lost != "session")
+        outbound = Outbound(encode, save_in_flight=True)
+        outbound.restore(packet_id, 7, OutboundMessage("t/7", b"x", qos=2), Phase.RELEASED, pubrec_reason=0x10)
+    outbound.end_connection()
+    outbound.start_connection(ConnAckPacket(session_present=lost != "session"), 10, session_resumed=lost != "session")
     actions = list(outbound.actions())
     if lost != "session":
         answer(outbound, PubRecPacket(packet_id))  # asked twice, it may see another answer; the first one counts

@@ -16,11 +16,20 @@ from mqtt5 import ConnAckPacket, PublishPacket, QoS
 
 from towline.mqtt import plain
 from towline.mqtt.codec import Decoder, Item, encode
-from towline.mqtt.events import Action, Deliver, Opened, Received, Send, SessionConfig, Settled, Stored
-from towline.mqtt.inbound import Screening
-from towline.mqtt.plain import FIELDS, PlainReader, PlainRun, PlainRuns
+from towline.mqtt.events import (
+    AckWatermark,
+    Action,
+    ConnectionOpened,
+    Deliver,
+    DeliveryStored,
+    PacketsReceived,
+    Send,
+    SessionConfig,
+)
+from towline.mqtt.inbound import FilterResult
+from towline.mqtt.plain import FIELD_COUNT, PlainReader, PlainRun, PlainRuns
 from towline.mqtt.session import Session
-from towline.mqtt.stubs import Published
+from towline.mqtt.truncated import ReceivedPublish
 
 #: The longest that two bytes of a remaining length can say [MQTT 5 section 1.5.5].
 TWO_BYTES = 16_383
@@ -45,7 +54,7 @@ class Lists:
 
 
 def lengths(fields: Sequence[bytes]) -> list[tuple[int, ...]]:
-    return [struct.unpack(f"={FIELDS}i", packed) for packed in fields]
+    return [struct.unpack(f"={FIELD_COUNT}i", packed) for packed in fields]
 
 
 def by_hand(buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool) -> tuple[PlainRun, int] | None:
@@ -77,7 +86,7 @@ def walked(data: bytes, *, limit: int = 1 << 20, version: int = 5) -> list[tuple
         assert properties is (version == 5)
         seen.extend(fields)
 
-    PlainRuns(reader, limit, properties=version == 5).find(data, 0)
+    PlainRuns(reader, limit, properties=version == 5).find_run(data, 0)
     return lengths(seen)
 
 
@@ -158,7 +167,7 @@ def test_tries_in_vain_become_rare_and_a_run_ends_that() -> None:
     runs, data = PlainRuns(reader, 1 << 20, properties=True), publish().write() * 300
 
     def tries(packets: int) -> list[int]:
-        return [at for at in range(packets) if len(asked) < (runs.find(data, 0), len(asked))[1]]
+        return [at for at in range(packets) if len(asked) < (runs.find_run(data, 0), len(asked))[1]]
 
     at = tries(4000)
     pauses = [after - before for before, after in pairwise(at)]
@@ -178,16 +187,16 @@ def test_lengths_that_a_device_may_choose_are_not_remembered_without_end(monkeyp
     runs = PlainRuns(by_hand, 1 << 20, properties=True)
     for size in range(100):
         data = publish(payload=bytes(size)).write()
-        found = runs.find(data, 0)
+        found = runs.find_run(data, 0)
         assert found is not None
         assert (found[0].packets, found[1]) == ([publish(payload=bytes(size))], len(data))
-        assert len(runs._shapes) <= 21
+        assert len(runs._cached_lengths) <= 21
 
 
-def said_by_property(packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
+def said_by_property(packets: Sequence[ReceivedPublish], _topics: Sequence[str]) -> FilterResult:
     """An owner that has stored what says so in a property, and tags what has one."""
     known = [("known", "1") in packet.user_properties for packet in packets]
-    return Screening(bytes(known) if any(known) else b"", [packet.user_properties or None for packet in packets])
+    return FilterResult(bytes(known) if any(known) else b"", [packet.user_properties or None for packet in packets])
 
 
 class Twin:
@@ -195,22 +204,22 @@ class Twin:
 
     def __init__(self, reader: PlainReader | None, version: int, *, screened: bool) -> None:
         self.session = Session(SessionConfig("c", "w", protocol=version, receive_maximum=20))
-        self.session.handle(Opened(), 0.0)
-        self.session.handle(Received([ConnAckPacket()]), 0.0)
+        self.session.handle(ConnectionOpened(), 0.0)
+        self.session.handle(PacketsReceived([ConnAckPacket()]), 0.0)
         if screened:
-            self.session.inbound.screen = said_by_property
+            self.session.inbound.duplicate_filter = said_by_property
         self._decoder = Decoder(1 << 20, version, reader)
         self.items: list[Item] = []
 
     def receive(self, data: bytes) -> list[Any]:
         self.items = self._decoder.feed(data)
-        return self._told(self.session.handle(Received(self.items), 1.0))
+        return self._told(self.session.handle(PacketsReceived(self.items), 1.0))
 
     def make_durable(self) -> list[Any]:
         """All that was delivered is on the disk."""
         inbound = self.session.inbound
-        actions = self.session.handle(Settled(inbound.next_number), 2.0)
-        return self._told([*actions, *self.session.handle(Stored(inbound._ticket), 2.0)])
+        actions = self.session.handle(AckWatermark(inbound.next_number), 2.0)
+        return self._told([*actions, *self.session.handle(DeliveryStored(inbound._last_delivery_id), 2.0)])
 
     def _told(self, actions: list[Action]) -> list[Any]:
         self.session.validate()
@@ -218,15 +227,27 @@ class Twin:
 
     def state(self) -> list[Any]:
         inbound = self.session.inbound
-        counts = [inbound.next_number, inbound.repeats, inbound.reused_ids, inbound.overruns, inbound.acknowledged]
-        return [self.session.state, self.session.window_full, inbound.held, counts]
+        counts = [
+            inbound.next_number,
+            inbound.duplicates,
+            inbound.reused_ids,
+            inbound.window_overruns,
+            inbound.acknowledged_count,
+        ]
+        return [self.session.state, self.session.window_full, inbound.unreleased_messages, counts]
 
 
 def _content(delivery: Deliver) -> list[Any]:
     messages = delivery.messages
     tags = list(messages.tags) or [None] * len(messages)
     rows = list(zip(messages.headers, messages.packets, messages.topics, tags, strict=True))
-    return [delivery.ticket, delivery.first, rows, dict(delivery.held), delivery.released]
+    return [
+        delivery.delivery_id,
+        delivery.first_number,
+        rows,
+        dict(delivery.unreleased_messages),
+        delivery.released_ids,
+    ]
 
 
 #: Few packet ids and contents, so that some are repeats, and some used again too early.
@@ -263,9 +284,9 @@ def test_a_session_does_the_same_with_columns_as_with_packets(
 
 def test_columns_stay_columns_until_a_message_that_is_none_comes() -> None:
     twin = Twin(by_hand, 5, screened=False)
-    (delivery,) = twin.session.handle(Received(Decoder(plain=by_hand).feed(publish().write() * 3)), 1.0)
+    (delivery,) = twin.session.handle(PacketsReceived(Decoder(plain_reader=by_hand).feed(publish().write() * 3)), 1.0)
     assert isinstance(delivery, Deliver)
     assert all(isinstance(run, PlainRun) for run in delivery.messages.runs)
-    assert (len(delivery.messages), delivery.first) == (3, 0)
-    sent = twin.session.handle(Settled(2), 1.0)
+    assert (len(delivery.messages), delivery.first_number) == (3, 0)
+    sent = twin.session.handle(AckWatermark(2), 1.0)
     assert sent == [Send(b"\x40\x02\x00\x07" * 2)]

@@ -11,8 +11,8 @@ from mqtt5 import ConnAckPacket, PublishPacket, QoS, Will
 
 from towline.errors import ConfigError
 from towline.mqtt.codec import encode
-from towline.mqtt.events import Breach, Filter, SessionConfig
-from towline.mqtt.handshake import check_connack, unsupported
+from towline.mqtt.events import BrokerProtocolError, Filter, SessionConfig
+from towline.mqtt.handshake import check_connack, unsupported_subscription
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem, version_problem
 
 
@@ -67,13 +67,13 @@ def test_a_topic_is_measured_in_bytes(length: int) -> None:
 
 def test_a_server_without_limits_takes_everything() -> None:
     wanted = [Filter("$share/g/#", identifier=1), Filter("+")]
-    assert unsupported(ConnAckPacket(), wanted, "line") is None
+    assert unsupported_subscription(ConnAckPacket(), wanted, "line") is None
 
 
 def test_a_server_without_wildcards_still_takes_plain_filters() -> None:
     server = ConnAckPacket(wildcard_subscription_available=False)
-    assert unsupported(server, [Filter("a/b")], "line") is None
-    error = unsupported(server, [Filter("a/b"), Filter("a/#")], "line")
+    assert unsupported_subscription(server, [Filter("a/b")], "line") is None
+    error = unsupported_subscription(server, [Filter("a/b"), Filter("a/#")], "line")
     assert error is not None
     assert 'offers no wildcards in subscriptions, which "a/#" needs' in str(error)
 
@@ -89,10 +89,10 @@ def test_a_server_without_wildcards_still_takes_plain_filters() -> None:
 def test_what_a_server_offers_not_is_refused_where_it_is_wanted(
     wanted: Filter, server: ConnAckPacket, what: str
 ) -> None:
-    error = unsupported(server, [Filter("plain"), wanted], "line")
+    error = unsupported_subscription(server, [Filter("plain"), wanted], "line")
     assert what in str(error)
     assert wanted.pattern in str(error)
-    assert unsupported(server, [Filter("plain")], "line") is None
+    assert unsupported_subscription(server, [Filter("plain")], "line") is None
 
 
 # Messages
@@ -263,13 +263,13 @@ def test_the_oldest_version_that_can_say_a_configuration(settings: dict[str, Any
 )
 def test_a_connack_says_nothing_that_nobody_asked_for(packet: ConnAckPacket, method: Method | None, words: str) -> None:
     config = replace(CONFIG, authenticator=method)
-    with pytest.raises(Breach, match=words) if words else nullcontext():
-        check_connack(packet, config, discarding=False)
+    with pytest.raises(BrokerProtocolError, match=words) if words else nullcontext():
+        check_connack(packet, config, discard_session=False)
 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("present", [True, False])
 def test_no_session_is_present_after_clean_start(clean: bool, present: bool) -> None:
     """[MQTT-3.2.2-2]."""
-    with pytest.raises(Breach, match="after Clean Start") if clean and present else nullcontext():
-        check_connack(ConnAckPacket(session_present=present), CONFIG, discarding=clean)
+    with pytest.raises(BrokerProtocolError, match="after Clean Start") if clean and present else nullcontext():
+        check_connack(ConnAckPacket(session_present=present), CONFIG, discard_session=clean)

@@ -35,23 +35,23 @@ from tests.unit.mqtt.sessions import (
     sent,
     subscribing,
 )
-from towline.errors import ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
+from towline.errors import BrokerRefused, ProtocolViolation, SessionUnknown, TakenOver, Unreachable
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import (
     Action,
     Close,
+    ConnectionLost,
+    ConnectionOpened,
     Deliver,
+    DeliveryStored,
     Filter,
-    Held,
-    Lost,
     Online,
-    Opened,
+    PacketsReceived,
     Publish,
-    Received,
-    Remember,
+    SaveSessionRecord,
     SessionLost,
     SessionRecord,
-    Stored,
+    UnreleasedMessage,
 )
 from towline.mqtt.session import Session, SessionState
 
@@ -59,8 +59,8 @@ from towline.mqtt.session import Session, SessionState
 
 
 def test_connect_keeps_the_session_from_the_first_time_on() -> None:
-    actions = Session(CONFIG).handle(Opened(), 0.0)
-    assert isinstance(actions[0], Remember), "durable before CONNECT leaves"
+    actions = Session(CONFIG).handle(ConnectionOpened(), 0.0)
+    assert isinstance(actions[0], SaveSessionRecord), "durable before CONNECT leaves"
     assert actions[0].record == SessionRecord("plant-7")
     (connect,) = sent(actions)
     assert isinstance(connect, ConnectPacket)
@@ -74,24 +74,28 @@ def test_the_password_is_not_shown() -> None:
 
 def test_a_new_session_subscribes_to_everything_and_is_remembered_when_confirmed() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket())
     unconfirmed = dict.fromkeys(KNOWN.subscriptions, -1)
-    assert only(actions, Remember).record == SessionRecord("plant-7", established=True, subscriptions=unconfirmed)
+    assert only(actions, SaveSessionRecord).record == SessionRecord(
+        "plant-7", established=True, subscriptions=unconfirmed
+    )
     (subscribe,) = sent(actions)
     assert isinstance(subscribe, SubscribePacket)
     assert [(f.pattern, f.max_qos) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
     actions = receive(session, granted(subscribe.packet_id))
-    assert only(actions, Remember).record == KNOWN
-    assert only(actions, Online).resumed is False
+    assert only(actions, SaveSessionRecord).record == KNOWN
+    assert only(actions, Online).session_resumed is False
 
 
-HOLDING = replace(KNOWN, subscriptions={"a/#": A.terms})
+HOLDING = replace(KNOWN, subscriptions={"a/#": A.encoded_options})
 
 
 def holding() -> Session:
-    session = Session(replace(CONFIG, filters=(A,)), HOLDING, 5, {7: Held(3, 1), 9: Held(4, 2)})
-    session.handle(Opened(), 0.0)
+    session = Session(
+        replace(CONFIG, filters=(A,)), HOLDING, 5, {7: UnreleasedMessage(3, 1), 9: UnreleasedMessage(4, 2)}
+    )
+    session.handle(ConnectionOpened(), 0.0)
     return session
 
 
@@ -102,10 +106,10 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
     lost, freed = receive(session, ConnAckPacket(session_present=False))
     assert isinstance(lost, SessionLost)
     assert isinstance(freed, Deliver)
-    assert (len(freed.messages), freed.held, freed.released) == (0, {}, (7, 9))
+    assert (len(freed.messages), freed.unreleased_messages, freed.released_ids) == (0, {}, (7, 9))
     assert session.deadline() == 45.0, "nobody owes us an answer; the keep alive goes on"
-    assert session.handle(Stored(freed.ticket - 1), 10.0) == [], "of what came before"
-    actions = session.handle(Stored(freed.ticket), 20.0)
+    assert session.handle(DeliveryStored(freed.delivery_id - 1), 10.0) == [], "of what came before"
+    actions = session.handle(DeliveryStored(freed.delivery_id), 20.0)
     assert [type(packet) for packet in sent(actions)] == [PublishPacket, SubscribePacket]
     session.validate()
     assert session.deadline() == 20.0 + CONFIG.connect_timeout_s
@@ -114,10 +118,10 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
 def test_a_connection_that_ends_before_the_ids_are_free_leaves_the_wait_to_the_next() -> None:
     session = holding()
     (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
-    session.handle(Lost(), 2.0)
-    session.handle(Opened(), 3.0)
+    session.handle(ConnectionLost(), 2.0)
+    session.handle(ConnectionOpened(), 3.0)
     assert receive(session, ConnAckPacket(session_present=True)) == []
-    (subscribe,) = sent(session.handle(Stored(freed.ticket), 4.0))
+    (subscribe,) = sent(session.handle(DeliveryStored(freed.delivery_id), 4.0))
     assert isinstance(subscribe, SubscribePacket)
     session.validate()
 
@@ -125,9 +129,9 @@ def test_a_connection_that_ends_before_the_ids_are_free_leaves_the_wait_to_the_n
 def test_ids_that_became_free_while_offline_hold_nothing_up() -> None:
     session = holding()
     (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
-    session.handle(Lost(), 2.0)
-    assert session.handle(Stored(freed.ticket), 2.5) == []
-    session.handle(Opened(), 3.0)
+    session.handle(ConnectionLost(), 2.0)
+    assert session.handle(DeliveryStored(freed.delivery_id), 2.5) == []
+    session.handle(ConnectionOpened(), 3.0)
     (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(subscribe, SubscribePacket)
 
@@ -137,12 +141,12 @@ def test_ids_that_became_free_while_offline_hold_nothing_up() -> None:
 
 def at(session: Session, server: str, *, present: bool, alone: bool = False) -> list[Action]:
     """Connect there; what comes of CONNACK, and of the disk's answer."""
-    session.handle(Lost(), 0.0)
-    session.handle(Opened(server, alone), 0.0)
+    session.handle(ConnectionLost(), 0.0)
+    session.handle(ConnectionOpened(server, alone), 0.0)
     actions = receive(session, ConnAckPacket(session_present=present))
     for action in actions[:]:
         if isinstance(action, Deliver):
-            actions += session.handle(Stored(action.ticket), 1.0)
+            actions += session.handle(DeliveryStored(action.delivery_id), 1.0)
     return actions
 
 
@@ -153,22 +157,22 @@ def known_at(*servers: str) -> SessionRecord:
 @pytest.mark.parametrize("present", [False, True])
 def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool) -> None:
     """Its session may be of long ago: everything is asked for, and nobody's id makes a message a repeat."""
-    session = Session(CONFIG, known_at("a"), 5, {7: Held(3, 1)})
+    session = Session(CONFIG, known_at("a"), 5, {7: UnreleasedMessage(3, 1)})
     actions = at(session, "b", present=present)
-    assert only(actions, Deliver).released == (7,)
+    assert only(actions, Deliver).released_ids == (7,)
     (subscribe,) = sent(actions)
     assert isinstance(subscribe, SubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["a/#", "b"]
     assert [int(f.retain_handling) for f in subscribe.topic_filters] == [int(present)] * 2
-    assert only(actions, Remember).record == replace(known_at("a", "b"), subscriptions={"a/#": -1, "b": -1})
-    assert not session.resumed
+    assert only(actions, SaveSessionRecord).record == replace(known_at("a", "b"), subscriptions={"a/#": -1, "b": -1})
+    assert not session.session_resumed
     session.validate()
 
 
 def test_a_server_that_keeps_what_it_has_gives_it_back() -> None:
-    session = Session(CONFIG, known_at("b", "a"), 5, {7: Held(3, 1)})
-    assert [type(action) for action in at(session, "a", present=True)] == [Remember, Online]
-    assert session.inbound.held
+    session = Session(CONFIG, known_at("b", "a"), 5, {7: UnreleasedMessage(3, 1)})
+    assert [type(action) for action in at(session, "a", present=True)] == [SaveSessionRecord, Online]
+    assert session.inbound.unreleased_messages
 
 
 @pytest.mark.parametrize(
@@ -181,12 +185,12 @@ def test_a_session_is_lost_only_where_there_was_one(servers: tuple[str, ...], se
 
 def test_the_one_server_of_another_name_is_asked_for_everything_and_keeps_the_ids() -> None:
     """The setting was changed there and back: the session here is of before a filter was added, or it is the same."""
-    session = Session(CONFIG, known_at("b", "a"), 5, {7: Held(3, 1)})
+    session = Session(CONFIG, known_at("b", "a"), 5, {7: UnreleasedMessage(3, 1)})
     (subscribe,) = sent(at(session, "b", present=True, alone=True))
     assert isinstance(subscribe, SubscribePacket)
     assert [(f.pattern, int(f.retain_handling)) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
-    assert session.resumed
-    assert session.inbound.held
+    assert session.session_resumed
+    assert session.inbound.unreleased_messages
     receive(session, granted(subscribe.packet_id))
     assert session.record == known_at("a", "b")
     assert sent(at(session, "b", present=True, alone=True)) == []
@@ -195,10 +199,10 @@ def test_the_one_server_of_another_name_is_asked_for_everything_and_keeps_the_id
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_record_of_servers_that_shared_sessions_does_not_say_where_it_was(alone: bool) -> None:
     """It may be any of them: it is asked for everything, once."""
-    session = Session(CONFIG, KNOWN, 5, {7: Held(3, 1)})
+    session = Session(CONFIG, KNOWN, 5, {7: UnreleasedMessage(3, 1)})
     actions = at(session, "a", present=True, alone=alone)
     assert len(sent(actions)) == 1
-    assert session.inbound.held
+    assert session.inbound.unreleased_messages
     assert session.record
     assert session.record.servers == ("a",)
 
@@ -213,24 +217,24 @@ def test_the_servers_of_a_record_do_not_grow_for_ever() -> None:
 
 
 def test_servers_that_share_sessions_are_one() -> None:
-    session = Session(CONFIG, known_at("a"), 5, {7: Held(3, 1)})
+    session = Session(CONFIG, known_at("a"), 5, {7: UnreleasedMessage(3, 1)})
     assert sent(at(session, "", present=True)) == []
-    assert session.inbound.held
+    assert session.inbound.unreleased_messages
     assert session.record == KNOWN
 
 
 def test_a_kept_session_is_not_subscribed_again() -> None:
     session = Session(CONFIG, KNOWN)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True))
     assert sent(actions) == []
-    assert only(actions, Online).resumed
+    assert only(actions, Online).session_resumed
 
 
 def test_subscriptions_change_by_difference() -> None:
-    record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.terms, "old/+": 1, "b": 0})
+    record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.encoded_options, "old/+": 1, "b": 0})
     session = Session(CONFIG, record)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     subscribe, unsubscribe = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(subscribe, SubscribePacket)
     assert isinstance(unsubscribe, UnsubscribePacket)
@@ -239,28 +243,28 @@ def test_subscriptions_change_by_difference() -> None:
     receive(session, granted(subscribe.packet_id, 1))
     assert session.state.value == "subscribing"
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]))
-    assert only(actions, Remember).record == KNOWN
+    assert only(actions, SaveSessionRecord).record == KNOWN
     assert session.state is SessionState.ONLINE
 
 
 def test_a_subscribe_has_one_identifier() -> None:
     filters = (Filter("a", identifier=1), Filter("b"), Filter("c", identifier=1))
     session = Session(replace(CONFIG, filters=filters))
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     asked = sent(receive(session, ConnAckPacket()))
     subscribes = [packet for packet in asked if isinstance(packet, SubscribePacket)]
     patterns = [[f.pattern for f in packet.topic_filters] for packet in subscribes]
     assert (patterns, [packet.subscription_id for packet in subscribes]) == ([["a", "c"], ["b"]], [1, None])
-    assert {packet.packet_id for packet in subscribes} == session.outbound.reserved
+    assert {packet.packet_id for packet in subscribes} == session.outbound.reserved_ids
 
 
 def test_an_unsuback_of_mqtt_3_has_no_codes_and_takes_all_back() -> None:
     session = Session(replace(CONFIG, protocol=4, filters=()), KNOWN)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     receive(session, ConnAckPacket(session_present=True))
-    (packet_id,) = session._requests
+    (packet_id,) = session._pending_requests
     receive(session, UnsubAckPacket(packet_id, []))
-    assert (session.subscriptions.known, session.state) == ({}, SessionState.ONLINE)
+    assert (session.subscriptions.known_options, session.state) == ({}, SessionState.ONLINE)
 
 
 def test_a_packet_id_in_use_is_no_refusal() -> None:
@@ -273,7 +277,7 @@ def test_a_packet_id_in_use_is_no_refusal() -> None:
     assert again.packet_id != asked.packet_id
     assert again.topic_filters == asked.topic_filters
     (online,) = [action for action in receive(session, granted(again.packet_id)) if isinstance(action, Online)]
-    assert not online.resumed
+    assert not online.session_resumed
 
 
 def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
@@ -285,7 +289,7 @@ def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
             break
         asked = only_subscribe(actions)
     closed = only(actions, Close)
-    assert isinstance(closed.error, Refused)
+    assert isinstance(closed.error, BrokerRefused)
     assert "packet identifier in use (0x91)" in str(closed.error)
     assert "right" not in str(closed.error)
     assert not closed.fatal, "another connection may find the ids free"
@@ -311,17 +315,17 @@ def test_a_refused_subscription_says_what_to_change(code: SubAckReasonCode, advi
 def test_a_filter_given_up_and_wanted_again_is_subscribed_again_if_its_unsuback_never_came() -> None:
     """The broker may have carried out an UNSUBSCRIBE whose UNSUBACK we never saw [MQTT-3.10.4-1, -4]."""
     session = Session(replace(CONFIG, filters=(A,)), KNOWN)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(unsubscribe, UnsubscribePacket)
-    session.handle(Lost(), 2.0)
+    session.handle(ConnectionLost(), 2.0)
 
     session = Session(CONFIG, session.record)
-    session.handle(Opened(), 3.0)
+    session.handle(ConnectionOpened(), 3.0)
     (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(subscribe, SubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["b"]
-    assert only(receive(session, granted(subscribe.packet_id, 1)), Remember).record == KNOWN
+    assert only(receive(session, granted(subscribe.packet_id, 1)), SaveSessionRecord).record == KNOWN
 
 
 def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() -> None:
@@ -332,27 +336,27 @@ def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() ->
         (UnsubAckReasonCode.NOT_AUTHORIZED, ["old", "older"]),
         (UnsubAckReasonCode.SUCCESS, ["old"]),
     ):
-        session.handle(Opened(), 0.0)
+        session.handle(ConnectionOpened(), 0.0)
         (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
         assert isinstance(unsubscribe, UnsubscribePacket)
         assert unsubscribe.patterns == patterns
         codes = [code, UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED][: len(patterns)]
         only(receive(session, UnsubAckPacket(unsubscribe.packet_id, codes)), Online)
-        session.handle(Lost(), 2.0)
+        session.handle(ConnectionLost(), 2.0)
 
 
 def test_a_kept_subscription_with_an_identifier_is_confirmed_once_and_for_all() -> None:
     config = replace(CONFIG, filters=(replace(A, identifier=7),))
-    session = online(config, replace(KNOWN, subscriptions={"a/#": config.filters[0].terms}))
+    session = online(config, replace(KNOWN, subscriptions={"a/#": config.filters[0].encoded_options}))
     for _ in range(2):
-        session.handle(Lost(), 2.0)
-        session.handle(Opened(), 3.0)
+        session.handle(ConnectionLost(), 2.0)
+        session.handle(ConnectionOpened(), 3.0)
         assert sent(receive(session, ConnAckPacket(session_present=True))) == []
 
 
 def test_a_session_the_broker_forgot_is_reported_and_made_again() -> None:
     session = Session(CONFIG, KNOWN)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=False))
     only(actions, SessionLost)
     assert isinstance(sent(actions)[0], SubscribePacket)
@@ -360,38 +364,38 @@ def test_a_session_the_broker_forgot_is_reported_and_made_again() -> None:
 
 def test_a_crash_between_connect_and_connack_is_no_loss_and_no_question() -> None:
     session = Session(CONFIG, SessionRecord("plant-7"))
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True))
     assert not [a for a in actions if isinstance(a, SessionLost | Close)]
 
 
 def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True))
     close = only(actions, Close)
     assert isinstance(close.error, SessionUnknown)
     assert close.fatal
-    assert only(actions, Remember).record is None, "the next start asks again"
+    assert only(actions, SaveSessionRecord).record is None, "the next start asks again"
     assert isinstance(sent(actions)[0], DisconnectPacket)
 
 
 def test_an_unknown_session_can_be_adopted() -> None:
     session = Session(replace(CONFIG, unknown_session="adopt"))
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True))
     assert isinstance(sent(actions)[0], SubscribePacket)
 
 
 def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept() -> None:
     session = Session(replace(CONFIG, unknown_session="discard"))
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     assert only(receive(session, ConnAckPacket(session_present=True)), Close).again_at_once
-    (connect,) = sent(session.handle(Opened(), 1.0))
+    (connect,) = sent(session.handle(ConnectionOpened(), 1.0))
     assert isinstance(connect, ConnectPacket)
     assert (connect.clean_start, connect.session_expiry_interval) == (True, 0)
     assert only(receive(session, ConnAckPacket()), Close).again_at_once
-    (connect,) = sent(session.handle(Opened(), 2.0))
+    (connect,) = sent(session.handle(ConnectionOpened(), 2.0))
     assert isinstance(connect, ConnectPacket)
     assert not connect.clean_start, "Mosquitto saves only sessions whose last CONNECT had Clean Start 0"
     assert isinstance(sent(receive(session, ConnAckPacket()))[0], SubscribePacket)
@@ -402,18 +406,18 @@ def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept()
     [
         (
             ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD,
-            Refused,
+            BrokerRefused,
             True,
             "bad user name or password (0x86). Check username",
         ),
-        (ConnAckReasonCode.NOT_AUTHORIZED, Refused, True, "not authorized"),
+        (ConnAckReasonCode.NOT_AUTHORIZED, BrokerRefused, True, "not authorized"),
         (ConnAckReasonCode.SERVER_BUSY, Unreachable, False, "server busy"),
         (ConnAckReasonCode.SERVER_UNAVAILABLE, Unreachable, False, "server unavailable"),
     ],
 )
 def test_a_refused_connection_says_why(code: ConnAckReasonCode, kind: type, fatal: bool, words: str) -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     close = only(receive(session, ConnAckPacket(reason_code=code)), Close)
     assert isinstance(close.error, kind)
     assert close.fatal is fatal
@@ -423,7 +427,7 @@ def test_a_refused_connection_says_why(code: ConnAckReasonCode, kind: type, fata
 
 def test_a_broker_without_sessions_breaks_at_least_once() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     close = only(receive(session, ConnAckPacket(session_expiry_interval=0)), Close)
     assert close.fatal
     assert "TL-M12" in str(close.error)
@@ -438,7 +442,7 @@ def test_a_broker_without_sessions_breaks_at_least_once() -> None:
 )
 def test_each_suback_code_is_checked(code: SubAckReasonCode, words: str) -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     receive(session, ConnAckPacket())
     close = only(receive(session, SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, code])), Close)
     assert close.fatal
@@ -472,15 +476,15 @@ def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: P
 
 def test_a_publish_before_connack_is_a_protocol_error() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     assert isinstance(only(receive(session, message(1)), Close).error, ProtocolViolation)
 
 
 def test_a_resumed_session_may_deliver_before_suback() -> None:
     session = Session(CONFIG, SessionRecord("plant-7", established=True))
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True), message(1))
-    assert only(actions, Deliver).first == 0
+    assert only(actions, Deliver).first_number == 0
 
 
 # Ends of a connection, and what the next one begins with
@@ -492,18 +496,20 @@ def test_a_broker_that_can_not_say_whether_it_kept_the_session_is_asked_for_ever
 ) -> None:
     """MQTT 3.1 has no Session Present: what we take for subscribed and is not would mean silence for ever."""
     session = Session(replace(CONFIG, protocol=protocol), KNOWN)
-    session.handle(Opened(), 0.0)
-    session.handle(Received([ConnAckPacket(session_present=protocol > 3)]), 1.0)
-    patterns = [f.pattern for request in session._requests.values() for f in getattr(request, "topic_filters", ())]
-    assert (patterns, session.resumed) == (asked, True)
+    session.handle(ConnectionOpened(), 0.0)
+    session.handle(PacketsReceived([ConnAckPacket(session_present=protocol > 3)]), 1.0)
+    patterns = [
+        f.pattern for request in session._pending_requests.values() for f in getattr(request, "topic_filters", ())
+    ]
+    assert (patterns, session.session_resumed) == (asked, True)
 
 
 def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
     session = Session(CONFIG, KNOWN)
-    session.probing = True
-    session.handle(Opened(), 0.0)
+    session.probing_version = True
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True))
-    assert only(actions, Close) == Close(None, again_at_once=True, answered=True)
+    assert only(actions, Close) == Close(None, again_at_once=True, version_confirmed=True)
     assert [type(packet) for packet in sent(actions)] == [DisconnectPacket]
     assert session.record is not None
     assert session.record.subscriptions == {"a/#": -1, "b": -1}, "asked for anew, as its answer was not seen"
@@ -513,7 +519,7 @@ def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
 def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int | None, fits: bool) -> None:
     """[MQTT-3.2.2-15]."""
     session = Session(replace(CONFIG, filters=(replace(A, pattern="a" * 20),)))
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(max_packet_size=limit))
     if fits:
         assert [type(packet) for packet in sent(actions)] == [SubscribePacket]
@@ -525,7 +531,7 @@ def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int |
 
 def test_a_connack_in_which_no_answer_fits_ends_the_connection() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     close = only(receive(session, ConnAckPacket(max_packet_size=3)), Close)
     assert close.fatal
     assert "TL-M16" in str(close.error)
@@ -533,7 +539,7 @@ def test_a_connack_in_which_no_answer_fits_ends_the_connection() -> None:
 
 def test_what_the_server_does_not_offer_is_told_before_it_is_asked_for() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(wildcard_subscription_available=False))
     assert [type(packet) for packet in sent(actions)] == [DisconnectPacket]
     close = only(actions, Close)
@@ -545,22 +551,22 @@ def test_what_the_server_does_not_offer_is_told_before_it_is_asked_for() -> None
 def test_a_connection_that_broke_is_told_by_what_had_come(items: list[ConnAckPacket] | None) -> None:
     """An end in place of CONNACK may be a broker that does not speak the version."""
     session = Session(CONFIG, KNOWN)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     if items is not None:
         receive(session, *items)
-    close = session.broke("broker")
-    session.handle(Lost(), 2.0)
-    assert (close.unanswered, close.again_at_once, close.fatal) == (not items, False, False)
-    assert session.cut is bool(items), "of one that was taken in a message may be to blame"
+    close = session.connection_break("broker")
+    session.handle(ConnectionLost(), 2.0)
+    assert (close.no_connack, close.again_at_once, close.fatal) == (not items, False, False)
+    assert session.ended_by_broker is bool(items), "of one that was taken in a message may be to blame"
     assert ("TL-M05" if items else "TL-M03") in str(close.error)
 
 
-@pytest.mark.parametrize(("held", "lost"), [({}, False), ({7: Held(3, 1)}, True)])
-def test_a_session_that_held_nothing_is_not_lost(held: dict[int, Held], lost: bool) -> None:
+@pytest.mark.parametrize(("held", "lost"), [({}, False), ({7: UnreleasedMessage(3, 1)}, True)])
+def test_a_session_that_held_nothing_is_not_lost(held: dict[int, UnreleasedMessage], lost: bool) -> None:
     """Brokers may keep none without subscriptions; one that was never confirmed was never there."""
     for record in (replace(KNOWN, subscriptions={}), SessionRecord("plant-7")):
         session = Session(CONFIG, record, 5, held)
-        session.handle(Opened(), 0.0)
+        session.handle(ConnectionOpened(), 0.0)
         actions = receive(session, ConnAckPacket())
         assert any(isinstance(action, SessionLost) for action in actions) is (lost and record.established)
 
@@ -585,7 +591,7 @@ def test_a_broker_s_answers_to_nothing_end_a_run_of_them() -> None:
 def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
     session = Session(CONFIG, record)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     (asked,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(asked, UnsubscribePacket)
     assert receive(session, UnsubAckPacket(asked.packet_id + 1, [UnsubAckReasonCode.SUCCESS])) == []
@@ -595,7 +601,7 @@ def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
 
 def test_a_suback_that_answers_an_unsubscribe_is_a_violation() -> None:
     session = Session(replace(CONFIG, filters=(A,)), KNOWN)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     (asked,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(asked, UnsubscribePacket)
     assert isinstance(only(receive(session, granted(asked.packet_id, 1)), Close).error, ProtocolViolation)
@@ -631,7 +637,7 @@ def challenge() -> mqtt5.AuthPacket:
 
 def authenticating(method: Method | None) -> Session:
     session = Session(replace(CONFIG, authenticator=method), KNOWN)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     return session
 
 
@@ -644,7 +650,7 @@ def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
     connack = ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=proof)
     actions = receive(session, connack)
     if proof == b"proof":
-        assert only(actions, Online).resumed
+        assert only(actions, Online).session_resumed
         return
     close = only(actions, Close)
     assert close.fatal
@@ -665,7 +671,7 @@ def test_a_challenge_that_fails_or_that_nobody_asked_for_ends_the_connection() -
 
 def test_without_the_authenticator_s_first_data_no_connect_leaves() -> None:
     session = Session(replace(CONFIG, authenticator=Method(sound=False)), KNOWN)
-    actions = session.handle(Opened(), 0.0)
+    actions = session.handle(ConnectionOpened(), 0.0)
     close = only(actions, Close)
     assert (close.fatal, sent(actions), session.state) == (True, [], SessionState.OFFLINE)
     assert "no credentials" in str(close.error)

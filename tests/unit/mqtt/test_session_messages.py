@@ -29,18 +29,18 @@ from towline.delivery.inbound import plain_run
 from towline.errors import ProtocolViolation
 from towline.mqtt.codec import Decoder, Item, encode
 from towline.mqtt.events import (
-    Acknowledged,
+    AckWatermark,
     Close,
+    ConnectionLost,
+    ConnectionOpened,
     Deliver,
-    Lost,
-    Opened,
+    DeliveryStored,
+    PacketsReceived,
     Publish,
-    Received,
+    PublishAcknowledged,
     Send,
     SessionConfig,
     SessionRecord,
-    Settled,
-    Stored,
 )
 from towline.mqtt.session import Session
 
@@ -50,9 +50,9 @@ from towline.mqtt.session import Session
 def test_nothing_is_acknowledged_before_it_is_settled() -> None:
     session = online(number=100)
     actions = receive(session, message(7), message(8))
-    assert only(actions, Deliver).first == 100
+    assert only(actions, Deliver).first_number == 100
     assert sent(actions) == []
-    assert session.inbound.unacknowledged == 2
+    assert session.inbound.unacknowledged_count == 2
 
 
 #: A new message, one that comes again, another with an id that is owed (the broker's fault), each with its packet id; a
@@ -70,7 +70,7 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
     steps: list[tuple[str, int]], plain: bool
 ) -> None:
     """[I3], in whatever order messages, repeats and acknowledgements come; nothing else is left out."""
-    session, decoder = online(), Decoder(plain=partial(plain_run, worth=1) if plain else None)
+    session, decoder = online(), Decoder(plain_reader=partial(plain_run, min_packets=1) if plain else None)
     wanted: list[tuple[int, bytes]] = []  # packet id and payload of each row
     stored: list[tuple[int, bytes]] = []
     acks: list[int] = []
@@ -83,18 +83,20 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
             unread += encode(PublishPacket("a/1", payload, qos=QoS(1), packet_id=value, duplicate=again))
             wanted += [(value, payload)] if kind != "again" else []
         elif kind == "stored":
-            session.handle(Stored(tickets[-1]), 1.0)
+            session.handle(DeliveryStored(tickets[-1]), 1.0)
         elif kind in {"read", "settle"}:  # what is unread then would cross our PUBACKs
-            for action in session.handle(Received(decoder.feed(unread)), 1.0):
+            for action in session.handle(PacketsReceived(decoder.feed(unread)), 1.0):
                 if isinstance(action, Deliver):
-                    assert action.first == len(stored)
+                    assert action.first_number == len(stored)
                     stored += [(p.packet_id or 0, p.payload or b"") for p in action.messages.packets]
-                    tickets.append(action.ticket)
+                    tickets.append(action.delivery_id)
             assert stored == wanted
             unread = b""
         if kind == "settle":
             settled = min(settled + value, len(wanted))
-            acks += [p.packet_id for p in sent(session.handle(Settled(settled), 1.0)) if isinstance(p, PubAckPacket)]
+            acks += [
+                p.packet_id for p in sent(session.handle(AckWatermark(settled), 1.0)) if isinstance(p, PubAckPacket)
+            ]
             assert acks == [packet_id for packet_id, _ in wanted[:settled]]
         session.validate()
 
@@ -103,45 +105,45 @@ def test_acks_leave_in_receive_order_up_to_the_watermark() -> None:
     session = online()
     receive(session, message(7), message(3), message(9))
     receive(session, message(1))
-    assert [p.packet_id for p in sent(session.handle(Settled(2), 2.0)) if isinstance(p, PubAckPacket)] == [7, 3]
+    assert [p.packet_id for p in sent(session.handle(AckWatermark(2), 2.0)) if isinstance(p, PubAckPacket)] == [7, 3]
     session.validate()
-    assert session.handle(Settled(2), 2.0) == []
-    assert [p.packet_id for p in sent(session.handle(Settled(99), 2.0)) if isinstance(p, PubAckPacket)] == [9, 1]
-    assert session.inbound.unacknowledged == 0
-    assert session.inbound.settled == 4, "never beyond what was received"
+    assert session.handle(AckWatermark(2), 2.0) == []
+    assert [p.packet_id for p in sent(session.handle(AckWatermark(99), 2.0)) if isinstance(p, PubAckPacket)] == [9, 1]
+    assert session.inbound.unacknowledged_count == 0
+    assert session.inbound.ack_watermark == 4, "never beyond what was received"
 
 
 def test_acks_take_the_short_form() -> None:
     session = online()
     receive(session, message(0x1234))
-    assert session.handle(Settled(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
+    assert session.handle(AckWatermark(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
 
 
 def test_qos_0_takes_a_number_and_no_ack() -> None:
     session = online()
     receive(session, message(0, QoS.AT_MOST_ONCE), message(5), message(0, QoS.AT_MOST_ONCE), message(6))
     assert session.inbound.next_number == 4
-    assert session.handle(Settled(1), 2.0) == []
-    assert sent(session.handle(Settled(3), 2.0)) == sent([Send(PubAckPacket(5).write())])
+    assert session.handle(AckWatermark(1), 2.0) == []
+    assert sent(session.handle(AckWatermark(3), 2.0)) == sent([Send(PubAckPacket(5).write())])
 
 
 def test_the_same_packet_id_after_its_ack_is_a_new_message() -> None:
     """[MQTT-4.3.2-5]: QoS 1 is never deduplicated by packet id."""
     session = online()
     receive(session, message(5))
-    session.handle(Settled(1), 2.0)
-    assert only(receive(session, message(5)), Deliver).first == 1
+    session.handle(AckWatermark(1), 2.0)
+    assert only(receive(session, message(5)), Deliver).first_number == 1
 
 
 def test_after_a_lost_connection_no_old_ack_leaves() -> None:
     session = online()
     receive(session, message(5))
-    session.handle(Lost(), 2.0)
-    session.handle(Opened(), 3.0)
+    session.handle(ConnectionLost(), 2.0)
+    session.handle(ConnectionOpened(), 3.0)
     receive(session, ConnAckPacket(session_present=True), now=3.0)
-    assert session.handle(Settled(1), 4.0) == []
+    assert session.handle(AckWatermark(1), 4.0) == []
     receive(session, message(5))
-    assert len(sent(session.handle(Settled(2), 5.0))) == 1
+    assert len(sent(session.handle(AckWatermark(2), 5.0))) == 1
 
 
 def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
@@ -149,11 +151,11 @@ def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
     receive(session, message(1))
     assert session.window_full is False
     receive(session, message(2))
-    assert session.inbound.unacknowledged == 2
-    assert session.inbound.overruns == 0
+    assert session.inbound.unacknowledged_count == 2
+    assert session.inbound.window_overruns == 0
     receive(session, message(3))
-    assert session.inbound.overruns == 1
-    session.handle(Settled(3), 2.0)
+    assert session.inbound.window_overruns == 1
+    session.handle(AckWatermark(3), 2.0)
     assert session.window_full is False
 
 
@@ -175,7 +177,7 @@ def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> N
     assert isinstance(first, PublishPacket)
     assert first.packet_id is not None
     actions = receive(session, PubAckPacket(first.packet_id))
-    assert only(actions, Acknowledged).token == 0
+    assert only(actions, PublishAcknowledged).token == 0
     assert len(sent(actions)) == 1
     assert len(session.outbound) == 3
 
@@ -183,7 +185,7 @@ def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> N
 def test_publishes_wait_for_the_connection() -> None:
     session = Session(PUBLISHER, KNOWN)
     assert session.handle(Publish(1, outgoing(message(1))), 0.0) == []
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     assert len(sent(receive(session, ConnAckPacket(session_present=True)))) == 2, (
         "the old filters go, the message comes"
     )
@@ -193,8 +195,8 @@ def test_unacknowledged_publishes_are_sent_again_with_their_ids_and_dup() -> Non
     """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
     session = publisher()
     ids = [sent(session.handle(Publish(token, outgoing(message(1))), 1.0))[0] for token in range(3)]
-    session.handle(Lost(), 2.0)
-    session.handle(Opened(), 3.0)
+    session.handle(ConnectionLost(), 2.0)
+    session.handle(ConnectionOpened(), 3.0)
     again = sent(receive(session, ConnAckPacket(session_present=True)))
     assert [p.packet_id for p in again if isinstance(p, PublishPacket)] == [
         p.packet_id for p in ids if isinstance(p, PublishPacket)
@@ -206,8 +208,8 @@ def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
     session = publisher()
     for token in range(3):
         session.handle(Publish(token, outgoing(message(1, topic=f"t{token}"))), 1.0)
-    session.handle(Lost(), 2.0)
-    session.handle(Opened(), 3.0)
+    session.handle(ConnectionLost(), 2.0)
+    session.handle(ConnectionOpened(), 3.0)
     again = [p for p in sent(receive(session, ConnAckPacket(session_present=False))) if isinstance(p, PublishPacket)]
     assert [p.topic for p in again] == ["t0", "t1", "t2"]
     assert not any(p.duplicate for p in again)
@@ -216,7 +218,7 @@ def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
 def test_qos_0_is_done_when_it_is_sent() -> None:
     session = publisher()
     actions = session.handle(Publish(5, outgoing(message(0, QoS.AT_MOST_ONCE))), 1.0)
-    assert only(actions, Acknowledged).token == 5
+    assert only(actions, PublishAcknowledged).token == 5
     assert len(session.outbound) == 0
 
 
@@ -227,17 +229,17 @@ def test_a_negative_ack_is_final_and_told() -> None:
     assert isinstance(packet, PublishPacket)
     assert packet.packet_id is not None
     refusal = PubAckPacket(packet.packet_id, reason_code=mqtt5.PubAckReasonCode.NOT_AUTHORIZED)
-    assert only(receive(session, refusal), Acknowledged).reason == 0x87
+    assert only(receive(session, refusal), PublishAcknowledged).reason == 0x87
     assert len(session.outbound) == 0
 
 
 def test_unknown_items_cannot_be_forgotten_in_the_tables() -> None:
     session = online()
     items: list[Item] = [mqtt5.AuthPacket()]
-    assert isinstance(only(session.handle(Received(items), 1.0), Close).error, ProtocolViolation)
+    assert isinstance(only(session.handle(PacketsReceived(items), 1.0), Close).error, ProtocolViolation)
 
 
 def test_receive_maximum_is_always_announced() -> None:
     """65535 is the standard's default and is not sent; a Mosquitto that is told nothing keeps to 20 and drops."""
-    (connect,) = [a for a in Session(CONFIG).handle(Opened(), 0.0) if isinstance(a, Send)]
+    (connect,) = [a for a in Session(CONFIG).handle(ConnectionOpened(), 0.0) if isinstance(a, Send)]
     assert b"\x21\xff\xfe" in connect.data

@@ -23,17 +23,17 @@ from tests.unit.mqtt.sessions import (
     sent,
 )
 from towline.mqtt.events import (
+    AckWatermark,
+    BytesWritten,
     Close,
-    Lost,
-    Opened,
-    Probe,
-    Reading,
-    Received,
+    ConnectionLost,
+    ConnectionOpened,
+    PacketsReceived,
+    PingRequest,
+    ReadingToggled,
     SessionRecord,
-    Settled,
     Stop,
     Tick,
-    Written,
 )
 from towline.mqtt.session import Session, SessionState
 
@@ -44,7 +44,7 @@ def test_pings_only_when_nothing_else_was_sent() -> None:
     session = online()
     assert session.deadline() == pytest.approx(0.0 + 45.0)
     receive(session, message(1), now=30.0)
-    session.handle(Settled(1), 30.0)
+    session.handle(AckWatermark(1), 30.0)
     assert session.deadline() == pytest.approx(75.0)
     assert session.handle(Tick(), 74.0) == []
     assert isinstance(sent(session.handle(Tick(), 75.0))[0], mqtt5.PingReqPacket)
@@ -65,8 +65,8 @@ def test_a_silent_broker_is_found_within_one_and_a_half_keep_alives() -> None:
 
 def test_a_second_pingreq_asks_for_nothing_more_than_the_first() -> None:
     session = online()
-    session.handle(Probe(), 20.0)
-    session.handle(Probe(), 30.0)
+    session.handle(PingRequest(), 20.0)
+    session.handle(PingRequest(), 30.0)
     assert session.deadline() == pytest.approx(20.0 + 45.0)
     assert "PINGREQ" in str(only(session.handle(Tick(), 65.0), Close).error)
 
@@ -74,10 +74,10 @@ def test_a_second_pingreq_asks_for_nothing_more_than_the_first() -> None:
 def test_a_connection_leaves_nothing_behind() -> None:
     """Neither a PINGREQ that is owed an answer, nor that it was not read."""
     session = online()
-    session.handle(Probe(), 10.0)
-    session.handle(Reading(False), 11.0)
-    session.handle(Lost(), 12.0)
-    session.handle(Opened(), 200.0)
+    session.handle(PingRequest(), 10.0)
+    session.handle(ReadingToggled(False), 11.0)
+    session.handle(ConnectionLost(), 12.0)
+    session.handle(ConnectionOpened(), 200.0)
     assert session.deadline() == pytest.approx(210.0), "CONNACK is waited for"
     receive(session, ConnAckPacket(session_present=True), now=201.0)
     assert session.state is SessionState.ONLINE
@@ -87,7 +87,7 @@ def test_a_connection_leaves_nothing_behind() -> None:
 def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:
     session = online()
     session.handle(Tick(), 45.0)
-    session.handle(Received([]), 80.0)
+    session.handle(PacketsReceived([]), 80.0)
     assert sent(session.handle(Tick(), 90.0)), "the broker wants to hear from us all the same [MQTT-3.1.2-22]"
     assert session.deadline() == pytest.approx(80.0 + 45.0)
     assert "PINGREQ" in str(only(session.handle(Tick(), 125.0), Close).error), "it stopped in the middle"
@@ -97,11 +97,11 @@ def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:
 def test_a_packet_that_takes_longer_than_any_keep_alive_does_not_silence_us(record: SessionRecord | None) -> None:
     """Were the broker to hear nothing for 1.5 keep alives, it would end the connection, and so for ever."""
     session = Session(CONFIG, record)
-    session.handle(Opened(), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     receive(session, ConnAckPacket(session_present=record is not None), now=0.0)
     pings = []
     for now in range(1, 600):
-        assert session.handle(Received([]), float(now)) == []
+        assert session.handle(PacketsReceived([]), float(now)) == []
         if (due := session.deadline()) is not None and now >= due:
             pings += [now for packet in sent(session.handle(Tick(), float(now))) if packet == mqtt5.PingReqPacket()]
     assert max(later - at for at, later in itertools.pairwise([0, *pings, 600])) <= 60
@@ -112,24 +112,24 @@ def test_a_pingreq_behind_a_packet_that_takes_long_to_leave_is_waited_for() -> N
     """Otherwise a message that takes longer than that would end each connection, and never arrive."""
     session = online()
     for now in range(1, 600):
-        session.handle(Written(), float(now))
+        session.handle(BytesWritten(), float(now))
         session.handle(Tick(), float(now))
     assert session.state is SessionState.ONLINE
     while (due := session.deadline()) is not None:
         assert due <= 600 + 45, "a line that takes nothing more is found"
         session.handle(Tick(), due)
-    assert session.server is None
+    assert session.server_limits is None
 
 
 def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
     session = online()
-    session.handle(Reading(False), 10.0)
+    session.handle(ReadingToggled(False), 10.0)
     for _ in range(5):
         now = session.deadline()
         assert now is not None
         assert isinstance(sent(session.handle(Tick(), now))[0], mqtt5.PingReqPacket)
     assert now is not None
-    session.handle(Reading(True), now + 1)
+    session.handle(ReadingToggled(True), now + 1)
     assert sent(session.handle(Tick(), now + 45)), "the answer may lie in what was not read"
     assert session.deadline() == pytest.approx(now + 1 + 45.0)
     assert "PINGREQ" in str(only(session.handle(Tick(), now + 46), Close).error), "a line that died meanwhile"
@@ -154,52 +154,52 @@ def test_no_keep_alive_is_none(given: int | None) -> None:
 
 def test_no_connack_in_time_is_an_error() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
+    session.handle(ConnectionOpened(), 5.0)
     assert session.deadline() == 15.0
     assert session.handle(Tick(), 14.9) == []
     close = only(session.handle(Tick(), 15.0), Close)
     assert "no CONNACK within 10 s" in str(close.error)
-    assert (close.unanswered, close.again_at_once, close.fatal) == (True, False, False)
+    assert (close.no_connack, close.again_at_once, close.fatal) == (True, False, False)
 
 
 def test_a_connack_byte_by_byte_has_the_same_time() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
-    session.handle(Received([]), 14.0)
+    session.handle(ConnectionOpened(), 5.0)
+    session.handle(PacketsReceived([]), 14.0)
     assert session.deadline() == 15.0
 
 
 def test_a_subscribe_without_answer_is_an_error() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
-    session.handle(Received([ConnAckPacket()]), 6.0)
+    session.handle(ConnectionOpened(), 5.0)
+    session.handle(PacketsReceived([ConnAckPacket()]), 6.0)
     assert session.state is SessionState.SUBSCRIBING
     assert session.deadline() == 16.0
-    session.handle(Received([]), 12.0)
+    session.handle(PacketsReceived([]), 12.0)
     assert session.handle(Tick(), 16.0) == [], "a large message may be arriving"
     close = only(session.handle(Tick(), 22.0), Close)
     assert "no answer to SUBSCRIBE within 10 s. Trying again." in str(close.error)
-    assert not close.unanswered
+    assert not close.no_connack
 
 
 def test_only_before_connack_is_it_asked_whether_this_is_an_mqtt_listener() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
-    before = session.broke("mqtt://b:1883")
+    session.handle(ConnectionOpened(), 0.0)
+    before = session.connection_break("mqtt://b:1883")
     receive(session, ConnAckPacket())
-    after = session.broke("mqtt://b:1883")
-    assert (before.unanswered, after.unanswered) == (True, False)
+    after = session.connection_break("mqtt://b:1883")
+    assert (before.no_connack, after.no_connack) == (True, False)
     assert "mqtt://b:1883: the connection ended in place of CONNACK." in str(before.error)
     assert str(after.error) == "mqtt://b:1883: the connection broke. Trying again.   [TL-M05]"
 
 
 def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
     session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
-    session.handle(Received([ConnAckPacket()]), 6.0)
-    session.handle(Reading(False), 7.0)
+    session.handle(ConnectionOpened(), 5.0)
+    session.handle(PacketsReceived([ConnAckPacket()]), 6.0)
+    session.handle(ReadingToggled(False), 7.0)
     assert not [a for a in session.handle(Tick(), 60.0) if isinstance(a, Close)]
-    session.handle(Reading(True), 61.0)
+    session.handle(ReadingToggled(True), 61.0)
     assert not [a for a in session.handle(Tick(), 70.0) if isinstance(a, Close)]
     assert [a for a in session.handle(Tick(), 71.0) if isinstance(a, Close)]
 

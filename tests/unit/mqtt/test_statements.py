@@ -33,24 +33,24 @@ from mqtt5 import (
 from tests.helpers import outgoing, packets_in
 from towline.mqtt.codec import Decoder, Packet, encode
 from towline.mqtt.events import (
-    Acknowledged,
+    AckWatermark,
     Action,
     Close,
+    ConnectionLost,
+    ConnectionOpened,
     Deliver,
+    DeliveryStored,
     Event,
     Filter,
-    Held,
-    Lost,
-    Opened,
+    PacketsReceived,
     Publish,
-    Received,
+    PublishAcknowledged,
     Send,
     SessionConfig,
     SessionRecord,
-    Settled,
     Stop,
-    Stored,
     Tick,
+    UnreleasedMessage,
 )
 from towline.mqtt.session import Session
 
@@ -63,7 +63,9 @@ RECORD = SessionRecord("plant-7", established=True)
 class Peer:
     """A session and the server's view of it: what it sent, packet by packet."""
 
-    def __init__(self, version: int, config: SessionConfig = CONFIG, held: dict[int, Held] | None = None) -> None:
+    def __init__(
+        self, version: int, config: SessionConfig = CONFIG, held: dict[int, UnreleasedMessage] | None = None
+    ) -> None:
         self.version = version
         self.session = Session(replace(config, protocol=version), RECORD, 10, held)
         self.now = 0.0
@@ -77,16 +79,16 @@ class Peer:
         decoder = Decoder(version=self.version)
         for item in decoder.feed(data):
             packets += packets_in(item)
-        assert not decoder._held
+        assert not decoder._buffered_bytes
         return packets
 
     def gets(self, *packets: Packet) -> list[Packet]:
         data = b"".join(encode(packet, self.version) for packet in packets)
-        return self.does(Received(Decoder(version=self.version).feed(data)))
+        return self.does(PacketsReceived(Decoder(version=self.version).feed(data)))
 
     def connects(self, *, kept: bool = True) -> list[Packet]:
         """What leaves after CONNACK."""
-        (connect,) = self.does(Opened())
+        (connect,) = self.does(ConnectionOpened())
         assert isinstance(connect, ConnectPacket)
         return self.gets(ConnAckPacket(session_present=kept))
 
@@ -138,14 +140,16 @@ def test_until_it_is_answered_a_message_is_sent_again_with_its_id_and_dup_in_ord
     [MQTT-4.3.2-1 of 3.1.1], [MQTT-4.3.3-1 of 3.1.1].
     """
     peer = online(version)
-    peer.session.outbound.suspects.mine = lambda _token: False  # of none it is asked whether the broker minds it
+    peer.session.outbound.culprit_finder.is_droppable = lambda _token: (
+        False
+    )  # of none it is asked whether the broker minds it
     first = [published(peer.does(Publish(n, outgoing(message(qos)))))[0] for n in range(3)]
     assert not any(packet.duplicate for packet in first)
     done = PubAckPacket(first[1].packet_id or 0) if qos == 1 else PubRecPacket(first[1].packet_id or 0)
     answer = peer.gets(done)
     assert [type(packet) for packet in answer] == ([] if qos == 1 else [PubRelPacket])
     for _ in range(2):
-        peer.does(Lost())
+        peer.does(ConnectionLost())
         again = peer.connects()
         resent = [packet for packet in again if isinstance(packet, PublishPacket)]
         assert [packet.packet_id for packet in resent] == [first[0].packet_id, first[2].packet_id]
@@ -154,7 +158,7 @@ def test_until_it_is_answered_a_message_is_sent_again_with_its_id_and_dup_in_ord
         assert released == ([] if qos == 1 else [first[1].packet_id]), "PUBREL until PUBCOMP, and no PUBLISH"
     if qos == 2:
         peer.gets(PubCompPacket(first[1].packet_id or 0))
-        assert isinstance(peer.actions[0], Acknowledged)
+        assert isinstance(peer.actions[0], PublishAcknowledged)
         assert first[1].packet_id not in peer.session.outbound.in_flight
 
 
@@ -203,12 +207,12 @@ def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: in
     """
     peer = online(version)
     assert peer.gets(message(0), message(1, 77), message(2, 78)) == [], "not before it is settled"
-    answers = peer.does(Settled(13))
+    answers = peer.does(AckWatermark(13))
     assert answers == [PubAckPacket(77), PubRecPacket(78)]
     assert peer.gets(PubRelPacket(78)) == []
     (delivery,) = peer.actions
     assert isinstance(delivery, Deliver)
-    assert peer.does(Stored(delivery.ticket)) == [PubCompPacket(78)]
+    assert peer.does(DeliveryStored(delivery.delivery_id)) == [PubCompPacket(78)]
     unknown = peer.gets(PubRelPacket(79))
     assert [type(packet) for packet in unknown] == [PubCompPacket]
     assert [int(packet.reason_code) for packet in unknown if isinstance(packet, PubCompPacket)] == [
@@ -224,8 +228,8 @@ def test_qos_1_after_puback_is_a_new_message_whatever_dup_says(version: int) -> 
         peer.gets(message(1, 5, duplicate=duplicate))
         (delivery,) = peer.actions
         assert isinstance(delivery, Deliver)
-        assert delivery.first == 10 + number
-        assert peer.does(Settled(11 + number)) == [PubAckPacket(5)]
+        assert delivery.first_number == 10 + number
+        assert peer.does(AckWatermark(11 + number)) == [PubAckPacket(5)]
 
 
 @VERSIONS
@@ -233,12 +237,12 @@ def test_qos_2_is_taken_once_until_its_release_is_complete(version: int) -> None
     """[MQTT-4.3.3-10], [MQTT-4.3.3-11], [MQTT-4.3.3-12], [MQTT-4.3.3-2 of 3.1.1]."""
     peer = online(version)
     peer.gets(message(2, 5))
-    assert peer.does(Settled(11)) == [PubRecPacket(5)]
+    assert peer.does(AckWatermark(11)) == [PubRecPacket(5)]
     assert peer.gets(message(2, 5, duplicate=True)) == [PubRecPacket(5)]
     assert not [action for action in peer.actions if isinstance(action, Deliver)]
     peer.gets(PubRelPacket(5))
     (release,) = [action for action in peer.actions if isinstance(action, Deliver)]
-    assert peer.does(Stored(release.ticket)) == [PubCompPacket(5)]
+    assert peer.does(DeliveryStored(release.delivery_id)) == [PubCompPacket(5)]
     peer.gets(message(2, 5))
     (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
     assert len(delivery.messages) == 1
@@ -252,7 +256,7 @@ def test_acknowledgements_leave_in_the_order_of_arrival(version: int, qos: int) 
     ids = [9, 3, 77, 4, 1]
     for packet_id in ids:
         peer.gets(message(qos, packet_id, topic=f"t/{packet_id}"))
-    answers = peer.does(Settled(12)) + peer.does(Settled(15))
+    answers = peer.does(AckWatermark(12)) + peer.does(AckWatermark(15))
     kind = PubAckPacket if qos == 1 else PubRecPacket
     assert answers == [kind(packet_id) for packet_id in ids]
 
@@ -262,7 +266,7 @@ def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version:
     """[MQTT-4.5.0-2], [MQTT-4.5.0-2 of 3.1.1]."""
     peer = online(version)
     peer.gets(message(1, 1, topic="nobody/asked"), message(2, 2, topic="nobody/asked"))
-    assert peer.does(Settled(12)) == [PubAckPacket(1), PubRecPacket(2)]
+    assert peer.does(AckWatermark(12)) == [PubAckPacket(1), PubRecPacket(2)]
 
 
 # The session
@@ -273,17 +277,17 @@ def test_state_of_both_directions_outlives_the_connection(version: int) -> None:
     """[MQTT-3.1.2-23], [MQTT-4.1.0-1], [MQTT-3.1.2-4 of 3.1.1], [MQTT-4.1.0-1 of 3.1.1], [MQTT-4.1.0-2 of 3.1.1]."""
     peer = online(version)
     peer.gets(message(2, 5))
-    peer.does(Settled(11))
+    peer.does(AckWatermark(11))
     for n in range(2):
         peer.does(Publish(n, outgoing(message(1 + n))))
-    before = (dict(peer.session.inbound.held), peer.session.outbound.in_flight)
+    before = (dict(peer.session.inbound.unreleased_messages), peer.session.outbound.in_flight)
     assert [len(part) for part in before] == [1, 2]
     peer.now = 3600.0
     peer.does(Tick())  # whatever time does while the connection is open
-    peer.does(Lost())
-    assert (peer.session.inbound.held, peer.session.outbound.in_flight) == before
+    peer.does(ConnectionLost())
+    assert (peer.session.inbound.unreleased_messages, peer.session.outbound.in_flight) == before
     peer.connects()
-    assert (peer.session.inbound.held, peer.session.outbound.in_flight) == before
+    assert (peer.session.inbound.unreleased_messages, peer.session.outbound.in_flight) == before
     assert peer.gets(message(2, 5, duplicate=True)) == [PubRecPacket(5)]
 
 
@@ -291,14 +295,14 @@ def test_state_of_both_directions_outlives_the_connection(version: int) -> None:
 def test_a_clean_start_begins_with_nothing(version: int) -> None:
     """[MQTT-3.1.2-4], [MQTT-3.1.2-6 of 3.1.1]: no id of before means anything."""
     config = replace(CONFIG, clean_start=True, session_expiry_s=0, durable=False)
-    peer = Peer(version, config, held={5: Held(3, 0)})
-    (connect,) = peer.does(Opened())
+    peer = Peer(version, config, held={5: UnreleasedMessage(3, 0)})
+    (connect,) = peer.does(ConnectionOpened())
     assert isinstance(connect, ConnectPacket)
     assert connect.clean_start
     peer.gets(ConnAckPacket(session_present=False))
-    assert not peer.session.inbound.held
+    assert not peer.session.inbound.unreleased_messages
     (forgotten,) = [action for action in peer.actions if isinstance(action, Deliver)]
-    assert forgotten.released == (5,), "durably"
+    assert forgotten.released_ids == (5,), "durably"
     peer.gets(message(2, 5, duplicate=True))
     (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
     assert len(delivery.messages) == 1
@@ -307,7 +311,7 @@ def test_a_clean_start_begins_with_nothing(version: int) -> None:
 @VERSIONS
 def test_a_session_ends_with_its_connection_only_if_told_so(version: int) -> None:
     """[MQTT-3.1.2-6 of 3.1.1]: CleanSession says both that there is no old state and that none stays."""
-    (connect,) = Peer(version, replace(CONFIG, session_expiry_s=0, durable=False)).does(Opened())
+    (connect,) = Peer(version, replace(CONFIG, session_expiry_s=0, durable=False)).does(ConnectionOpened())
     assert isinstance(connect, ConnectPacket)
     assert connect.clean_start is (version == 4)
 
@@ -330,7 +334,7 @@ def test_pingreq_when_nothing_else_was_sent(version: int) -> None:
 def test_the_wills_qos(version: int, qos: int) -> None:
     """[MQTT-3.1.2-12]: 0, 1 or 2; the codec has no other."""
     will = Will("state", payload=b"gone", qos=QoS(qos))
-    (connect,) = Peer(version, replace(CONFIG, will=will)).does(Opened())
+    (connect,) = Peer(version, replace(CONFIG, will=will)).does(ConnectionOpened())
     assert isinstance(connect, ConnectPacket)
     flags = encode(connect, version)[9]
     assert (flags >> 3 & 3, flags >> 2 & 1) == (qos, 1)
@@ -348,7 +352,7 @@ def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: i
     peer.gets(message(1, 1))
     assert peer.does(Stop()) == [DisconnectPacket()]
     assert peer.closes
-    for event in (Settled(11), Publish(1, outgoing(message(1))), Tick(), Stop()):
+    for event in (AckWatermark(11), Publish(1, outgoing(message(1))), Tick(), Stop()):
         assert peer.does(event) == []
 
 
@@ -370,7 +374,7 @@ def test_a_violation_ends_the_connection(version: int) -> None:
 def test_a_negative_connack_ends_the_connection(code: ConnAckReasonCode) -> None:
     """[MQTT-4.13.2-1]."""
     peer = Peer(5)
-    peer.does(Opened())
+    peer.does(ConnectionOpened())
     assert peer.gets(ConnAckPacket(reason_code=code)) == []
     assert peer.closes
 
@@ -402,7 +406,7 @@ def test_with_a_method_only_auth_leaves_before_connack() -> None:
     """[MQTT-3.1.2-30], [MQTT-3.15.2-1], [MQTT-4.12.0-3]: however much waits to be published."""
     peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(Filter("a"),)))
     peer.does(Publish(1, outgoing(message(1))))
-    (connect,) = peer.does(Opened())
+    (connect,) = peer.does(ConnectionOpened())
     assert isinstance(connect, ConnectPacket)
     assert (connect.authentication_method, connect.authentication_data) == ("X", b"1")
     assert peer.does(Publish(2, outgoing(message(0)))) == []

@@ -13,8 +13,8 @@ from mqtt5 import PublishPacket
 
 from tests.helpers import packets_in
 from tests.unit.mqtt import strict
+from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder
-from towline.mqtt.fence import MalformedPacket
 
 CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, DISCONNECT, AUTH = 2, 3, 4, 5, 6, 7, 9, 11, 14, 15
 #: Values of a property, the first of them sound in every place where the property may stand.
@@ -56,9 +56,9 @@ TOLERATED: Final = {
 @pytest.fixture(autouse=True)
 def _closely() -> Iterator[None]:
     """Where a value ends in the payload, text is hidden from the quick look: the codec would print its panic."""
-    Decoder._distrust = True
+    Decoder._codec_panicked = True
     yield
-    Decoder._distrust = False
+    Decoder._codec_panicked = False
 
 
 def varint(value: int) -> bytes:

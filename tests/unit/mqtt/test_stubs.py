@@ -12,11 +12,11 @@ import pytest
 from mqtt5 import ConnAckPacket, PublishPacket, QoS
 
 from towline.delivery.inbound import to_rows
+from towline.mqtt.checks import MAX_PROPERTIES, MalformedPacket
 from towline.mqtt.codec import Decoder, Item, PublishRun, encode
 from towline.mqtt.events import Messages
-from towline.mqtt.fence import MAX_PROPERTIES, MalformedPacket
 from towline.mqtt.inbound import Inbound
-from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Published, Stub
+from towline.mqtt.truncated import PACKET_TOO_LARGE, TOO_MANY_PROPERTIES, ReceivedPublish, TruncatedMessage
 
 LIMIT = 1024
 PAYLOAD = bytes(range(256)) * 8
@@ -26,8 +26,8 @@ def publish(number: int, payload: bytes = b"x", topic: str = "t/1", qos: int = 1
     return PublishPacket(topic, payload, qos=QoS(qos), packet_id=number if qos else None, **properties)
 
 
-def published(items: Sequence[Item]) -> list[Published]:
-    packets: list[Published] = []
+def published(items: Sequence[Item]) -> list[ReceivedPublish]:
+    packets: list[ReceivedPublish] = []
     for item in items:
         assert isinstance(item, PublishRun)
         assert len(item.headers) == len(item.packets)
@@ -35,9 +35,9 @@ def published(items: Sequence[Item]) -> list[Published]:
     return packets
 
 
-def stub_of(data: bytes, limit: int = LIMIT, version: int = 5) -> Stub:
+def stub_of(data: bytes, limit: int = LIMIT, version: int = 5) -> TruncatedMessage:
     (stub,) = published(Decoder(limit, version).feed(data))
-    assert isinstance(stub, Stub)
+    assert isinstance(stub, TruncatedMessage)
     return stub
 
 
@@ -59,10 +59,10 @@ def test_a_message_too_large_keeps_its_place_wherever_it_is_cut(version: int, qo
     whole = published(Decoder(LIMIT, version).feed(stream))
     before, stub, between, again, after = whole
     assert [p.packet_id for p in (before, between, after)] == [1, 2, 3]
-    assert isinstance(stub, Stub)
+    assert isinstance(stub, TruncatedMessage)
     assert (stub.topic, int(stub.qos), stub.retain) == ("größe/ü", qos, True)
     assert stub.packet_id == (7 if qos else None)
-    assert (stub.payload, stub.correlation_data, stub.reason) == (None, None, TOO_LARGE)
+    assert (stub.payload, stub.correlation_data, stub.reason) == (None, None, PACKET_TOO_LARGE)
     facts = dict(stub.user_properties)
     assert facts["towline-size"] == str(len(data))
     assert facts["towline-sha256"] == sha256(PAYLOAD).hexdigest()
@@ -73,7 +73,7 @@ def test_a_message_too_large_keeps_its_place_wherever_it_is_cut(version: int, qo
     for cut in range(len(stream) + 1):
         decoder = Decoder(LIMIT, version)
         assert published([*decoder.feed(stream[:cut]), *decoder.feed(stream[cut:])]) == whole
-        assert not decoder._held
+        assert not decoder._buffered_bytes
     decoder = Decoder(LIMIT, version)
     bytewise = [item for at in range(len(stream)) for item in decoder.feed(stream[at : at + 1])]
     assert published(bytewise) == whole
@@ -84,7 +84,7 @@ def test_a_message_of_the_limit_is_whole_and_one_byte_more_is_not() -> None:
     at_limit = publish(1, bytes(LIMIT - empty - 1))  # a second byte of the length
     assert len(at_limit.write()) == LIMIT
     assert published(Decoder(LIMIT).feed(at_limit.write())) == [at_limit]
-    assert stub_of(publish(1, bytes(LIMIT - empty)).write()).reason == TOO_LARGE
+    assert stub_of(publish(1, bytes(LIMIT - empty)).write()).reason == PACKET_TOO_LARGE
 
 
 @pytest.mark.parametrize("version", [5, 4])
@@ -98,7 +98,7 @@ def test_256_mb_pass_without_being_held(version: int) -> None:
         while left:
             items += decoder.feed(piece[:left])
             left -= min(left, len(piece))
-            assert not decoder._held
+            assert not decoder._buffered_bytes
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -115,7 +115,7 @@ def test_properties_larger_than_any_limit_pass_too() -> None:
     for at in range(0, len(data), 7_001):
         items += decoder.feed(data[at : at + 7_001])
     (stub,) = published(items)
-    assert isinstance(stub, Stub)
+    assert isinstance(stub, TruncatedMessage)
     assert stub.topic_alias == 0x0304
     assert dict(stub.user_properties)["towline-properties"] == "40"
     assert dict(stub.user_properties)["towline-sha256"] == sha256(PAYLOAD).hexdigest()
@@ -136,8 +136,8 @@ def test_too_many_properties_leave_a_stub_with_every_byte(
     if taken:
         assert packet.payload == PAYLOAD
         return
-    assert isinstance(packet, Stub)
-    assert (packet.reason, packet.correlation_data, packet.packet_id) == (TOO_MANY, data, 7)
+    assert isinstance(packet, TruncatedMessage)
+    assert (packet.reason, packet.correlation_data, packet.packet_id) == (TOO_MANY_PROPERTIES, data, 7)
     facts = dict(packet.user_properties)
     assert facts["towline-properties"] == str(users)
     assert facts["towline-sha256"] == sha256(PAYLOAD).hexdigest()
@@ -214,8 +214,8 @@ def test_an_alias_that_a_stub_sets_holds_for_what_follows(large: bytes) -> None:
     data += publish(3, PAYLOAD, topic="", topic_alias=4).write()
     for item in Decoder(limit).feed(data):
         assert isinstance(item, PublishRun)
-        inbound.publishes(item)
-    delivery = inbound.hand_over()
+        inbound.take_publishes(item)
+    delivery = inbound.next_delivery()
     assert delivery is not None
     topics = delivery.messages.topics
     assert topics == [topics[0]] * 3
@@ -229,15 +229,15 @@ def test_a_held_stub_is_told_from_another() -> None:
     def take(payload: bytes) -> bool:
         for item in Decoder(LIMIT).feed(publish(7, payload, qos=2).write()):
             assert isinstance(item, PublishRun)
-            inbound.publishes(item)
-        return inbound.hand_over() is not None
+            inbound.take_publishes(item)
+        return inbound.next_delivery() is not None
 
     assert take(PAYLOAD)
     assert not take(PAYLOAD)
-    assert (inbound.repeats, inbound.reused_ids) == (1, 0)
+    assert (inbound.duplicates, inbound.reused_ids) == (1, 0)
     assert take(PAYLOAD[::-1])
-    assert (inbound.repeats, inbound.reused_ids) == (1, 1)
-    assert inbound.settle(9) == b"\x50\x02\x00\x07" * 3
+    assert (inbound.duplicates, inbound.reused_ids) == (1, 1)
+    assert inbound.raise_ack_watermark(9) == b"\x50\x02\x00\x07" * 3
 
 
 def test_a_stub_of_qos_1_that_comes_again_while_its_puback_is_owed_is_a_repeat() -> None:
@@ -245,11 +245,11 @@ def test_a_stub_of_qos_1_that_comes_again_while_its_puback_is_owed_is_a_repeat()
     for payload, duplicate in ((PAYLOAD, False), (PAYLOAD, True), (PAYLOAD[::-1], True)):
         for item in decoder.feed(publish(7, payload, qos=1, duplicate=duplicate).write()):
             assert isinstance(item, PublishRun)
-            inbound.publishes(item)
-    delivery = inbound.hand_over()
+            inbound.take_publishes(item)
+    delivery = inbound.next_delivery()
     assert delivery is not None
-    assert (len(delivery.messages), inbound.repeats) == (2, 1)
-    assert inbound.settle(9) == b"\x40\x02\x00\x07" * 2
+    assert (len(delivery.messages), inbound.duplicates) == (2, 1)
+    assert inbound.raise_ack_watermark(9) == b"\x40\x02\x00\x07" * 2
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 1 << 20])
@@ -261,18 +261,18 @@ def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
     for now, properties in itertools.product((limit, LIMIT), [*ways, {"message_expiry_interval": 5}]):
         for item in Decoder(now).feed(publish(7, PAYLOAD, qos=2, user_properties=pairs, **properties).write()):
             assert isinstance(item, PublishRun)
-            inbound.publishes(item)
-    delivery = inbound.hand_over()
+            inbound.take_publishes(item)
+    delivery = inbound.next_delivery()
     assert delivery is not None
-    assert (len(delivery.messages), inbound.repeats, inbound.reused_ids) == (1, 7, 0)
+    assert (len(delivery.messages), inbound.duplicates, inbound.reused_ids) == (1, 7, 0)
 
 
 def test_a_stub_is_a_row_without_payload() -> None:
     packets = published(Decoder().feed(publish(1, b"", retain=True).write() + crowd(2000)))
     headers = b"\x33\x32"
-    batch = to_rows(Messages([PublishRun.of(packets, headers)]), 5, 0, "g", strip_marks=True)
+    batch = to_rows(Messages([PublishRun.from_packets(packets, headers)]), 5, 0, "g", strip_marks=True)
     empty, stub = batch.to_pylist()
     assert (empty["payload"], empty["offset"]) == (b"", 5)
     assert (stub["payload"], stub["topic"], stub["qos"], stub["offset"]) == (None, "t/1", 1, 6)
     assert stub["correlation_data"] == crowd(2000)
-    assert stub["user_properties"][0] == {"key": "towline-reason", "value": TOO_MANY}
+    assert stub["user_properties"][0] == {"key": "towline-reason", "value": TOO_MANY_PROPERTIES}

@@ -11,53 +11,53 @@ from towline.mqtt.events import Filter
 from towline.mqtt.subscriptions import UNSURE, Subscriptions
 
 A, B = Filter("a/#", 1), Filter("b", 2)
-BOTH = {"a/#": A.terms, "b": B.terms}
+BOTH = {"a/#": A.encoded_options, "b": B.encoded_options}
 
 
 def connected(wanted: tuple[Filter, ...], known: dict[str, int]) -> Subscriptions:
     """A session that the broker has kept; without anything known a new one."""
     subscriptions = Subscriptions(wanted, known)
-    subscriptions.connect()
+    subscriptions.expect_connack()
     if known:
-        subscriptions.kept()
+        subscriptions.restore_options()
     else:
-        subscriptions.lost()
+        subscriptions.clear_options()
     return subscriptions
 
 
 def test_nothing_is_sure_between_connect_and_connack() -> None:
     subscriptions = Subscriptions((A, B), BOTH)
-    subscriptions.connect()
-    assert subscriptions.known == dict.fromkeys(BOTH, UNSURE)
-    subscriptions.kept()
-    assert subscriptions.known == BOTH
+    subscriptions.expect_connack()
+    assert subscriptions.known_options == dict.fromkeys(BOTH, UNSURE)
+    subscriptions.restore_options()
+    assert subscriptions.known_options == BOTH
 
 
 def test_a_session_that_is_lost_is_subscribed_to_nothing() -> None:
     subscriptions = Subscriptions((A, B), BOTH)
-    subscriptions.connect()
-    subscriptions.lost()
-    assert subscriptions.known == {}
+    subscriptions.expect_connack()
+    subscriptions.clear_options()
+    assert subscriptions.known_options == {}
 
 
 def test_a_connack_that_never_came_leaves_nothing_sure() -> None:
     subscriptions = Subscriptions((A, B), BOTH)
-    subscriptions.connect()
-    subscriptions.connect()
-    subscriptions.kept()
+    subscriptions.expect_connack()
+    subscriptions.expect_connack()
+    subscriptions.restore_options()
     assert handlings(subscriptions) == {"a/#": 1, "b": 1}
 
 
 def handlings(subscriptions: Subscriptions) -> dict[str, int | None]:
-    return {f.pattern: f.retain_handling for f in subscriptions.ask()[0]}
+    return {f.pattern: f.retain_handling for f in subscriptions.pending_changes()[0]}
 
 
 def test_retained_messages_come_with_the_first_subscribe_and_not_with_those_after_it() -> None:
     """A session that was lost meanwhile gets them all the same: there the subscription is new."""
     subscriptions = connected((A,), {})
     assert handlings(subscriptions) == {"a/#": 0}
-    subscriptions.connect()
-    subscriptions.kept()
+    subscriptions.expect_connack()
+    subscriptions.restore_options()
     assert handlings(subscriptions) == {"a/#": 1}
 
 
@@ -73,32 +73,35 @@ def test_what_a_filter_says_of_retained_messages_holds(handling: int) -> None:
 
 @pytest.mark.parametrize("handling", [0, 1, 2, None])
 def test_another_retain_handling_is_no_reason_to_subscribe_again(handling: int | None) -> None:
-    assert connected((Filter("a/#", 1, retain_handling=handling),), {"a/#": A.terms}).ask() == ([], [])
+    assert connected((Filter("a/#", 1, retain_handling=handling),), {"a/#": A.encoded_options}).pending_changes() == (
+        [],
+        [],
+    )
 
 
 def test_what_is_there_is_not_asked_for() -> None:
-    assert connected((A, B), BOTH).ask() == ([], [])
+    assert connected((A, B), BOTH).pending_changes() == ([], [])
 
 
 def test_a_filter_with_other_terms_is_asked_for_and_a_surplus_one_given_up() -> None:
-    subscriptions = connected((A, B), {"a/#": A.terms, "b": A.terms, "old": 1})
-    assert subscriptions.ask() == ([replace(B, retain_handling=1)], ["old"])
+    subscriptions = connected((A, B), {"a/#": A.encoded_options, "b": A.encoded_options, "old": 1})
+    assert subscriptions.pending_changes() == ([replace(B, retain_handling=1)], ["old"])
 
 
 def test_a_filter_is_unsure_until_its_answer_comes() -> None:
-    subscriptions = connected((A,), {"b": B.terms})
-    subscriptions.ask()
-    assert subscriptions.known == {"a/#": UNSURE, "b": UNSURE}
-    subscriptions.granted(["a/#"])
-    assert subscriptions.known == {"a/#": A.terms, "b": UNSURE}
-    subscriptions.removed(["b"])
-    assert subscriptions.known == {"a/#": A.terms}
+    subscriptions = connected((A,), {"b": B.encoded_options})
+    subscriptions.pending_changes()
+    assert subscriptions.known_options == {"a/#": UNSURE, "b": UNSURE}
+    subscriptions.confirm_granted(["a/#"])
+    assert subscriptions.known_options == {"a/#": A.encoded_options, "b": UNSURE}
+    subscriptions.confirm_removed(["b"])
+    assert subscriptions.known_options == {"a/#": A.encoded_options}
 
 
 def test_a_record_keeps_what_it_was_given() -> None:
     subscriptions = connected((A,), BOTH)
-    before = subscriptions.known
-    subscriptions.ask()
+    before = subscriptions.known_options
+    subscriptions.pending_changes()
     assert before == BOTH
 
 
@@ -111,16 +114,16 @@ def test_whatever_is_wanted_in_turn_and_wherever_it_ends_the_record_never_claims
         record: dict[str, int] = {}
         for wanted, (carried, seen) in lives:
             subscriptions = connected(wanted, record)
-            filters, surplus = subscriptions.ask()
+            filters, surplus = subscriptions.pending_changes()
             if filters and carried > 0:
-                broker |= {f.pattern: f.terms for f in filters}
+                broker |= {f.pattern: f.encoded_options for f in filters}
             if filters and seen > 0:
-                subscriptions.granted([f.pattern for f in filters])
+                subscriptions.confirm_granted([f.pattern for f in filters])
             place = int(bool(filters))  # of UNSUBSCRIBE
             if carried > place:
                 broker = {pattern: terms for pattern, terms in broker.items() if pattern not in surplus}
             if seen > place:
-                subscriptions.removed(surplus)
-            record = subscriptions.known
+                subscriptions.confirm_removed(surplus)
+            record = subscriptions.known_options
             assert set(broker) <= set(record), f"a filter nobody will take back: {lives}"
             assert {p: t for p, t in record.items() if t != UNSURE}.items() <= broker.items(), f"silence: {lives}"

@@ -13,26 +13,26 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from tests.helpers import read_all
 from towline.mqtt.codec import encode
+from towline.mqtt.culprits import CULPRIT_STRIKES, CulpritFinder
 from towline.mqtt.events import (
-    Acknowledged,
     Action,
+    ConnectionLost,
+    ConnectionOpened,
     Event,
-    Lost,
-    Opened,
+    MessageToken,
+    PacketsReceived,
     Publish,
+    PublishAcknowledged,
     PublishMany,
-    Received,
     Send,
     SessionConfig,
     Stop,
     Tick,
-    Token,
 )
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Outbound
-from towline.mqtt.reasons import CUT
+from towline.mqtt.reasons import CONNECTION_CUT
 from towline.mqtt.session import Session
-from towline.mqtt.suspects import STRIKES, Culprits
 
 
 @dataclass
@@ -48,17 +48,17 @@ class World:
     random_cuts: frozenset[int] = frozenset()
     window: int = 5
     outbound: Outbound = field(default_factory=lambda: Outbound(encode))
-    fates: dict[Token, int] = field(default_factory=dict)
+    fates: dict[MessageToken, int] = field(default_factory=dict)
     #: What had left without an answer at each end of a connection.
-    ends: list[tuple[Token, ...]] = field(default_factory=list)
+    ends: list[tuple[MessageToken, ...]] = field(default_factory=list)
     seen: int = 0
-    convicted: list[Token] = field(default_factory=list)
+    convicted: list[MessageToken] = field(default_factory=list)
     #: When the connection began; what leaves does so after the time of quiet.
     now: float = 0.0
 
     @property
-    def suspects(self) -> Culprits:
-        return self.outbound.suspects
+    def suspects(self) -> CulpritFinder:
+        return self.outbound.culprit_finder
 
     def leaving(self) -> list[Action]:
         return list(self.outbound.actions(self.now + 2))
@@ -74,7 +74,7 @@ class World:
             self.publish(todo)
             if not self.connection():
                 return
-            self.outbound.withdraw()
+            self.outbound.withdraw_unsent()
         raise AssertionError(f"not done after {most} connections: {self.fates}")
 
     def _flying(self, token: int) -> bool:
@@ -84,7 +84,9 @@ class World:
     def connection(self) -> bool:
         """One connection; whether the broker has ended it."""
         self.now += 10
-        self.outbound.connected(ConnAckPacket(session_present=True), self.window, resumed=True, now=self.now)
+        self.outbound.start_connection(
+            ConnAckPacket(session_present=True), self.window, session_resumed=True, now=self.now
+        )
         queue = self.heard(self.leaving())
         while queue:
             packet = queue.pop(0)
@@ -95,7 +97,7 @@ class World:
             queue += self.heard(self._answer(packet))
             queue += self.heard(self.leaving())
             self.outbound.validate()
-        self.outbound.disconnected(self.now + 2)
+        self.outbound.end_connection(self.now + 2)
         return False
 
     def _hates(self, packet: Any) -> bool:
@@ -103,29 +105,29 @@ class World:
 
     def _answer(self, packet: Any) -> list[Action]:
         if isinstance(packet, PubRelPacket):
-            return [*self.outbound.take(PubCompPacket(packet.packet_id)), *self.leaving()]
+            return [*self.outbound.take_ack(PubCompPacket(packet.packet_id)), *self.leaving()]
         if packet.qos == QoS.AT_MOST_ONCE:
             return []
         kind = PubAckPacket if packet.qos == QoS.AT_LEAST_ONCE else PubRecPacket
-        return [*self.outbound.take(kind(packet.packet_id)), *self.leaving()]
+        return [*self.outbound.take_ack(kind(packet.packet_id)), *self.leaving()]
 
     def heard(self, actions: list[Action]) -> list[Any]:
         packets = []
         for action in actions:
-            if isinstance(action, Acknowledged):
+            if isinstance(action, PublishAcknowledged):
                 assert self.fates.setdefault(action.token, action.reason) == action.reason
-                self.suspects.answered(action.token)
+                self.suspects.clear_token(action.token)
             elif isinstance(action, Send):
                 packets += read_all(action.data)
         return packets
 
     def ended(self) -> None:
-        self.outbound.disconnected(self.now + 2, cut=True)
-        self.ends.append(self.outbound.unanswered)
-        found = self.outbound.culprit
+        self.outbound.end_connection(self.now + 2, ended_by_broker=True)
+        self.ends.append(self.outbound.unanswered_tokens)
+        found = self.outbound.culprit_token
         if found is not None:
             self.convicted.append(found)
-            assert self.ends[-STRIKES:] == [(found,)] * STRIKES
+            assert self.ends[-CULPRIT_STRIKES:] == [(found,)] * CULPRIT_STRIKES
 
 
 @settings(deadline=None)
@@ -137,8 +139,8 @@ class World:
 def test_the_culprits_are_set_aside_and_all_others_arrive(qos: list[int], culprits: set[int], window: int) -> None:
     world = World(frozenset(culprits), window=window)
     world.run(list(enumerate(qos)), most=6 * len(culprits) + 2)
-    assert world.fates == {token: CUT if token in culprits else 0 for token in range(len(qos))}
-    assert not world.suspects.careful
+    assert world.fates == {token: CONNECTION_CUT if token in culprits else 0 for token in range(len(qos))}
+    assert not world.suspects.one_at_a_time
 
 
 @settings(deadline=None)
@@ -154,7 +156,7 @@ def test_nobody_is_set_aside_but_for_three_ends_alone(
     """The broker ends connections wherever it likes: `World.ended` sees that each verdict stands on three of them."""
     world = World(frozenset(t for t in culprits if t < len(qos) and qos[t]), frozenset(cuts), window=window)
     world.run(list(enumerate(qos)), most=60)
-    assert all(world.fates[token] == CUT for token in world.culprits)
+    assert all(world.fates[token] == CONNECTION_CUT for token in world.culprits)
     unlucky = [token for token in world.convicted if token not in world.culprits]
     assert {token for token, reason in world.fates.items() if reason} <= {*world.culprits, *unlucky}
 
@@ -168,64 +170,66 @@ def test_a_broker_that_ends_connections_after_some_messages_sets_nothing_aside(b
 
 
 def test_other_ends_of_a_connection_count_nothing() -> None:
-    suspects = Culprits()
+    suspects = CulpritFinder()
     for _ in range(10):
-        assert suspects.judge([1], cut=False, exact=True) is None
-    assert not suspects.careful
+        assert suspects.find_culprit([1], ended_by_broker=False, only_acked_sent=True) is None
+    assert not suspects.one_at_a_time
     for _ in range(2):
-        assert suspects.judge([1], cut=True, exact=True) is None
-    assert suspects.judge([1], cut=False, exact=True) is None
-    assert suspects.judge([1], cut=True, exact=True) is None, "three in a row"
+        assert suspects.find_culprit([1], ended_by_broker=True, only_acked_sent=True) is None
+    assert suspects.find_culprit([1], ended_by_broker=False, only_acked_sent=True) is None
+    assert suspects.find_culprit([1], ended_by_broker=True, only_acked_sent=True) is None, "three in a row"
 
 
 def test_what_left_beside_it_without_an_answer_spoils_the_proof() -> None:
-    suspects = Culprits()
+    suspects = CulpritFinder()
     for _ in range(10):
-        assert suspects.judge([1], cut=True, exact=False) is None
-    assert suspects.careful
+        assert suspects.find_culprit([1], ended_by_broker=True, only_acked_sent=False) is None
+    assert suspects.one_at_a_time
 
 
 def test_an_answer_clears() -> None:
-    suspects = Culprits()
-    suspects.judge([1, 2], cut=True, exact=True)
-    suspects.judge([1, 2], cut=True, exact=True)
-    assert suspects.careful
-    suspects.answered(1)
-    assert suspects.careful
-    suspects.answered(2)
-    assert not suspects.careful
+    suspects = CulpritFinder()
+    suspects.find_culprit([1, 2], ended_by_broker=True, only_acked_sent=True)
+    suspects.find_culprit([1, 2], ended_by_broker=True, only_acked_sent=True)
+    assert suspects.one_at_a_time
+    suspects.clear_token(1)
+    assert suspects.one_at_a_time
+    suspects.clear_token(2)
+    assert not suspects.one_at_a_time
 
 
 class Line:
     """A session of a publisher."""
 
-    def __init__(self, *others: Token) -> None:
+    def __init__(self, *others: MessageToken) -> None:
         """`others` are messages of somebody else."""
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt", keep_alive_s=0))
-        self.suspects = self.session.outbound.suspects
-        self.suspects.mine = lambda token: token not in others
-        self.fates: dict[Token, int] = {}
+        self.suspects = self.session.outbound.culprit_finder
+        self.suspects.is_droppable = lambda token: token not in others
+        self.fates: dict[MessageToken, int] = {}
 
-    def handle(self, event: Event, now: float) -> list[Token]:
+    def handle(self, event: Event, now: float) -> list[MessageToken]:
         """Tokens of the messages that leave."""
-        left: list[Token] = []
+        left: list[MessageToken] = []
         for action in self.session.handle(event, now):
             if isinstance(action, Send):
                 left += [int(p.payload) for p in read_all(action.data) if isinstance(p, PublishPacket)]
-            elif isinstance(action, Acknowledged):
+            elif isinstance(action, PublishAcknowledged):
                 self.fates[action.token] = action.reason
         return left
 
-    def connect(self, now: float) -> list[Token]:
-        return self.handle(Opened(), now) + self.handle(Received([ConnAckPacket(session_present=True)]), now)
+    def connect(self, now: float) -> list[MessageToken]:
+        return self.handle(ConnectionOpened(), now) + self.handle(
+            PacketsReceived([ConnAckPacket(session_present=True)]), now
+        )
 
-    def publish(self, now: float, *messages: int, qos: int = 1) -> list[Token]:
+    def publish(self, now: float, *messages: int, qos: int = 1) -> list[MessageToken]:
         many = [Publish(token, OutboundMessage("t", b"%d" % token, qos=qos)) for token in messages]
         return self.handle(PublishMany(many), now)
 
-    def end(self, now: float, event: Event | None = None) -> Token | None:
-        self.handle(event or Lost(), now)
-        return self.session.outbound.culprit
+    def end(self, now: float, event: Event | None = None) -> MessageToken | None:
+        self.handle(event or ConnectionLost(), now)
+        return self.session.outbound.culprit_token
 
     def due(self) -> float:
         """When the time of quiet ends."""
@@ -239,9 +243,9 @@ def suspecting() -> Line:
     line = Line()
     for now in (10.0, 20.0):
         line.connect(now)
-        line.publish(now, *([] if line.suspects.cuts else [1, 2]))
+        line.publish(now, *([] if line.suspects.candidate_cuts else [1, 2]))
         assert line.end(now + 1) is None
-    assert line.suspects.careful
+    assert line.suspects.one_at_a_time
     assert line.connect(100.0) == []
     return line
 
@@ -253,9 +257,9 @@ def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None
     assert line.handle(Tick(), (100.0 + due) / 2) == []
     assert line.handle(Tick(), due) == [1]
     assert (line.handle(Tick(), due), line.session.deadline()) == ([], None)
-    assert line.handle(Received([PubAckPacket(1)]), due) == [2]
-    assert line.suspects.careful
-    line.handle(Received([PubAckPacket(2)]), due)
+    assert line.handle(PacketsReceived([PubAckPacket(1)]), due) == [2]
+    assert line.suspects.one_at_a_time
+    line.handle(PacketsReceived([PubAckPacket(2)]), due)
     assert line.publish(due, 3, 4, 5) == [3, 4, 5], "nobody is suspected any more"
     assert line.session.deadline() is None
 
@@ -276,7 +280,7 @@ def test_the_message_is_given_up_after_three_ends_alone_and_told_with_the_next_c
         assert line.handle(Tick(), due) == [1]
         assert line.end(due + 1) == (1 if now == 300.0 else None)
         assert line.connect(now + 100) == ([2] if now == 300.0 else [])
-    assert line.fates == {1: CUT}
+    assert line.fates == {1: CONNECTION_CUT}
 
 
 @pytest.mark.parametrize(
@@ -291,7 +295,7 @@ def test_the_message_is_given_up_after_three_ends_alone_and_told_with_the_next_c
     ],
 )
 def test_an_end_proves_nothing_unless_it_follows_one_message_at_once(
-    others: tuple[int, ...], qos_0: bool, after_s: float, event: Event | None, found: Token | None
+    others: tuple[int, ...], qos_0: bool, after_s: float, event: Event | None, found: MessageToken | None
 ) -> None:
     line = Line(*others)
     verdicts = []

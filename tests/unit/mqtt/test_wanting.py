@@ -18,7 +18,18 @@ from mqtt5 import (
 )
 
 from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, B, granted, online, only, receive, sent
-from towline.mqtt.events import Close, Filter, Lost, Online, Opened, Probe, Remember, Subscribed, Tick, Want
+from towline.mqtt.events import (
+    ChangeSubscriptions,
+    Close,
+    ConnectionLost,
+    ConnectionOpened,
+    Filter,
+    Online,
+    PingRequest,
+    SaveSessionRecord,
+    Subscribed,
+    Tick,
+)
 from towline.mqtt.session import Session, SessionState
 
 SUCCESS, REFUSED = UnsubAckReasonCode.SUCCESS, UnsubAckReasonCode.NOT_AUTHORIZED
@@ -26,7 +37,7 @@ SUCCESS, REFUSED = UnsubAckReasonCode.SUCCESS, UnsubAckReasonCode.NOT_AUTHORIZED
 
 def probed(session: Session) -> bool:
     """Asked as a call, because a type checker takes the answer of a property for lasting."""
-    return session.probed
+    return session.pings_answered
 
 
 def subscribed(session: Session) -> bool:
@@ -36,59 +47,59 @@ def subscribed(session: Session) -> bool:
 
 def why(session: Session) -> str:
     """Why the last change was taken back; "" where it was not."""
-    return str(session.refusal or "")
+    return str(session.filter_refusal or "")
 
 
 def test_nothing_wanted_any_more_is_unsubscribed_on_the_same_connection() -> None:
     session = online()
-    actions = session.handle(Want(()), 2.0)
+    actions = session.handle(ChangeSubscriptions(()), 2.0)
     (unsubscribe,) = sent(actions)
     assert isinstance(unsubscribe, UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["a/#", "b"]
-    remembered = only(actions, Remember).record
+    remembered = only(actions, SaveSessionRecord).record
     assert remembered is not None
     assert set(remembered.subscriptions.values()) == {-1}, "unsure before it leaves"
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]))
-    assert session.subscriptions.known == {}
+    assert session.subscriptions.known_options == {}
     assert session.state is SessionState.ONLINE
     assert not [action for action in actions if isinstance(action, Online)], "it was online all the time"
-    assert session.handle(Want(()), 3.0) == [Subscribed()]
+    assert session.handle(ChangeSubscriptions(()), 3.0) == [Subscribed()]
 
 
 def test_a_filter_that_the_broker_does_not_let_go_stays_known() -> None:
     session = online()
-    (unsubscribe,) = sent(session.handle(Want(()), 2.0))
+    (unsubscribe,) = sent(session.handle(ChangeSubscriptions(()), 2.0))
     assert isinstance(unsubscribe, UnsubscribePacket)
     receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, REFUSED]))
-    assert len(session.subscriptions.known) == 1
+    assert len(session.subscriptions.known_options) == 1
     assert session.state is SessionState.ONLINE
 
 
 def test_what_is_wanted_again_is_subscribed_again() -> None:
     session = online()
-    (unsubscribe,) = sent(session.handle(Want(()), 2.0))
+    (unsubscribe,) = sent(session.handle(ChangeSubscriptions(()), 2.0))
     assert isinstance(unsubscribe, UnsubscribePacket)
-    session.handle(Want((A,)), 2.1)  # while the answer is missing
+    session.handle(ChangeSubscriptions((A,)), 2.1)  # while the answer is missing
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.2)
     (subscribe,) = sent(actions)
     assert isinstance(subscribe, SubscribePacket)
     assert [one.pattern for one in subscribe.topic_filters] == ["a/#"]
     receive(session, granted(subscribe.packet_id, 1), now=2.3)
     assert session.state is SessionState.ONLINE
-    assert session.subscriptions.known == {"a/#": A.terms}
+    assert session.subscriptions.known_options == {"a/#": A.encoded_options}
 
 
 def test_wanted_while_offline_or_while_subscribing_it_is_what_the_next_step_asks_for() -> None:
     session = Session(CONFIG, KNOWN)
-    session.handle(Want((B,)), 0.0)
-    session.handle(Opened(), 0.0)
+    session.handle(ChangeSubscriptions((B,)), 0.0)
+    session.handle(ConnectionOpened(), 0.0)
     (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(unsubscribe, UnsubscribePacket)
     assert unsubscribe.patterns == ["a/#"]
-    session.handle(Want(()), 1.0)
-    session.handle(Lost(), 1.1)
+    session.handle(ChangeSubscriptions(()), 1.0)
+    session.handle(ConnectionLost(), 1.1)
     session.validate()
-    session.handle(Opened(), 2.0)
+    session.handle(ConnectionOpened(), 2.0)
     (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(unsubscribe, UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["a/#", "b"]
@@ -99,7 +110,7 @@ GRANTED, DENIED = SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, SubAckReasonCode.N
 
 
 def asked(session: Session, *filters: Filter) -> list[SubscribePacket]:
-    packets = sent(session.handle(Want((A, B, *filters), or_back=True), 2.0))
+    packets = sent(session.handle(ChangeSubscriptions((A, B, *filters), revert_on_refusal=True), 2.0))
     return [packet for packet in packets if isinstance(packet, SubscribePacket)]
 
 
@@ -115,7 +126,7 @@ def test_a_filter_that_is_refused_takes_the_change_back_and_not_the_connection()
     receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
     assert '"c"' in why(session)
     assert subscribed(session)
-    assert session.subscriptions.known == {"a/#": A.terms, "b": B.terms}
+    assert session.subscriptions.known_options == {"a/#": A.encoded_options, "b": B.encoded_options}
     (again,) = asked(session, C)
     assert why(session) == ""
     receive(session, SubAckPacket(again.packet_id, [GRANTED]), now=2.4)
@@ -125,7 +136,7 @@ def test_a_filter_that_is_refused_takes_the_change_back_and_not_the_connection()
 
 def test_what_the_broker_says_it_can_not_do_takes_the_change_back_too() -> None:
     session = online(connack=ConnAckPacket(session_present=True, subscription_id_available=False))
-    (unsubscribe,) = sent(session.handle(Want((A, B, D), or_back=True), 2.0))
+    (unsubscribe,) = sent(session.handle(ChangeSubscriptions((A, B, D), revert_on_refusal=True), 2.0))
     assert isinstance(unsubscribe, UnsubscribePacket), "of it nobody knows that it was not asked for"
     receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS]), now=2.1)
     assert why(session)
@@ -135,7 +146,7 @@ def test_what_the_broker_says_it_can_not_do_takes_the_change_back_too() -> None:
 def test_other_filters_that_are_wanted_meanwhile_are_what_counts() -> None:
     session = online()
     (first,) = asked(session, C)
-    session.handle(Want((A,)), 2.1)
+    session.handle(ChangeSubscriptions((A,)), 2.1)
     (unsubscribe,) = sent(receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.2))
     assert isinstance(unsubscribe, UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["b", "c"]
@@ -147,8 +158,8 @@ def test_other_filters_that_are_wanted_meanwhile_are_what_counts() -> None:
 def test_a_connection_that_ends_in_a_change_asks_for_it_with_the_next() -> None:
     session = online()
     asked(session, C)
-    session.handle(Lost(), 2.1)
-    session.handle(Opened(), 3.0)
+    session.handle(ConnectionLost(), 2.1)
+    session.handle(ConnectionOpened(), 3.0)
     (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True), now=3.0))
     assert isinstance(subscribe, SubscribePacket)
     assert [one.pattern for one in subscribe.topic_filters] == ["c"]
@@ -157,7 +168,7 @@ def test_a_connection_that_ends_in_a_change_asks_for_it_with_the_next() -> None:
 
 def test_an_answer_that_does_not_come_ends_the_connection() -> None:
     session = online(replace(CONFIG, connect_timeout_s=5))
-    session.handle(Want(()), 100.0)
+    session.handle(ChangeSubscriptions(()), 100.0)
     assert session.handle(Tick(), 104.0) == []
     error = only(session.handle(Tick(), 105.0), Close).error
     assert error is not None
@@ -169,10 +180,10 @@ def test_every_pingreq_has_its_answer(first: str) -> None:
     session = online()
     assert probed(session)
     if first == "probe":
-        assert [type(packet) for packet in sent(session.handle(Probe(), 2.0))] == [PingReqPacket]
+        assert [type(packet) for packet in sent(session.handle(PingRequest(), 2.0))] == [PingReqPacket]
     else:
         assert [type(packet) for packet in sent(session.handle(Tick(), 60.0))] == [PingReqPacket]
-    session.handle(Probe(), 60.5)
+    session.handle(PingRequest(), 60.5)
     receive(session, PingRespPacket(), now=60.6)
     assert not probed(session), "the answer to the first one says nothing of the second"
     receive(session, PingRespPacket(), now=60.7)
@@ -181,7 +192,7 @@ def test_every_pingreq_has_its_answer(first: str) -> None:
 
 def test_without_a_connection_nothing_is_asked() -> None:
     session = online()
-    session.handle(Probe(), 2.0)
-    session.handle(Lost(), 2.1)
-    assert session.handle(Probe(), 3.0) == []
+    session.handle(PingRequest(), 2.0)
+    session.handle(ConnectionLost(), 2.1)
+    assert session.handle(PingRequest(), 3.0) == []
     assert probed(session)

@@ -17,22 +17,22 @@ from typing import Any, Final, TypeAlias
 from mqtt5 import Packet, PublishPacket, QoS, UnsubscribePacket
 
 from tests.helpers import packets_in
+from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder, encode
 from towline.mqtt.events import (
+    AckWatermark,
     Action,
     Close,
+    ConnectionOpened,
     Deliver,
+    DeliveryStored,
     Event,
-    Opened,
+    PacketsReceived,
     Publish,
-    Received,
     Send,
     SessionConfig,
     SessionRecord,
-    Settled,
-    Stored,
 )
-from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 
@@ -162,7 +162,7 @@ class Client:
         if isinstance(action, Send):
             self.sent += action.data
         elif isinstance(action, Deliver):
-            return [Stored(action.ticket), Settled(action.first + len(action.messages))]
+            return [DeliveryStored(action.delivery_id), AckWatermark(action.first_number + len(action.messages))]
         elif isinstance(action, Close):
             self.closed = str(action.error)
         return []
@@ -175,7 +175,7 @@ class Client:
         except MalformedPacket as error:
             self.closed = f"malformed: {error}"
             return
-        self.handle(Received(items))
+        self.handle(PacketsReceived(items))
 
     def take(self, count: int) -> bytes:
         taken = bytes(self.sent[:count])
@@ -186,7 +186,7 @@ class Client:
 def play(case: Case, plan: Plan) -> None:
     """Play one case; an AssertionError tells what the client did against it."""
     client = Client(*_identity(case))
-    client.handle(Opened())
+    client.handle(ConnectionOpened())
     if case.command != "unsubscribe":
         assert bytes(client.sent).hex() == bytes.fromhex(CONNECT[case.version]).hex()
     client.sent.clear()
@@ -207,7 +207,7 @@ def play(case: Case, plan: Plan) -> None:
 def play_in_one_chunk(case: Case) -> None:
     """Play a case in which the server waits for nothing as one piece, from CONNACK to the probe."""
     client = Client(*_identity(case))
-    client.handle(Opened())
+    client.handle(ConnectionOpened())
     client.sent.clear()
     pieces = [bytes.fromhex(CONNACK[case.version])] if case.connack else []
     pieces += [data for _, data in case.messages]
@@ -246,7 +246,7 @@ def expected_bytes(expected: bytes, version: int) -> bytes:
     if isinstance(wanted, PublishPacket) and version == 5:
         # The standard CONNACK allows no topic alias, yet the expected bytes carry one [MQTT-3.3.2-9].
         message = _message(version, int(wanted.qos))
-        return encode(message.packet(wanted.packet_id or 0, message.message_expiry_interval), version)
+        return encode(message.to_packet(wanted.packet_id or 0, message.message_expiry_interval), version)
     if isinstance(wanted, UnsubscribePacket):
         return encode(UnsubscribePacket(wanted.packet_id, wanted.patterns), version)
     return expected

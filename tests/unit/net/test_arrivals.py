@@ -7,37 +7,37 @@ import random
 import pytest
 from mqtt5 import PublishPacket, QoS
 
-from towline.net.client import Arrivals, Message
+from towline.net.client import Message, ReceiveQueue
 
 MIB = 1 << 20
 
 
-class Inbox(Arrivals):
+class Inbox(ReceiveQueue):
     """Arrivals that number what comes."""
 
     def come(self, qos: int, payload: bytes = b"") -> bool:
-        packet = PublishPacket("t", payload, qos=QoS(qos), packet_id=self._next + 1 if qos else None)
-        return self.add(Message(packet, "t", self._next, self.settle))
+        packet = PublishPacket("t", payload, qos=QoS(qos), packet_id=self._next_number + 1 if qos else None)
+        return self.add(Message(packet, "t", self._next_number, self.acknowledge))
 
     @property
     def numbers(self) -> list[int]:
-        return [message.number for message in self.waiting]
+        return [message.number for message in self.messages]
 
 
 def test_settled_is_a_prefix_whatever_the_order_of_the_calls() -> None:
     inbox = Inbox()
     for number in range(100):
         inbox.come(number % 3)  # every third has no acknowledgement
-    assert inbox.settled == 1
-    taken = [inbox.take() for _ in range(100)]
+    assert inbox.acknowledgeable == 1
+    taken = [inbox.pop() for _ in range(100)]
     random.Random(7).shuffle(taken)
     done: set[int] = {number for number in range(100) if number % 3 == 0}
     for message in taken:
         message.ack()
         message.ack()
         done.add(message.number)
-        assert inbox.settled == next((number for number in range(100) if number not in done), 100)
-    assert inbox.settled == 100
+        assert inbox.acknowledgeable == next((number for number in range(100) if number not in done), 100)
+    assert inbox.acknowledgeable == 100
 
 
 def test_qos_0_is_dropped_at_half_of_what_stops_the_reading() -> None:
@@ -45,9 +45,9 @@ def test_qos_0_is_dropped_at_half_of_what_stops_the_reading() -> None:
     assert all(inbox.come(1, bytes(MIB)) for _ in range(32))
     assert not inbox.come(0), "dropped"
     assert all(inbox.come(1, bytes(MIB)) for _ in range(31))
-    assert [inbox.full, inbox.come(2, bytes(MIB)), inbox.full] == [False, True, True]
+    assert [inbox.is_full, inbox.come(2, bytes(MIB)), inbox.is_full] == [False, True, True]
     for _ in range(33):
-        inbox.take()
+        inbox.pop()
     assert inbox.come(0)
     assert inbox.numbers[-1] == 65, "it has its number all the same"
 
@@ -56,7 +56,7 @@ def test_small_messages_of_qos_0_are_bounded_too() -> None:
     inbox = Inbox()
     came = sum(inbox.come(0) for _ in range(40_000))
     assert 30_000 < came < 40_000
-    assert len(inbox.waiting) == came
+    assert len(inbox.messages) == came
 
 
 @pytest.mark.parametrize(("resumed", "settled", "waiting"), [(True, 3, [3, 4]), (False, 6, [3, 4, 5])])
@@ -66,12 +66,12 @@ def test_a_new_connection(resumed: bool, settled: int, waiting: list[int]) -> No
     for qos in (0, 1, 1, 2, 0, 1):
         inbox.come(qos)
     for _ in range(3):
-        inbox.take()
-    inbox.connected(2, resumed=resumed)
-    assert (inbox.settled, inbox.numbers) == (settled, waiting)
+        inbox.pop()
+    inbox.connection_opened(2, resumed=resumed)
+    assert (inbox.acknowledgeable, inbox.numbers) == (settled, waiting)
     inbox.come(1)
-    inbox.connected(2, resumed=resumed)
+    inbox.connection_opened(2, resumed=resumed)
     assert inbox.numbers[-1] == 6, "a second call does nothing"
-    for _ in range(len(inbox.waiting)):
-        inbox.take().ack()
-    assert inbox.settled == 7
+    for _ in range(len(inbox.messages)):
+        inbox.pop().ack()
+    assert inbox.acknowledgeable == 7

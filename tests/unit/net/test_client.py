@@ -11,8 +11,8 @@ import pytest
 from mqtt5 import PublishPacket
 
 from towline import Client, ClientSettings, Filter
-from towline.errors import ConfigError, Refused, Unreachable
-from towline.mqtt.events import Acknowledged
+from towline.errors import BrokerRefused, ConfigError, Unreachable
+from towline.mqtt.events import PublishAcknowledged
 from towline.net.client import Message, PublishResult
 from towline_prove.devstack.ports import free_port
 
@@ -24,8 +24,8 @@ class Idle(Client):
 
     def _run(self) -> None:
         self._driver.ever_online = True
-        with self._changed:
-            self._changed.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
 
 class Away(Client):
@@ -142,7 +142,7 @@ def test_a_text_is_one_filter() -> None:
 class Interrupted(Client):
     """Somebody presses a key while it looks for a broker."""
 
-    def _wait_for_service(self) -> None:
+    def _wait_for_session(self) -> None:
         raise KeyboardInterrupt
 
 
@@ -178,15 +178,19 @@ def test_too_many_unconfirmed_messages_make_publish_wait() -> None:
 def test_results() -> None:
     client = opened()
     taken, dropped, weaker, nobody = (client.publish(f"t/{n}", qos=2) for n in range(4))
-    for action in (Acknowledged(taken, 0), Acknowledged(dropped, 0x97), Acknowledged(weaker, 0, degraded=True)):
+    for action in (
+        PublishAcknowledged(taken, 0),
+        PublishAcknowledged(dropped, 0x97),
+        PublishAcknowledged(weaker, 0, qos_degraded=True),
+    ):
         client._perform(action)
     assert taken.wait() is taken
     assert (taken.done, taken.reason, taken.degraded, taken.topic) == (True, 0, False, "t/0")
-    with pytest.raises(Refused, match=r"t/1: the message was dropped: quota exceeded \(0x97\).*TL-M31"):
+    with pytest.raises(BrokerRefused, match=r"t/1: the message was dropped: quota exceeded \(0x97\).*TL-M31"):
         dropped.wait()
     assert weaker.wait().degraded
     assert not nobody.done
-    client._end(client._closed())
+    client._fail_pending_results(client._closed_error())
     assert nobody.done
 
 
@@ -205,7 +209,7 @@ def test_a_receipt_wakes_who_waits() -> None:
     got: list[PublishResult] = []
     thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))
     thread.start()
-    client._perform(Acknowledged(receipt, 0x10))
+    client._perform(PublishAcknowledged(receipt, 0x10))
     thread.join(60)
     assert got == [receipt]
     client.close(0)

@@ -21,8 +21,8 @@ from mqtt5 import (
     SubAckReasonCode,
 )
 
-from towline.errors import BrokerError, ConfigError, Refused, Unreachable
-from towline.mqtt.events import Action, Deliver, Filter, Publish, Remember, SessionConfig
+from towline.errors import BrokerError, BrokerRefused, ConfigError, Unreachable
+from towline.mqtt.events import Action, Deliver, Filter, Publish, SaveSessionRecord, SessionConfig
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.net import settings as connection_settings
@@ -83,9 +83,9 @@ class World:
         hooks = Hooks(
             new_session=self.new_session,
             perform=self.perform,
-            ended=self.ended,
-            failed=lambda error: self.failures.append(error.code),
-            notice=self.notice,
+            connection_ended=self.ended,
+            attempt_failed=lambda error: self.failures.append(error.code),
+            log_notice=self.notice,
         )
         given: dict[str, Any] = {
             "brokers": (FIRST, SECOND),
@@ -107,7 +107,7 @@ class World:
         return line
 
     def new_session(self, level: int) -> Session:
-        return Session(self.connection.session_at(level))
+        return Session(self.connection.session_config_for(level))
 
     def perform(self, action: Action) -> None:
         self.performed.append(action)
@@ -120,11 +120,11 @@ class World:
         return False
 
     def go_online(self, line: Line) -> None:
-        self.driver.turn(0)
+        self.driver.run_once(0)
         line.incoming.append(ConnAckPacket().write())
-        self.driver.turn(0)
+        self.driver.run_once(0)
         line.incoming.append(SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]).write())
-        self.driver.turn(0)
+        self.driver.run_once(0)
         assert self.driver.online
 
 
@@ -151,13 +151,13 @@ def test_a_refusal_in_the_middle_of_the_list_lets_the_next_broker_not_wait(new_w
     line = Line()
     world = new_world(line)
     world.driver.ever_online = True
-    world.driver.turn(0)
+    world.driver.run_once(0)
     line.incoming.append(ConnAckPacket(reason_code=ConnAckReasonCode.SERVER_BUSY).write())
-    world.driver.turn(0)
+    world.driver.run_once(0)
     assert not world.driver.connected
-    world.driver.turn(0)
+    world.driver.run_once(0)
     assert world.tried == [FIRST, SECOND]
-    world.driver.turn(0)
+    world.driver.run_once(0)
     assert world.tried == [FIRST, SECOND], "the round is over: a pause"
     assert len(world.failures) == 2
 
@@ -170,7 +170,7 @@ def test_the_last_words_of_a_broker_are_heard_though_it_takes_nothing_more(new_w
     line.incoming.append(DisconnectPacket(reason_code=DisconnectReasonCode.SERVER_SHUTTING_DOWN).write())
     world.driver.handle(Publish(1, OutboundMessage("t", qos=1)))
     assert world.ends == 0, "there may be a word of the broker's to read"
-    world.driver.turn(0)
+    world.driver.run_once(0)
     assert world.ends == 1
     assert isinstance(world.driver.error, BrokerError)
     assert "shutting down" in str(world.driver.error)
@@ -183,13 +183,13 @@ def test_what_a_session_decided_is_void_once_it_is_renewed(new_world: NewWorld) 
 
     def perform(action: Action) -> None:
         world.performed.append(action)
-        if isinstance(action, Remember):
-            world.driver.renew(Unreachable("TL-M13", "test", "no room"))
+        if isinstance(action, SaveSessionRecord):
+            world.driver.restart_session(Unreachable("TL-M13", "test", "no room"))
 
     object.__setattr__(world.driver._hooks, "perform", perform)
     before = world.driver.session
-    world.driver.turn(0)
-    assert [type(action) for action in world.performed] == [Remember]
+    world.driver.run_once(0)
+    assert [type(action) for action in world.performed] == [SaveSessionRecord]
     assert world.driver.session is not before
     assert line.sent == b""
     assert world.failures == ["TL-M13"]
@@ -199,14 +199,14 @@ def test_a_session_renewed_while_a_version_is_a_guess_only_looks_for_an_answer(n
     """Else it would go online with the older version, and the newest not be tried once more."""
     silent, line = Line(), Line()
     world = new_world(silent, line, protocol="auto", brokers=(FIRST,))
-    world.driver.turn(0)
+    world.driver.run_once(0)
     silent.broken = True
-    world.driver.turn(0)
-    assert (world.driver.versions.level, world.driver.session.probing) == (4, True)
+    world.driver.run_once(0)
+    assert (world.driver.versions.level, world.driver.session.probing_version) == (4, True)
     assert world.notices == ["TL-M25"]
-    world.driver.turn(0)
-    world.driver.renew(Unreachable("TL-M13", "test", "no room"))
-    assert (world.driver.session.config.protocol, world.driver.session.probing) == (4, True)
+    world.driver.run_once(0)
+    world.driver.restart_session(Unreachable("TL-M13", "test", "no room"))
+    assert (world.driver.session.config.protocol, world.driver.session.probing_version) == (4, True)
 
 
 def test_the_end_is_told_before_it_is_judged_and_once(new_world: NewWorld) -> None:
@@ -214,8 +214,8 @@ def test_the_end_is_told_before_it_is_judged_and_once(new_world: NewWorld) -> No
     world = new_world(line)
     world.go_online(line)
     line.broken = True
-    world.driver.turn(0)
-    world.driver.disconnect()
+    world.driver.run_once(0)
+    world.driver.close_transport()
     assert (world.ends, world.failures) == (1, ["TL-M05"])
 
 
@@ -223,33 +223,33 @@ def test_the_end_is_told_before_it_is_judged_and_once(new_world: NewWorld) -> No
 def test_a_file_that_is_missing_is_fatal_only_at_the_start(new_world: NewWorld, ever_online: bool) -> None:
     world = new_world(ConfigError("TL-C30", "ca", "missing"))
     world.driver.ever_online = ever_online
-    world.driver.turn(0)
-    assert (world.driver.fatal is None) == ever_online
+    world.driver.run_once(0)
+    assert (world.driver.fatal_error is None) == ever_online
     assert world.failures == ["TL-C30"] * ever_online
 
 
 def test_a_refusal_is_fatal_only_at_the_start(new_world: NewWorld) -> None:
     line = Line()
     world = new_world(line)
-    world.driver.turn(0)
+    world.driver.run_once(0)
     line.incoming.append(ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED).write())
-    world.driver.turn(0)
-    assert isinstance(world.driver.fatal, Refused)
+    world.driver.run_once(0)
+    assert isinstance(world.driver.fatal_error, BrokerRefused)
     assert world.failures == []
 
 
 def test_an_attempt_that_was_cancelled_is_no_failure(new_world: NewWorld) -> None:
     world = new_world()
     world.driver.cancel()
-    world.driver.turn(0)
+    world.driver.run_once(0)
     assert (world.driver.error, world.failures) == (None, [])
 
 
 def test_no_connection_is_made_while_the_owner_says_so(new_world: NewWorld) -> None:
     world = new_world(Line())
-    world.driver.turn(0, may_connect=False)
+    world.driver.run_once(0, may_connect=False)
     assert world.tried == []
-    world.driver.turn(0)
+    world.driver.run_once(0)
     assert world.driver.connected
 
 
@@ -260,12 +260,12 @@ def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWor
         theirs, _ = server.accept()
     ours.setblocking(False)
     world = new_world(Transport(ours, "test"))
-    world.driver.turn(0)
-    world.driver.hold_back(hold=True)
+    world.driver.run_once(0)
+    world.driver.pause_reading(pause=True)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     theirs.close()  # a reset
     began = time.monotonic()
-    world.driver.turn(began + 0.2)
+    world.driver.run_once(began + 0.2)
     assert time.monotonic() - began >= 0.19
     world.driver.dispose()
 
@@ -282,12 +282,12 @@ def test_small_chunks_wait_for_more_only_where_that_brings_some(
     packet = PublishPacket("t", b"x").write()
     for _ in range(17):
         line.incoming.append(packet * 3)
-        world.driver.turn(0)
+        world.driver.run_once(0)
     assert sum(waits) == pytest.approx(3 * linger_s), "a wait in vain says that the broker sends three at a time"
     for count, waited in ((2, 1), (3, 1), (3, 0), (4, 1), (4, 0)):
         waits.clear()
         line.incoming.append(packet * count)
-        world.driver.turn(0)
+        world.driver.run_once(0)
         assert sum(waits) == pytest.approx(3 * waited * linger_s)
 
 
@@ -300,7 +300,7 @@ def test_what_comes_after_a_silence_waits_long(
     world = new_world(line, linger_after_silence_s=0.02)
     world.go_online(line)
     packet = PublishPacket("t", b"x").write()
-    world.driver._answered = time.monotonic() - silence_s if silence_s else float("inf")
+    world.driver._last_chunk_at = time.monotonic() - silence_s if silence_s else float("inf")
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -310,7 +310,7 @@ def test_what_comes_after_a_silence_waits_long(
     monkeypatch.setattr(time, "sleep", sleep)
     world.performed.clear()
     line.incoming.append(packet)
-    world.driver.turn(0)
+    world.driver.run_once(0)
     (chunk,) = (action for action in world.performed if isinstance(action, Deliver))
     assert (sum(waits), len(chunk.messages)) == (waited, 2 if waited else 1)
 
@@ -324,7 +324,7 @@ def test_what_comes_during_the_wait_is_of_the_same_chunk(new_world: NewWorld, mo
     monkeypatch.setattr(time, "sleep", lambda _: line.incoming.append(packet[3:] + packet * 150))
     for _ in range(2):  # the second is one of a stream, and decoded in one go
         world.performed.clear()
-        world.driver.turn(0)
+        world.driver.run_once(0)
         line.incoming.append(packet * 150 + packet[:3])
         (chunk,) = (action for action in world.performed if isinstance(action, Deliver))
         assert len(chunk.messages) == 301

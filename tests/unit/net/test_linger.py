@@ -14,11 +14,11 @@ LINGER_S = 0.001
 def chunk(linger: Linger, *arrivals: int) -> float:
     """Let a chunk wait while packets arrive, at first and during each pause; the seconds that it waited."""
     coming, came, waits = iter(arrivals[1:]), [arrivals[0]], list[float]()
-    early = linger.at_once()
-    for pause in [early] if early else linger.pauses(lambda: sum(came)):
+    early = linger.initial_pause()
+    for pause in [early] if early else linger.further_pauses(lambda: sum(came)):
         waits.append(pause)
         came.append(next(coming, 0))
-    linger.done(sum(came))
+    linger.record_chunk(sum(came))
     return sum(waits)
 
 
@@ -48,18 +48,18 @@ def test_a_window_is_put_to_the_test_and_forgotten_when_more_comes() -> None:
 
 def test_a_stream_waits_once_and_before_it_is_looked_at() -> None:
     linger = Linger(LINGER_S)
-    assert linger.at_once() == 0.0
+    assert linger.initial_pause() == 0.0
     chunk(linger, 150)
     assert chunk(linger, 150, 30) == 2 * LINGER_S
     assert chunk(linger, 150, 30) == 2 * LINGER_S, "equal numbers of a stream are no window"
     chunk(linger, 10)
-    assert linger.at_once() == 0.0
+    assert linger.initial_pause() == 0.0
 
 
 def after(linger: Linger, silence_s: float, *arrivals: int) -> float:
     """As `chunk`, so long after the last acknowledgement; the seconds that it waited before it was looked at."""
-    waited = linger.at_once(silence_s)
-    linger.done(sum(arrivals), in_vain=len(arrivals) == 1)
+    waited = linger.initial_pause(silence_s)
+    linger.record_chunk(sum(arrivals), wait_was_idle=len(arrivals) == 1)
     return waited
 
 

@@ -7,7 +7,7 @@ import pytest
 from towline import ClientSettings
 from towline.errors import Unreachable
 from towline.mqtt.events import Close
-from towline.net.driver import MOST_HOPS, Attempts, read_references
+from towline.net.driver import MAX_REDIRECTS, ReconnectSchedule, parse_references
 from towline.net.endpoint import Endpoint
 
 HOME = Endpoint.parse("mqtt://home.example")
@@ -15,7 +15,7 @@ A, B, C = (Endpoint.parse(f"mqtt://{name}.example") for name in "abc")
 
 
 def sent_to(reference: str, *, moved: bool = False) -> Close:
-    return Close(Unreachable("TL-M26", "x", "y"), fatal=moved, reference=reference, moved=moved)
+    return Close(Unreachable("TL-M26", "x", "y"), fatal=moved, server_reference=reference, permanent_redirect=moved)
 
 
 @pytest.mark.parametrize(
@@ -37,71 +37,71 @@ def sent_to(reference: str, *, moved: bool = False) -> Close:
     ],
 )
 def test_references(text: str, like: str, found: list[str]) -> None:
-    assert [str(endpoint) for endpoint in read_references(text, Endpoint.parse(like))] == found
+    assert [str(endpoint) for endpoint in parse_references(text, Endpoint.parse(like))] == found
 
 
 @pytest.fixture
-def attempts() -> Attempts:
-    return Attempts((HOME,), ClientSettings(follow_redirects=True))
+def attempts() -> ReconnectSchedule:
+    return ReconnectSchedule((HOME,), ClientSettings(follow_redirects=True))
 
 
 def test_nothing_is_followed_unless_asked_for() -> None:
-    attempts = Attempts((HOME,), ClientSettings())
+    attempts = ReconnectSchedule((HOME,), ClientSettings())
     close = sent_to("a.example")
-    assert attempts.judge(close) is close
-    assert attempts.begin() == HOME
+    assert attempts.follow_redirect(close) is close
+    assert attempts.next_endpoint() == HOME
 
 
-def test_for_now_means_the_next_connection(attempts: Attempts) -> None:
-    assert attempts.judge(sent_to("a.example")).again_at_once
-    assert attempts.begin() == A
-    attempts.online(0.0)
-    assert attempts.begin() == HOME
+def test_for_now_means_the_next_connection(attempts: ReconnectSchedule) -> None:
+    assert attempts.follow_redirect(sent_to("a.example")).again_at_once
+    assert attempts.next_endpoint() == A
+    attempts.record_online(0.0)
+    assert attempts.next_endpoint() == HOME
 
 
-def test_for_good_counts_from_the_moment_the_new_server_serves(attempts: Attempts) -> None:
-    judged = attempts.judge(sent_to("a.example b.example", moved=True))
+def test_for_good_counts_from_the_moment_the_new_server_serves(attempts: ReconnectSchedule) -> None:
+    judged = attempts.follow_redirect(sent_to("a.example b.example", moved=True))
     assert (judged.again_at_once, judged.fatal) == (True, False)
-    assert attempts.begin() == A
-    attempts.failed(0.0, served=False)
+    assert attempts.next_endpoint() == A
+    attempts.record_failure(0.0, was_online=False)
     assert attempts.rounds == 0, "the other server comes first"
-    assert attempts.begin() == B
-    attempts.online(0.0)
-    assert attempts.begin() == B
-    attempts.judge(sent_to("c.example", moved=True))
-    assert attempts.begin() == C
-    attempts.online(0.0)
-    assert attempts.begin() == C
+    assert attempts.next_endpoint() == B
+    attempts.record_online(0.0)
+    assert attempts.next_endpoint() == B
+    attempts.follow_redirect(sent_to("c.example", moved=True))
+    assert attempts.next_endpoint() == C
+    attempts.record_online(0.0)
+    assert attempts.next_endpoint() == C
 
 
-def test_servers_that_moved_to_each_other_end_where_one_serves(attempts: Attempts) -> None:
+def test_servers_that_moved_to_each_other_end_where_one_serves(attempts: ReconnectSchedule) -> None:
     for here, there in ((HOME, A), (A, HOME)):
         assert attempts.endpoint == here
-        attempts.judge(sent_to(there.host, moved=True))
-        assert attempts.begin() == there
-        attempts.online(0.0)
-    assert attempts.begin() == HOME
+        attempts.follow_redirect(sent_to(there.host, moved=True))
+        assert attempts.next_endpoint() == there
+        attempts.record_online(0.0)
+    assert attempts.next_endpoint() == HOME
 
 
-def test_a_move_to_servers_that_are_not_there_is_forgotten(attempts: Attempts) -> None:
-    attempts.judge(sent_to("a.example", moved=True))
-    assert attempts.begin() == A
-    assert attempts.begin() == HOME
+def test_a_move_to_servers_that_are_not_there_is_forgotten(attempts: ReconnectSchedule) -> None:
+    attempts.follow_redirect(sent_to("a.example", moved=True))
+    assert attempts.next_endpoint() == A
+    assert attempts.next_endpoint() == HOME
 
 
 @pytest.mark.parametrize("reference", ["", "home.example", "n@me!"])
-def test_a_reference_to_nobody_else_is_an_error_to_show(attempts: Attempts, reference: str) -> None:
+def test_a_reference_to_nobody_else_is_an_error_to_show(attempts: ReconnectSchedule, reference: str) -> None:
     close = sent_to(reference, moved=True)
-    assert attempts.judge(close) is close
+    assert attempts.follow_redirect(close) is close
 
 
-def test_after_a_few_hops_it_is_given_up_and_begun_anew(attempts: Attempts) -> None:
-    for there in [A, B] * (MOST_HOPS // 2):
-        assert attempts.judge(sent_to(there.host)).again_at_once
-        assert attempts.begin() == there
-    judged = attempts.judge(sent_to("a.example"))
+def test_after_a_few_hops_it_is_given_up_and_begun_anew(attempts: ReconnectSchedule) -> None:
+    for there in [A, B] * (MAX_REDIRECTS // 2):
+        assert attempts.follow_redirect(sent_to(there.host)).again_at_once
+        assert attempts.next_endpoint() == there
+    judged = attempts.follow_redirect(sent_to("a.example"))
     assert not judged.again_at_once
     assert judged.error is not None
     assert judged.error.code == "TL-M27"
-    assert attempts.begin() == HOME
-    assert attempts.judge(sent_to("a.example")).again_at_once
+    assert attempts.next_endpoint() == HOME
+    assert attempts.follow_redirect(sent_to("a.example")).again_at_once

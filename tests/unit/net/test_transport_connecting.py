@@ -21,7 +21,7 @@ from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline import ClientSettings
 from towline.errors import ConfigError, TowlineError, Unreachable
-from towline.net.connecting import Address, Transport, connect, interleaved, within
+from towline.net.connecting import Address, Transport, call_with_timeout, connect, interleave_families
 from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls
 from towline_prove.devstack.ports import free_port
@@ -107,8 +107,8 @@ def test_families_take_turns_in_the_resolvers_order() -> None:
     """RFC 8305 section 4."""
     six: list[Address] = [(socket.AF_INET6, (n,)) for n in range(3)]
     four: list[Address] = [(socket.AF_INET, (n,)) for n in range(2)]
-    assert interleaved([*six, *four, six[0]]) == [six[0], four[0], six[1], four[1], six[2]]
-    assert interleaved([]) == []
+    assert interleave_families([*six, *four, six[0]]) == [six[0], four[0], six[1], four[1], six[2]]
+    assert interleave_families([]) == []
 
 
 def addresses(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> None:
@@ -194,7 +194,7 @@ def test_a_result_that_comes_too_late_is_discarded() -> None:
         return 7
 
     with pytest.raises(TimeoutError):
-        within(0.05, lambda: False, slow, discarded.append)
+        call_with_timeout(0.05, lambda: False, slow, discarded.append)
     go.set()
     wait_until(lambda: discarded == [7], what="the discarded result")
 
@@ -225,7 +225,7 @@ def test_what_the_system_does_not_take_is_kept_and_flushed() -> None:
         peer, _ = server.accept()
         data = bytes(range(256)) * 80_000
         assert transport.write(data)
-        assert transport.unsent > 0
+        assert transport.unsent_bytes > 0
         assert not transport.drain(0.05)
         got = bytearray()
         with peer:
@@ -233,7 +233,7 @@ def test_what_the_system_does_not_take_is_kept_and_flushed() -> None:
                 assert transport.flush()
                 got += peer.recv(1 << 20)
         assert got == data
-        assert transport.unsent == 0
+        assert transport.unsent_bytes == 0
         wait_until(lambda: transport.read() == b"", what="the end")
         transport.close()
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.net.connecting import Framing
+from towline.net.connecting import WebSocketFraming
 from towline.net.endpoint import Endpoint, Proxy, http_status
 
 
@@ -84,7 +84,9 @@ def test_a_query_is_taken_and_never_shown() -> None:
     assert (endpoint.path, endpoint.query) == ("/mqtt", "X-Amz-Signature=s3cret&b=/?")
     assert str(endpoint) == "wss://broker:443/mqtt?…"
     assert "s3cret" not in repr(endpoint)
-    assert Framing(endpoint).opening().startswith(b"GET /mqtt?X-Amz-Signature=s3cret&b=/? HTTP/1.1\r\n")
+    assert (
+        WebSocketFraming(endpoint).opening_request().startswith(b"GET /mqtt?X-Amz-Signature=s3cret&b=/? HTTP/1.1\r\n")
+    )
     told = settings(brokers="wss://broker/mqtt?a=1")
     assert GatewaySettings.model_validate_json(told.model_dump_json()) == told
 
@@ -167,7 +169,7 @@ def test_proxy_settings_that_contradict_each_other(tmp_path: Path) -> None:
         settings(proxy="http://proxy:1", proxy_password_file=tmp_path)
     with pytest.raises(ValidationError, match="not reached through a proxy"):
         settings(proxy="http://proxy:1", brokers="unix:///x")
-    assert settings().way is None
+    assert settings().proxy_endpoint is None
 
 
 def test_a_proxy_password_is_read_each_time(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from towline import ClientSettings
 from towline.errors import ConfigError, Unreachable
 from towline.net.connecting import connect
 from towline.net.endpoint import Endpoint
-from towline.net.tls import Tls, certificate_problem, tls_problem
+from towline.net.tls import Tls, certificate_problem, tls_error
 
 PAST, FUTURE = "Jan  5 09:34:43 2024 GMT", f"{datetime.now(UTC) + timedelta(days=400):%b %d %H:%M:%S %Y} GMT"
 CERTIFICATE: dict[str, Any] = {
@@ -81,9 +81,9 @@ def test_a_sentence_without_the_certificate_too(code: int) -> None:
 def test_why_tls_fails(reason: str, code: str, what: str) -> None:
     error = ssl.SSLError(1, f"[SSL: {reason}] x (_ssl.c:1)")
     error.reason = reason
-    problem = tls_problem(error, Tls(alpn=("mqtt",)), "mqtts://b:8883")
+    problem = tls_error(error, Tls(alpn=("mqtt",)), "mqtts://b:8883")
     assert problem.code == code
-    assert what in problem.what
+    assert what in problem.problem
 
 
 def test_verification_is_on_unless_insecure_is_asked_for() -> None:

@@ -23,7 +23,7 @@ from wsproto.events import (
 )
 
 from towline.errors import Unreachable
-from towline.net.connecting import Framing
+from towline.net.connecting import WebSocketFraming
 from towline.net.endpoint import Endpoint
 
 WHERE = Endpoint.parse("ws://broker:9001/mqtt")
@@ -32,9 +32,9 @@ WHERE = Endpoint.parse("ws://broker:9001/mqtt")
 class Server:
     """The other side."""
 
-    def __init__(self, framing: Framing) -> None:
+    def __init__(self, framing: WebSocketFraming) -> None:
         self._web = WSConnection(ConnectionType.SERVER)
-        self.request = self.takes(framing.opening())[0]
+        self.request = self.takes(framing.opening_request())[0]
 
     def takes(self, data: bytes) -> list[Event]:
         self._web.receive_data(data)
@@ -44,52 +44,52 @@ class Server:
         return b"".join(bytes(self._web.send(event)) for event in events)
 
 
-def opened() -> tuple[Framing, Server]:
-    framing = Framing(WHERE)
+def opened() -> tuple[WebSocketFraming, Server]:
+    framing = WebSocketFraming(WHERE)
     server = Server(framing)
-    framing.take(server.says(AcceptConnection(subprotocol="mqtt")))
+    framing.receive(server.says(AcceptConnection(subprotocol="mqtt")))
     assert framing.open
     return framing, server
 
 
-def taken(framing: Framing, pieces: Iterable[bytes]) -> tuple[bytes, bytes]:
+def taken(framing: WebSocketFraming, pieces: Iterable[bytes]) -> tuple[bytes, bytes]:
     """All that the pieces amount to: bytes of MQTT, and answers."""
     data, answers = b"", b""
     for piece in pieces:
-        more, answer = framing.take(piece)
+        more, answer = framing.receive(piece)
         data, answers = data + more, answers + answer
     return data, answers
 
 
-def refusal(framing: Framing, answer: bytes) -> Unreachable:
+def refusal(framing: WebSocketFraming, answer: bytes) -> Unreachable:
     with pytest.raises(Unreachable) as refused:
-        framing.take(answer)
+        framing.receive(answer)
     assert not framing.open
-    assert (refused.value.code, refused.value.where) == ("TL-M14", str(WHERE))
+    assert (refused.value.code, refused.value.location) == ("TL-M14", str(WHERE))
     return refused.value
 
 
 def test_the_request_names_host_path_and_subprotocol() -> None:
     """[MQTT-6.0.0-3], [MQTT-6.0.0-3 of 3.1.1]."""
-    request = Server(Framing(WHERE)).request
+    request = Server(WebSocketFraming(WHERE)).request
     assert isinstance(request, Request)
     assert (request.host, request.target, request.subprotocols) == ("broker:9001", "/mqtt", ["mqtt"])
 
 
 def test_bytes_that_come_along_with_the_answer_are_kept() -> None:
-    framing = Framing(WHERE)
+    framing = WebSocketFraming(WHERE)
     server = Server(framing)
     answer = server.says(AcceptConnection(subprotocol="mqtt")) + server.says(BytesMessage(data=b"early"))
-    assert framing.take(answer) == (b"early", b"")
+    assert framing.receive(answer) == (b"early", b"")
     assert framing.open
 
 
 def test_an_answer_in_single_bytes_opens_too() -> None:
-    framing = Framing(WHERE)
+    framing = WebSocketFraming(WHERE)
     answer = Server(framing).says(AcceptConnection(subprotocol="mqtt"))
     for n in range(len(answer)):
         assert not framing.open
-        framing.take(answer[n : n + 1])
+        framing.receive(answer[n : n + 1])
     assert framing.open
 
 
@@ -106,17 +106,17 @@ def test_an_answer_in_single_bytes_opens_too() -> None:
     ],
 )
 def test_a_refusal_by_status(status: int, what: str, advice: str) -> None:
-    error = refusal(Framing(WHERE), b"HTTP/1.1 %d Whatever it says\r\nContent-Length: 0\r\n\r\n" % status)
-    assert what in error.what
-    assert advice in error.do
-    assert "Whatever" not in error.what
+    error = refusal(WebSocketFraming(WHERE), b"HTTP/1.1 %d Whatever it says\r\nContent-Length: 0\r\n\r\n" % status)
+    assert what in error.problem
+    assert advice in error.remedy
+    assert "Whatever" not in error.problem
 
 
 def test_a_refusal_with_a_body() -> None:
-    framing = Framing(WHERE)
+    framing = WebSocketFraming(WHERE)
     server = Server(framing)
     answer = server.says(RejectConnection(status_code=503, has_body=True), RejectData(data=b"x" * 999))
-    assert "503 service unavailable" in refusal(framing, answer).what
+    assert "503 service unavailable" in refusal(framing, answer).problem
 
 
 @pytest.mark.parametrize(
@@ -132,18 +132,18 @@ def test_a_refusal_with_a_body() -> None:
     ],
 )
 def test_an_answer_that_is_none(answer: bytes, what: str) -> None:
-    framing = Framing(WHERE)
-    framing.opening()
+    framing = WebSocketFraming(WHERE)
+    framing.opening_request()
     error = refusal(framing, answer)
-    assert what in error.what
-    assert error.do.startswith("Is this port a WebSocket listener?")
+    assert what in error.problem
+    assert error.remedy.startswith("Is this port a WebSocket listener?")
 
 
 def test_another_subprotocol_is_refused() -> None:
     """[MQTT-6.0.0-4]."""
-    framing = Framing(WHERE)
+    framing = WebSocketFraming(WHERE)
     error = refusal(framing, Server(framing).says(AcceptConnection()))
-    assert 'not with the subprotocol "mqtt" [MQTT-6.0.0-4]' in error.what
+    assert 'not with the subprotocol "mqtt" [MQTT-6.0.0-4]' in error.problem
 
 
 @given(
@@ -165,7 +165,7 @@ def test_packets_and_frames_have_nothing_to_do_with_each_other(
             wire += server.says(BytesMessage(data=part, message_finished=number == len(parts) - 1))
     data, answers = taken(framing, (wire[n : n + cut] for n in range(0, len(wire), cut)))
     assert data == b"".join(messages)
-    assert framing.ended is None
+    assert framing.end_reason is None
     pongs = server.takes(answers)
     assert all(isinstance(pong, Pong) and bytes(pong.payload) == ping for pong in pongs)
     assert len(pongs) == wire.count(server.says(Ping(payload=ping))) or not ping
@@ -175,7 +175,7 @@ def test_packets_and_frames_have_nothing_to_do_with_each_other(
 def test_what_we_send_is_one_masked_binary_frame(size: int) -> None:
     """[MQTT-6.0.0-1], [MQTT-6.0.0-1 of 3.1.1]; RFC 6455 section 5.3."""
     framing, server = opened()
-    frame = framing.frame(b"\x30" * size)
+    frame = framing.binary_frame(b"\x30" * size)
     assert frame[0] == 0x82
     assert frame[1] & 0x80, "masked"
     events = server.takes(frame)
@@ -186,29 +186,29 @@ def test_what_we_send_is_one_masked_binary_frame(size: int) -> None:
 def test_a_long_frame_is_handed_on_as_it_arrives() -> None:
     framing, server = opened()
     wire = server.says(BytesMessage(data=bytes(1_000_000)))
-    assert len(framing.take(wire[:500_000])[0]) > 490_000
+    assert len(framing.receive(wire[:500_000])[0]) > 490_000
 
 
 def test_a_text_frame_ends_it() -> None:
     """[MQTT-6.0.0-1], [MQTT-6.0.0-1 of 3.1.1]."""
     framing, server = opened()
     events = (BytesMessage(data=b"good"), TextMessage(data="bad"), BytesMessage(data=b"late"))
-    data, answer = framing.take(server.says(*events))
-    assert (data, framing.ended) == (b"good", "the server sent a text frame [MQTT-6.0.0-1]")
+    data, answer = framing.receive(server.says(*events))
+    assert (data, framing.end_reason) == (b"good", "the server sent a text frame [MQTT-6.0.0-1]")
     (close,) = server.takes(answer)
     assert isinstance(close, CloseConnection)
     assert close.code == 1003
-    assert framing.take(b"more") == (b"", b"")
-    assert framing.ended == "the server sent a text frame [MQTT-6.0.0-1]", "and stays ended"
+    assert framing.receive(b"more") == (b"", b"")
+    assert framing.end_reason == "the server sent a text frame [MQTT-6.0.0-1]", "and stays ended"
 
 
 def test_a_close_is_answered_and_told() -> None:
     framing, server = opened()
-    _, answer = framing.take(server.says(CloseConnection(code=1001, reason="see you\x00")))
-    assert framing.ended == "the WebSocket was closed (1001, going away, see you\\x00)"
+    _, answer = framing.receive(server.says(CloseConnection(code=1001, reason="see you\x00")))
+    assert framing.end_reason == "the WebSocket was closed (1001, going away, see you\\x00)"
     assert [type(event) for event in server.takes(answer)] == [CloseConnection]
-    assert framing.frame(b"late") == b""
-    assert framing.closing() == b"", "said once"
+    assert framing.binary_frame(b"late") == b""
+    assert framing.close_frame() == b"", "said once"
 
 
 @pytest.mark.parametrize(
@@ -218,16 +218,16 @@ def test_a_close_is_answered_and_told() -> None:
 def test_a_frame_that_can_not_be_ends_it(wire: bytes) -> None:
     """Reserved opcode or bit, masked, a continuation of nothing, a control frame cut, too long or with half a code."""
     framing, _ = opened()
-    framing.take(wire)
-    assert framing.ended is not None
-    assert framing.ended.startswith("the WebSocket was closed (1002")
+    framing.receive(wire)
+    assert framing.end_reason is not None
+    assert framing.end_reason.startswith("the WebSocket was closed (1002")
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_no_bytes_raise(wire: bytes, cut: int) -> None:
     framing, _ = opened()
     taken(framing, (wire[n : n + cut] for n in range(0, len(wire), cut)))
-    fresh = Framing(WHERE)
-    fresh.opening()
+    fresh = WebSocketFraming(WHERE)
+    fresh.opening_request()
     with contextlib.suppress(Unreachable):
-        fresh.take(wire)
+        fresh.receive(wire)

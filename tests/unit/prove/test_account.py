@@ -9,7 +9,7 @@ from towline_prove.referee import Verdict
 
 
 def verdict(**changes: int) -> Verdict:
-    result = Verdict(attempted=100, acked=100, delivered=100, copies=100, devices={"d0": {1}})
+    result = Verdict(attempted=100, acked=100, delivered=100, copies=100, device_partitions={"d0": {1}})
     for name, value in changes.items():
         setattr(result, name, value)
     return result
@@ -54,7 +54,7 @@ def test_at_most_once_may_give_up_what_was_journaled() -> None:
 )
 def test_the_lines_own_account_must_hold_and_know_everything(change: dict[str, object], problem: str | None) -> None:
     account = {"disagreements": [], "not_witnessed": 0, "left_out": 0, **change}
-    assert RunAccount(verdict(), of_line=account).problems() == ([problem] if problem else [])
+    assert RunAccount(verdict(), line_account=account).problems() == ([problem] if problem else [])
 
 
 def test_a_broken_promise_is_named() -> None:
@@ -67,7 +67,7 @@ def test_a_sum_that_does_not_add_up_is_named() -> None:
 
 
 def test_watermarks_are_taken_from_a_status() -> None:
-    assert Watermarks.of({"received": 3, "journaled": 2, "committed": 1, "more": "x"}) == Watermarks(3, 2, 1)
+    assert Watermarks.from_status({"received": 3, "journaled": 2, "committed": 1, "more": "x"}) == Watermarks(3, 2, 1)
 
 
 def test_order_is_judged_where_it_is_promised() -> None:
@@ -76,5 +76,5 @@ def test_order_is_judged_where_it_is_promised() -> None:
 
 
 def test_watermarks_of_a_part_are_a_difference() -> None:
-    assert Watermarks(30, 20, 10).since(Watermarks(3, 2, 1)) == Watermarks(27, 18, 9)
-    assert Watermarks(30, 20, 15).waiting == 5
+    assert Watermarks(30, 20, 10).subtract(Watermarks(3, 2, 1)) == Watermarks(27, 18, 9)
+    assert Watermarks(30, 20, 15).uncommitted == 5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from towline_prove.evidence import evidence, write_evidence
+from towline_prove.evidence import append_record, run_record
 
 pytest_plugins = ["pytester"]
 
@@ -29,7 +29,7 @@ def test_skipped():
 def test_a_record_names_its_version_and_no_machine(tmp_path: Path) -> None:
     file = tmp_path / "proof" / "soak.jsonl"
     for ok in (True, False):
-        write_evidence(evidence("soak", ok=ok, seconds=1.26, details={"seed": 3}), file)
+        append_record(run_record("soak", ok=ok, seconds=1.26, details={"seed": 3}), file)
     lines = file.read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [(record["program"], record["ok"], record["seconds"], record["seed"]) for record in records] == [

@@ -10,18 +10,18 @@ import pytest
 
 from tests.helpers import wait_until
 from towline_prove.devstack.process import Process
-from towline_prove.memory import Look, Peaks, Watch, growth
+from towline_prove.memory import MemorySample, MemoryWatch, Peaks, growth_problems
 from towline_prove.subject import BridgeRun
 
 
-def looks(driver: float = 121.0, *, heap: float = 91.0, files: int = 420) -> list[Look]:
-    settled = [Look(batch, {"driver": 120.0, "jvm": 800.0}, 90.0, 420, 3000) for batch in range(5, 100, 5)]
-    last = Look(100, {"driver": driver, "jvm": 1300.0}, heap, files, 3000)
-    return [Look(1, {"driver": 60.0, "jvm": 300.0}, 50.0, 19, 300), *settled, last]
+def looks(driver: float = 121.0, *, heap: float = 91.0, files: int = 420) -> list[MemorySample]:
+    settled = [MemorySample(batch, {"driver": 120.0, "jvm": 800.0}, 90.0, 420, 3000) for batch in range(5, 100, 5)]
+    last = MemorySample(100, {"driver": driver, "jvm": 1300.0}, heap, files, 3000)
+    return [MemorySample(1, {"driver": 60.0, "jvm": 300.0}, 50.0, 19, 300), *settled, last]
 
 
 def test_what_grows_before_the_first_tenth_is_a_start() -> None:
-    assert growth(looks()) == []
+    assert growth_problems(looks()) == []
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_what_grows_before_the_first_tenth_is_a_start() -> None:
         (looks(files=20_000), "20,000 files"),
     ],
 )
-def test_growth_is_a_problem(seen: list[Look], said: str) -> None:
-    (problem,) = growth(seen)
+def test_growth_is_a_problem(seen: list[MemorySample], said: str) -> None:
+    (problem,) = growth_problems(seen)
     assert said in problem
 
 
@@ -52,10 +52,10 @@ class Taker(BridgeRun):
 
     pid: int | None = None
 
-    def gateway(self) -> Process | None:
+    def gateway_process(self) -> Process | None:
         return None if self.pid is None else Process.of(self.pid)
 
-    def everyone(self) -> list[int]:
+    def all_pids(self) -> list[int]:
         return [1 << 22 if self.pid is None else self.pid]
 
 
@@ -65,7 +65,7 @@ def test_memory_and_spools_are_seen(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
         bridge.pid = child.pid
-        with Watch(bridge) as watch:
+        with MemoryWatch(bridge) as watch:
             wait_until(lambda: watch.peaks.rss > 0)
             before = watch.peaks.anonymous
             child.stdin.write(b"\n")
@@ -75,6 +75,6 @@ def test_memory_and_spools_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_not_there_has_no_memory(tmp_path: Path) -> None:
-    with Watch(Taker(tmp_path, tmp_path, tmp_path)) as watch:
-        watch.look(spools=True)
+    with MemoryWatch(Taker(tmp_path, tmp_path, tmp_path)) as watch:
+        watch.take_sample(with_spools=True)
     assert watch.peaks == Peaks()

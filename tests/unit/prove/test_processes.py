@@ -11,35 +11,35 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from towline.bridge.runtime.supervisors import DriverSupervisor
+from towline.bridge.runtime.child_supervisors import DriverSupervisor
 from towline_prove import processes
 from towline_prove.devstack.process import Process
-from towline_prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree
+from towline_prove.processes import Role, command_line, cpu_time_of, memory_of, pids_with_role, process_tree, role_of
 from towline_prove.subject import BridgeRun
 
 
 def test_our_own_process_is_the_root_of_its_tree() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert child.pid in tree(os.getpid())
-        assert tree(os.getpid())[0] == os.getpid()
+        assert child.pid in process_tree(os.getpid())
+        assert process_tree(os.getpid())[0] == os.getpid()
         assert command_line(child.pid).endswith("\0-c\0input()")
         assert memory_of(child.pid) > 1_000_000
         assert Process.of(child.pid).alive
     finally:
         child.communicate(b"\n", timeout=10)
-    assert child.pid not in tree(os.getpid())
+    assert child.pid not in process_tree(os.getpid())
     assert not Process.of(child.pid).alive
     assert memory_of(child.pid) == 0
     assert command_line(child.pid) == ""
 
 
 def test_cpu_of_this_process_grows() -> None:
-    before = cpu_of([os.getpid()])
+    before = cpu_time_of([os.getpid()])
     deadline = time.monotonic() + 10
-    while cpu_of([os.getpid()]).own - before.own < 0.05:
+    while cpu_time_of([os.getpid()]).own_s - before.own_s < 0.05:
         assert time.monotonic() < deadline
-    assert cpu_of([os.getpid()]).total >= cpu_of([os.getpid()]).own
+    assert cpu_time_of([os.getpid()]).total_s >= cpu_time_of([os.getpid()]).own_s
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,12 @@ def test_a_role_is_found_below_its_root(tmp_path: Path) -> None:
     (package / "__init__.py").touch()
     (tmp_path / "towline" / "__init__.py").touch()
     (package / "__main__.py").write_text("input()")
-    others = {*named(os.getpid(), Role.GATEWAY)}  # of tests before, which end with this process
+    others = {*pids_with_role(os.getpid(), Role.GATEWAY)}  # of tests before, which end with this process
     child = subprocess.Popen([sys.executable, "-m", "towline.gateway"], stdin=subprocess.PIPE, cwd=tmp_path)
     try:
-        wait_until(lambda: {*named(os.getpid(), Role.GATEWAY)} - others == {child.pid}, what="the process in its role")
+        wait_until(
+            lambda: {*pids_with_role(os.getpid(), Role.GATEWAY)} - others == {child.pid}, what="the process in its role"
+        )
     finally:
         child.communicate(b"\n", timeout=10)
 
@@ -83,6 +85,6 @@ def test_who_was_killed_is_gone_when_the_kill_returns(tmp_path: Path) -> None:
         ) as bridge.child:
             assert bridge.child.stdout is not None
             bridge.child.stdout.readline()
-            assert bridge.hit(Role.BRIDGE)
+            assert bridge.kill_role(Role.BRIDGE)
             assert not bridge.running
-    assert not bridge.hit(Role.BRIDGE)
+    assert not bridge.kill_role(Role.BRIDGE)

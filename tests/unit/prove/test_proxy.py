@@ -69,7 +69,7 @@ def test_cut_closes_what_is_open_and_lets_new_ones_in(echo: int) -> None:
     with FaultProxy(echo) as proxy:
         with client(proxy) as sock:
             assert ask(sock) == b"hello"
-            proxy.cut()
+            proxy.cut_connections()
             assert sock.recv(10) == b""
         with client(proxy) as sock:
             assert ask(sock) == b"hello"

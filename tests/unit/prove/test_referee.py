@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline_prove.history import Claims, SenderRecord
+from towline_prove.history import Claims, SenderClaim
 from towline_prove.numbered import encoder
-from towline_prove.referee import Arrival, Verdict, judge
+from towline_prove.referee import Arrival, Verdict, judge_arrivals
 
 
 def claims(attempted: int = 10, acked: int | None = None, resent: tuple[int, ...] = ()) -> Claims:
     history = Claims(run="r")
-    history.add(SenderRecord.ATTEMPTED, 0, 0, attempted)
+    history.add(SenderClaim.ATTEMPTED, 0, 0, attempted)
     if acked is None or acked:
-        history.add(SenderRecord.ACKED, 0, 0, attempted if acked is None else acked)
+        history.add(SenderClaim.ACKED, 0, 0, attempted if acked is None else acked)
     for number in resent:
-        history.add(SenderRecord.RESENT, 0, number, 1)
+        history.add(SenderClaim.RESENT, 0, number, 1)
     return history
 
 
@@ -31,7 +31,7 @@ def arrivals(numbers: list[int], *, run: str = "r", partition: int = 0) -> list[
 
 
 def check(history: Claims, arrived: list[Arrival]) -> Verdict:
-    verdict = judge(history, arrived)
+    verdict = judge_arrivals(history, arrived)
     assert verdict.adds_up()
     return verdict
 
@@ -41,7 +41,7 @@ def test_a_perfect_run_keeps_every_promise() -> None:
     assert (verdict.attempted, verdict.acked, verdict.delivered) == (10, 10, 10)
     assert all(verdict.ok(promise) for promise in ("at_most_once", "at_least_once", "exactly_once"))
     assert not verdict.stories
-    assert verdict.line() == (
+    assert verdict.summary_line() == (
         "sent 10   acknowledged 10   delivered 10   lost 0   doubled 0   out of order 0 of 2 devices"
     )
 
@@ -86,13 +86,13 @@ def test_late_is_judged_per_device_on_first_copies() -> None:
     assert not verdict.ok("at_least_once")
     assert verdict.ok("at_least_once", ordered=False)
     assert "after number 4 at partition 0 offset 2" in str(verdict.stories[0])
-    assert "out of order 1 of 2 devices" in verdict.line()
+    assert "out of order 1 of 2 devices" in verdict.summary_line()
 
 
 def test_a_device_in_two_partitions_is_out_of_order() -> None:
     arrived = [*arrivals([0, 1, 2, 3, 4]), *arrivals([5, 6, 7, 8, 9], partition=1)]
     verdict = check(claims(), arrived)
-    assert verdict.split == 2
+    assert verdict.split_devices == 2
     assert not verdict.ok("at_least_once")
 
 
@@ -111,13 +111,13 @@ def test_a_number_never_attempted_is_unexpected() -> None:
 
 def test_other_runs_are_left_out() -> None:
     verdict = check(claims(), [*arrivals([3, 4], run="other"), *arrivals(list(range(10)))])
-    assert verdict.foreign == 2
+    assert verdict.foreign_records == 2
     assert verdict.ok("exactly_once")
 
 
 def test_a_refused_message_is_nobodys_claim() -> None:
     history = claims(acked=0)
-    history.add(SenderRecord.REFUSED, 0, 0, 10)
+    history.add(SenderClaim.REFUSED, 0, 0, 10)
     verdict = check(history, arrivals([]))
     assert (verdict.lost, verdict.missing, verdict.refused) == (0, 10, 10)
 
@@ -142,11 +142,11 @@ def test_counts_agree_with_multisets(case: tuple[int, list[int]]) -> None:
 
 def test_verdicts_on_two_parts_of_one_topic_add_up() -> None:
     second = Claims(run="s")
-    second.add(SenderRecord.ATTEMPTED, 0, 0, 10)
-    second.add(SenderRecord.ACKED, 0, 0, 10)
+    second.add(SenderClaim.ATTEMPTED, 0, 0, 10)
+    second.add(SenderClaim.ACKED, 0, 0, 10)
     arrived = [*arrivals(list(range(10))), *arrivals([0, 1, 1, 2, 3], run="s"), *arrivals([5], run="stranger")]
-    verdict = judge([claims(), second], arrived)
+    verdict = judge_arrivals([claims(), second], arrived)
     assert verdict.adds_up()
     assert (verdict.attempted, verdict.delivered, verdict.lost, verdict.doubled) == (20, 14, 6, 1)
-    assert verdict.foreign == 1
+    assert verdict.foreign_records == 1
     assert verdict.late == 0, "each run counts from 0"

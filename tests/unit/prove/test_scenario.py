@@ -12,12 +12,12 @@ import pytest
 
 from towline.errors import ConfigError
 from towline_prove.account import RunAccount
-from towline_prove.memory import Look, Peaks
+from towline_prove.memory import MemorySample, Peaks
 from towline_prove.processes import Role
 from towline_prove.referee import Verdict
-from towline_prove.scenario import RECEIPTS, Run, Scenario, Strike, prove
+from towline_prove.scenario import RECEIPT_FAULTS, Fault, Run, Scenario, prove
 
-DONE = Strike(Role.JVM, 0.5, at=11, back_s=0.5)
+DONE = Fault(Role.JVM, 0.5, at=11, back_s=0.5)
 KEPT = Verdict(attempted=20, acked=20, delivered=20, copies=20)
 SCENARIO = Scenario(messages=20, seed=4)
 
@@ -29,15 +29,15 @@ def run(**changes: Any) -> Run:
 
 def test_a_good_run_is_one_line() -> None:
     assert run().ok
-    assert run().line().startswith("ok    2   killed jvm (kill -9) at 11, running again after 0.5 s   sent 20")
-    assert "\n" not in run().line()
+    assert run().summary_text().startswith("ok    2   killed jvm (kill -9) at 11, running again after 0.5 s   sent 20")
+    assert "\n" not in run().summary_text()
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"strikes": [Strike(Role.JVM)]}, "killed jvm (kill -9): never, NEVER BACK"),
-        ({"strikes": [Strike("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER BACK"),
+        ({"strikes": [Fault(Role.JVM)]}, "killed jvm (kill -9): never, NEVER BACK"),
+        ({"strikes": [Fault("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER BACK"),
         ({"account": RunAccount(replace(KEPT, delivered=19, copies=19, lost=1))}, "at_least_once was not kept"),
         ({"account": RunAccount(replace(KEPT, acked=19))}, "19 of 20 messages were acknowledged"),
         ({"account": None}, "it has not ended"),
@@ -51,19 +51,22 @@ def test_a_good_run_is_one_line() -> None:
             {"scenario": replace(SCENARIO, guarantee="at_most_once"), "account": RunAccount(Verdict(), "at_most_once")},
             "0 of 20 messages were sent",
         ),
-        ({"looks": [Look(1, {}, 10.0, 1, 1), Look(2, {}, 31.0, 1, 1)]}, "the JVM's heap grew from 10 to 31 MB"),
+        (
+            {"looks": [MemorySample(1, {}, 10.0, 1, 1), MemorySample(2, {}, 31.0, 1, 1)]},
+            "the JVM's heap grew from 10 to 31 MB",
+        ),
     ],
 )
 def test_a_fault_that_was_not_done_a_loss_and_growth_make_a_bad_run(changes: dict[str, Any], problem: str) -> None:
     bad = run(**changes)
     assert problem in bad.problems()
     assert not bad.ok
-    assert bad.line().startswith("BAD")
-    assert problem in bad.line()
+    assert bad.summary_text().startswith("BAD")
+    assert problem in bad.summary_text()
 
 
 def test_the_record_has_what_was_asked_for_and_what_was_found() -> None:
-    record = run(strikes=[Strike("kafka hangs", at=1, back_s=60.0, backlog=40_000)]).record()
+    record = run(strikes=[Fault("kafka hangs", at=1, back_s=60.0, backlog=40_000)]).record()
     assert (record["program"], record["ok"], record["run"], record["seed"]) == ("soak", True, 2, 4)
     assert record["struck"] == [{"what": "kafka hangs", "at": 1, "mended_at": -1, "back_s": 60.0, "backlog": 40_000}]
     assert (record["messages"], record["attempted"], record["lost"], record["longest_s"]) == (20, 20, 0, 7200.0)
@@ -81,16 +84,16 @@ def test_each_role_has_its_runs_and_chance_their_moments() -> None:
         (1, ["kafka hangs"]),
         (2, ["kafka hangs"]),
     ]
-    assert all(0.05 <= strike.due <= 0.9 for _, strikes in plans[:2] for strike in strikes)
-    assert [(strike.due, strike.seconds) for strike in plans[2][1]] == [(0.25, 5.0)]
+    assert all(0.05 <= strike.start_share <= 0.9 for _, strikes in plans[:2] for strike in strikes)
+    assert [(strike.start_share, strike.duration_s) for strike in plans[2][1]] == [(0.25, 5.0)]
     assert plans == list(scenario.plans())
     assert plans != list(replace(scenario, seed=2).plans())
 
 
 def test_given_strikes_are_made_anew_for_each_run() -> None:
-    ((_, first), (_, second)) = Scenario(strikes=RECEIPTS, runs=2).plans()
+    ((_, first), (_, second)) = Scenario(strikes=RECEIPT_FAULTS, runs=2).plans()
     first[0].at = 7
-    assert second[0].at == RECEIPTS[0].at == -1
+    assert second[0].at == RECEIPT_FAULTS[0].at == -1
     assert list(Scenario(runs=1).plans()) == [(1, [])]
 
 
@@ -101,7 +104,7 @@ def test_one_look_shows_no_growth() -> None:
 
 def test_a_break_may_be_over_at_once() -> None:
     ((_, (strike,)),) = Scenario(hurt=("kafka hangs",), runs=1, away=0.0).plans()
-    assert strike.seconds == 0.0
+    assert strike.duration_s == 0.0
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -7,8 +7,8 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket
 
 from tests.helpers import read_all
-from towline_prove.load import LoadPlan, NumberedSender, own_devices, share
-from towline_prove.numbered import decode
+from towline_prove.load import LoadPlan, NumberedSender, devices_of_publisher, message_share
+from towline_prove.numbered import decode_message
 
 
 def make(*, total: int = 10, qos: int = 1, window: int = 1000, devices: int = 3) -> NumberedSender:
@@ -23,11 +23,11 @@ def publishes(data: bytes) -> list[PublishPacket]:
 
 
 def numbers(packets: list[PublishPacket]) -> list[int]:
-    return [message.number for packet in packets if (message := decode(packet.payload))]
+    return [message.number for packet in packets if (message := decode_message(packet.payload))]
 
 
 def test_messages_go_round_the_devices_in_order() -> None:
-    data, first, count = make(total=7).burst(100)
+    data, first, count = make(total=7).encode_burst(100)
     packets = publishes(data)
     assert (first, count) == (0, 7)
     assert numbers(packets) == list(range(7))
@@ -37,44 +37,44 @@ def test_messages_go_round_the_devices_in_order() -> None:
 
 @pytest.mark.parametrize(("publishers", "devices"), [(8, 50), (1, 1), (3, 3), (7, 100)])
 def test_every_device_has_one_author(publishers: int, devices: int) -> None:
-    authors = [device for p in range(publishers) for device in own_devices(p, publishers, devices)]
+    authors = [device for p in range(publishers) for device in devices_of_publisher(p, publishers, devices)]
     assert len(authors) == len(set(authors)) == devices
 
 
 @pytest.mark.parametrize("messages", [1, 7, 8, 100_003])
 def test_the_shares_add_up(messages: int) -> None:
-    assert sum(share(p, 8, messages) for p in range(8)) == messages
+    assert sum(message_share(p, 8, messages) for p in range(8)) == messages
 
 
 def test_the_servers_receive_maximum_is_kept() -> None:
     """[MQTT-3.3.4-7]."""
     sender = make(total=100)
-    sender.connected(ConnAckPacket(receive_max=4))
-    data, _, count = sender.burst(100)
+    sender.resume(ConnAckPacket(receive_max=4))
+    data, _, count = sender.encode_burst(100)
     assert count == 4
-    assert sender.burst(100)[2] == 0
+    assert sender.encode_burst(100)[2] == 0
     ids = [packet.packet_id for packet in publishes(data)]
     answers = sender.feed(b"".join(PubAckPacket(packet_id).write() for packet_id in ids[:2] if packet_id))
-    assert answers.acked == [0, 1]
-    assert sender.burst(100)[2] == 2
+    assert answers.acked_numbers == [0, 1]
+    assert sender.encode_burst(100)[2] == 2
 
 
 def test_answers_may_come_in_pieces_of_any_size() -> None:
     sender = make(total=5)
-    ids = [packet.packet_id for packet in publishes(sender.burst(5)[0])]
+    ids = [packet.packet_id for packet in publishes(sender.encode_burst(5)[0])]
     acked = []
     for byte in b"".join(PubAckPacket(packet_id).write() for packet_id in ids if packet_id):
-        acked += sender.feed(bytes([byte])).acked
+        acked += sender.feed(bytes([byte])).acked_numbers
     assert acked == list(range(5))
-    assert sender.done
+    assert sender.is_done
 
 
 def test_a_resumed_session_gets_the_same_ids_again_with_dup_in_order() -> None:
     """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
     sender = make(total=6)
-    first = publishes(sender.burst(6)[0])
+    first = publishes(sender.encode_burst(6)[0])
     sender.feed(PubAckPacket(first[2].packet_id or 0).write())
-    data, again = sender.connected(ConnAckPacket(session_present=True))
+    data, again = sender.resume(ConnAckPacket(session_present=True))
     second = publishes(data)
     assert again == [0, 1, 3, 4, 5] == numbers(second)
     assert [packet.packet_id for packet in second] == [p.packet_id for p in first if p is not first[2]]
@@ -84,9 +84,9 @@ def test_a_resumed_session_gets_the_same_ids_again_with_dup_in_order() -> None:
 def test_a_lost_session_gets_the_unfinished_as_new_messages() -> None:
     """[MQTT-3.2.2-5]: no state of the old session goes on, so no DUP."""
     sender = make(total=3, qos=2)
-    first = publishes(sender.burst(3)[0])
+    first = publishes(sender.encode_burst(3)[0])
     sender.feed(PubRecPacket(first[0].packet_id or 0).write())
-    data, again = sender.connected(ConnAckPacket(session_present=False))
+    data, again = sender.resume(ConnAckPacket(session_present=False))
     assert again == [0, 1, 2]
     assert not any(packet.duplicate for packet in publishes(data))
 
@@ -94,55 +94,55 @@ def test_a_lost_session_gets_the_unfinished_as_new_messages() -> None:
 def test_qos_2_is_released_once_and_never_published_again_after_pubrec() -> None:
     """[MQTT-4.3.3-4], [MQTT-4.3.3-6]."""
     sender = make(total=2, qos=2)
-    first, second = publishes(sender.burst(2)[0])
+    first, second = publishes(sender.encode_burst(2)[0])
     answers = sender.feed(PubRecPacket(first.packet_id or 0).write())
-    assert not answers.acked
-    assert read_all(bytes(answers.reply)) == read_all(PubRelPacket(first.packet_id or 0).write())
-    resumed, again = sender.connected(ConnAckPacket(session_present=True))
+    assert not answers.acked_numbers
+    assert read_all(bytes(answers.reply_bytes)) == read_all(PubRelPacket(first.packet_id or 0).write())
+    resumed, again = sender.resume(ConnAckPacket(session_present=True))
     assert again == [1]
     assert [type(packet) for packet in read_all(resumed)] == [PubRelPacket, PublishPacket]
-    assert sender.feed(PubCompPacket(first.packet_id or 0).write()).acked == [0]
-    assert len(sender._open) == 1
+    assert sender.feed(PubCompPacket(first.packet_id or 0).write()).acked_numbers == [0]
+    assert len(sender._unacked_messages) == 1
     assert second.packet_id != first.packet_id
 
 
 def test_a_refused_message_is_not_acknowledged() -> None:
     sender = make(total=2)
-    ids = [packet.packet_id or 0 for packet in publishes(sender.burst(2)[0])]
+    ids = [packet.packet_id or 0 for packet in publishes(sender.encode_burst(2)[0])]
     answers = sender.feed(
         PubAckPacket(ids[0], reason_code=mqtt5.PubAckReasonCode.QUOTA_EXCEEDED).write() + PubAckPacket(ids[1]).write()
     )
-    assert (answers.refused, answers.acked) == ([0], [1])
-    assert sender.done
+    assert (answers.refused_numbers, answers.acked_numbers) == ([0], [1])
+    assert sender.is_done
 
 
 def test_nobody_listening_is_no_refusal() -> None:
     sender = make(total=1)
-    packet_id = publishes(sender.burst(1)[0])[0].packet_id or 0
+    packet_id = publishes(sender.encode_burst(1)[0])[0].packet_id or 0
     code = mqtt5.PubAckReasonCode.NO_MATCHING_SUBSCRIBERS
-    assert sender.feed(PubAckPacket(packet_id, reason_code=code).write()).acked == [0]
+    assert sender.feed(PubAckPacket(packet_id, reason_code=code).write()).acked_numbers == [0]
 
 
 def test_an_answer_to_nothing_changes_nothing() -> None:
     sender = make(total=1)
-    sender.burst(1)
-    assert not sender.feed(PubAckPacket(4711).write()).acked
-    assert not sender.done
+    sender.encode_burst(1)
+    assert not sender.feed(PubAckPacket(4711).write()).acked_numbers
+    assert not sender.is_done
 
 
 def test_qos_0_has_no_window() -> None:
     sender = make(total=5000, qos=0, window=1)
-    assert sender.burst(5000)[2] == 5000
-    assert sender.done
+    assert sender.encode_burst(5000)[2] == 5000
+    assert sender.is_done
 
 
 def test_packet_ids_wrap_round_and_skip_those_in_use() -> None:
     """[MQTT-2.2.1-3]."""
     sender = make(total=70_000, window=2)
-    held = publishes(sender.burst(1)[0])[0].packet_id
+    held = publishes(sender.encode_burst(1)[0])[0].packet_id
     seen = set()
     for _ in range(66_000):
-        packet_id = publishes(sender.burst(1)[0])[0].packet_id or 0
+        packet_id = publishes(sender.encode_burst(1)[0])[0].packet_id or 0
         assert packet_id != held
         seen.add(packet_id)
         sender.feed(PubAckPacket(packet_id).write())
@@ -151,4 +151,4 @@ def test_packet_ids_wrap_round_and_skip_those_in_use() -> None:
 
 def test_a_disconnect_of_the_server_is_reported() -> None:
     code = mqtt5.DisconnectReasonCode.SERVER_SHUTTING_DOWN
-    assert make().feed(mqtt5.DisconnectPacket(reason_code=code).write()).closed == 0x8B
+    assert make().feed(mqtt5.DisconnectPacket(reason_code=code).write()).disconnect_reason == 0x8B

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.delivery.receipts.marks import KEYS
 from towline.journal.ranges import Ranges
-from towline.publisher.awaited import Awaited
+from towline.publisher.pending_receipts import PendingReceipts
 
 __all__ = ["Noted", "awaited_of"]
 
@@ -18,7 +18,7 @@ class Noted:
     journal_id = "p"
 
     def __init__(self, done: Ranges, end: int) -> None:
-        self.done, self.end = done, end
+        self.done_rows, self.end = done, end
         self.consumers: dict[str, int] = {}
         self.notes: dict[str, Any] = {}
 
@@ -26,11 +26,11 @@ class Noted:
         """Of the one opening that gave out all numbers."""
         return "a"
 
-    def commit(self, consumer: str, upto: int, *, notes: Mapping[str, Any]) -> None:
-        assert upto <= self.end
-        self.consumers[consumer] = upto
+    def commit(self, consumer: str, offset: int, *, notes: Mapping[str, Any]) -> None:
+        assert offset <= self.end
+        self.consumers[consumer] = offset
         self.notes.update(notes)
 
 
-def awaited_of(outbox: Noted, patience_s: float, nonce: Callable[[], str] = lambda: "1") -> Awaited:
-    return Awaited(outbox, patience_s, KEYS, nonce)  # type: ignore[arg-type] # a stand-in
+def awaited_of(outbox: Noted, patience_s: float, nonce: Callable[[], str] = lambda: "1") -> PendingReceipts:
+    return PendingReceipts(outbox, patience_s, KEYS, nonce)  # type: ignore[arg-type] # a stand-in

@@ -8,10 +8,10 @@ import pytest
 
 from tests.unit.delivery.receipts.marks import KEYS
 from tests.unit.publisher.outboxes import Noted, awaited_of
-from towline.delivery.receipts.mark import Content, Mark, mark_of
+from towline.delivery.receipts.mark import Content, Mark, parse_mark
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
-from towline.publisher.awaited import CONSUMER, Awaited, Restored
+from towline.publisher.pending_receipts import RECEIPT_CONSUMER, OutboxRestored, PendingReceipts
 
 PATIENCE = 10.0
 CONTENT = Content("t", b"")
@@ -19,10 +19,10 @@ CONTENT = Content("t", b"")
 OPENED = ((0, "a"),)
 
 
-def awaiting(done: int = 0, settled: int = 0, end: int = 200) -> tuple[Awaited, Ranges]:
+def awaiting(done: int = 0, settled: int = 0, end: int = 200) -> tuple[PendingReceipts, Ranges]:
     outbox, numbers = Noted(Ranges(done), end), count(1)
-    outbox.consumers[CONSUMER] = settled
-    return awaited_of(outbox, PATIENCE, lambda: f"{next(numbers):x}"), outbox.done
+    outbox.consumers[RECEIPT_CONSUMER] = settled
+    return awaited_of(outbox, PATIENCE, lambda: f"{next(numbers):x}"), outbox.done_rows
 
 
 def receipt(
@@ -33,63 +33,63 @@ def receipt(
 
 def test_nothing_is_asked_while_receipts_come() -> None:
     awaited, done = awaiting()
-    awaited.online(0)
-    assert awaited.turn(0) == []
+    awaited.connection_opened(0)
+    assert awaited.due_request(0) == []
     for second in range(100):
         done.add(second)
-        assert awaited.turn(second) == []
-        assert awaited.take(receipt(second), second) == []
-    assert awaited.asked == 0
+        assert awaited.due_request(second) == []
+        assert awaited.apply_receipt(receipt(second), second) == []
+    assert awaited.request_count == 0
 
 
 def test_no_progress_is_asked_about_ever_more_rarely() -> None:
     awaited, _ = awaiting(done=5)
-    awaited.online(0)
-    asked = [now for now in range(2000) if awaited.turn(now)]
+    awaited.connection_opened(0)
+    asked = [now for now in range(2000) if awaited.due_request(now)]
     assert asked == [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
 
 
 def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
     awaited, done = awaiting(done=10)
-    awaited.online(0)
-    assert awaited.turn(0) == [(0, 1)]
-    mark = mark_of(awaited.mark(0, CONTENT))
+    awaited.connection_opened(0)
+    assert awaited.due_request(0) == [(0, 1)]
+    mark = parse_mark(awaited.mark_properties(0, CONTENT))
     assert mark is not None
     assert mark.nonce == "1"
-    assert mark_of(awaited.mark(3, CONTENT)) == Mark("p", 1, 3, 0, opening="a").signed(KEYS, CONTENT)
+    assert parse_mark(awaited.mark_properties(3, CONTENT)) == Mark("p", 1, 3, 0, incarnation="a").sign(KEYS, CONTENT)
     done.add(10, 15)  # sent after the question: the answer may well not know it
-    assert awaited.take(receipt(2, "other", (0, 2)), 1) == []
-    assert awaited.take(receipt(2, "1", (0, 4), (6, 7)), 1) == [(4, 6), (7, 10)]
-    assert awaited.sent_again == 5
-    assert awaited.take(receipt(2, "1", (0, 4)), 1) == []  # answered once
+    assert awaited.apply_receipt(receipt(2, "other", (0, 2)), 1) == []
+    assert awaited.apply_receipt(receipt(2, "1", (0, 4), (6, 7)), 1) == [(4, 6), (7, 10)]
+    assert awaited.resent_count == 5
+    assert awaited.apply_receipt(receipt(2, "1", (0, 4)), 1) == []  # answered once
 
 
 def test_what_waits_for_kafka_alone_is_not_sent_again() -> None:
     awaited, _ = awaiting(done=10)
-    awaited.online(0)
-    awaited.turn(0)
-    assert awaited.take(receipt(0, "1", (0, 10)), 1) == []
+    awaited.connection_opened(0)
+    awaited.due_request(0)
+    assert awaited.apply_receipt(receipt(0, "1", (0, 10)), 1) == []
 
 
 def test_a_new_gateway_and_a_new_connection_are_asked_at_once() -> None:
     awaited, _ = awaiting(done=5)
-    awaited.online(0)
-    assert awaited.turn(0)
-    awaited.take(receipt(1, fresh=True), 5)
-    assert awaited.turn(5) == [(1, 2)]
-    awaited.online(6)
-    assert awaited.turn(6) == [(1, 2)]
-    assert awaited.take(receipt(1, "2", (0, 5)), 7) == []  # of the connection before
+    awaited.connection_opened(0)
+    assert awaited.due_request(0)
+    awaited.apply_receipt(receipt(1, fresh=True), 5)
+    assert awaited.due_request(5) == [(1, 2)]
+    awaited.connection_opened(6)
+    assert awaited.due_request(6) == [(1, 2)]
+    assert awaited.apply_receipt(receipt(1, "2", (0, 5)), 7) == []  # of the connection before
 
 
 def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_rarely() -> None:
     awaited, _ = awaiting(done=5)
-    awaited.online(0)
-    awaited.turn(0)
+    awaited.connection_opened(0)
+    awaited.due_request(0)
     asked = 0
     for now in range(1, 600):
-        awaited.take(receipt(0, fresh=True), now)
-        asked += len(awaited.turn(now))
+        awaited.apply_receipt(receipt(0, fresh=True), now)
+        asked += len(awaited.due_request(now))
     assert asked <= 10
 
 
@@ -107,55 +107,55 @@ def test_numbers_of_another_opening_settle_nothing(
     watermark: int, journaled: tuple[tuple[int, int], ...], openings: tuple[tuple[int, str], ...]
 ) -> None:
     awaited = of_three_openings()
-    with pytest.raises(Restored):
-        awaited.take(ReceiptPayload("p", 1, watermark, journaled=journaled, openings=openings), 0)
-    assert awaited.settled.watermark == 1
+    with pytest.raises(OutboxRestored):
+        awaited.apply_receipt(ReceiptPayload("p", 1, watermark, journaled=journaled, openings=openings), 0)
+    assert awaited.completed_ranges.watermark == 1
 
 
-def of_three_openings() -> Awaited:
+def of_three_openings() -> PendingReceipts:
     """Five numbers, of which the first is settled."""
     names = ["a", "a", "b", "b", "c"]
     outbox = Noted(Ranges(5), 5)
-    outbox.consumers[CONSUMER] = 1
+    outbox.consumers[RECEIPT_CONSUMER] = 1
     outbox.incarnation_of = lambda end: names[end - 1]  # type: ignore[assignment, method-assign]
     return awaited_of(outbox, PATIENCE)
 
 
 def test_what_settles_are_numbers_of_ours() -> None:
     awaited = of_three_openings()
-    awaited.take(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 0)
-    assert awaited.settled.watermark == 3
-    awaited.take(ReceiptPayload("p", 1 << 21, 5), 0)
-    awaited.take(ReceiptPayload("p", 1, 1 << 41), 0)  # nobody has that many
-    assert awaited.settled.watermark == 3
+    awaited.apply_receipt(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 0)
+    assert awaited.completed_ranges.watermark == 3
+    awaited.apply_receipt(ReceiptPayload("p", 1 << 21, 5), 0)
+    awaited.apply_receipt(ReceiptPayload("p", 1, 1 << 41), 0)  # nobody has that many
+    assert awaited.completed_ranges.watermark == 3
 
 
 def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:
     awaited, done = awaiting(done=3)
-    awaited.online(0)
-    awaited.give_up(0)
-    awaited.give_up(2)
+    awaited.connection_opened(0)
+    awaited.drop(0)
+    awaited.drop(2)
     done.add(5, 7)
-    assert awaited.owed(100) == [(1, 2), (5, 7)]
-    assert awaited.owed(6) == [(1, 2), (5, 6)]
-    assert awaited.turn(0) == [(1, 2)]
+    assert awaited.pending_ranges(100) == [(1, 2), (5, 7)]
+    assert awaited.pending_ranges(6) == [(1, 2), (5, 6)]
+    assert awaited.due_request(0) == [(1, 2)]
 
 
 def test_a_mark_is_never_below_its_own_low() -> None:
     awaited, _ = awaiting(done=10, settled=8)
-    mark = mark_of(awaited.mark(3, CONTENT))  # it was on its way when its receipt came
+    mark = parse_mark(awaited.mark_properties(3, CONTENT))  # it was on its way when its receipt came
     assert mark is not None
     assert mark.low == 3
 
 
 def test_an_older_copy_of_an_outbox_takes_a_new_epoch() -> None:
     awaited, _ = awaiting(done=5, end=5)
-    awaited.online(0)
-    with pytest.raises(Restored):
-        awaited.take(receipt(9), 0)
+    awaited.connection_opened(0)
+    with pytest.raises(OutboxRestored):
+        awaited.apply_receipt(receipt(9), 0)
     assert awaited.epoch == 2
-    assert awaited.turn(0) == [(0, 1)]
-    assert awaited.take(receipt(3), 0) == []  # of the epoch before
-    with pytest.raises(Restored):
-        awaited.take(receipt(0, epoch=3), 0)
-    assert awaited.settled.watermark == 0
+    assert awaited.due_request(0) == [(0, 1)]
+    assert awaited.apply_receipt(receipt(3), 0) == []  # of the epoch before
+    with pytest.raises(OutboxRestored):
+        awaited.apply_receipt(receipt(0, epoch=3), 0)
+    assert awaited.completed_ranges.watermark == 0

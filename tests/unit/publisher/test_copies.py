@@ -16,14 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.delivery.receipts.marks import KEYS
 from tests.unit.publisher.outboxes import Noted, awaited_of
-from towline.delivery.receipts.ledger import Ledger, MarkVerdict
-from towline.delivery.receipts.mark import Content, Mark, mark_of
+from towline.delivery.receipts.ledger import MarkVerdict, ReceiptLedger
+from towline.delivery.receipts.mark import Content, Mark, parse_mark
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
-from towline.publisher.awaited import Restored
-from towline.timing import Stamp
+from towline.publisher.pending_receipts import OutboxRestored
+from towline.timing import Timestamp
 
-NOW = Stamp(1_000_000_000)
+NOW = Timestamp(1_000_000_000)
 END = 1_000_000
 
 
@@ -53,7 +53,7 @@ class Copies(RuleBasedStateMachine):
         self.notes: dict[str, Any] = {}
         self.journal: list[int] = []
         self.committed = 0
-        self.ledger = Ledger({}, 0, max_ranges=4, keys=KEYS)
+        self.ledger = ReceiptLedger({}, 0, max_ranges=4, keys=KEYS)
         self.ahead: list[tuple[Mark, int]] = []
 
     # -- the publisher --
@@ -62,7 +62,7 @@ class Copies(RuleBasedStateMachine):
         disk = self.disk
         disk.opening = f"{next(self.names):x}"
         self.awaited = awaited_of(disk, 1.0, lambda: f"{next(self.nonces):x}")
-        self.awaited.online(self.clock)
+        self.awaited.connection_opened(self.clock)
 
     @rule(more=st.integers(1, 4))
     def publish(self, more: int) -> None:
@@ -70,20 +70,20 @@ class Copies(RuleBasedStateMachine):
         self.disk.end = len(self.disk.rows)
 
     def send(self, number: int) -> None:
-        mark = mark_of(self.awaited.mark(number, Content("t", b"")))
+        mark = parse_mark(self.awaited.mark_properties(number, Content("t", b"")))
         assert mark is not None
         self.queue.append((mark, self.disk.rows[number][1]))
-        self.disk.done.add(number)
+        self.disk.done_rows.add(number)
 
     @rule()
     def send_new(self) -> None:
-        for number in range(self.disk.done.watermark, len(self.disk.rows)):
+        for number in range(self.disk.done_rows.watermark, len(self.disk.rows)):
             self.send(number)
 
     @rule()
     def ask(self) -> None:
         self.clock += 1000
-        for start, end in self.awaited.turn(self.clock):
+        for start, end in self.awaited.due_request(self.clock):
             for number in range(start, end):
                 self.send(number)
 
@@ -96,13 +96,13 @@ class Copies(RuleBasedStateMachine):
     def take(self, said: bytes) -> None:
         receipt = ReceiptPayload.decode(said)
         assert receipt is not None
-        before = self.awaited.settled.watermark
+        before = self.awaited.completed_ranges.watermark
         lost: list[tuple[int, int]] = []
-        with contextlib.suppress(Restored):
-            lost = self.awaited.take(receipt, self.clock)
-        self.awaited.keep(None)
+        with contextlib.suppress(OutboxRestored):
+            lost = self.awaited.apply_receipt(receipt, self.clock)
+        self.awaited.persist(None)
         in_kafka = set(self.journal[: self.committed])
-        assert all(self.disk.rows[n][1] in in_kafka for n in range(before, self.awaited.settled.watermark))
+        assert all(self.disk.rows[n][1] in in_kafka for n in range(before, self.awaited.completed_ranges.watermark))
         for start, end in lost:
             for number in range(start, end):
                 self.send(number)
@@ -141,7 +141,7 @@ class Copies(RuleBasedStateMachine):
     # -- the gateway --
 
     def receive(self, mark: Mark, message: int) -> None:
-        verdict = self.ledger.take(mark, NOW)
+        verdict = self.ledger.record_mark(mark, NOW)
         here = {*self.journal, *(message for _, message in self.ahead)}
         if verdict is MarkVerdict.NEW:
             self.ahead.append((mark, message))
@@ -153,10 +153,10 @@ class Copies(RuleBasedStateMachine):
     @rule()
     def store(self) -> None:
         marks = [mark for mark, _ in self.ahead]
-        self.notes.update(self.ledger.storing(marks))
+        self.notes.update(self.ledger.notes_for_frame(marks))
         self.journal += [message for _, message in self.ahead]
         self.ahead = []
-        self.ledger.stored(marks, len(self.journal))
+        self.ledger.frame_stored(marks, len(self.journal))
 
     @rule(more=st.integers(1, 5))
     def commit(self, more: int) -> None:
@@ -166,20 +166,20 @@ class Copies(RuleBasedStateMachine):
     @rule()
     def tell(self) -> None:
         for receipt in self.ledger.receipts(5):
-            self.notes.update(self.ledger.notes([receipt]))
-            self.ledger.handed_over(receipt)
+            self.notes.update(self.ledger.watermark_notes([receipt]))
+            self.ledger.receipt_sent(receipt)
             self.said.append(receipt.encode(KEYS))
 
     @rule()
     def crash(self) -> None:
         self.ahead = []
-        self.ledger = Ledger(self.notes, len(self.journal), max_ranges=4, keys=KEYS)
+        self.ledger = ReceiptLedger(self.notes, len(self.journal), max_ranges=4, keys=KEYS)
         self.ledger.commit(self.committed)
 
     @rule(kept=st.integers(0, 3))
     def new_session(self, kept: int) -> None:
         self.ahead = self.ahead[:kept]
-        self.ledger.start_again([mark for mark, _ in self.ahead])
+        self.ledger.reset([mark for mark, _ in self.ahead])
 
     @invariant()
     def sound(self) -> None:
@@ -196,7 +196,7 @@ class Copies(RuleBasedStateMachine):
             self.tell()
             for said in self.said[heard:]:
                 self.take(said)
-        assert self.awaited.settled.watermark == len(self.disk.rows)
+        assert self.awaited.completed_ranges.watermark == len(self.disk.rows)
         assert {message for _, message in self.disk.rows} <= set(self.journal)
 
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tests.unit.net.test_client import Idle
 from towline import Publisher
-from towline.delivery.outrows import arrived, outgoing, rows_of
+from towline.delivery.outrows import add_arrival, outgoing_messages, rows_from_messages
 from towline.errors import ConfigError, JournalFailed, PublisherError, TowlineError
 from towline.mqtt.codec import encode
-from towline.net.client import outbound
-from towline.publisher.publisher import fields_of
+from towline.net.client import outbound_message
+from towline.publisher.publisher import message_columns
 from towline.publisher.receipt import Receipt
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 NOWHERE = "mqtt://127.0.0.1:9"
 LARGEST = 268_435_455
@@ -111,9 +111,9 @@ def test_a_message_larger_than_a_packet_is_not_stored(publisher: Publisher) -> N
         publisher.publish(topic, bytes(300_000_000))
     assert publisher.waiting == 0
     with pytest.raises(ConfigError, match="TL-C51"):
-        outbound(topic, bytes(300_000_000), 1, retain=False)
+        outbound_message(topic, bytes(300_000_000), 1, retain=False)
     with pytest.raises(ConfigError, match="TL-C51"):
-        outbound(topic, b"", 1, retain=False, content_type="\0")
+        outbound_message(topic, b"", 1, retain=False, content_type="\0")
 
 
 texts = st.text(max_size=8) | st.sampled_from(["x" * 65535, "é" * 32767, "\0", "\ud800", "a/b"])
@@ -138,21 +138,21 @@ messages = given(
 @messages
 def test_what_a_client_takes_can_be_sent(**message: Any) -> None:
     try:
-        content = outbound(**message)
+        content = outbound_message(**message)
     except ConfigError:
         return
-    encode(content.packet(content.qos and 1, None))
+    encode(content.to_packet(content.qos and 1, None))
 
 
 @messages
 def test_what_is_taken_can_be_stored_and_sent(**message: Any) -> None:
     try:
-        fields = fields_of(**message)
+        fields = message_columns(**message)
     except ConfigError:
         return
-    (made,) = outgoing(arrived(rows_of([fields]), Stamp(0)), 0)
-    assert not isinstance(made.content, int)
-    encode(made.content.packet(made.content.qos and 1, None))
+    (made,) = outgoing_messages(add_arrival(rows_from_messages([fields]), Timestamp(0)), 0)
+    assert not isinstance(made.content_or_reason, int)
+    encode(made.content_or_reason.to_packet(made.content_or_reason.qos and 1, None))
 
 
 # -- processes and threads --
@@ -170,7 +170,7 @@ def test_a_forked_process_is_refused_at_once(publisher: Publisher) -> None:
         receipt.at_broker.result,
         lambda: receipt.at_broker.add_done_callback(print),
     ]
-    with publisher._changed:
+    with publisher._condition:
         assert [in_child(call) for call in calls] == [8] * len(calls)
         assert in_child(publisher.close) == 0
         assert in_child(publisher._at_exit) == 0
@@ -182,7 +182,7 @@ def test_a_forked_process_is_refused_at_once(publisher: Publisher) -> None:
 def test_a_forked_process_has_no_client() -> None:
     client = Idle(NOWHERE, client_id="c")
     calls: list[Callable[[], object]] = [client.receive, lambda: client.publish("t"), lambda: next(iter(client))]
-    with client._changed:
+    with client._condition:
         assert [in_child(call) for call in calls] == [34] * len(calls)
         assert in_child(client.close) == 0
     client.close()
@@ -254,10 +254,10 @@ def test_a_callback_does_not_wait_for_its_own_thread(publisher: Publisher) -> No
                 told.append(error.code)
         publisher.publish("t", "2", wait=False).on_disk.add_done_callback(lambda _stage: done.set())
 
-    publisher._life.changed.acquire()
+    publisher._lifecycle.condition.acquire()
     receipt: Receipt = publisher.publish("t", "1", wait=False)
     receipt.on_disk.add_done_callback(call)
-    publisher._life.changed.release()
+    publisher._lifecycle.condition.release()
     assert done.wait(60)
     assert told == ["TL-O10"] * 3
 
@@ -271,7 +271,7 @@ def test_large_messages_do_not_pile_up_in_one_frame(publisher: Publisher, monkey
         return append(rows)
 
     monkeypatch.setattr(publisher._outbox, "append", watched)
-    with publisher._life.changed:
+    with publisher._lifecycle.condition:
         waiting = [publisher.publish("t", bytes(6 << 20), wait=False) for _ in range(7)]
     assert [receipt.number for receipt in waiting] == list(range(7))
     assert max(frames) <= 2

@@ -64,7 +64,7 @@ def test_a_receipt_tells_the_furthest_stage(tmp_path: Path) -> None:
     publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
     receipt = publisher.publish("t")
     assert repr(receipt) == "Receipt('t', on disk)"  # without receipts its end has failed, and is not reached
-    receipt.at_broker.settle()
+    receipt.at_broker.set_outcome()
     assert repr(receipt) == "Receipt('t', at broker)"
     receipt.end_to_end._done, receipt.end_to_end._failure = True, None
     assert repr(receipt) == "Receipt('t', end to end)"

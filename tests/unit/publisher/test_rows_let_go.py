@@ -21,16 +21,16 @@ from mqtt5 import (
 from tests.helpers import read_all
 from tests.unit.delivery.receipts.marks import KEYS
 from towline.delivery import outbound
-from towline.delivery.outbound import Downlink
-from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.outbound import OutboxSender
+from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.codec import Packet
-from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig
+from towline.mqtt.events import ConnectionOpened, Event, PacketsReceived, Send, SessionConfig
 from towline.mqtt.session import Session
-from towline.publisher.awaited import CONSUMER, Awaited
+from towline.publisher.pending_receipts import RECEIPT_CONSUMER, PendingReceipts
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 LIMITS = Limits(min_free_bytes=0, segment_bytes=4096)
 ROWS = 20
@@ -47,21 +47,21 @@ class Life:
     def __init__(self, directory: Path, *, receipts: bool = True, rows: int = 0, qos: int = 2) -> None:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
         for number in range(rows):
-            row = rows_of([{"topic": "d", "payload": b"%d" % number + bytes(1000), "qos": qos}])
-            self.outbox.enter(arrived(row, Stamp(0)))
-        self.awaited: Awaited | None = Awaited(self.outbox, 1.0, KEYS) if receipts else None
+            row = rows_from_messages([{"topic": "d", "payload": b"%d" % number + bytes(1000), "qos": qos}])
+            self.outbox.append_batch(add_arrival(row, Timestamp(0)))
+        self.awaited: PendingReceipts | None = PendingReceipts(self.outbox, 1.0, KEYS) if receipts else None
         if not receipts:
-            self.outbox.forget(CONSUMER)
+            self.outbox.forget(RECEIPT_CONSUMER)
         self.sent: list[Any] = []
-        self.downlink = Downlink(
+        self.downlink = OutboxSender(
             self.outbox,
-            handle=self.handle,
+            handle_event=self.handle,
             log=Log(),
             refused_dir=directory / "refused",
-            mark=self.awaited.mark if self.awaited else None,
+            mark=self.awaited.mark_properties if self.awaited else None,
         )
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
-        self.downlink.attach(self.session)
+        self.downlink.attach_session(self.session)
 
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
@@ -71,9 +71,9 @@ class Life:
                 self.downlink.perform(action)
 
     def connect(self) -> None:
-        self.handle(Opened())
+        self.handle(ConnectionOpened())
         self.sent.clear()
-        self.handle(Received([ConnAckPacket(session_present=True)]))
+        self.handle(PacketsReceived([ConnAckPacket(session_present=True)]))
         self.downlink.turn()
 
     def serve(self) -> list[int]:
@@ -90,14 +90,14 @@ class Life:
                     answers.append(PubCompPacket(packet.packet_id))
                     released.append(packet.packet_id)
             self.sent.clear()
-            self.handle(Received(answers))
+            self.handle(PacketsReceived(answers))
             self.downlink.turn()
         self.downlink.flush()
         return released
 
     def ask(self) -> PublishPacket:
         """Send the oldest without a receipt once more, and leave it without an answer."""
-        self.downlink.send_again([(0, 1)], lambda _: True)
+        self.downlink.resend([(0, 1)], lambda _: True)
         self.downlink.turn()
         (packet,) = self.sent
         assert isinstance(packet, PublishPacket)
@@ -107,8 +107,8 @@ class Life:
     def all_arrived(self) -> None:
         assert self.awaited is not None
         receipt = ReceiptPayload(self.outbox.journal_id, 1, ROWS, openings=((0, self.outbox.incarnation),))
-        self.awaited.take(receipt, 0.0)
-        self.awaited.keep(self.downlink.oldest)
+        self.awaited.apply_receipt(receipt, 0.0)
+        self.awaited.persist(self.downlink.oldest_number)
 
     def close(self) -> None:
         self.outbox.close()
@@ -126,7 +126,7 @@ def test_a_packet_id_in_use_is_given_back_when_its_row_is_gone(tmp_path: Path, r
     life = Life(tmp_path, receipts=receipts)
     life.connect()
     assert life.serve() == [packet_id]
-    assert life.outbox.flights == {}
+    assert life.outbox.in_flight == {}
     status = life.downlink.status()
     assert (status["delivered"], status["queued"], status["in_flight"]) == (ROWS, 0, 0)
     life.close()
@@ -140,7 +140,7 @@ def test_a_row_to_be_set_aside_stays(tmp_path: Path) -> None:
     life.serve()
     packet = life.ask()
     assert packet.packet_id
-    life.handle(Received([PubAckPacket(packet.packet_id, reason_code=PubAckReasonCode.NOT_AUTHORIZED)]))
+    life.handle(PacketsReceived([PubAckPacket(packet.packet_id, reason_code=PubAckReasonCode.NOT_AUTHORIZED)]))
     life.all_arrived()
     life.downlink.turn()
     assert life.downlink.status()["refused"] == 1
@@ -154,16 +154,16 @@ def test_what_waits_for_its_second_turn_may_be_let_go(tmp_path: Path, monkeypatc
     life = Life(tmp_path, rows=ROWS, qos=1)
     life.connect()
     life.serve()
-    life.downlink.send_again([(0, ROWS)], lambda number: number in range(ROWS))
+    life.downlink.resend([(0, ROWS)], lambda number: number in range(ROWS))
     life.downlink.turn()
     assert len(life.sent) == 2
-    life.handle(Received([PubAckPacket(packet.packet_id) for packet in life.sent]))
+    life.handle(PacketsReceived([PubAckPacket(packet.packet_id) for packet in life.sent]))
     life.all_arrived()
-    assert life.outbox.first > 2
+    assert life.outbox.first_offset > 2
     life.sent.clear()
     life.downlink.turn()
     life.serve()
-    assert life.outbox.waiting == 0
+    assert life.outbox.waiting_rows == 0
     life.close()
 
 
@@ -175,18 +175,18 @@ def test_rows_read_again_behind_a_batch_that_became_whole_may_be_gone(
     monkeypatch.setattr(outbound, "_CHUNK_BYTES", 1500)
     monkeypatch.setattr(outbound, "_FLUSH_S", 0.0)
     life = Life(tmp_path, receipts=False)
-    row = arrived(rows_of([{"topic": "d", "payload": bytes(1000), "qos": 1}]), Stamp(0))
+    row = add_arrival(rows_from_messages([{"topic": "d", "payload": bytes(1000), "qos": 1}]), Timestamp(0))
     for start in (0, 1):
-        life.outbox.enter(row, Batch("q/0", 0, attempt="a"), start=start, whole=False)
+        life.outbox.append_batch(row, Batch("q/0", 0, attempt="a"), start=start, whole=False)
     for number in range(ROWS):
-        life.outbox.enter(row, Batch("q/1", number))
+        life.outbox.append_batch(row, Batch("q/1", number))
     life.connect()
     life.serve()
-    assert life.outbox.waiting == 0
-    life.outbox.enter(row, Batch("q/0", 0, attempt="a"), start=2)
+    assert life.outbox.waiting_rows == 0
+    life.outbox.append_batch(row, Batch("q/0", 0, attempt="a"), start=2)
     life.downlink.turn()
     assert len(life.sent) == 2
     life.serve()
-    assert life.outbox.waiting == 0
-    assert life.outbox.first > 0
+    assert life.outbox.waiting_rows == 0
+    assert life.outbox.first_offset > 0
     life.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gateway.serving import Served, served
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.reader import MqttStreamReader
 
 
@@ -20,7 +20,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def plan(server: Served) -> ReadPlan:
-    return ReadPlan(GatewayPlace(str(server.state_dir)), "default", poll_s=0.05)
+    return ReadPlan(GatewayAddress(str(server.state_dir)), "default", poll_s=0.05)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from towline.spark import gateways
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.reader import MqttStreamReader
 
 __all__ = ["NewReader", "Place", "ends", "new_reader", "quick", "seen", "two", "until"]
@@ -24,10 +24,10 @@ NewReader = Callable[..., MqttStreamReader]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "_PAUSE_S", 0.02)
-    monkeypatch.setattr(gateways, "_REFUSED_PAUSE_S", 0.05)
-    monkeypatch.setattr(gateways, "MEET_S", 0.5)
-    monkeypatch.setattr(gateways, "GRACE_S", 0.25)  # what answers at once may take longer beside other tests
+    monkeypatch.setattr(gateways, "_RETRY_S", 0.02)
+    monkeypatch.setattr(gateways, "_REFUSED_RETRY_S", 0.05)
+    monkeypatch.setattr(gateways, "FIRST_POLL_S", 0.5)
+    monkeypatch.setattr(gateways, "POLL_GRACE_S", 0.25)  # what answers at once may take longer beside other tests
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def new_reader(tmp_path: Path) -> Iterator[NewReader]:
 
     def make(*names: str, **more: Any) -> MqttStreamReader:
         at = tuple(str(tmp_path / name) for name in names or ("g1", "g2"))
-        plan = ReadPlan(GatewayPlace(""), "default", poll_s=0.05, gateways=at)
+        plan = ReadPlan(GatewayAddress(""), "default", poll_s=0.05, gateways=at)
         made.append(MqttStreamReader(replace(plan, **more)))
         return made[-1]
 

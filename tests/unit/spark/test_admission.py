@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.spark.gateways import Offer, share
-from towline.spark.offsets import JournalPlace
+from towline.spark.gateways import PollResult, share_limits
+from towline.spark.offsets import JournalPosition
 
 #: Rows that wait at each gateway, and the bytes of one.
 Waiting = Sequence[tuple[int, int]]
 WAITING = st.lists(st.tuples(st.integers(1, 1_000), st.integers(1, 500)), min_size=1, max_size=12)
-PLACE = JournalPlace("g", "j", 0)
+PLACE = JournalPosition("g", "j", 0)
 
 
 def shared(
     waiting: Waiting, max_rows: int | None, max_bytes: int | None, left_out: Mapping[int, int] | None = None
-) -> dict[int, Offer]:
+) -> dict[int, PollResult]:
     """What the batch takes of each gateway; each was asked for as much as the whole batch could take."""
 
-    def ask(one: int, rows: int | None, size: int | None) -> Offer:
+    def ask(one: int, rows: int | None, size: int | None) -> PollResult:
         count, each = waiting[one]
         most = [count, *(limit for limit in (rows, size and size // each) if limit is not None)]
         got = max(1, min(most))
-        return Offer(got, got * each, PLACE, count)
+        return PollResult(got, got * each, PLACE, count)
 
     offers = {one: ask(one, max_rows, max_bytes) for one in range(len(waiting))}
-    return share(offers, left_out or {}, (max_rows, max_bytes), ask)
+    return share_limits(offers, left_out or {}, (max_rows, max_bytes), ask)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,14 @@ def test_a_huge_message_has_its_turn() -> None:
 
 
 def test_one_that_has_gone_meanwhile_has_no_part() -> None:
-    offers = {one: Offer(100, 1_000, PLACE, 100) for one in "ab"}
-    taken = share(offers, {}, (100, None), lambda one, rows, _: None if one == "a" else Offer(rows or 0, 0, PLACE, 100))
+    offers = {one: PollResult(100, 1_000, PLACE, 100) for one in "ab"}
+    taken = share_limits(
+        offers, {}, (100, None), lambda one, rows, _: None if one == "a" else PollResult(rows or 0, 0, PLACE, 100)
+    )
     assert {one: offer.rows for one, offer in taken.items()} == {"b": 100}
 
 
 def test_one_alone_is_not_asked_again() -> None:
     """It was asked for what the whole batch may have, and a frame more than the limit is what there is."""
-    offer = Offer(7, 1_005, PLACE, 100)
-    assert share({"a": offer}, {}, (10, 1_000), lambda *_: pytest.fail("it is asked")) == {"a": offer}
+    offer = PollResult(7, 1_005, PLACE, 100)
+    assert share_limits({"a": offer}, {}, (10, 1_000), lambda *_: pytest.fail("it is asked")) == {"a": offer}

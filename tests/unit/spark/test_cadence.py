@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.spark.cadence import BUSY_ROWS, LONGEST_LOOK_S, SETTLE_S, SHORTEST_LOOK_S, TICK_S, Cadence
+from towline.spark.trigger import BUSY_ROWS, IDLE_BATCH_S, MAX_POLL_S, MIN_POLL_S, UNSYNCED_POLL_S, TriggerTiming
 
 
 class Batch(NamedTuple):
@@ -24,14 +24,14 @@ class Batch(NamedTuple):
 
 def played(arrivals: Sequence[float], took: float, most: float) -> list[Batch]:
     """The batches that carry rows which come at these times."""
-    cadence, batches, now, done = Cadence(most), [], 0.0, 0
+    cadence, batches, now, done = TriggerTiming(most), [], 0.0, 0
     while done < len(arrivals):
-        cadence.asks(now)
+        cadence.end_batch(now)
         now = max(now, arrivals[done])  # the long poll ends with the first row
-        while wait := cadence.wait_s(rows := bisect_right(arrivals, now) - done, now):
-            assert SHORTEST_LOOK_S <= wait <= LONGEST_LOOK_S
+        while wait := cadence.delay_s(rows := bisect_right(arrivals, now) - done, now):
+            assert MIN_POLL_S <= wait <= MAX_POLL_S
             now += wait
-        cadence.begins(now)
+        cadence.start_batch(now)
         batches.append(Batch(now, now + took, rows, now - arrivals[done]))
         done += rows
         now += took
@@ -56,7 +56,7 @@ MOST = st.sampled_from([0.0, 0.2, 1.0, 5.0])
 def test_no_row_waits_longer_than_a_batch_and_the_longest_rest(arrivals: list[float], took: float, most: float) -> None:
     batches = played(arrivals, took, most)
     assert sum(one.rows for one in batches) == len(arrivals)
-    assert max(one.age for one in batches) <= took + most + SHORTEST_LOOK_S + 1e-9
+    assert max(one.age for one in batches) <= took + most + MIN_POLL_S + 1e-9
 
 
 @given(st.floats(2, 30), TOOK, MOST)
@@ -95,7 +95,7 @@ def test_a_burst_in_a_trickle_is_seen_at_the_next_look() -> None:
     burst = [5.05] * 10_000
     batches = played(sorted([*steady(10, 10), *burst]), 0.075, most=1.0)
     first = next(one for one in batches if one.begin >= 5.05)
-    assert first.begin <= 5.05 + LONGEST_LOOK_S + 0.075
+    assert first.begin <= 5.05 + MAX_POLL_S + 0.075
     assert first.rows > 10_000
 
 
@@ -105,28 +105,33 @@ def test_without_a_rest_each_batch_begins_at_once() -> None:
 
 
 def test_one_batch_that_was_held_up_is_no_reason_to_rest() -> None:
-    cadence, now = Cadence(1.0), 0.0
+    cadence, now = TriggerTiming(1.0), 0.0
     for took in (0.075, 0.075, 3.0):
-        cadence.asks(now)
-        cadence.begins(now)
+        cadence.end_batch(now)
+        cadence.start_batch(now)
         now += took
-    cadence.asks(now)
-    assert cadence.wait_s(40, now) == 0.0
-    assert cadence.wait_s(1, now) > 0.0
+    cadence.end_batch(now)
+    assert cadence.delay_s(40, now) == 0.0
+    assert cadence.delay_s(1, now) > 0.0
 
 
 def test_an_idle_stream_ticks_at_once_and_then_each_while() -> None:
-    cadence = Cadence(0.0)
-    assert cadence.patience_s(5.0, 100.0, settled=True) == 0, "nothing is waited for before the first tick"
-    assert [cadence.ticks(now) for now in (100.0, 100.1, 99.9 + TICK_S, 100.0 + TICK_S)] == [True, False, False, True]
-    cadence.begins(200.0)
-    assert [cadence.ticks(now) for now in (199.9 + TICK_S, 200.0 + TICK_S)] == [False, True]
+    cadence = TriggerTiming(0.0)
+    assert cadence.poll_timeout_s(5.0, 100.0, all_durable=True) == 0, "nothing is waited for before the first tick"
+    assert [cadence.start_idle_batch(now) for now in (100.0, 100.1, 99.9 + IDLE_BATCH_S, 100.0 + IDLE_BATCH_S)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    cadence.start_batch(200.0)
+    assert [cadence.start_idle_batch(now) for now in (199.9 + IDLE_BATCH_S, 200.0 + IDLE_BATCH_S)] == [False, True]
 
 
 def test_rows_are_waited_for_until_the_tick_and_not_long_while_something_is_to_be_cut() -> None:
-    cadence = Cadence(0.0)
-    cadence.begins(100.0)
-    assert cadence.patience_s(5.0, 101.0, settled=True) == 5.0
-    assert cadence.patience_s(5.0, 101.0, settled=False) == SETTLE_S
-    assert cadence.patience_s(5.0, 99.0 + TICK_S, settled=True) == 1.0
-    assert cadence.patience_s(5.0, 101.0 + TICK_S, settled=True) == 0
+    cadence = TriggerTiming(0.0)
+    cadence.start_batch(100.0)
+    assert cadence.poll_timeout_s(5.0, 101.0, all_durable=True) == 5.0
+    assert cadence.poll_timeout_s(5.0, 101.0, all_durable=False) == UNSYNCED_POLL_S
+    assert cadence.poll_timeout_s(5.0, 99.0 + IDLE_BATCH_S, all_durable=True) == 1.0
+    assert cadence.poll_timeout_s(5.0, 101.0 + IDLE_BATCH_S, all_durable=True) == 0

@@ -15,10 +15,16 @@ import pytest
 from pyspark import cloudpickle
 
 from towline.spark import executors
-from towline.spark.executors import NEEDED, ExecutorReport, complaint, lacking, without_answer
+from towline.spark.executors import (
+    REQUIRED_VERSIONS,
+    ExecutorReport,
+    failure_reason,
+    missing_error,
+    missing_requirements,
+)
 
 ABLE = {"towline": "0.1.0", "pyarrow": "26.0.1", "confluent-kafka": "2.16.1", "crc32c": "2.9.post0"}
-ASKED = {"towline": "0.1.0", **NEEDED}
+ASKED = {"towline": "0.1.0", **REQUIRED_VERSIONS}
 
 
 def lacks(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | Exception]) -> list[str]:
@@ -35,7 +41,7 @@ def lacks(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | Exception])
 
     monkeypatch.setattr(importlib, "import_module", found)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    return lacking(ASKED, (), ())[1]
+    return missing_requirements(ASKED, (), ())[1]
 
 
 def _without_version(name: str) -> str:
@@ -44,7 +50,7 @@ def _without_version(name: str) -> str:
 
 def test_one_that_has_all_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lacks(monkeypatch, {**ABLE}) == []
-    assert complaint([ExecutorReport("0", "10.0.0.6:41000", "worker-1")]) is None
+    assert missing_error([ExecutorReport("0", "10.0.0.6:41000", "worker-1")]) is None
 
 
 @pytest.mark.parametrize(
@@ -96,16 +102,16 @@ OTHER_PYTHON = (
     ],
 )
 def test_a_python_that_does_not_answer_is_told_by_what_spark_says(error: str, words: str) -> None:
-    assert without_answer(error) == words
+    assert failure_reason(error) == words
 
 
 def test_all_executors_are_one_line() -> None:
-    told = complaint(
+    told = missing_error(
         [
             ExecutorReport(
                 "0", "10.0.0.6:1", "worker-1", ["confluent-kafka is missing", "pyarrow 15 is older than 20"]
             ),
-            ExecutorReport("1", "10.0.0.7:1", lacks=["its Python is 3.10, the driver's is 3.11"]),
+            ExecutorReport("1", "10.0.0.7:1", missing=["its Python is 3.10, the driver's is 3.11"]),
         ]
     )
     assert told is not None
@@ -117,22 +123,22 @@ def test_all_executors_are_one_line() -> None:
 
 
 def test_of_many_executors_a_few_are_named() -> None:
-    told = complaint([ExecutorReport(str(n), f"10.0.0.{n}:1", lacks=["towline is missing"]) for n in range(1, 8)])
+    told = missing_error([ExecutorReport(str(n), f"10.0.0.{n}:1", missing=["towline is missing"]) for n in range(1, 8)])
     assert told is not None
-    assert told.what.endswith("executor 3 on 10.0.0.3: towline is missing; and 4 more executors")
+    assert told.problem.endswith("executor 3 on 10.0.0.3: towline is missing; and 4 more executors")
 
 
 def test_what_executors_need_is_what_the_package_needs() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     asked = dict(re.split(r">=|,", one)[:2] for one in project["project"]["dependencies"])
-    assert {name: asked[name] for name in NEEDED} == dict(NEEDED)
+    assert {name: asked[name] for name in REQUIRED_VERSIONS} == dict(REQUIRED_VERSIONS)
 
 
 def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
     mark, absent = tmp_path / "mark", str(tmp_path / "none" / "absent")
     mark.touch()
     needed = {"pyarrow": "2", "confluent-kafka": "2.13", "no-such": "1"}
-    host, lacks, unshared = lacking(needed, (str(mark), absent), (str(mark), absent))
+    host, lacks, unshared = missing_requirements(needed, (str(mark), absent), (str(mark), absent))
     assert host == socket.gethostname()
     assert lacks == ["no-such is missing", f"the file {absent} can't be read"]
     assert unshared == [str(tmp_path / "none")]
@@ -141,13 +147,13 @@ def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
 def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Path(sys.executable).resolve()  # a program that runs can't be written, not even by root (ETXTBSY)
     monkeypatch.setenv("HOME", str(there.parent))
-    assert lacking({}, (str(there),), (f"~/{there.name}",))[1:] == ([], [str(there.parent)])
+    assert missing_requirements({}, (str(there),), (f"~/{there.name}",))[1:] == ([], [str(there.parent)])
 
 
 def test_the_question_travels_as_code_to_a_python_without_towline(tmp_path: Path) -> None:
     cloudpickle.register_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     try:
-        text = cloudpickle.dumps(partial(lacking, {"towline": "0.1.0"}, (), ()))  # type: ignore[no-untyped-call]
+        text = cloudpickle.dumps(partial(missing_requirements, {"towline": "0.1.0"}, (), ()))  # type: ignore[no-untyped-call]
     finally:
         cloudpickle.unregister_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     (tmp_path / "question").write_bytes(text)

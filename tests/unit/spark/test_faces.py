@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.unit.bridge.test_config import GOOD, read, told
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
-from towline.net.driver import Attempts
+from towline.net.driver import ReconnectSchedule
 from towline.net.endpoint import Endpoint
 from towline.net.settings import BrokerConnection, ClientSettings
 from towline.net.tls import Tls
@@ -86,8 +86,8 @@ def facts(connection: BrokerConnection) -> list[object]:
 def test_all_faces_say_the_same(tmp_path: Path) -> None:
     place = {"stateDir": str(tmp_path)}
     plan = parse_options({**SPARK, **place, "subscribe": SUBSCRIBE})
-    source = GatewaySettings.model_validate_json(plan.place.settings)
-    sink = GatewaySettings.model_validate_json(parse_sink_options({**SPARK, **place, "topic": "t"}).place.settings)
+    source = GatewaySettings.model_validate_json(plan.address.settings)
+    sink = GatewaySettings.model_validate_json(parse_sink_options({**SPARK, **place, "topic": "t"}).address.settings)
     (tmp_path / "headers").write_text("A: b\n")
     text = GOOD.partition("[[uplink.route]]")[0] + "[uplink.mqtt]" + TOML + ROUTE
     (line,) = read(text, tmp_path).uplinks
@@ -110,16 +110,21 @@ def test_routes_that_share_a_subscription_agree_about_it(tmp_path: Path) -> None
 
 
 def test_the_first_pause_and_the_longest_are_those_that_are_set() -> None:
-    attempts = Attempts([Endpoint.parse("mqtt://h")], ClientSettings(reconnect_delay_s=2.0, reconnect_max_delay_s=8.0))
+    attempts = ReconnectSchedule(
+        [Endpoint.parse("mqtt://h")], ClientSettings(reconnect_delay_s=2.0, reconnect_max_delay_s=8.0)
+    )
     for longest in (2.0, 4.0, 8.0, 8.0):
-        attempts.begin()
-        attempts.failed(100.0, served=False)
-        assert longest / 4 <= attempts.due - 100.0 <= longest
+        attempts.next_endpoint()
+        attempts.record_failure(100.0, was_online=False)
+        assert longest / 4 <= attempts.due_at - 100.0 <= longest
 
 
 def test_the_oldest_tls_spoken_is_of_every_face(tmp_path: Path) -> None:
     options = {"broker": "mqtts://h", "stateDir": str(tmp_path), "tlsMinVersion": "1.3"}
-    places = (parse_options({**options, "subscribe": "a"}).place, parse_sink_options({**options, "topic": "t"}).place)
+    places = (
+        parse_options({**options, "subscribe": "a"}).address,
+        parse_sink_options({**options, "topic": "t"}).address,
+    )
     gateways = [GatewaySettings.model_validate_json(place.settings) for place in places]
     mqtt = '[uplink.mqtt]\nbrokers = "mqtts://h"\ntls = { min_version = "1.3" }\n'
     gateways.append(read(GOOD.partition("[[uplink.route]]")[0] + mqtt + ROUTE, tmp_path).uplinks[0].gateway)

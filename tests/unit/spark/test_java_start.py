@@ -12,11 +12,11 @@ from towline.errors import SetupError
 from towline.spark import java
 from towline.spark.java import (
     Tier,
-    archive_for,
-    archive_once,
+    cached_spark_kafka_jars,
+    class_archive_path,
+    create_archive_once,
     jvm_options,
-    known_spark_kafka_jars,
-    light_home,
+    light_spark_home,
     resolve_jars,
 )
 
@@ -55,37 +55,37 @@ def test_a_java_that_only_spark_knows_is_no_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_has_what_a_local_master_needs_and_no_zip() -> None:
-    home = light_home()
+    home = light_spark_home()
     assert home is not None
     assert (home / "bin" / "spark-submit").exists()
     assert list((home / "jars").glob("spark-core_*.jar"))
     assert not (home / "python").exists()
-    assert light_home() == home
+    assert light_spark_home() == home
 
 
 def test_the_users_own_home_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    assert light_home() is None
+    assert light_spark_home() is None
 
 
 def test_a_configuration_beside_pyspark_counts() -> None:
-    home = light_home()
+    home = light_spark_home()
     assert home is not None
     assert (home / "conf").readlink() == (home / "jars").readlink().parent / "conf"
 
 
 def test_links_into_nothing_are_no_home(tmp_path: Path) -> None:
-    home = light_home()
+    home = light_spark_home()
     assert home is not None
     (home / "jars").unlink()
     (home / "jars").symlink_to(tmp_path / "removed")
-    assert light_home() is None
+    assert light_spark_home() is None
 
 
 def test_where_nothing_can_be_written_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file"))
-    assert light_home() is None
+    assert light_spark_home() is None
 
 
 def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,19 +97,19 @@ def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("TOWLINE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert light_home() is None
-    assert known_spark_kafka_jars("4.3.0") == []
+    assert light_spark_home() is None
+    assert cached_spark_kafka_jars("4.3.0") == []
     with pytest.raises(SetupError, match="TL-S18"):
         resolve_jars("some", ["a:b:1"])
 
 
 def test_each_pyspark_has_a_home_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Environments share the cache: with another's home the other's PySpark would run."""
-    first = light_home()
+    first = light_spark_home()
     (tmp_path / "other" / "pyspark" / "jars").mkdir(parents=True)
     other = types.SimpleNamespace(origin=str(tmp_path / "other" / "pyspark" / "__init__.py"))
     monkeypatch.setattr("towline.spark.java.find_spec", lambda _: other)
-    second = light_home()
+    second = light_spark_home()
     assert second is not None
     assert second != first
     assert (second / "jars").readlink() == tmp_path / "other" / "pyspark" / "jars"
@@ -133,30 +133,30 @@ def make(archive: Path) -> list[Path]:
         draft.write_bytes(b"archive")
         drafts.append(draft)
 
-    archive_once(archive, run)
+    create_archive_once(archive, run)
     return drafts
 
 
 def test_an_archive_is_made_once(jars: Path) -> None:
-    archive = archive_for(jars, jars.with_name("some"))
+    archive = class_archive_path(jars, jars.with_name("some"))
     assert len(make(archive)) == 1
     assert archive.read_bytes() == b"archive"
-    assert make(archive_for(jars, jars.with_name("some"))) == []
+    assert make(class_archive_path(jars, jars.with_name("some"))) == []
 
 
 def test_jars_that_were_installed_anew_have_another_and_the_old_one_goes(jars: Path) -> None:
     """Java would ignore it without a word, and every start would take twice as long again."""
-    old = archive_for(jars, jars.with_name("some"))
+    old = class_archive_path(jars, jars.with_name("some"))
     make(old)
     os.utime(jars / "a.jar", (1, 1))
-    new = archive_for(jars, jars.with_name("some"))
+    new = class_archive_path(jars, jars.with_name("some"))
     assert new != old
     assert len(make(new)) == 1
     assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_the_archive_of_other_jars_stays(jars: Path) -> None:
-    one, other = (archive_for(jars, jars.with_name(stem)) for stem in ("one", "other"))
+    one, other = (class_archive_path(jars, jars.with_name(stem)) for stem in ("one", "other"))
     make(one)
     make(other)
     assert one.exists()

@@ -12,12 +12,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, BatchOrigin, Delivered, ExactlyOnce
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, BatchOrigin, DeliveryResult, ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import kafka_sink
-from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, log_outcome
-from towline.spark.pace import WritePace
-from towline.spark.tally import SinkNote, pace_of
+from towline.spark.batch_sizing import WriteThroughput
+from towline.spark.kafka_sink import KafkaTaskResult, KafkaTransactional, log_outcome
+from towline.spark.sink_note import SinkNote, read_throughput
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
@@ -30,13 +30,13 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noted(checkpoint: Path, batch: int) -> dict[str, int]:
-    totals = SinkNote.read(Checkpoint(str(checkpoint))).upto(batch)
+    totals = SinkNote.read(Checkpoint(str(checkpoint))).totals_of(batch)
     assert totals is not None
     return dict(totals.counts)
 
 
-def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaWritten:
-    return KafkaWritten(0, batch, "q", Delivered(rows, rows * 3, **more), rows)
+def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaTaskResult:
+    return KafkaTaskResult(0, batch, "q", DeliveryResult(rows, rows * 3, **more), rows)
 
 
 def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,7 +62,7 @@ def test_an_insecure_client_is_told_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("strange", [None, written(batch=6), written(batch=None)])
-def test_an_answer_that_is_missing_or_of_another_batch(strange: KafkaWritten | None) -> None:
+def test_an_answer_that_is_missing_or_of_another_batch(strange: KafkaTaskResult | None) -> None:
     sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
     with pytest.raises(KafkaError, match="1 of 2 tasks did not answer for batch 7") as caught:
         sink.commit([written(), strange], 7)
@@ -71,7 +71,7 @@ def test_an_answer_that_is_missing_or_of_another_batch(strange: KafkaWritten | N
 
 def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
     sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
-    sink._location = str(tmp_path)
+    sink._checkpoint_location = str(tmp_path)
     for batch in (7, 7):  # Spark was killed before it noted the commit
         sink.commit([written(dead_lettered=3), written()], batch)
     assert noted(tmp_path, 7)["dead_lettered"] == 3
@@ -80,10 +80,12 @@ def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
 def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
     """Of a task that was skipped what its marker says; of one by a person's marker nobody knows."""
     sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
-    sink._location = str(tmp_path)
-    sink.commit([written(rows=7, dead_lettered=3), KafkaWritten(1, 7, "q", Delivered(4, 0, skipped=True), 9)], 7)
+    sink._checkpoint_location = str(tmp_path)
+    sink.commit(
+        [written(rows=7, dead_lettered=3), KafkaTaskResult(1, 7, "q", DeliveryResult(4, 0, was_skipped=True), 9)], 7
+    )
     assert noted(tmp_path, 7) == {"given": 11, "acknowledged": 11, "dead_lettered": 3}
-    by_hand = KafkaWritten(1, 8, "q", Delivered(0, 0, skipped=True, by_hand=True), 9)
+    by_hand = KafkaTaskResult(1, 8, "q", DeliveryResult(0, 0, was_skipped=True, has_manual_marker=True), 9)
     sink.commit([written(batch=8, rows=10), by_hand], 8)
     assert noted(tmp_path, 8) == {"given": 30, "acknowledged": 21, "dead_lettered": 3, "unknown": 9}
 
@@ -91,25 +93,25 @@ def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
 def test_how_kafka_took_a_batch_is_noted_and_goes_with_the_next(tmp_path: Path) -> None:
     given = {**OPTIONS, "checkpointlocation": str(tmp_path), "guarantee": "at_least_once"}
     sink = KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
-    slow = KafkaWritten(1, 7, "q", Delivered(4, 44_000, seconds=12.0), 4)
+    slow = KafkaTaskResult(1, 7, "q", DeliveryResult(4, 44_000, seconds=12.0), 4)
     sink.commit([slow, written(rows=10)], 7)
-    assert pace_of(Checkpoint(str(tmp_path))) == WritePace(7, 44_000, 12.0, 15.0)
+    assert read_throughput(Checkpoint(str(tmp_path))) == WriteThroughput(7, 44_000, 12.0, 15.0)
     once = KafkaTransactional({**OPTIONS, "guarantee": "exactly_once"})
-    one = once._delivery(SCHEMA, BatchOrigin(newest=8), str(tmp_path))
+    one = once._delivery(SCHEMA, BatchOrigin(newest_batch=8), str(tmp_path))
     assert isinstance(one, ExactlyOnce)
-    assert one.origin == BatchOrigin(newest=8, rate=4000.0)
+    assert one.origin == BatchOrigin(newest_batch=8, rate=4000.0)
     sink.commit([written(batch=8, rows=10)], 8)
-    assert pace_of(Checkpoint(str(tmp_path))) == WritePace(7, 44_000, 12.0, 15.0), "nobody has seen it"
+    assert read_throughput(Checkpoint(str(tmp_path))) == WriteThroughput(7, 44_000, 12.0, 15.0), "nobody has seen it"
     sink.abort([], 9)
-    assert pace_of(Checkpoint(str(tmp_path))) == WritePace(9, 0, 15.0, 15.0)
+    assert read_throughput(Checkpoint(str(tmp_path))) == WriteThroughput(9, 0, 15.0, 15.0)
 
 
 def test_steps_of_markers_are_summed_where_all_partitions_have_them() -> None:
     one, two = MarkerStep(MarkerTotals(5, 1), MarkerTotals(9, 2)), MarkerStep(None, MarkerTotals(3, 0))
-    assert MarkerStep.over([one, one]) == MarkerStep(MarkerTotals(10, 2), MarkerTotals(18, 4))
-    assert MarkerStep.over([one, two]) == MarkerStep(None, MarkerTotals(12, 2))
-    assert MarkerStep.over([one, None]) is None
-    assert MarkerStep.over([]) is None
+    assert MarkerStep.sum_partitions([one, one]) == MarkerStep(MarkerTotals(10, 2), MarkerTotals(18, 4))
+    assert MarkerStep.sum_partitions([one, two]) == MarkerStep(None, MarkerTotals(12, 2))
+    assert MarkerStep.sum_partitions([one, None]) is None
+    assert MarkerStep.sum_partitions([]) is None
 
 
 def test_committing_twice_and_aborting_do_no_harm() -> None:

@@ -19,15 +19,15 @@ def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_jar_that_is_there_is_put_behind_what_the_user_has(jar: Path) -> None:
-    assert localfs.class_path({}) == {"SPARK_DIST_CLASSPATH": str(jar)}
-    assert localfs.class_path({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {"SPARK_DIST_CLASSPATH": f"/a.jar:{jar}"}
-    assert localfs.fetch() == jar.parent, "it is not fetched again"
+    assert localfs.class_path_variables({}) == {"SPARK_DIST_CLASSPATH": str(jar)}
+    assert localfs.class_path_variables({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {"SPARK_DIST_CLASSPATH": f"/a.jar:{jar}"}
+    assert localfs.download_jar() == jar.parent, "it is not fetched again"
 
 
 def test_it_is_used_where_it_is_on_the_class_path_alone(jar: Path) -> None:
-    used = localfs.settings(localfs.class_path({}))
+    used = localfs.session_settings(localfs.class_path_variables({}))
     assert used == {"spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
-    assert localfs.settings({}) == {}
-    assert localfs.settings({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}
+    assert localfs.session_settings({}) == {}
+    assert localfs.session_settings({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}
     jar.unlink()
-    assert localfs.class_path({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}
+    assert localfs.class_path_variables({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}

@@ -18,10 +18,10 @@ from tests.unit.gateway.remote import TOKEN, Remote, remote
 from tests.unit.gateway.serving import rows
 from tests.unit.spark.reading import ALL, table
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
-from towline.gateway.access import KEY_FILE, Access
+from towline.gateway.access import KEY_FILE, ClientAccess
 from towline.gateway.client import GatewayClient
 from towline.sinks import Task
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.options import parse_options, parse_sink_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, Slice
 from towline.spark.sink import MqttStreamWriter, batch_writer, stream_writer
@@ -86,7 +86,7 @@ def test_a_worker_reads_its_slice_without_a_file(far: Remote, plan: ReadPlan) ->
 
 def test_a_batch_query_reads_as_well(far: Remote, plan: ReadPlan) -> None:
     far.server.add(30)
-    made = MqttBatchReader(replace(plan, starting=10))
+    made = MqttBatchReader(replace(plan, start_offset=10))
     reader, part = as_a_worker_gets_it(far, made, made.partitions()[0])
     away(far)
     assert pa.Table.from_batches(reader.read(part)).num_rows == 20
@@ -116,7 +116,7 @@ def test_an_expired_ticket_is_told_without_showing_it(far: Remote, plan: ReadPla
     far.server.service.tickets._clock = lambda: 1e11
     with pytest.raises(GatewayError, match="TL-G42") as refused:
         list(stream.read(part))
-    assert part.place.ticket not in str(refused.value)
+    assert part.address.ticket not in str(refused.value)
     stream.stop()
 
 
@@ -126,17 +126,17 @@ def test_a_ticket_is_worth_as_long_as_the_option_says(far: Remote) -> None:
     (part,) = MqttBatchReader(source._plan).partitions()
     assert isinstance(part, Slice)
     tickets = far.server.service.tickets
-    assert 7100 < tickets.opened(part.place.ticket).expires - tickets._clock() < 7210
+    assert 7100 < tickets.verify(part.address.ticket).expires - tickets._clock() < 7210
 
 
 def test_on_a_unix_socket_nothing_changes(far: Remote) -> None:
     far.server.add(5)
-    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(far.server.state_dir)), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(far.server.state_dir)), "default", poll_s=0.05))
     start = stream.initialOffset()
     end = stream.latestOffset(start, ALL)
     (part,) = stream.partitions(start, end)
     assert isinstance(part, Slice)
-    assert (part.place.ticket, part.place.authority) == ("", "")
+    assert (part.address.ticket, part.address.ca_pem) == ("", "")
     assert table(stream, start, end).num_rows == 5
     stream.stop()
 
@@ -185,13 +185,13 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
     given = options(far, retryStrategy="never")
     (writer,) = as_a_worker_gets_it(far, stream_writer({**given, "checkpointLocation": "s3a://bucket/a/ck"}, SCHEMA))
     assert not writer.write(iter([batch])).already
-    assert stream_writer({**given, "checkpointLocation": again}, SCHEMA).write(iter([batch])).already
+    assert stream_writer({**given, "checkpointLocation": again}, SCHEMA).write(iter([batch])).already_stored
     other = stream_writer({**given, "checkpointLocation": "s3a://bucket/a/other"}, SCHEMA)
-    assert not other.write(iter([batch])).already
+    assert not other.write(iter([batch])).already_stored
     assert isinstance(other, MqttStreamWriter)
     for name in (f"{writer.scope}query-1", "query-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
-            other.bring(name, 3, 0, iter([batch]))
+            other.store_batch(name, 3, 0, iter([batch]))
 
 
 def test_a_query_whose_id_is_not_known_gets_no_ticket(far: Remote, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_gateway_that_is_being_started_again_is_waited_for(
     far: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[str] = []
-    real = GatewayClient.sign_writer
+    real = GatewayClient.request_write_ticket
 
     def at_the_third(client: GatewayClient, writer: str, **more: float) -> str:
         tries.append(writer)
@@ -224,8 +224,8 @@ PLACE = {"gateway": "grpc+tls://g1:8815", "gatewayTokenFile": "/t"}
 def test_the_options_become_the_access() -> None:
     files = {"gatewayCaFile": "/ca", "gatewayServerName": "g"}
     for parsed in (parse_options({**PLACE, **files}), parse_sink_options({**PLACE, **files})):
-        access = Access("/t", "/ca", "g")
-        assert parsed.place == GatewayPlace("grpc+tls://g1:8815", "", access, 3600.0)
+        access = ClientAccess("/t", "/ca", "g")
+        assert parsed.address == GatewayAddress("grpc+tls://g1:8815", "", access, 3600.0)
 
 
 @pytest.mark.parametrize("parse", [parse_options, parse_sink_options])

@@ -9,37 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import GatewayError
-from towline.spark.offsets import JournalPlace, Position
+from towline.spark.offsets import JournalPosition, SourceOffset
 
-PLACE = Position((JournalPlace("plant", "3a330b3ed8c4", 1005, "0badf00d"),), 2)
+PLACE = SourceOffset((JournalPosition("plant", "3a330b3ed8c4", 1005, "0badf00d"),), 2)
 
 
 def test_the_text_never_changes_its_order() -> None:
     """Spark compares offsets as text: another order of keys would be another offset."""
     text = '{"gateways": {"plant": {"journal": "3a330b3ed8c4", "offset": 1005, "incarnation": "0badf00d"}}, "tick": 2}'
     assert json.dumps(PLACE.to_json()) == text
-    assert json.dumps(Position.parse(json.loads(text)).to_json()) == text
+    assert json.dumps(SourceOffset.parse(json.loads(text)).to_json()) == text
 
 
 def test_an_offset_of_an_empty_journal_names_no_opening() -> None:
     text = '{"gateways": {"plant": {"journal": "3a330b3ed8c4", "offset": 0}}, "tick": 2}'
-    assert json.dumps(Position.parse(json.loads(text)).to_json()) == text
+    assert json.dumps(SourceOffset.parse(json.loads(text)).to_json()) == text
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 1 << 62), st.integers(0, 1 << 30), st.text())
 def test_any_position_comes_back(gateway: str, journal: str, offset: int, tick: int, incarnation: str) -> None:
-    place = Position((JournalPlace(gateway, journal, offset, incarnation),), tick)
-    assert Position.parse(json.loads(json.dumps(place.to_json()))) == place
+    place = SourceOffset((JournalPosition(gateway, journal, offset, incarnation),), tick)
+    assert SourceOffset.parse(json.loads(json.dumps(place.to_json()))) == place
 
 
 def test_moving_keeps_the_tick_and_ticking_keeps_the_place() -> None:
-    moved = PLACE.having(PLACE.places[0].moved(2000, "1badf00d"))
-    assert moved == Position((JournalPlace("plant", "3a330b3ed8c4", 2000, "1badf00d"),), 2)
-    assert PLACE.ticked() == Position(PLACE.places, 3)
+    moved = PLACE.with_positions(PLACE.positions[0].with_offset(2000, "1badf00d"))
+    assert moved == SourceOffset((JournalPosition("plant", "3a330b3ed8c4", 2000, "1badf00d"),), 2)
+    assert PLACE.next_tick() == SourceOffset(PLACE.positions, 3)
 
 
 PLACES = st.builds(
-    JournalPlace,
+    JournalPosition,
     st.text(min_size=1, max_size=4),
     st.text(min_size=1, max_size=4),
     st.integers(0, 1 << 62),
@@ -49,20 +49,23 @@ PLACES = st.builds(
 
 
 @given(st.lists(PLACES, min_size=1, max_size=5, unique_by=lambda place: place.gateway), st.randoms())
-def test_several_gateways_stand_in_one_order(places: list[JournalPlace], chance: Random) -> None:
-    position = Position(tuple(places), 3)
+def test_several_gateways_stand_in_one_order(places: list[JournalPosition], chance: Random) -> None:
+    position = SourceOffset(tuple(places), 3)
     text = json.dumps(position.to_json())
     chance.shuffle(places)
-    assert json.dumps(Position(tuple(places), 3).to_json()) == text
-    assert Position.parse(json.loads(text)) == position
+    assert json.dumps(SourceOffset(tuple(places), 3).to_json()) == text
+    assert SourceOffset.parse(json.loads(text)) == position
     assert list(position.to_json()["gateways"]) == sorted(place.gateway for place in places)
 
 
 def test_gateways_come_and_go() -> None:
-    two = PLACE.having(JournalPlace("line", "j2", 7, at="/g2"))
-    assert [place.gateway for place in two.places] == ["line", "plant"]
-    assert two.without("line") == PLACE
-    assert (two.place("line"), two.place("other")) == (JournalPlace("line", "j2", 7, at="/g2"), None)
+    two = PLACE.with_positions(JournalPosition("line", "j2", 7, location="/g2"))
+    assert [place.gateway for place in two.positions] == ["line", "plant"]
+    assert two.without_gateways("line") == PLACE
+    assert (two.position_of("line"), two.position_of("other")) == (
+        JournalPosition("line", "j2", 7, location="/g2"),
+        None,
+    )
     assert two.to_json()["gateways"]["line"] == {"journal": "j2", "offset": 7, "at": "/g2"}
 
 
@@ -81,5 +84,5 @@ def test_gateways_come_and_go() -> None:
 )
 def test_an_offset_of_another_source_is_one_line(offset: dict[str, Any]) -> None:
     with pytest.raises(GatewayError, match=r"the checkpoint holds an offset of another kind.*TL-G12") as caught:
-        Position.parse(offset)
-    assert "checkpoint directory of its own" in caught.value.do
+        SourceOffset.parse(offset)
+    assert "checkpoint directory of its own" in caught.value.remedy

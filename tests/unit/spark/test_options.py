@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from tests.helpers import content
 from towline.errors import ConfigError, ConfigErrors
-from towline.gateway.access import Access
-from towline.gateway.settings import GatewaySettings, subscriptions
+from towline.gateway.access import ClientAccess
+from towline.gateway.settings import GatewaySettings, parse_subscriptions
 from towline.guarantee import AckAfter
 from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls
-from towline.options import size
-from towline.spark.link import GatewayPlace, ReadPlan
-from towline.spark.options import SOURCE_OPTIONS, in_options, parse_options
+from towline.options import parse_size
+from towline.spark.link import GatewayAddress, ReadPlan
+from towline.spark.options import SOURCE_OPTIONS, parse_options, with_option_names
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,7 +30,7 @@ def parse(**options: str) -> ReadPlan:
 
 
 def gateway(**options: str) -> GatewaySettings:
-    return GatewaySettings.model_validate_json(parse(**options).place.settings)
+    return GatewaySettings.model_validate_json(parse(**options).address.settings)
 
 
 def test_three_options_are_enough() -> None:
@@ -43,10 +43,10 @@ def test_three_options_are_enough() -> None:
             "subscriptions": [{"pattern": "telemetry/#", "qos": 1}],
         }
     )
-    assert options.place.text == "/var/lib/towline/plant-7"
-    assert (options.consumer, options.serves_again) == ("default", True)
+    assert options.address.location == "/var/lib/towline/plant-7"
+    assert (options.consumer, options.replays_batches) == ("default", True)
     assert (options.max_rows, options.max_bytes) == (200_000, 256 << 20)
-    assert (options.starting, options.ending, options.poll_s) == (None, None, 5.0)
+    assert (options.start_offset, options.end_offset, options.poll_s) == (None, None, 5.0)
 
 
 def test_every_gateway_option_arrives() -> None:
@@ -100,9 +100,9 @@ def test_the_source_options_arrive() -> None:
         maxTriggerDelayMs="500",
     )
     assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", 200_000, 64 << 20)
-    assert (options.starting, options.ending, options.poll_s) == (17, 20, 0.25)
+    assert (options.start_offset, options.end_offset, options.poll_s) == (17, 20, 0.25)
     assert (options.max_delay_s, parse().max_delay_s) == (0.5, 0.0)
-    assert parse(startingOffset="LATEST").starting == "latest"
+    assert parse(startingOffset="LATEST").start_offset == "latest"
     assert parse(eventTime="true", checkpointLocation="/ck").event_time
     assert not parse(checkpointLocation="/ck").event_time
     both = parse(maxMessagesPerTrigger="5", maxBytesPerTrigger="1m")
@@ -160,14 +160,14 @@ def test_options_of_a_table_are_those_that_its_catalogue_marks() -> None:
 
 
 def test_a_running_gateway_is_named_by_its_directory_or_location() -> None:
-    assert parse_options({"gateway": "/var/lib/towline/x"}).place == GatewayPlace("/var/lib/towline/x")
-    assert parse_options({"gateway": "grpc+unix:///run/x.sock"}).place == GatewayPlace("grpc+unix:///run/x.sock")
+    assert parse_options({"gateway": "/var/lib/towline/x"}).address == GatewayAddress("/var/lib/towline/x")
+    assert parse_options({"gateway": "grpc+unix:///run/x.sock"}).address == GatewayAddress("grpc+unix:///run/x.sock")
 
 
 def test_at_most_once_subscribes_with_qos_0() -> None:
     settings = gateway(guarantee="at_most_once", subscribe="a, b:1")
     assert [subscription.qos for subscription in settings.subscriptions] == [0, 1]
-    assert settings.acks is AckAfter.RECEIVED
+    assert settings.effective_ack_after is AckAfter.RECEIVED
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_at_most_once_subscribes_with_qos_0() -> None:
     ],
 )
 def test_subscriptions(text: str, wanted: list[tuple[str, int | None]]) -> None:
-    assert [(one["pattern"], one.get("qos")) for one in subscriptions(text)] == wanted
+    assert [(one["pattern"], one.get("qos")) for one in parse_subscriptions(text)] == wanted
 
 
 #: What is said after ``format("mqtt")``, by the options that are wrong: names and values are compared, not the prose.
@@ -439,7 +439,7 @@ def test_no_error_shows_a_secret() -> None:
     ],
 )
 def test_settings_are_named_as_options_are(message: str, here: str | None) -> None:
-    assert in_options(message) == (here or "the brokers share no sessions; brokersShareSessions=true")
+    assert with_option_names(message) == (here or "the brokers share no sessions; brokersShareSessions=true")
 
 
 @given(st.dictionaries(st.sampled_from(SOURCE_OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))
@@ -470,14 +470,14 @@ def test_gateways_are_a_list_of_either_kind() -> None:
     wanted = ("/var/lib/g1", "grpc+unix:///var/lib/g2/gateway.sock")
     assert several().gateways == wanted
     assert several(gateways='["/var/lib/g1/", "grpc+unix:///var/lib/g2/gateway.sock"]').gateways == wanted
-    assert several().place == GatewayPlace("")
+    assert several().address == GatewayAddress("")
 
 
 def test_several_on_a_network_need_a_token() -> None:
     with pytest.raises(ConfigError, match=r"gatewayTokenFile.*TL-C20"):
         several(gateways="/var/lib/g1,grpc+tls://g2:8815")
     found = several(gateways="/var/lib/g1,grpc+tls://g2:8815", gatewayTokenFile="/run/token")
-    assert found.place.access == Access(token_file="/run/token")
+    assert found.address.access == ClientAccess(token_file="/run/token")
 
 
 @pytest.mark.parametrize(
@@ -504,8 +504,8 @@ def test_gateways_stand_alone(name: str) -> None:
 
 def test_offsets_of_several_are_by_name() -> None:
     found = several(startingOffset='{"g1": 5, "g2": "latest"}', endingOffset='{"g1": 9}')
-    assert (found.starting, found.ending) == ({"g1": 5, "g2": "latest"}, {"g1": 9})
-    assert several(startingOffset="earliest").starting == "earliest"
+    assert (found.start_offset, found.end_offset) == ({"g1": 5, "g2": "latest"}, {"g1": 9})
+    assert several(startingOffset="earliest").start_offset == "earliest"
     for name in ("startingOffset", "endingOffset"):
         with pytest.raises(ConfigError, match=r"an offset is one of a single journal.*TL-C23"):
             several(**{name: "7"})
@@ -518,7 +518,7 @@ def test_offsets_of_several_are_by_name() -> None:
 
 def test_partitions_are_as_sparks_kafka_source_names_them() -> None:
     found = several(minPartitions="8", maxRecordsPerPartition="5000", removedGateways="g3, g4")
-    assert (found.min_partitions, found.max_records, found.removed) == (8, 5000, ("g3", "g4"))
+    assert (found.min_partitions, found.max_partition_rows, found.removed_gateways) == (8, 5000, ("g3", "g4"))
     assert parse(minPartitions="2").min_partitions == 2
     for name in ("minPartitions", "maxRecordsPerPartition"):
         with pytest.raises(ConfigError, match="TL-C21"):
@@ -541,10 +541,10 @@ def test_partitions_are_as_sparks_kafka_source_names_them() -> None:
 )
 def test_a_size_is_the_same_on_every_face(text: str, read: int) -> None:
     """Bytes, or a unit: with a B of 1000 or, with an i, of 1024; without one of 1024, as Spark's own sizes."""
-    assert size(text) == read
+    assert parse_size(text) == read
 
 
 @pytest.mark.parametrize("text", ["", "lots", "-1", "1 2", "5 XB", "1e3"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match='"20 GB", "512 MiB" or 512m'):
-        size(text)
+        parse_size(text)

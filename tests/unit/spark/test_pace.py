@@ -10,26 +10,33 @@ from hypothesis import strategies as st
 
 from towline.kafka.columns import Columns
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import clock
-from towline.kafka.screening import RecordCheck
-from towline.spark.pace import FIRST, GROWTH, LATENCY_S, LEAST, BatchLimit, WritePace
+from towline.kafka.producers import longer_timeouts
+from towline.kafka.recordcheck import RecordCheck
+from towline.spark.batch_sizing import (
+    FIRST_BATCH_BYTES,
+    LATENCY_S,
+    MAX_GROWTH,
+    MIN_LIMIT_BYTES,
+    BatchByteLimit,
+    WriteThroughput,
+)
 
 BUDGET_S = 15.0
 FULL = 64 << 20
 #: The longest transaction of a cluster as it is installed.
 LONGEST_S = 900.0
 sizes = st.integers(1, 1 << 30)
-limits = st.integers(LEAST, 1 << 30)
+limits = st.integers(MIN_LIMIT_BYTES, 1 << 30)
 times = st.floats(0.001, 10_000)
 
 
 def behind(before: int, size: int, seconds: float, budget_s: float = BUDGET_S) -> int:
     """The limit behind a batch of that size, which might have had `before` bytes."""
-    notes = iter([None, WritePace(0, size, seconds, budget_s)])
-    limit = BatchLimit(lambda: next(notes))
-    limit.bytes = before
-    limit.planned(size)
-    return limit.next() or 0
+    notes = iter([None, WriteThroughput(0, size, seconds, budget_s)])
+    limit = BatchByteLimit(lambda: next(notes))
+    limit.max_bytes = before
+    limit.record_planned(size)
+    return limit.next_limit() or 0
 
 
 @given(limits, sizes, times, st.floats(1.0, 900.0))
@@ -37,8 +44,8 @@ def test_a_batch_grows_by_a_factor_at_most_and_has_no_more_than_its_budget_takes
     before: int, size: int, seconds: float, budget_s: float
 ) -> None:
     after = behind(before, size, seconds, budget_s)
-    assert LEAST <= after <= max(before, GROWTH * size)
-    if seconds > LATENCY_S and after > LEAST:
+    assert MIN_LIMIT_BYTES <= after <= max(before, MAX_GROWTH * size)
+    if seconds > LATENCY_S and after > MIN_LIMIT_BYTES:
         assert after * (seconds - LATENCY_S) / size <= budget_s * 1.001
 
 
@@ -48,56 +55,61 @@ def test_who_took_longer_gets_no_more(before: int, size: int, one: float, other:
     assert behind(before, size, slow) <= behind(before, size, quick)
 
 
-@given(limits, st.integers(1, LEAST), st.floats(0.001, LATENCY_S))
+@given(limits, st.integers(1, MIN_LIMIT_BYTES), st.floats(0.001, LATENCY_S))
 def test_a_small_batch_tells_nothing_against_larger_ones(before: int, size: int, seconds: float) -> None:
     assert behind(before, size, seconds) >= before
 
 
 def batches(rate: float, waiting: int, latency_s: float = 0.1) -> Iterator[tuple[int, float]]:
     """Size and time of each batch of a backlog, with a Kafka that takes so many bytes a second."""
-    note: WritePace | None = None
-    limit = BatchLimit(lambda: note)
+    note: WriteThroughput | None = None
+    limit = BatchByteLimit(lambda: note)
     for batch in range(1000):
-        size = min(waiting, FULL, limit.next() or FULL)
+        size = min(waiting, FULL, limit.next_limit() or FULL)
         if not size:
             return
         waiting, seconds = waiting - size, latency_s + size / rate
         yield size, seconds
-        limit.planned(size)
-        note = WritePace(batch, size, seconds, BUDGET_S)
+        limit.record_planned(size)
+        note = WriteThroughput(batch, size, seconds, BUDGET_S)
 
 
 @given(st.floats(1_200, 1e9))
 def test_no_batch_is_planned_that_kafka_can_not_take_in_time(rate: float) -> None:
     taken = list(batches(rate, 20 << 20))
-    assert taken[0][0] <= FIRST
+    assert taken[0][0] <= FIRST_BATCH_BYTES
     assert all(seconds < LONGEST_S for _, seconds in taken)
-    assert all(seconds <= GROWTH * (BUDGET_S + LATENCY_S) for _, seconds in taken[1:] if rate > 10_000)
+    assert all(seconds <= MAX_GROWTH * (BUDGET_S + LATENCY_S) for _, seconds in taken[1:] if rate > 10_000)
 
 
 def test_a_fast_kafka_has_full_batches_soon() -> None:
-    assert [size for size, _ in batches(100e6, 1 << 30)][:4] == [FIRST, GROWTH * FIRST, FULL, FULL]
+    assert [size for size, _ in batches(100e6, 1 << 30)][:4] == [
+        FIRST_BATCH_BYTES,
+        MAX_GROWTH * FIRST_BATCH_BYTES,
+        FULL,
+        FULL,
+    ]
 
 
 def test_a_limit_goes_on_from_the_note_of_the_run_before() -> None:
-    note = WritePace(7, 400_000, 11.0, BUDGET_S)
+    note = WriteThroughput(7, 400_000, 11.0, BUDGET_S)
     assert note.rate == 40_000
-    assert BatchLimit(lambda: note).next() == 40_000 * 15
+    assert BatchByteLimit(lambda: note).next_limit() == 40_000 * 15
     fast = note._replace(seconds=0.1)
     assert fast.rate is None
-    assert BatchLimit(lambda: fast).next() == FIRST
-    failed = WritePace(7, 0, BUDGET_S, BUDGET_S)
+    assert BatchByteLimit(lambda: fast).next_limit() == FIRST_BATCH_BYTES
+    failed = WriteThroughput(7, 0, BUDGET_S, BUDGET_S)
     assert failed.rate == 0
-    assert BatchLimit(lambda: failed).next() == FIRST
+    assert BatchByteLimit(lambda: failed).next_limit() == FIRST_BATCH_BYTES
 
 
 def test_a_sink_that_leaves_no_word_has_no_limit() -> None:
-    old = WritePace(7, 400_000, 11.0, BUDGET_S)
+    old = WriteThroughput(7, 400_000, 11.0, BUDGET_S)
     for noted in (None, old):
-        limit = BatchLimit(lambda noted=noted: noted)  # type: ignore[misc]
-        assert limit.next() is not None
-        limit.planned(100)
-        assert limit.next() is None
+        limit = BatchByteLimit(lambda noted=noted: noted)  # type: ignore[misc]
+        assert limit.next_limit() is not None
+        limit.record_planned(100)
+        assert limit.next_limit() is None
 
 
 # -- how long a transaction may take --
@@ -109,7 +121,7 @@ def settings(**options: str) -> SinkSettings:
 
 
 def allowed_s(rate: float | None, size: int, longest_ms: int = 900_000, **options: str) -> float | None:
-    longer = clock(settings(**options), size, rate, lambda: longest_ms)
+    longer = longer_timeouts(settings(**options), size, rate, lambda: longest_ms)
     assert not longer or int(longer["message.timeout.ms"]) <= int(longer["transaction.timeout.ms"])
     return int(longer["message.timeout.ms"]) / 1000 if longer else None
 
@@ -144,4 +156,4 @@ def test_a_transaction_is_lengthened_only_where_it_must_be() -> None:
 def test_a_slow_kafka_is_sent_smaller_requests(rate: float | None, usual: str, asked: dict[str, str]) -> None:
     of = settings(batch__size=usual)
     columns = Columns.bind({"value": "binary"}, of.topic, include_headers=True)
-    assert RecordCheck(of, columns, "s").fitting(rate) == asked
+    assert RecordCheck(of, columns, "s").size_settings(rate) == asked

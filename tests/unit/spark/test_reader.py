@@ -20,13 +20,13 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, rows, served
 from tests.unit.spark.reading import ALL, offset, table
 from tests.unit.spark.several import until
-from towline.errors import ConfigError, Fenced, GatewayError
-from towline.spark import cadence, reader
-from towline.spark.cadence import Cadence
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.errors import ConfigError, GatewayError, ReaderFenced
+from towline.spark import reader, trigger
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, Slice
 from towline.spark.source import MqttDataSource
+from towline.spark.trigger import TriggerTiming
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def test_stop_commits_nothing_and_frees_the_consumer(server: Served, stream: Mqt
 def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting: str | int | None, wanted: int) -> None:
     server.add(100)
     server.journal.commit("default", 40)
-    made = MqttStreamReader(replace(plan, starting=starting))
+    made = MqttStreamReader(replace(plan, start_offset=starting))
     assert offset(made.initialOffset()) == wanted
     made.stop()
 
@@ -114,7 +114,7 @@ def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting:
 def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
     server.add(3)
     at = stream.latestOffset(stream.initialOffset(), ALL)
-    monkeypatch.setattr(cadence, "TICK_S", 0.02)
+    monkeypatch.setattr(trigger, "TICK_S", 0.02)
     ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
     assert ticked == {**at, "tick": 1}
     (part,) = stream.partitions(at, ticked)
@@ -132,11 +132,11 @@ def test_a_query_that_starts_idle_warms_its_workers_at_once(server: Served, stre
 
 
 def test_ticks_come_before_workers_die() -> None:
-    assert cadence.TICK_S + 5 < 60
+    assert trigger.IDLE_BATCH_S + 5 < 60
 
 
 def test_a_busy_query_does_not_tick(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cadence, "TICK_S", 0.0)
+    monkeypatch.setattr(trigger, "TICK_S", 0.0)
     server.add(1)
     assert stream.latestOffset(stream.initialOffset(), ALL)["tick"] == 0
 
@@ -182,7 +182,7 @@ def test_available_now_ends_where_it_began(server: Served, stream: MqttStreamRea
 
 
 def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cadence, "TICK_S", 0.0)
+    monkeypatch.setattr(trigger, "TICK_S", 0.0)
     made = MqttStreamReader(replace(plan, poll_s=30))
     made.prepareForTriggerAvailableNow()
     at = made.initialOffset()
@@ -193,25 +193,25 @@ def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, m
 # -- rests -----------------------------------------------------------------------------------------------------------
 
 
-class Watched(Cadence):
+class Watched(TriggerTiming):
     """One whose last batch took a minute and has just ended; each rest is noted, and is short."""
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         super().__init__(30.0)
-        self.begins(time.monotonic() - 60)
+        self.start_batch(time.monotonic() - 60)
         self.rows: list[int] = []
         self._meanwhile = meanwhile
 
     def wait_s(self, rows: int, now: float) -> float:
         self.rows.append(rows)
-        wait = super().wait_s(rows, now)
+        wait = super().delay_s(rows, now)
         self._meanwhile()
         return min(wait, 0.001)
 
 
-def resting(plan: ReadPlan, pace: Cadence) -> MqttStreamReader:
+def resting(plan: ReadPlan, pace: TriggerTiming) -> MqttStreamReader:
     made = MqttStreamReader(plan)
-    made._cadence = pace
+    made._trigger_timing = pace
     return made
 
 
@@ -276,7 +276,7 @@ def test_at_most_once_serves_the_interrupted_batch_empty(
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadMaxRows(10))
     stream.stop()
-    again = MqttStreamReader(replace(plan, serves_again=False))
+    again = MqttStreamReader(replace(plan, replays_batches=False))
     assert again.partitions(start, end) == []
     later = again.latestOffset(end, ReadMaxRows(10))
     assert table(again, end, later).column("offset").to_pylist() == list(range(10, 20))
@@ -288,15 +288,15 @@ def test_rows_that_are_handed_out_once_are_refused_to_a_repeated_task(
 ) -> None:
     """An answer without them would stand for the first attempt's behind a shuffle, and nobody count it [I11]."""
     server.add(5)
-    once = MqttStreamReader(replace(plan, serves_again=False))
-    part = Slice(plan.place, server.journal.journal_id, 0, 5)
+    once = MqttStreamReader(replace(plan, replays_batches=False))
+    part = Slice(plan.address, server.journal.journal_id, 0, 5)
     assert sum(batch.num_rows for batch in once.read(part)) == 5
-    monkeypatch.setattr(reader, "_attempt", lambda: 1)
+    monkeypatch.setattr(reader, "_task_attempt", lambda: 1)
     with pytest.raises(
         GatewayError, match=r"attempt 2 of a task asks for rows that this guarantee hands out once.*TL-G62"
     ):
         once.read(part)
-    assert list(once.read(Slice(part.place, part.journal, 5, 5))) == []
+    assert list(once.read(Slice(part.address, part.journal, 5, 5))) == []
     assert sum(batch.num_rows for batch in MqttStreamReader(plan).read(part)) == 5
 
 
@@ -306,7 +306,7 @@ def test_a_foreign_journal_names_both_ways_out(server: Served, stream: MqttStrea
     foreign["gateways"]["plant"]["journal"] = end["gateways"]["plant"]["journal"] = "abc"
     end["gateways"]["plant"]["offset"] = 5
     for call in (lambda: stream.latestOffset(foreign, ALL), lambda: stream.partitions(foreign, end)):
-        with pytest.raises(Fenced) as caught:
+        with pytest.raises(ReaderFenced) as caught:
             call()
         assert str(caught.value) == (
             "plant: the query's checkpoint belongs to journal abc, this gateway has journal "
@@ -368,7 +368,7 @@ def test_a_broker_whose_queue_may_have_been_too_short_is_told_once(
     server: Served, caplog: pytest.LogCaptureFixture, absent_s: float | None, arrived: int | None, told: bool
 ) -> None:
     """As of a Mosquitto as installed, which drops without a word; of another broker it is not known."""
-    place = parse_options({"broker": "mqtt://h", "subscribe": "t", "stateDir": str(server.state_dir)}).place
+    place = parse_options({"broker": "mqtt://h", "subscribe": "t", "stateDir": str(server.state_dir)}).address
     stream = MqttStreamReader(ReadPlan(place, "default", poll_s=0.05))
     server.reported = {} if absent_s is None else {"absent_s": absent_s, "arrived": arrived, "up_s": 2.0}
     here = stream.initialOffset()
@@ -385,7 +385,7 @@ def test_a_broker_whose_queue_may_have_been_too_short_is_told_once(
 
 
 def test_the_report_never_fails(tmp_path: Path) -> None:
-    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path)), "default"))
+    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default"))
     with served(tmp_path):
         stream.initialOffset()
     assert stream.reportLatestOffset() is None
@@ -393,7 +393,7 @@ def test_the_report_never_fails(tmp_path: Path) -> None:
 
 def test_a_stream_with_an_end_is_refused(plan: ReadPlan) -> None:
     with pytest.raises(ConfigError, match=r"a stream has no end.*TL-C24"):
-        MqttStreamReader(replace(plan, ending=5)).getDefaultReadLimit()
+        MqttStreamReader(replace(plan, end_offset=5)).getDefaultReadLimit()
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_a_stream_with_an_end_is_refused(plan: ReadPlan) -> None:
 )
 def test_what_spark_would_mask_the_reader_tells(plan: ReadPlan, given: bool, said: str) -> None:
     """Another schema, and a table that is read without its options."""
-    source = MqttDataSource({"gateway": plan.place.text} if given else {})
+    source = MqttDataSource({"gateway": plan.address.location} if given else {})
     schema = StructType([StructField("a", StringType())])
     for made in (source.streamReader(schema).getDefaultReadLimit, source.reader(schema).partitions):
         with pytest.raises(ConfigError, match=said):
@@ -417,7 +417,7 @@ def test_a_batch_read_is_a_range(
 ) -> None:
     server.add(50)
     server.journal.commit("default", 30)
-    made = MqttBatchReader(replace(plan, starting=starting, ending=ending))
+    made = MqttBatchReader(replace(plan, start_offset=starting, end_offset=ending))
     (part,) = made.partitions()
     assert isinstance(part, Slice)
     assert (part.start, part.end) == wanted
@@ -428,4 +428,4 @@ def test_a_batch_read_is_a_range(
 def test_a_backward_range_is_one_line(server: Served, plan: ReadPlan) -> None:
     server.add(50)
     with pytest.raises(ConfigError, match=r"it is 5, before the start at 9\. The journal holds the offsets 0 to 49"):
-        MqttBatchReader(replace(plan, starting=9, ending=5)).partitions()
+        MqttBatchReader(replace(plan, start_offset=9, end_offset=5)).partitions()

@@ -20,12 +20,12 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, offset, table
 from towline.checkpoint import Checkpoint
-from towline.errors import Fenced, JournalError
+from towline.errors import JournalError, ReaderFenced
 from towline.gateway.client import GatewayClient, Lease
-from towline.spark.link import GatewayPlace, ReadPlan
-from towline.spark.pace import FIRST, WritePace
+from towline.spark.batch_sizing import FIRST_BATCH_BYTES, WriteThroughput
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.reader import MqttStreamReader
-from towline.spark.tally import SinkNote
+from towline.spark.sink_note import SinkNote
 
 # -- power loss ------------------------------------------------------------------------------------------------------
 
@@ -71,16 +71,18 @@ def test_a_batch_has_no_more_than_kafka_takes_in_time(server: Served, query: Que
     """The first of a start has 1 MiB; the next as the sink's note says, and without a note all that waits."""
     limit, checkpoint = ReadMaxRows(200_000), Checkpoint(str(query.path))
     server.add(40_000)
-    size = server.journal.size(0, 40_000)
+    size = server.journal.range_bytes(0, 40_000)
     assert size > 2 << 20
     at = query.stream.latestOffset(query.at, limit)
-    assert 0.9 < server.journal.size(0, offset(at)) / FIRST <= 1.1
-    SinkNote(pace=WritePace(0, FIRST, 31.0, 15.0)).keep(checkpoint)
+    assert 0.9 < server.journal.range_bytes(0, offset(at)) / FIRST_BATCH_BYTES <= 1.1
+    SinkNote(throughput=WriteThroughput(0, FIRST_BATCH_BYTES, 31.0, 15.0)).write(checkpoint)
     after = query.stream.latestOffset(at, limit)
-    assert 0.4 < server.journal.size(offset(at), offset(after)) / FIRST < 0.6
+    assert 0.4 < server.journal.range_bytes(offset(at), offset(after)) / FIRST_BATCH_BYTES < 0.6
     query.stream.stop()
     again = query.stream.latestOffset(at, limit)
-    assert 0.4 < server.journal.size(offset(at), offset(again)) / FIRST < 0.6, "a start goes by the rate before it"
+    assert 0.4 < server.journal.range_bytes(offset(at), offset(again)) / FIRST_BATCH_BYTES < 0.6, (
+        "a start goes by the rate before it"
+    )
     assert offset(query.stream.latestOffset(at, limit)) == offset(again), "it was planned and not begun"
     assert offset(query.stream.latestOffset(again, limit)) == 40_000, "another sink, which leaves no word"
 
@@ -118,7 +120,7 @@ def test_what_is_served_once_is_remembered_before_it_is_read(
     server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forgotten by a power failure it would be planned anew, and what is in Kafka would come twice."""
-    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), serves_again=False))
+    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), replays_batches=False))
     query = Query(stream, tmp_path / "ck")
     server.add(10)
     start, end = query.at, stream.latestOffset(query.at, ALL)
@@ -222,7 +224,7 @@ def restored(state: Path, copied_at: int) -> dict[str, Any]:
     shutil.copytree(state / "inbox", state / "older")
     with served(state) as server:
         server.add(20 - copied_at)
-        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(state)), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(state)), "default", poll_s=0.05))
         at = stream.latestOffset(stream.initialOffset(), ALL)
         wait_until(lambda: stream.latestOffset(at, ALL) and server.journal.consumers["default"] == 20)
         stream.stop()
@@ -240,25 +242,25 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_
     """The same journal, and longer than the checkpoint: only the incarnation tells that its rows are others."""
     at = restored(tmp_path / "state", copied_at)
     with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state")), "default", poll_s=0.05))
-        with pytest.raises(Fenced, match=r"an older copy that has gone on.*newest state directory.*Or .*TL-G26"):
+        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path / "state")), "default", poll_s=0.05))
+        with pytest.raises(ReaderFenced, match=r"an older copy that has gone on.*newest state directory.*Or .*TL-G26"):
             stream.latestOffset(at, ALL)
         before = copy.deepcopy(at)
         before["gateways"]["plant"] |= {"offset": 0, "incarnation": ""}
-        with pytest.raises(Fenced, match="TL-G26"):
+        with pytest.raises(ReaderFenced, match="TL-G26"):
             table(stream, before, at)
         here = at["gateways"]["plant"]
-        with GatewayClient(server.location) as client, pytest.raises(Fenced, match="TL-G26"):
+        with GatewayClient(server.location) as client, pytest.raises(ReaderFenced, match="TL-G26"):
             client.wait(Lease("default"), 20, journal=here["journal"], timeout_s=0, incarnation=here["incarnation"])
         assert server.journal.consumers["default"] == 0
-        assert server.journal.first == 0
+        assert server.journal.first_offset == 0
         stream.stop()
 
 
 def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
     at = restored(tmp_path / "state", 20)
     with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state")), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path / "state")), "default", poll_s=0.05))
         assert table(stream, at, stream.latestOffset(at, ALL)).num_rows == 30
         stream.stop()
         assert server.journal.end == 50
@@ -267,7 +269,7 @@ def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
 def test_a_query_that_begins_names_the_opening_it_begins_at(server: Served, plan: ReadPlan) -> None:
     server.add(10)
     for starting, incarnation in ((0, None), (5, server.journal.incarnation), ("latest", server.journal.incarnation)):
-        made = MqttStreamReader(replace(plan, starting=starting))
+        made = MqttStreamReader(replace(plan, start_offset=starting))
         assert made.initialOffset()["gateways"]["plant"].get("incarnation") == incarnation
         made.stop()
 

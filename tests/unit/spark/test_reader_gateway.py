@@ -19,10 +19,10 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, hold_as, mark, served
 from tests.unit.spark.reading import ALL, offset, table
 from tests.unit.spark.several import until
-from towline.errors import Fenced, GatewayUnreachable
+from towline.errors import GatewayUnreachable, ReaderFenced
 from towline.gateway.client import GatewayClient, Lease
 from towline.spark import gateways, link
-from towline.spark.link import GatewayPlace, ReadPlan, patiently
+from towline.spark.link import GatewayAddress, ReadPlan, retry_while_unreachable
 from towline.spark.options import driver_pid
 from towline.spark.reader import MqttStreamReader, Slice
 
@@ -30,7 +30,7 @@ from towline.spark.reader import MqttStreamReader, Slice
 
 
 def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
-    plan = ReadPlan(GatewayPlace(str(tmp_path)), "default", poll_s=0.05)
+    plan = ReadPlan(GatewayAddress(str(tmp_path)), "default", poll_s=0.05)
     stream = MqttStreamReader(plan)
     with served(tmp_path) as first:
         first.add(10)
@@ -69,14 +69,14 @@ def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
 
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[MqttStreamReader]:
-    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path)), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default", poll_s=0.05))
     yield stream
     stream.stop()
 
 
 def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path: Path) -> None:
     """The channel connects again by itself: only the epoch tells a restart from a takeover."""
-    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path)), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default", poll_s=0.05))
     with served(tmp_path):
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
@@ -99,22 +99,22 @@ def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path:
 def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamReader) -> None:
     at = stream.initialOffset()
     with GatewayClient(server.location) as newer:
-        newer.hold(Lease("default"))
-        with pytest.raises(Fenced, match="TL-G07"):
+        newer.acquire(Lease("default"))
+        with pytest.raises(ReaderFenced, match="TL-G07"):
             stream.latestOffset(at, ALL)
 
 
 def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "TAKEOVER_S", 0.1)
+    monkeypatch.setattr(gateways, "LEASE_WAIT_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as other:
         hold_as(server, "default", mark(other.pid))
-        with pytest.raises(Fenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):
+        with pytest.raises(ReaderFenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):
             stream.initialOffset()
         other.kill()
 
 
 def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = GatewayPlace(str(tmp_path))
+    place = GatewayAddress(str(tmp_path))
     with served(tmp_path) as server:
         for _ in range(5):
             server.add(10)
@@ -137,7 +137,7 @@ def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: 
 
 def test_no_gateway_in_a_directory_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(GatewayUnreachable) as caught:
-        GatewayPlace(str(tmp_path)).connect()
+        GatewayAddress(str(tmp_path)).connect()
     assert str(caught.value) == (
         f"{tmp_path}: no gateway runs in this state directory. Start it, or give the options broker, subscribe and "
         "stateDir instead of gateway.   [TL-G01]"
@@ -145,7 +145,7 @@ def test_no_gateway_in_a_directory_is_one_line(tmp_path: Path) -> None:
 
 
 def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(link, "_RETRY_PAUSE_S", 0.001)
     tries = []
 
     def call() -> None:
@@ -153,16 +153,16 @@ def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         raise GatewayUnreachable("TL-G01", "x", "gone")
 
     with pytest.raises(GatewayUnreachable):
-        patiently(call, patience_s=0.02)
+        retry_while_unreachable(call, timeout_s=0.02)
     assert len(tries) > 1
 
 
 def test_other_errors_need_no_patience() -> None:
     def call() -> None:
-        raise Fenced("TL-G04", "x", "other")
+        raise ReaderFenced("TL-G04", "x", "other")
 
-    with pytest.raises(Fenced):
-        patiently(call, patience_s=60)
+    with pytest.raises(ReaderFenced):
+        retry_while_unreachable(call, timeout_s=60)
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
@@ -241,14 +241,14 @@ def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path, se
     work = "while True: at = made.latestOffset(at, reader.ReadMaxRows(9))"
     child = runner(server, tmp_path / "fake", work, gateways)
     try:
-        wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
+        wait_until(lambda: server.service._long_poll.waiters == 1, what="a waiting reader")
         child.terminate()
         child.terminate()
         _, err = child.communicate(timeout=60)
         assert child.returncode == 0
         assert (b"TL-G54" in err) if several else err == b""
         assert b"Traceback" not in err
-        assert server.service._leases._held == {}
+        assert server.service._leases._leases == {}
     finally:
         child.kill()
 
@@ -257,7 +257,7 @@ def test_a_runner_whose_jvm_is_gone_ends_without_a_word(server: Served, tmp_path
     child = runner(server, tmp_path / "fake", "raise EOFError  # the runner reads the next call")
     _, err = child.communicate(timeout=60)
     assert (child.returncode, err) == (0, b"")
-    assert server.service._leases._held == {}
+    assert server.service._leases._leases == {}
 
 
 def test_an_error_of_the_reader_goes_to_spark(server: Served, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_readers_of_many_threads_get_along(server: Served, plan: ReadPlan) -> No
     counts: list[int] = []
 
     def count() -> None:
-        part = Slice(plan.place, server.journal.journal_id, 0, 10_000)
+        part = Slice(plan.address, server.journal.journal_id, 0, 10_000)
         counts.append(sum(batch.num_rows for batch in MqttStreamReader(plan).read(part)))
 
     threads = [threading.Thread(target=count) for _ in range(4)]

@@ -12,8 +12,8 @@ from tests.unit.gateway.remote import remote
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, Place, ends, new_reader, quick, seen, two, until
-from towline.errors import ConfigError, Fenced, GatewayUnreachable
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.errors import ConfigError, GatewayUnreachable, ReaderFenced
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, Slice
 from towline.spark.source import MqttDataSource
 
@@ -38,7 +38,7 @@ def test_one_gateway_under_two_places_is_refused(two: tuple[Served, Served], new
 
 
 def test_a_checkpoint_of_one_gateway_goes_on(tmp_path: Path, two: tuple[Served, Served], new_reader: NewReader) -> None:
-    single = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "g1")), "default", poll_s=0.05))
+    single = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path / "g1")), "default", poll_s=0.05))
     two[0].add(3)
     at = single.latestOffset(single.initialOffset(), ALL)
     assert at["gateways"]["g1"]["at"] == str(tmp_path / "g1")
@@ -69,7 +69,7 @@ def test_a_foreign_journal_stops_before_anything_is_cut(two: tuple[Served, Serve
     two[1].add(1)
     at["gateways"]["g2"]["journal"] = "abc"
     for call in (lambda: stream.latestOffset(at, ALL), lambda: seen(stream, at, _moved(at, "g2", 1))):
-        with pytest.raises(Fenced, match="TL-G04"):
+        with pytest.raises(ReaderFenced, match="TL-G04"):
             call()
 
 
@@ -138,7 +138,7 @@ def test_a_batch_that_was_begun_is_served_by_a_gateway_that_was_taken_out(
 def test_a_batch_read_has_all_of_both(two: tuple[Served, Served], new_reader: NewReader) -> None:
     two[0].add(10)
     two[1].add(4)
-    plan = replace(new_reader()._plan, starting={"g1": 7}, ending={"g2": 3}, min_partitions=2)
+    plan = replace(new_reader()._plan, start_offset={"g1": 7}, end_offset={"g2": 3}, min_partitions=2)
     made = MqttBatchReader(plan)
     rows = [offset for part in made.partitions() for batch in made.read(part) for offset in batch["offset"].to_pylist()]
     assert rows == [7, 8, 9, 0, 1, 2]
@@ -172,7 +172,7 @@ def test_one_here_and_one_on_a_network(tmp_path: Path) -> None:
         at = stream.initialOffset()
         end = until(stream, at, lambda place: sorted(ends(place).values()) == [3, 4])
         parts = stream.partitions(at, end)
-        assert [bool(part.place.ticket) for part in parts if isinstance(part, Slice)] == [False, False, True, True]
+        assert [bool(part.address.ticket) for part in parts if isinstance(part, Slice)] == [False, False, True, True]
         stream.stop()
         far.pki.directory.rename(tmp_path / "the driver's alone")
         worker = MqttStreamReader(plan)

@@ -18,7 +18,7 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.several import Place, ends, quick, seen
 from towline.errors import GatewayUnreachable
 from towline.spark import gateways, link
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.reader import MqttStreamReader
 
 __all__ = ["quick"]
@@ -117,7 +117,7 @@ class Query:
         self._chance.shuffle(names)
         more: dict[str, Any] = {"max_bytes": 40_000, "min_partitions": self._parts}
         at = tuple(str(self._place / name) for name in names)
-        return MqttStreamReader(ReadPlan(GatewayPlace(""), "default", poll_s=0.02, gateways=at, **more))
+        return MqttStreamReader(ReadPlan(GatewayAddress(""), "default", poll_s=0.02, gateways=at, **more))
 
     def _run(self, reader: MqttStreamReader, batch: int) -> None:
         rows = seen(reader, self.log[batch - 1], self.log[batch])
@@ -141,7 +141,7 @@ def _step(fleet: Fleet, query: Query, chance: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_any_history_gives_each_row_once(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (link, gateways):
-        monkeypatch.setattr(module, "PATIENCE_S", 2.0)
+        monkeypatch.setattr(module, "GATEWAY_TIMEOUT_S", 2.0)
     chance = random.Random(seed)
     limit, parts = chance.choice([1, 7, 50, 400]), chance.choice([None, 2, 5])
     with contextlib.closing(Fleet(tmp_path)) as fleet:

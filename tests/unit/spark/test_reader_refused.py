@@ -14,10 +14,10 @@ from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, until
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
-from towline.gateway.access import Access
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
+from towline.gateway.access import ClientAccess
 from towline.spark import gateways
-from towline.spark.link import GatewayPlace, ReadPlan
+from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.reader import MqttStreamReader, Slice
 
 __all__ = ["new_reader", "quick"]
@@ -27,7 +27,7 @@ OTHER = "0123456789abcdef-another-token"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(gateways, "GATEWAY_TIMEOUT_S", 3.0)
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ class Readers:
     def __init__(self, directory: Path) -> None:
         self.authority, self.token = directory / "trusted.pem", directory / "shown"
         self.token.write_text(TOKEN)
-        self.access = Access(str(self.token), str(self.authority))
+        self.access = ClientAccess(str(self.token), str(self.authority))
         self._made: list[MqttStreamReader] = []
 
     def of(self, *places: str) -> MqttStreamReader:
-        plan = ReadPlan(GatewayPlace("", access=self.access), "default", poll_s=0.05, gateways=places)
+        plan = ReadPlan(GatewayAddress("", access=self.access), "default", poll_s=0.05, gateways=places)
         self._made.append(MqttStreamReader(plan))
         return self._made[-1]
 
@@ -81,7 +81,7 @@ def test_a_refused_token_holds_back_the_rows_of_that_gateway_only(
     at = until(stream, stream.initialOffset(), lambda place: ends(place) == {"near": 3, "far": 2})
     wait_until(lambda: stream.latestOffset(at, ALL) and far.server.journal.committed == 2)
     far.pki.tokens(OTHER)
-    monkeypatch.setattr(gateways, "_REMIND_S", 0.2)
+    monkeypatch.setattr(gateways, "_REFUSED_LOG_S", 0.2)
     far.server.add(4)
     for number in range(4, 8):
         near.add(1)
@@ -180,7 +180,7 @@ def test_the_one_gateway_of_a_source_refuses_at_once(far: Remote, readers: Reade
     far.pki.tokens(OTHER)
     readers.trust(far.pki)
     stream = readers.of(far.location)
-    stream._plan = replace(stream._plan, gateways=(), place=replace(stream._plan.place, text=far.location))
+    stream._plan = replace(stream._plan, gateways=(), address=replace(stream._plan.address, location=far.location))
     with pytest.raises(GatewayError, match=r"the token is missing.*TL-G40"):
         stream.initialOffset()
 
@@ -205,7 +205,7 @@ def test_an_older_copy_stops_the_query_before_anything_is_committed_there(
             other.add(9)
         near.add(1)
         before = dict(other.journal.consumers)
-        with pytest.raises((GatewayError, Fenced), match=code):
+        with pytest.raises((GatewayError, ReaderFenced), match=code):
             until(stream, at, lambda _: False)
         assert dict(other.journal.consumers) == before
 
@@ -221,7 +221,7 @@ def test_a_stranger_at_the_place_of_a_gateway_stops_the_query(
     shutil.rmtree(tmp_path / "g2")
     with served(tmp_path / "g2", name="stranger") as other:
         other.add(9)
-        with pytest.raises(Fenced, match="TL-G04"):
+        with pytest.raises(ReaderFenced, match="TL-G04"):
             until(stream, at, lambda _: False)
         assert other.journal.committed == 0
         assert near.journal.committed == 0

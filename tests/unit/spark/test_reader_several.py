@@ -19,7 +19,7 @@ from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, t
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
 from towline.spark import gateways
-from towline.spark.gateways import Offer, Question, SourceGateway
+from towline.spark.gateways import PollRequest, PollResult, SourceGateway
 from towline.spark.reader import MqttStreamReader, Slice
 
 __all__ = ["new_reader", "quick", "two"]
@@ -77,7 +77,7 @@ def test_a_batch_is_shared_within_its_limits(two: tuple[Served, Served], new_rea
 def test_the_limit_in_bytes_is_of_the_whole_batch(
     two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateways, "GRACE_S", 30.0)  # each has rows to the end, so each is waited for
+    monkeypatch.setattr(gateways, "POLL_GRACE_S", 30.0)  # each has rows to the end, so each is waited for
     stream = new_reader(max_rows=1000, max_bytes=50_000)
     for one in two:
         for _ in range(50):
@@ -85,7 +85,7 @@ def test_the_limit_in_bytes_is_of_the_whole_batch(
     at, sizes = stream.initialOffset(), []
     while ends(at) != {"g1": 500, "g2": 500}:
         end = stream.latestOffset(at, ReadMaxRows(1000))
-        sizes.append(sum(s.journal.size(ends(at)[s.name], ends(end)[s.name]) for s in two))
+        sizes.append(sum(s.journal.range_bytes(ends(at)[s.name], ends(end)[s.name]) for s in two))
         assert all(ends(at)[name] < ends(end)[name] for name in ("g1", "g2")), "both have their share"
         at = end
     assert max(sizes) <= 50_000
@@ -109,7 +109,7 @@ def test_a_gateway_that_is_far_away_has_its_share(
 ) -> None:
     """Its answer takes longer than that of a gateway without rows may take."""
     far_away(monkeypatch, "g2", answer_s)
-    monkeypatch.setattr(gateways, "MEET_S", 5.0)
+    monkeypatch.setattr(gateways, "FIRST_POLL_S", 5.0)
     stream = new_reader(max_rows=100)
     for one in two:
         one.add(1000)
@@ -144,7 +144,7 @@ def test_a_gateway_that_hangs_does_not_hold_up_a_restart(
     at = first.latestOffset(first.initialOffset(), ALL)
     first.stop()
     two[0].add(3)
-    monkeypatch.setattr(gateways, "MEET_S", 20.0)
+    monkeypatch.setattr(gateways, "FIRST_POLL_S", 20.0)
     hung, call = threading.Event(), SourceGateway._call
     monkeypatch.setattr(
         SourceGateway, "_call", lambda self, do: hung.wait(30) if self.place.text.endswith("g2") else call(self, do)
@@ -163,14 +163,14 @@ def test_a_gateway_that_hangs_with_rows_is_waited_for_once(
     for one in two:
         one.add(1000)
     at = stream.initialOffset()
-    hung, wait = threading.Event(), SourceGateway.wait
+    hung, wait = threading.Event(), SourceGateway.poll_rows
 
-    def hangs(self: SourceGateway, question: Question, timeout_s: float) -> Offer:
-        if self.place.text.endswith("g2"):
+    def hangs(self: SourceGateway, question: PollRequest, timeout_s: float) -> PollResult:
+        if self.address.location.endswith("g2"):
             hung.wait(30)
         return wait(self, question, timeout_s)
 
-    monkeypatch.setattr(SourceGateway, "wait", hangs)
+    monkeypatch.setattr(SourceGateway, "poll_rows", hangs)
     at = stream.latestOffset(at, ReadMaxRows(50))
     began = time.monotonic()
     for limit in range(60, 65):
@@ -182,15 +182,15 @@ def test_a_gateway_that_hangs_with_rows_is_waited_for_once(
 
 def far_away(monkeypatch: pytest.MonkeyPatch, name: str, answer_s: float = 0.3) -> None:
     """Let the answers of a gateway take longer than a poll of one without rows is waited for."""
-    monkeypatch.setattr(gateways, "GRACE_S", 0.05)
-    wait = SourceGateway.wait
+    monkeypatch.setattr(gateways, "POLL_GRACE_S", 0.05)
+    wait = SourceGateway.poll_rows
 
-    def slowly(self: SourceGateway, question: Question, timeout_s: float) -> Offer:
-        if self.place.text.endswith(name):
+    def slowly(self: SourceGateway, question: PollRequest, timeout_s: float) -> PollResult:
+        if self.address.location.endswith(name):
             time.sleep(answer_s)
         return wait(self, question, timeout_s)
 
-    monkeypatch.setattr(SourceGateway, "wait", slowly)
+    monkeypatch.setattr(SourceGateway, "poll_rows", slowly)
 
 
 def test_partitions_are_cut_the_same_way_again(two: tuple[Served, Served], new_reader: NewReader) -> None:
@@ -314,7 +314,7 @@ def test_a_new_query_needs_one_gateway_and_takes_the_others_in_later(tmp_path: P
 
 
 def test_without_any_gateway_a_new_query_says_so(new_reader: NewReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(gateways, "GATEWAY_TIMEOUT_S", 0.2)
     with pytest.raises(GatewayUnreachable, match="TL-G01"):
         new_reader().initialOffset()
 
@@ -338,7 +338,7 @@ def test_a_query_goes_on_while_none_answers(tmp_path: Path, new_reader: NewReade
 def test_a_batch_that_was_begun_waits_for_its_gateway(
     tmp_path: Path, new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateways, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(gateways, "GATEWAY_TIMEOUT_S", 0.2)
     first = new_reader()
     with served(tmp_path / "g1", name="g1"):
         with served(tmp_path / "g2", name="g2") as other:
@@ -415,7 +415,7 @@ def test_available_now_does_not_end_without_the_rows_of_one_that_is_away(
             other.add(5)
             stream.prepareForTriggerAvailableNow()
             at = stream.initialOffset()
-        monkeypatch.setattr(gateways, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(gateways, "GATEWAY_TIMEOUT_S", 0.2)
         with pytest.raises(GatewayUnreachable, match="TL-G01"):
             stream.latestOffset(at, ALL)
         with served(tmp_path / "g2", name="g2"):

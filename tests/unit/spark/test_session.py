@@ -12,13 +12,13 @@ import pytest
 from towline.errors import SetupError
 from towline.spark import session
 from towline.spark.session import (
-    addresses,
-    brings_a_secret,
     check_pyspark,
+    generates_secret,
     is_cluster,
     pyspark_version,
     shares_files,
-    stays_here,
+    standalone_addresses,
+    uses_loopback_only,
 )
 
 
@@ -84,7 +84,7 @@ def test_a_newer_one_is_taken_and_not_called_tried(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_each_kind_of_master(master: str, *, cluster: bool, files: bool, here: bool, secret: bool) -> None:
-    said = (is_cluster(master), shares_files(master), stays_here(master), brings_a_secret(master))
+    said = (is_cluster(master), shares_files(master), uses_loopback_only(master), generates_secret(master))
     assert said == (cluster, files, here, secret)
 
 
@@ -99,4 +99,4 @@ def test_each_kind_of_master(master: str, *, cluster: bool, files: bool, here: b
     ],
 )
 def test_the_addresses_of_standalone_masters(master: str, found: list[tuple[str, int]]) -> None:
-    assert addresses(master) == found
+    assert standalone_addresses(master) == found

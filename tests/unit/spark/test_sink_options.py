@@ -25,8 +25,8 @@ def columns(schema: dict[str, str], **given: object) -> SinkColumns:
 
 def test_qos_2_to_several_brokers_needs_a_word() -> None:
     several = {**BASE, "broker": "a, b"}
-    assert parse_sink_options(several).levels == (1,)
-    assert parse_sink_options({**several, "brokersShareSessions": "true"}).levels == (1, 2)
+    assert parse_sink_options(several).qos_levels == (1,)
+    assert parse_sink_options({**several, "brokersShareSessions": "true"}).qos_levels == (1, 2)
     for given in ({"guarantee": "exactly_once"}, {"qos": "2", "guarantee": "at_least_once"}):
         with pytest.raises(ConfigError, match=r"with 2 brokers .*brokersShareSessions=true.*\[TL-C90\]"):
             parse_sink_options({**several, **given})
@@ -46,7 +46,7 @@ def test_qos_2_to_several_brokers_needs_a_word() -> None:
 def test_guarantee_and_qos_decide_about_each_other(given: dict[str, str], guarantee: Guarantee, qos: int) -> None:
     options = parse_sink_options({**BASE, **given})
     assert (options.guarantee, options.qos) == (guarantee, qos)
-    assert GatewaySettings.model_validate_json(options.place.settings).outbox is not None
+    assert GatewaySettings.model_validate_json(options.address.settings).outbox is not None
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_what_only_a_received_message_has_may_stay() -> None:
         "gateway": "string",
         "user_properties": PROPERTIES,
     }
-    assert columns(schema).present == {"topic", "payload", "user_properties"}
+    assert columns(schema).columns == {"topic", "payload", "user_properties"}

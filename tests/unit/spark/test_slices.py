@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.spark.offsets import JournalPlace, Position
-from towline.spark.reader import divided, ranges_between
+from towline.spark.offsets import JournalPosition, SourceOffset
+from towline.spark.reader import partition_sizes, ranges_between
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from towline.spark.reader import divided, ranges_between
     ],
 )
 def test_ranges_are_cut(rows: list[int], wanted: int | None, most: int | None, parts: list[list[int]]) -> None:
-    assert divided(rows, wanted, most) == parts
+    assert partition_sizes(rows, wanted, most) == parts
 
 
 @given(
@@ -36,20 +36,20 @@ def test_ranges_are_cut(rows: list[int], wanted: int | None, most: int | None, p
     st.none() | st.integers(1_000, 50_000),
 )
 def test_every_row_is_in_one_part(rows: list[int], wanted: int | None, most: int | None) -> None:
-    parts = divided(rows, wanted, most)
+    parts = partition_sizes(rows, wanted, most)
     assert [sum(part) for part in parts] == rows
     assert all(size >= 1 for part in parts for size in part)
     assert most is None or all(size <= most for part in parts for size in part)
-    assert divided(rows, wanted, most) == parts, "the same for a replay"
+    assert partition_sizes(rows, wanted, most) == parts, "the same for a replay"
     if wanted is not None and sum(rows) >= 100 * wanted:
         assert sum(map(len, parts)) >= min(wanted, len(rows)), "a hint, but no less than one each"
 
 
-def place(name: str, offset: int) -> JournalPlace:
-    return JournalPlace(name, f"journal of {name}", offset)
+def place(name: str, offset: int) -> JournalPosition:
+    return JournalPosition(name, f"journal of {name}", offset)
 
 
 def test_who_comes_or_goes_has_no_rows_in_that_batch() -> None:
-    start = Position((place("a", 5), place("gone", 7), place("idle", 3)))
-    end = Position((place("new", 100), place("a", 9), place("idle", 3)))
+    start = SourceOffset((place("a", 5), place("gone", 7), place("idle", 3)))
+    end = SourceOffset((place("new", 100), place("a", 9), place("idle", 3)))
     assert ranges_between(start, end) == [(5, place("a", 9))]

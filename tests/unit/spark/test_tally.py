@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from towline.checkpoint import SINK_NOTE, Checkpoint
+from towline.checkpoint import SINK_TOTALS, Checkpoint
 from towline.errors import JournalError
 from towline.kafka.markers import MarkerStep, MarkerTotals
-from towline.spark import tally
-from towline.spark.offsets import JournalPlace
-from towline.spark.pace import WritePace
-from towline.spark.tally import BatchMessages, BatchResult, BatchTotals, SinkNote, Span, pace_of
+from towline.spark import sink_note
+from towline.spark.batch_sizing import WriteThroughput
+from towline.spark.offsets import JournalPosition
+from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span, read_throughput
 
 
 def result(given: int, acknowledged: int | None = None, marks: MarkerStep | None = None, **more: int) -> BatchResult:
@@ -23,7 +23,7 @@ def result(given: int, acknowledged: int | None = None, marks: MarkerStep | None
 
 
 def counts(note: SinkNote, batch: int) -> dict[str, int]:
-    totals = note.upto(batch)
+    totals = note.totals_of(batch)
     assert totals is not None
     return dict(totals.counts)
 
@@ -31,26 +31,28 @@ def counts(note: SinkNote, batch: int) -> dict[str, int]:
 def test_a_batch_that_runs_again_counts_once() -> None:
     note = SinkNote()
     for batch, one in ((0, result(5)), (1, result(4, 3, lost=1)), (1, result(4, 3, lost=1)), (2, result(2, 0, lost=2))):
-        note = note.after(batch, one)
+        note = note.with_batch(batch, one)
     assert counts(note, 2) == {"given": 11, "acknowledged": 8, "lost": 3, "again": 3}
-    last, before = note.upto(2), note.before(2)
+    last, before = note.totals_of(2), note.totals_before(2)
     assert last is not None
-    assert +last.since(before) == {"given": 2, "lost": 2}
-    assert counts(note.after(2, result(0)), 2) == {"given": 9, "acknowledged": 8, "lost": 1, "again": 3}, "served empty"
+    assert +last.counts_since(before) == {"given": 2, "lost": 2}
+    assert counts(note.with_batch(2, result(0)), 2) == {"given": 9, "acknowledged": 8, "lost": 1, "again": 3}, (
+        "served empty"
+    )
 
 
 def test_totals_go_on_behind_a_batch_that_was_not_noted() -> None:
-    note = SinkNote().after(0, result(5)).after(2, result(7))
+    note = SinkNote().with_batch(0, result(5)).with_batch(2, result(7))
     assert counts(note, 2) == {"given": 12, "acknowledged": 12}
-    assert note.upto(1) is None
+    assert note.totals_of(1) is None
 
 
 def test_the_newest_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "_KEPT", 3)
+    monkeypatch.setattr(sink_note, "_KEPT", 3)
     place, note = Checkpoint(str(tmp_path)), SinkNote()
     for batch in range(9):
-        note = note.after(batch, result(2))
-    note.keep(place)
+        note = note.with_batch(batch, result(2))
+    note.write(place)
     again = SinkNote.read(place)
     assert [one.batch for one in again.totals] == [6, 7, 8]
     assert counts(again, 8) == {"given": 18, "acknowledged": 18}
@@ -59,60 +61,60 @@ def test_the_newest_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.M
 def test_what_is_kept_is_what_is_read(tmp_path: Path) -> None:
     place, step = Checkpoint(str(tmp_path)), MarkerStep(None, MarkerTotals(5, 1))
     timed = BatchResult(Counter(given=5), step, "s/1", [0.2, 7.0])
-    note = SinkNote().after(0, timed, WritePace(0, 5, 0.2, 15.0))
-    note.keep(place)
+    note = SinkNote().with_batch(0, timed, WriteThroughput(0, 5, 0.2, 15.0))
+    note.write(place)
     assert SinkNote.read(place) == note
     (totals,) = note.totals
     assert (totals.histogram.count, totals.histogram.seconds) == (2, 7.2)
-    assert pace_of(place) == WritePace(0, 5, 0.2, 15.0)
+    assert read_throughput(place) == WriteThroughput(0, 5, 0.2, 15.0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"totals":[[1]]}', '{"totals":7}', '{"pace":[1]}'])
 def test_a_note_of_somebody_else_counts_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / SINK_NOTE).write_text(text)
+    (tmp_path / SINK_TOTALS).write_text(text)
     assert SinkNote.read(Checkpoint(str(tmp_path))) == SinkNote()
 
 
 def test_a_note_that_can_not_be_read_begins_no_new_totals(tmp_path: Path) -> None:
-    (tmp_path / SINK_NOTE).mkdir()
+    (tmp_path / SINK_TOTALS).mkdir()
     place = Checkpoint(str(tmp_path))
     with pytest.raises(JournalError, match=r"towline.totals: the totals of the batches can't be read .*TL-J20"):
-        SinkNote.read_to_write(place)
-    assert pace_of(place) is None
+        SinkNote.read_for_update(place)
+    assert read_throughput(place) is None
 
 
 def test_where_the_checkpoint_is_elsewhere_nothing_is_noted() -> None:
     place = Checkpoint("hdfs://nowhere/ck")
-    SinkNote().after(0, result(2)).keep(place)
+    SinkNote().with_batch(0, result(2)).write(place)
     assert SinkNote.read(place) == SinkNote()
 
 
 def test_markers_are_held_against_where_the_batch_before_left_them() -> None:
-    note = SinkNote().after(0, result(5, marks=MarkerStep(None, MarkerTotals(5, 0))))
-    note = note.after(1, result(5, marks=MarkerStep(MarkerTotals(12, 1), MarkerTotals(17, 1))))
+    note = SinkNote().with_batch(0, result(5, marks=MarkerStep(None, MarkerTotals(5, 0))))
+    note = note.with_batch(1, result(5, marks=MarkerStep(MarkerTotals(12, 1), MarkerTotals(17, 1))))
     assert (counts(note, 1)["drift"], counts(note, 1)["drift_dead"]) == (7, 1)
     steps = {2: MarkerStep(None, MarkerTotals(9, 9)), 4: MarkerStep(MarkerTotals(0, 0), MarkerTotals(5, 0))}
     for batch, marks in steps.items():
-        note = note.after(batch, result(5, marks=marks))  # there was no marker; nobody noted the batch before
+        note = note.with_batch(batch, result(5, marks=marks))  # there was no marker; nobody noted the batch before
         assert (counts(note, batch)["drift"], counts(note, batch)["drift_dead"]) == (7, 1)
     other: Any = BatchResult(Counter(given=5), MarkerStep(MarkerTotals(0, 0), MarkerTotals(5, 0)), "s.2/1")
-    assert counts(note.after(5, other), 5)["drift"] == 7
+    assert counts(note.with_batch(5, other), 5)["drift"] == 7
 
 
 def test_a_batch_that_the_marker_skipped_was_not_written_again() -> None:
     step = MarkerStep(None, MarkerTotals(5, 0))
-    note = SinkNote().after(0, result(5, marks=step)).after(0, result(5, marks=step))
+    note = SinkNote().with_batch(0, result(5, marks=step)).with_batch(0, result(5, marks=step))
     assert "again" not in counts(note, 0)
 
 
 def test_messages_of_a_line_that_begins_again_below_what_was_counted_are_those_of_its_journal() -> None:
     """What it carries a second time is no further message."""
     before = BatchTotals(7, spans={"j": Span(0, 700)})
-    first = BatchMessages.of(before, (), [JournalPlace("g", "j", 680)])
-    assert (first.own, first.gap, first.spans["j"].upto) == (-20, 0, 680)
-    second = BatchMessages.of(
-        BatchTotals(8, spans=first.spans), [JournalPlace("g", "j", 680)], [JournalPlace("g", "j", 720)]
+    first = BatchMessages.from_positions(before, (), [JournalPosition("g", "j", 680)])
+    assert (first.row_count, first.uncounted_rows, first.spans["j"].end) == (-20, 0, 680)
+    second = BatchMessages.from_positions(
+        BatchTotals(8, spans=first.spans), [JournalPosition("g", "j", 680)], [JournalPosition("g", "j", 720)]
     )
-    assert (second.own, second.gap, second.spans["j"].upto) == (40, 0, 720)
-    idle = BatchMessages.of(before, [JournalPlace("g", "j", 680)], [JournalPlace("g", "j", 680)])
-    assert (idle.own, idle.gap, idle.spans["j"].upto) == (0, 0, 700), "nothing was carried yet"
+    assert (second.row_count, second.uncounted_rows, second.spans["j"].end) == (40, 0, 720)
+    idle = BatchMessages.from_positions(before, [JournalPosition("g", "j", 680)], [JournalPosition("g", "j", 680)])
+    assert (idle.row_count, idle.uncounted_rows, idle.spans["j"].end) == (0, 0, 700), "nothing was carried yet"

@@ -1,1 +1,1 @@
-"""The bridge file: what may stand in it, where a mistake is, and the lines it becomes."""
+"""Configuration of a bridge: reading and checking its file, and the lines built from it."""

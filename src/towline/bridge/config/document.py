@@ -1,8 +1,7 @@
-"""A bridge file as TOML: what it says, on which line, what its values stand for, and the mistakes in it.
+"""TOML document of a bridge file: its values, their lines, environment variables, and the collected errors.
 
-`tomllib` keeps no positions. Each statement of a file is a TOML document by itself, so that it can be asked which keys
-begin on which line, once it has accepted the whole. A person mends a file once, not key by key, so every mistake is
-collected before reading it gives up.
+`tomllib` keeps no positions. So each statement is parsed once more as a TOML document of its own, which gives the keys
+that begin on its line. A user fixes a file once, not key by key: all errors are collected before reading fails.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pydantic import BaseModel
 
 from towline.errors import ConfigError, ConfigErrors, did_you_mean, explanations
 from towline.net.endpoint import Endpoint
-from towline.options import size
+from towline.options import parse_size
 from towline.validation import requirement
 
 if TYPE_CHECKING:
@@ -32,21 +31,26 @@ KeyPath = tuple[str | int, ...]
 #: A variable of the environment in a text of the file; after a second dollar it is that text.
 REFERENCE: Final = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: Settings of another program, whose dotted names may be written as tables too.
-_SETTINGS: Final = (("kafka", "settings"), ("spark", "conf"))
+_DOTTED_TABLES: Final = (("kafka", "settings"), ("spark", "conf"))
 #: One of these is on the last line of a statement of several.
-_CLOSING: Final = ("]", '"""', "'''")
-_QUOTED: Final = re.compile(r'"([^"]+)"')
+_CLOSING_MARKS: Final = ("]", '"""', "'''")
+_QUOTATION: Final = re.compile(r'"([^"]+)"')
 #: A wildcard with a name, of a route's ``from``; braces after a dollar sign are a variable's.
-_NAMED: Final = re.compile(r"(?<![${])\{[^{}]*\}")
+_NAMED_WILDCARD: Final = re.compile(r"(?<![${])\{[^{}]*\}")
 
 
 class Document:
-    """A bridge file, as the user named it; ``environ`` is for ``${NAME}``, the process's own by default.
+    """Bridge file parsed as TOML, with the line of each key.
+
+    Args:
+        text: Content of the file.
+        file: Path as errors name it.
+        environ: Values of ``${NAME}``; by default the environment of the process.
 
     Attributes:
-        raw: What it says, with variables as they are written.
-        values: The same with their values.
-        unset: Variables that are not set, by the places that name them; another text stands in for their values.
+        raw: Values with their ``${NAME}`` references.
+        values: Values with the references replaced.
+        unset_variables: Variables that are not set, by the key path that names them; "x" stands for their values.
 
     Raises:
         ConfigError: TL-C11, it is not TOML.
@@ -56,331 +60,365 @@ class Document:
         try:
             self.raw: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise _not_toml(str(error), text, file) from error
-        for section, key in _SETTINGS:
+            raise _toml_error(str(error), text, file) from error
+        for section, key in _DOTTED_TABLES:
             if isinstance(table := self.raw.get(section), dict) and key in table:
-                table[key] = _flat(table[key])
+                table[key] = _flatten(table[key])
         self.file = file
         self.environ = os.environ if environ is None else environ
-        self._places = {path: (file, line) for path, line in reversed([*_places(text)])}
-        self.unset: dict[KeyPath, list[str]] = {}
+        self._locations = {path: (file, line) for path, line in reversed([*_key_lines(text)])}
+        self.unset_variables: dict[KeyPath, list[str]] = {}
         #: Key path, value and text of what is written with variables [I12].
-        self._written: list[tuple[KeyPath, str, str]] = []
-        self.values: dict[str, Any] = self._expanded(self.raw, ())
+        self._references: list[tuple[KeyPath, str, str]] = []
+        self.values: dict[str, Any] = self._expand(self.raw, ())
 
     @classmethod
-    def again(cls, file: Path, shown: Path) -> Document:
-        """The file that a bridge was read from, once more, to tell where its keys stand; empty if that can't be had."""
+    def reread(cls, file: Path, displayed_path: Path) -> Document:
+        """Read a bridge file once more for the lines of its keys; return an empty document if that fails."""
         try:
-            return cls(file.read_text(encoding="utf-8"), shown)
+            return cls(file.read_text(encoding="utf-8"), displayed_path)
         except (OSError, ValueError, ConfigError):
-            return cls("", shown)
+            return cls("", displayed_path)
 
-    def include(self, place: KeyPath, document: Document, home: KeyPath) -> None:
-        """Have a key, and what is in it, be told where another document has it: a line's profile."""
-        size, places = len(home), document._places.items()
-        self._places |= {(*place, *path[size:]): where for path, where in places if path[:size] == home}
+    def include(self, key_path: KeyPath, document: Document, source_path: KeyPath) -> None:
+        """Take the locations of a key, and of all keys below it, from another document, such as a line's profile."""
+        prefix_length, locations = len(source_path), document._locations.items()
+        self._locations |= {
+            (*key_path, *path[prefix_length:]): location
+            for path, location in locations
+            if path[:prefix_length] == source_path
+        }
 
     def value(self, path: KeyPath) -> Any:
-        """What the file says at a key, its variables as they are written; None for nothing."""
-        here: Any = self.raw
-        for part in path:
+        """Return the raw value at a key path, references unreplaced; None if there is none."""
+        node: Any = self.raw
+        for key in path:
             try:
-                here = here[part]
+                node = node[key]
             except (KeyError, IndexError, TypeError):
                 return None
-        return here
+        return node
 
-    def place(self, path: KeyPath) -> tuple[Path, int]:
-        """File and line of a key, or of the nearest table around it, from 1; 1 for what stands nowhere."""
-        path = _plain(path)
-        ends = (path[:end] for end in range(len(path), 0, -1))
-        return next((self._places[end] for end in ends if end in self._places), (self.file, 1))
+    def location(self, path: KeyPath) -> tuple[Path, int]:
+        """Return file and line (from 1) of a key or of the nearest table around it; line 1 for an absent key."""
+        path = _split_keys(path)
+        prefixes = (path[:length] for length in range(len(path), 0, -1))
+        return next((self._locations[prefix] for prefix in prefixes if prefix in self._locations), (self.file, 1))
 
-    def where(self, path: KeyPath) -> str:
-        """The same as ``FILE:LINE``."""
-        return "{}:{}".format(*self.place(path))
+    def location_text(self, path: KeyPath) -> str:
+        """Return the location of a key as ``FILE:LINE``."""
+        return "{}:{}".format(*self.location(path))
 
-    def at(self, *paths: KeyPath) -> str | None:
-        """``FILE:LINE`` of the first of these keys that is there; None for none."""
-        return next((self.where(path) for path in paths if self.value(path) is not None), None)
+    def first_location(self, *paths: KeyPath) -> str | None:
+        """Return ``FILE:LINE`` of the first of these keys that is set; None if none is."""
+        return next((self.location_text(path) for path in paths if self.value(path) is not None), None)
 
-    def subject(self, path: KeyPath) -> str:
-        """The table around a key in words: a line with its name and the number of its route, or ``[table]``."""
+    def table_label(self, path: KeyPath) -> str:
+        """Return a label of the table around a key: the line's name and the number of its route, or ``[table]``."""
         if len(path) < 2 or not isinstance(path[0], str):
             return ""
-        if not isinstance(number := path[1], int):
+        if not isinstance(index := path[1], int):
             return f"[{path[0]}]"
         table = self.value(path[:2])
-        name = table.get("name", number + 1) if isinstance(table, dict) else number + 1
-        inner = f" {path[2]} {int(path[3]) + 1}" if len(path) > 3 and isinstance(path[3], int) else ""
-        return f'{path[0]} "{name}"{inner}'
+        name = table.get("name", index + 1) if isinstance(table, dict) else index + 1
+        element = f" {path[2]} {int(path[3]) + 1}" if len(path) > 3 and isinstance(path[3], int) else ""
+        return f'{path[0]} "{name}"{element}'
 
-    def table(self, kind: str, name: str) -> tuple[str, int]:
-        """The place of a line's table; that of the first one where there is none of that name."""
+    def table_path(self, kind: str, name: str) -> tuple[str, int]:
+        """Return the key path of a line's table; that of the first line if no line has the name."""
         tables = self.values.get(kind)
-        names = [one.get("name") for one in tables if isinstance(one, dict)] if isinstance(tables, list) else []
+        names = [table.get("name") for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
         return kind, names.index(name) if name in names else 0
 
     # -- variables of the environment
 
-    def _expanded(self, said: Any, path: KeyPath) -> Any:
-        """What is said with its variables replaced, but for secrets of Kafka's client, which never travel [I12]."""
-        if isinstance(said, dict):
-            return {key: self._expanded(one, _plain((*path, key))) for key, one in said.items()}
-        if isinstance(said, list):
-            return [self._expanded(one, (*path, at)) for at, one in enumerate(said)]
-        if not isinstance(said, str) or (path[:2] == ("kafka", "settings") and _secret(path[2:])):
-            return said
-        names = [name for escaped, name in REFERENCE.findall(said) if not escaped]
-        if unset := [name for name in names if name not in self.environ]:
-            self.unset[path] = unset
-        value = filled(said, lambda name: self.environ.get(name, "x"))
-        if names and not unset:
-            self._written.append((path, value, said))
-            if _key(path) == "from":
-                self._written.append((path, _NAMED.sub("+", value), _NAMED.sub("+", said)))
-            elif _key(path) == "brokers":
-                parts, texts = value.split(","), said.split(",")
-                for one, text in zip(parts, texts if len(texts) == len(parts) else [said] * len(parts), strict=True):
+    def _expand(self, raw_value: Any, path: KeyPath) -> Any:
+        """Replace the variables in a value, except in secrets of the Kafka client, which are never copied [I12]."""
+        if isinstance(raw_value, dict):
+            return {key: self._expand(item, _split_keys((*path, key))) for key, item in raw_value.items()}
+        if isinstance(raw_value, list):
+            return [self._expand(item, (*path, index)) for index, item in enumerate(raw_value)]
+        if not isinstance(raw_value, str) or (path[:2] == ("kafka", "settings") and _is_secret(path[2:])):
+            return raw_value
+        names = [name for escaped, name in REFERENCE.findall(raw_value) if not escaped]
+        if unset_names := [name for name in names if name not in self.environ]:
+            self.unset_variables[path] = unset_names
+        value = replace_references(raw_value, lambda name: self.environ.get(name, "x"))
+        if names and not unset_names:
+            self._references.append((path, value, raw_value))
+            if _last_key(path) == "from":
+                self._references.append((path, _NAMED_WILDCARD.sub("+", value), _NAMED_WILDCARD.sub("+", raw_value)))
+            elif _last_key(path) == "brokers":
+                endpoints, raw_endpoints = value.split(","), raw_value.split(",")
+                for endpoint, raw_endpoint in zip(
+                    endpoints,
+                    raw_endpoints if len(raw_endpoints) == len(endpoints) else [raw_value] * len(endpoints),
+                    strict=True,
+                ):
                     with contextlib.suppress(ValueError):  # of another environment than it was read with
-                        self._written.append((path, str(Endpoint.parse(one.strip())), text.strip()))
+                        self._references.append((path, str(Endpoint.parse(endpoint.strip())), raw_endpoint.strip()))
         return value
 
-    def shown(self, value: Any, *keys: str) -> Any:
-        """JSON values as the file writes them; one that the file says without a variable as it is.
+    def restore_references(self, value: Any, *keys: str) -> Any:
+        """Return JSON values with their ``${NAME}`` references restored, so that errors and logs show no secret.
 
-        A text is said under one of these ``keys``, in a table under its own; of a list with commas each part is.
+        A text is looked up under ``keys``, in a table under its own key; each part of a comma-separated list by itself.
         """
         if isinstance(value, dict):
-            return {name: self.shown(one, name.rpartition(".")[2]) for name, one in value.items()}
+            return {name: self.restore_references(item, name.rpartition(".")[2]) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.shown(one, *keys) for one in value]
-        texts = {one: said for path, one, said in reversed(self._written) if _key(path) in keys}
-        if value in texts or not isinstance(value, str):
-            return texts.get(value, value)
-        return re.sub(r"(^|, ?)([^,]+)", lambda part: part[1] + texts.get(part[2], part[2]), value) if texts else value
+            return [self.restore_references(item, *keys) for item in value]
+        written_by_value = {
+            expanded: written for path, expanded, written in reversed(self._references) if _last_key(path) in keys
+        }
+        if value in written_by_value or not isinstance(value, str):
+            return written_by_value.get(value, value)
+        return (
+            re.sub(r"(^|, ?)([^,]+)", lambda match: match[1] + written_by_value.get(match[2], match[2]), value)
+            if written_by_value
+            else value
+        )
 
-    def quoted(self, text: str, path: KeyPath) -> str:
-        """A text about a key path whose quotations are of the file, not of the environment.
+    def restore_quotations(self, text: str, path: KeyPath) -> str:
+        """Restore ``${NAME}`` references in the quotations of a message about a key path.
 
-        What is quoted whole is a value wherever that stands; a piece is one if the value stands in the same table.
+        A quotation equal to a value is restored wherever the value stands; a part of a value only within the same
+        table.
         """
-        path = _plain(path)
+        path = _split_keys(path)
 
-        def written(quotation: re.Match[str]) -> str:
-            for place, value, said in self._written:
-                near = path[: len(place) - 1] == place[:-1] and quotation[1] != place[-1]
-                if quotation[1] == value or (near and quotation[1] in value):
-                    return f'"{said}"'
+        def restore(quotation: re.Match[str]) -> str:
+            for reference_path, value, raw_value in self._references:
+                same_table = (
+                    path[: len(reference_path) - 1] == reference_path[:-1] and quotation[1] != reference_path[-1]
+                )
+                if quotation[1] == value or (same_table and quotation[1] in value):
+                    return f'"{raw_value}"'
             return quotation[0]
 
-        return _QUOTED.sub(written, text) if self._written else text
+        return _QUOTATION.sub(restore, text) if self._references else text
 
 
-def filled(text: str, value: Callable[[str], str]) -> str:
-    """A text with what ``value`` gives for the name of each reference in it."""
-    return REFERENCE.sub(lambda found: found[0][1:] if found[1] else value(found[2]), text)
+def replace_references(text: str, lookup: Callable[[str], str]) -> str:
+    """Replace each ``${NAME}`` in a text by the result of ``lookup`` for its name."""
+    return REFERENCE.sub(lambda match: match[0][1:] if match[1] else lookup(match[2]), text)
 
 
-def _key(path: KeyPath) -> str:
-    """The key that a value, or a list with it, stands under."""
-    return next((part for part in reversed(path) if isinstance(part, str)), "")
+def _last_key(path: KeyPath) -> str:
+    """Return the last key of a path, array indices skipped."""
+    return next((key for key in reversed(path) if isinstance(key, str)), "")
 
 
-def _plain(path: KeyPath) -> KeyPath:
-    """The path with its dotted keys taken apart: ``"a.b"`` in quotes and ``a.b`` name the same setting."""
+def _split_keys(path: KeyPath) -> KeyPath:
+    """Split dotted keys of a path: ``"a.b"`` in quotes and ``a.b`` name the same setting."""
     return tuple(part for key in path for part in (key.split(".") if isinstance(key, str) else (key,)))
 
 
-def _flat(value: Any, prefix: str = "") -> Any:
-    """Dotted keys as one: TOML reads ``security.protocol = "SSL"`` as a table in a table."""
+def _flatten(value: Any, prefix: str = "") -> Any:
+    """Join nested keys with dots: TOML reads ``security.protocol = "SSL"`` as a table in a table."""
     if not isinstance(value, dict):
         return value
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= _flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+        flat |= _flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
     return flat
 
 
-def _not_toml(message: str, text: str, file: Path) -> ConfigError:
-    found = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
-    what, line = (found[1], found[2]) if found else (message, None)
-    where = f"{file}:{line or max(1, len(text.splitlines()))}"
-    return ConfigError("TL-C11", where, f"not TOML: {what[:1].lower()}{what[1:]}", "Correct the line.")
+def _toml_error(message: str, text: str, file: Path) -> ConfigError:
+    match = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
+    problem, line = (match[1], match[2]) if match else (message, None)
+    location = f"{file}:{line or max(1, len(text.splitlines()))}"
+    return ConfigError("TL-C11", location, f"not TOML: {problem[:1].lower()}{problem[1:]}", "Correct the line.")
 
 
-def _places(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Every table and key of a TOML text that `tomllib` accepts, with the line on which its statement begins."""
+def _key_lines(text: str) -> Iterator[tuple[KeyPath, int]]:
+    """Yield the path of each table and key of a valid TOML text, with the line on which its statement begins."""
     table: KeyPath = ()
-    last: dict[KeyPath, int] = {}  # number of the last element of each array of tables
-    for number, statement, said in _statements(text.replace("\r\n", "\n")):
+    last_index: dict[KeyPath, int] = {}  # number of the last element of each array of tables
+    for line_number, statement, content in _statements(text.replace("\r\n", "\n")):
         if not statement.lstrip().startswith("["):
-            yield from (((*table, *path), number) for path in _keys(said))
+            yield from (((*table, *path), line_number) for path in _key_paths(content))
             continue
-        table, inner = (), said
-        while inner and isinstance(inner, dict):
-            ((key, inner),) = inner.items()
-            table += _plain((key,))
-            if isinstance(inner, list):
-                last[table] = last.get(table, -1) + 1
-            table += (last[table],) if table in last else ()
-        yield table, number
+        table, value = (), content
+        while value and isinstance(value, dict):
+            ((key, value),) = value.items()
+            table += _split_keys((key,))
+            if isinstance(value, list):
+                last_index[table] = last_index.get(table, -1) + 1
+            table += (last_index[table],) if table in last_index else ()
+        yield table, line_number
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, Any]]:
-    """Line, text and meaning of each statement: the fewest lines that are a TOML document."""
+    """Yield line number, text and parsed content of each statement: the fewest lines that are valid TOML."""
     lines: list[str] = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for line_number, line in enumerate(text.split("\n"), start=1):
         lines.append(line)
-        ends = any(mark in line for mark in _CLOSING) and ("#" in line or not line.rstrip().endswith(","))
-        if len(lines) > 1 and not ends:
+        may_end = any(mark in line for mark in _CLOSING_MARKS) and ("#" in line or not line.rstrip().endswith(","))
+        if len(lines) > 1 and not may_end:
             continue  # a list of thousands of lines is not read thousands of times
         with contextlib.suppress(tomllib.TOMLDecodeError):
             statement = "\n".join(lines)
-            yield number - len(lines) + 1, statement, tomllib.loads(statement)
+            yield line_number - len(lines) + 1, statement, tomllib.loads(statement)
             lines = []
 
 
-def _keys(said: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    for key, inner in said.items() if isinstance(said, dict) else enumerate(said):
-        yield (place := _plain((*path, key)))
-        yield from _keys(inner, place) if isinstance(inner, dict | list) else ()
+def _key_paths(content: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        yield (key_path := _split_keys((*path, key)))
+        yield from _key_paths(value, key_path) if isinstance(value, dict | list) else ()
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 #: What pydantic calls a key that a model, or a dataclass, does not have.
-UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
+UNKNOWN_KEY_TYPES: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
-class Mistakes:
-    """Collects the mistakes of one file."""
+class FileErrors:
+    """Collected configuration errors of one file."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         #: Line and error, without repetition.
-        self._found: dict[tuple[int, str], ConfigError] = {}
+        self._errors: dict[tuple[int, str], ConfigError] = {}
 
-    def add(self, code: str, path: KeyPath, what: str, do: str | None = None, *, subject: str | None = None) -> None:
-        """Note a mistake at a key, with its code; what to do is by default what the explanation of that says.
+    def add(
+        self, code: str, path: KeyPath, problem: str, remedy: str | None = None, *, table_label: str | None = None
+    ) -> None:
+        """Add an error at a key; the default remedy comes from the explanation of the code.
 
-        It is a mistake of the table or line ``subject``, by default of that with the key.
+        The error names the table or line ``table_label``, by default the one around the key.
         """
-        do = _advice(code) if do is None else do
+        remedy = _remedy_of(code) if remedy is None else remedy
         document = self._document
-        subject = document.subject(path) if subject is None else subject
-        where = f"{document.where(path)}  {subject}" if subject else document.where(path)
-        error = ConfigError(code, *(document.quoted(text, path) for text in (where, what, do)))
-        self._found.setdefault((document.place(path)[1], str(error)), error)
+        table_label = document.table_label(path) if table_label is None else table_label
+        location = f"{document.location_text(path)}  {table_label}" if table_label else document.location_text(path)
+        error = ConfigError(code, *(document.restore_quotations(text, path) for text in (location, problem, remedy)))
+        self._errors.setdefault((document.location(path)[1], str(error)), error)
 
     def add_details(
-        self, errors: Iterable[ErrorDetails], kind: type[BaseModel], base: KeyPath = (), also: Iterable[str] = ()
+        self,
+        details: Iterable[ErrorDetails],
+        model: type[BaseModel],
+        base_path: KeyPath = (),
+        extra_tables: Iterable[str] = (),
     ) -> None:
-        """Note pydantic's findings about a table that was to be of a kind, at ``base``.
+        """Add pydantic's validation errors of a table at ``base_path`` that was validated as ``model``.
 
-        Its keys ``also`` are read as tables of their own.
+        ``extra_tables`` are further valid keys: tables that are validated separately.
         """
-        for error in errors:
-            loc = tuple(error["loc"])
-            path = base + loc
-            key = _key(path)
-            if error["type"] in UNKNOWN:
-                known = _keys_at(kind, loc)
-                code, what, do = _unknown(str(loc[-1]), [*known, *also] if len(loc) == 1 else known)
-            elif error["type"] == "missing":
-                code, what, do = _missing(kind if len(loc) == 1 else None, key)
+        for detail in details:
+            loc = tuple(detail["loc"])
+            path = base_path + loc
+            key = _last_key(path)
+            if detail["type"] in UNKNOWN_KEY_TYPES:
+                known_keys = _keys_at(model, loc)
+                code, problem, remedy = _unknown_key(
+                    str(loc[-1]), [*known_keys, *extra_tables] if len(loc) == 1 else known_keys
+                )
+            elif detail["type"] == "missing":
+                code, problem, remedy = _missing_key(model if len(loc) == 1 else None, key)
             else:
-                code, what, do = _explain(error, key)
-            self.add(code, path, what, do)
+                code, problem, remedy = _explain(detail, key)
+            self.add(code, path, problem, remedy)
 
     def raise_if_any(self) -> None:
-        """Raise `ConfigErrors` if anything was noted."""
-        if self._found:
-            raise ConfigErrors(self.found())
+        """Raise `ConfigErrors` if any error was added."""
+        if self._errors:
+            raise ConfigErrors(self.errors())
 
-    def found(self) -> list[ConfigError]:
-        """What was noted, in the order of the file."""
-        return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
+    def errors(self) -> list[ConfigError]:
+        """Return the errors in the order of the file."""
+        return [error for _, error in sorted(self._errors.items(), key=lambda item: item[0][0])]
 
 
-def _advice(code: str) -> str:
-    """What the explanation of a code says to do, without the marks of a page."""
+def _remedy_of(code: str) -> str:
+    """Return the remedy of a code's explanation, without Markdown."""
     text = re.sub(r"`| ?\(\[.*?\]\(.*?\)\)", "", str(explanations()[code]["do"]))
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _keys_at(kind: type, loc: KeyPath) -> list[str]:
-    """The keys that are known beside the last one of ``loc``; indices and branches of unions are no keys."""
-    kinds = [kind]
+def _keys_at(table_type: type, loc: KeyPath) -> list[str]:
+    """Return the valid keys beside the last one of ``loc``; indices and branches of unions are skipped."""
+    table_types = [table_type]
     for part in loc[:-1]:
-        inner = [one for outer in kinds if part in (keys := keys_of(outer)) for one in _tables_in(keys[str(part)])]
-        kinds = inner or [one for one in kinds if one.__name__ == part] or kinds
-    return [key for one in kinds for key in keys_of(one)]
+        inner_types = [
+            inner_type
+            for outer in table_types
+            if part in (keys := key_types(outer))
+            for inner_type in _table_types(keys[str(part)])
+        ]
+        table_types = (
+            inner_types or [candidate for candidate in table_types if candidate.__name__ == part] or table_types
+        )
+    return [key for candidate in table_types for key in key_types(candidate)]
 
 
-def keys_of(kind: type) -> dict[str, Any]:
-    """What a table may hold, as users write it, with the type of each."""
-    if issubclass(kind, BaseModel):
-        return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-    return get_type_hints(kind)
+def key_types(table_type: type) -> dict[str, Any]:
+    """Return the keys of a table as written in TOML, each with its type."""
+    if issubclass(table_type, BaseModel):
+        return {field.alias or name: field.annotation for name, field in table_type.model_fields.items()}
+    return get_type_hints(table_type)
 
 
-def _tables_in(annotation: Any) -> Iterator[type]:
+def _table_types(annotation: Any) -> Iterator[type]:
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
-    for inner in get_args(annotation):
-        yield from _tables_in(inner)
+    for argument in get_args(annotation):
+        yield from _table_types(argument)
 
 
-def _missing(kind: type[BaseModel] | None, key: str) -> tuple[str, str, str]:
-    """Absence of a key, or of a table, with the advice that its description gives."""
-    fields = {field.alias or name: field for name, field in kind.model_fields.items()} if kind else {}
+def _missing_key(model: type[BaseModel] | None, key: str) -> tuple[str, str, str]:
+    """Return code, problem and remedy of a missing key or table; the remedy is the field's description."""
+    fields = {field.alias or name: field for name, field in model.model_fields.items()} if model else {}
     field = fields.get(key)
     if field and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
         return "TL-C02", f"[{key}] is missing", "Add the table."
     return "TL-C02", f'"{key}" is missing', (field and field.description) or "Add it."
 
 
-def _unknown(key: str, known: Sequence[str]) -> tuple[str, str, str]:
+def _unknown_key(key: str, known_keys: Sequence[str]) -> tuple[str, str, str]:
     if key.lower() in {"password", "passwd", "secret", "token"}:
-        what, name = f'"{key}" would put a secret into this file', f"{key.lower()}_file"
-        do = f"Write it into a file of mode 0600 and name that in {name if name in known else 'password_file'}."
-        return "TL-C16", what, do
-    return "TL-C01", f'unknown key "{key}"', did_you_mean(key, known)
+        problem, name = f'"{key}" would put a secret into this file', f"{key.lower()}_file"
+        remedy = (
+            f"Write it into a file of mode 0600 and name that in {name if name in known_keys else 'password_file'}."
+        )
+        return "TL-C16", problem, remedy
+    return "TL-C01", f'unknown key "{key}"', did_you_mean(key, known_keys)
 
 
 def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
-    """Turn one pydantic finding into code, what and do; its input is never quoted, it may be a secret."""
-    kind = error["type"]
-    if kind.startswith("TL-"):
-        what, _, advice = error["msg"].rpartition("; ")
-        return kind, what, sentence(f"; {advice}")[1]
-    if kind == "value_error":
-        what, do = sentence(error["ctx"]["error"])
-        if what.startswith("must "):  # of a type that several keys have
-            what, do = f'"{key}" {what}', do or "Correct the value."
-        return "TL-C12" if what.startswith("guarantee ") else "TL-C05", what, do
-    if kind == "string_pattern_mismatch":
-        what = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
-        return "TL-C03", what, "Rename it."
+    """Turn a pydantic error into code, problem and remedy; the input is never quoted, it may be a secret."""
+    error_type = error["type"]
+    if error_type.startswith("TL-"):
+        problem, _, advice = error["msg"].rpartition("; ")
+        return error_type, problem, problem_and_remedy(f"; {advice}")[1]
+    if error_type == "value_error":
+        problem, remedy = problem_and_remedy(error["ctx"]["error"])
+        if problem.startswith("must "):  # of a type that several keys have
+            problem, remedy = f'"{key}" {problem}', remedy or "Correct the value."
+        return "TL-C12" if problem.startswith("guarantee ") else "TL-C05", problem, remedy
+    if error_type == "string_pattern_mismatch":
+        problem = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
+        return "TL-C03", problem, "Rename it."
     return "TL-C03", f'"{key}" {requirement(error)}', "Correct the value."
 
 
-def sentence(error: ValueError | str, otherwise: str = "") -> tuple[str, str]:
-    """What is wrong and what to do, of an error that says ``what; do``."""
-    what, _, advice = str(error).partition("; ")
-    return what, f"{advice[:1].upper()}{advice[1:]}." if advice else otherwise
+def problem_and_remedy(error: ValueError | str, default_remedy: str = "") -> tuple[str, str]:
+    """Split the message ``problem; remedy`` of an error."""
+    problem, _, advice = str(error).partition("; ")
+    return problem, f"{advice[:1].upper()}{advice[1:]}." if advice else default_remedy
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
 
 #: Tables whose keys are the user's, or another program's.
-_OPEN: Final = frozenset({"fields", "headers", "settings", "conf"})
+_FREE_TABLES: Final = frozenset({"fields", "headers", "settings", "conf"})
 #: Tables whose keys are ours: in those of a profile's parameters nothing is a size or a file.
-_OURS: Final = frozenset({"mqtt", "kafka", "gateway", "monitor", "spark", "uplink", "downlink"})
+_TOWLINE_TABLES: Final = frozenset({"mqtt", "kafka", "gateway", "monitor", "spark", "uplink", "downlink"})
 #: What to do where a file is missing, by the end of its key's path; it holds a secret where nothing is said.
-_MISSING: Final[dict[KeyPath, str]] = {
+_FILE_REMEDIES: Final[dict[KeyPath, str]] = {
     ("gateway", "key_file"): "It is a private key in PEM.",
     ("token_file",): "Make one: openssl rand -hex 32, mode 0600.",
     **{(key,): "It is a file in PEM." for key in ("ca_file", "cert_file")},
@@ -388,66 +426,70 @@ _MISSING: Final[dict[KeyPath, str]] = {
 
 
 class FileValues:
-    """Reads the values of a file, whose relative paths start from its directory."""
+    """Resolver of a file's values: sizes in bytes, and paths relative to the file's directory."""
 
-    def __init__(self, document: Document, mistakes: Mistakes) -> None:
-        self._document, self._directory, self._mistakes = document, document.file.absolute().parent, mistakes
-        for path, names in document.unset.items():
-            for name in names:
-                do = f"Set it, or write $${{{name}}} for the text itself."
-                mistakes.add("TL-C04", path, f"the environment variable {name} is not set", do)
+    def __init__(self, document: Document, errors: FileErrors) -> None:
+        self._document, self._directory, self._errors = document, document.file.absolute().parent, errors
+        for path, variable_names in document.unset_variables.items():
+            for name in variable_names:
+                remedy = f"Set it, or write $${{{name}}} for the text itself."
+                errors.add("TL-C04", path, f"the environment variable {name} is not set", remedy)
 
-    def read(self, value: Any, path: KeyPath = ()) -> Any:
-        """A value, and all that is in it."""
+    def resolve(self, value: Any, path: KeyPath = ()) -> Any:
+        """Resolve a value, tables and lists with all their items."""
         if isinstance(value, dict):
-            return {key: self.read(item, (*path, *key.split("."))) for key, item in value.items()}
+            return {key: self.resolve(item, (*path, *key.split("."))) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.read(item, (*path, index)) for index, item in enumerate(value)]
-        return self._typed(value, path) if isinstance(value, str) and path not in self._document.unset else value
+            return [self.resolve(item, (*path, index)) for index, item in enumerate(value)]
+        return (
+            self._convert(value, path)
+            if isinstance(value, str) and path not in self._document.unset_variables
+            else value
+        )
 
-    def _typed(self, text: str, path: KeyPath) -> Any:
+    def _convert(self, text: str, path: KeyPath) -> Any:
         key = str(path[-1])
         if path[:2] == ("kafka", "settings"):  # a file of its client, or a directory of certificates
-            name, do = ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path."
-            return self._there(text, path, name, do) if key == "location" and text != "probe" else text
-        if len(path) < 2 or path[0] not in _OURS or not _OPEN.isdisjoint(path):
+            name, remedy = ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path."
+            return self._existing_path(text, path, name, remedy) if key == "location" and text != "probe" else text
+        if len(path) < 2 or path[0] not in _TOWLINE_TABLES or not _FREE_TABLES.isdisjoint(path):
             return text
         if path[-2] in ("gateways", "kafka_jars"):
-            return text if "://" in text or not text else str(self._at(text, path) or text)
+            return text if "://" in text or not text else str(self._absolute_path(text, path) or text)
         if "_bytes" in key:
             return self._size(text, path)
         if not key.endswith("_file"):
             return text
-        do = next((do for end, do in _MISSING.items() if path[-len(end) :] == end), "")
-        return self._there(text, path, key, do or "Write the secret into it, mode 0600.", file=True)
+        remedy = next((remedy for path_end, remedy in _FILE_REMEDIES.items() if path[-len(path_end) :] == path_end), "")
+        return self._existing_path(text, path, key, remedy or "Write the secret into it, mode 0600.", must_be_file=True)
 
     def _size(self, text: str, path: KeyPath) -> int:
         try:
-            return size(text)
+            return parse_size(text)
         except ValueError as error:
-            what, do = sentence(error)
-            self._mistakes.add("TL-C03", path, f'"{path[-1]}" {what}', do)
+            problem, remedy = problem_and_remedy(error)
+            self._errors.add("TL-C03", path, f'"{path[-1]}" {problem}', remedy)
             return 1 << 30
 
-    def _there(self, text: str, path: KeyPath, key: str, do: str, *, file: bool = False) -> str:
-        """The path of what must be there, a ``file`` or a directory too [design section 10]."""
-        place = self._at(text, path)
-        if place is not None and not (place.is_file() or (place.is_dir() and not file)):
-            self._mistakes.add("TL-C15", path, f"{key} {place} is not there", do)
-        return str(place or text)
+    def _existing_path(self, text: str, path: KeyPath, key: str, remedy: str, *, must_be_file: bool = False) -> str:
+        """Return an absolute path that must exist, as a file or also as a directory [design section 10]."""
+        absolute_path = self._absolute_path(text, path)
+        if absolute_path is not None and not (absolute_path.is_file() or (absolute_path.is_dir() and not must_be_file)):
+            self._errors.add("TL-C15", path, f"{key} {absolute_path} is not there", remedy)
+        return str(absolute_path or text)
 
-    def _at(self, text: str, path: KeyPath) -> Path | None:
-        """A path as from the file, or from a user's home; None where that is not known, which is noted."""
+    def _absolute_path(self, text: str, path: KeyPath) -> Path | None:
+        """Return a path relative to the file, or to a user's home; None, with an error, for an unknown home."""
         try:
             return self._directory / Path(text).expanduser()
         except RuntimeError:
-            what = f'"{text}" names the home of a user who is not known here'
-            self._mistakes.add("TL-C15", path, what, "Correct the path, or write it whole.")
+            problem = f'"{text}" names the home of a user who is not known here'
+            self._errors.add("TL-C15", path, problem, "Correct the path, or write it whole.")
             return None
 
 
-def _secret(setting: KeyPath) -> bool:
-    """Whether a setting of Kafka's client is a secret; its reference is left for the process that connects."""
+def _is_secret(setting: KeyPath) -> bool:
+    """Return whether a setting of the Kafka client is a secret; only the connecting process replaces its reference."""
     key = ".".join(map(str, setting))
-    ends = (".pem", ".passphrase", ".extensions", "endpoint.url")
-    return "." in key and ("password" in key or "secret" in key or key.endswith(ends))
+    secret_suffixes = (".pem", ".passphrase", ".extensions", "endpoint.url")
+    return "." in key and ("password" in key or "secret" in key or key.endswith(secret_suffixes))

@@ -1,7 +1,7 @@
-"""The bridge file: TOML in, validated lines out, every mistake with its line.
+"""Reader of bridge files: TOML in, validated lines out, each error with its line.
 
-Reading happens without network and without Spark. Strings may name environment variables as ``${NAME}`` (``$${NAME}``
-is the literal text); relative paths are relative to the file. Secrets are named by files, never written here.
+Reading needs neither network nor Spark. Texts may name environment variables as ``${NAME}`` (``$${NAME}`` is the
+literal text); relative paths are relative to the file. Secrets are in files of their own that the bridge file names.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from towline.bridge.config.document import UNKNOWN, Document, FileValues, KeyPath, Mistakes
-from towline.bridge.config.model import CHECKPOINT, Bridge, DownLine, Line
+from towline.bridge.config.document import UNKNOWN_KEY_TYPES, Document, FileErrors, FileValues, KeyPath
+from towline.bridge.config.model import CHECKPOINT, Bridge, Downlink, Uplink
 from towline.bridge.config.rules import (
     MQTT,
     ROOT,
@@ -32,10 +32,10 @@ from towline.bridge.config.rules import (
     route_problems,
     topic_problems,
 )
-from towline.bridge.config.subscriptions import SubscribedRoute, repeatable, restricted, subscriptions
+from towline.bridge.config.subscriptions import SubscribedRoute, repeatable_filters, restrict_filters, subscriptions
 from towline.bridge.config.tables import (
     LINES,
-    LISTENING,
+    LISTENER_FILES,
     BridgeTable,
     DownlinkSection,
     DownlinkTable,
@@ -46,26 +46,26 @@ from towline.bridge.config.tables import (
     UplinkTable,
 )
 from towline.bridge.kafka_source import java_client
-from towline.bridge.profiles import Profile, graft, profile_of, shipped
+from towline.bridge.profiles import Profile, find_profile, merge_profiles, shipped_profiles
 from towline.errors import ConfigError
 from towline.gateway.access import ServerCertificate, TokenFile
-from towline.gateway.identity import MEMBERS
-from towline.gateway.settings import GatewaySettings, ListenSettings, ShareSettings, ShareWay
+from towline.gateway.identity import MEMBERS_DIR
+from towline.gateway.settings import GatewaySettings, ListenSettings, ShareMethod, ShareSettings
 from towline.guarantee import AckAfter, policy
 from towline.net.settings import MqttSettings
-from towline.spark.cadence import DEFAULT_DELAY_MS
 from towline.spark.session import is_cluster
+from towline.spark.trigger import DEFAULT_DELAY_MS
 
 #: Client settings the sink sets by itself, from the guarantee or this file.
-_OWNED: Final = frozenset(
+_OWNED_SETTINGS: Final = frozenset(
     ["bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks", "isolation.level"]
 )
 #: Keys of a line and of the tables around it that its gateway is told under the same name.
-_CONNECTION: Final = frozenset([*MqttSettings.model_fields, "ack_after", "listen", "receipts"])
+_GATEWAY_KEYS: Final = frozenset([*MqttSettings.model_fields, "ack_after", "listen", "receipts"])
 #: Milliseconds that a gateway waits for more after a moment of silence, on a line whose batches rest longer.
 _LINGER_MS: Final = 20.0
 #: In place of a table or key with mistakes, so that what it has to do with others is looked at all the same.
-_STAND_INS: Final[Mapping[str, Any]] = {
+_PLACEHOLDERS: Final[Mapping[str, Any]] = {
     "name": "x",
     "state_dir": "x",
     "mqtt": {"brokers": "mqtt://x"},
@@ -76,11 +76,16 @@ _STAND_INS: Final[Mapping[str, Any]] = {
 
 
 def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
-    """Read a bridge file; ``environ`` is for ``${NAME}``, the process's own by default, ``master`` is Spark's instead.
+    """Read a bridge file.
+
+    Args:
+        file: Path of the file.
+        environ: Values of ``${NAME}``; by default the environment of the process.
+        master: Spark's master, in place of the one in the file.
 
     Raises:
-        ConfigErrors: With every mistake of the file.
-        ConfigError: If it can't be read at all.
+        ConfigErrors: All errors of the file.
+        ConfigError: The file can't be read at all.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -93,234 +98,258 @@ def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | 
 
 
 def parse(text: str, file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
-    """Read the text of a bridge file; `load` tells the rest."""
+    """Read the text of a bridge file; arguments and errors as in `load`."""
     document = Document(text, file, environ)
     spark = document.values.setdefault("spark", {})
     if master is not None and isinstance(spark, dict):
         spark["master"] = master
-    return _Reader(document).bridge()
+    return _FileReader(document).read()
 
 
-class _Reader:
-    """Reads one file: values, profiles, tables, and then what they say together."""
+class _FileReader:
+    """Reader of one file: values, profiles, tables, and then the rules across tables."""
 
     def __init__(self, document: Document) -> None:
         self._document, self._file = document, document.file.absolute()
-        self._mistakes = Mistakes(document)
-        self._raw: dict[str, Any] = FileValues(document, self._mistakes).read(document.values)
+        self._errors = FileErrors(document)
+        self._values: dict[str, Any] = FileValues(document, self._errors).resolve(document.values)
         #: Places of tables that are stand-ins for others with mistakes.
-        self._broken: set[KeyPath] = set()
-        graft(document, self._file.parent)
-        self._tables = self._validated(self._apply_profiles())
+        self._invalid_tables: set[KeyPath] = set()
+        merge_profiles(document, self._file.parent)
+        self._tables = self._validate_tables(self._apply_profiles())
         self._state_dir = self._file.parent / self._tables.state_dir.expanduser()
 
-    def bridge(self) -> Bridge:
-        """Everything, or every mistake."""
+    def read(self) -> Bridge:
+        """Return the bridge, or raise all errors of the file."""
         tables = self._tables
-        spark = self._spark(tables.spark)
-        self._judge_client(tables.kafka)
-        self._judge_listening()
-        lines = self._lines()
-        self._note(file_problems(tables.name, lines))
-        self._judge_java(lines)
-        self._mistakes.raise_if_any()
-        dead_letters = {one.dead_letter_topic for one in lines.values() if one.dead_letter_topic}
-        named = {"dead_letter_topics": tuple(sorted(dead_letters))}
-        own = {
+        spark = self._resolve_spark(tables.spark)
+        self._check_client(tables.kafka)
+        self._check_listeners()
+        lines = self._build_lines()
+        self._add_violations(file_problems(tables.name, lines))
+        self._check_java_client(lines)
+        self._errors.raise_if_any()
+        dead_letters = {line.dead_letter_topic for line in lines.values() if line.dead_letter_topic}
+        topics_update = {"dead_letter_topics": tuple(sorted(dead_letters))}
+        bridge_values = {
             "file": self._file,
             "state_dir": self._state_dir,
             "spark": spark,
-            "lines": [one.model_copy(update=named) if isinstance(one, Line) else one for one in lines.values()],
+            "lines": [
+                line.model_copy(update=topics_update) if isinstance(line, Uplink) else line for line in lines.values()
+            ],
         }
         shared = Bridge.model_fields.keys() & BridgeTable.model_fields.keys()
-        return Bridge.model_validate({**{key: getattr(tables, key) for key in shared}, **own})
+        return Bridge.model_validate({**{key: getattr(tables, key) for key in shared}, **bridge_values})
 
-    def _note(self, problems: Iterable[Violation], base: KeyPath = ()) -> bool:
-        """Note mistakes, those that stand elsewhere as of the table at ``base`` too; whether there is any."""
-        problems = list(problems)
-        of_base = self._document.subject((*base, ""))
-        for code, key, what, *do in problems:
-            elsewhere = key[:1] == (ROOT,)
-            place = key[1:] if elsewhere else self._said(base, str(key[1])) if key[:1] == (MQTT,) else (*base, *key)
-            self._mistakes.add(code, place, what, *do, subject=of_base if place[: len(base)] != base else None)
-        return bool(problems)
+    def _add_violations(self, violations: Iterable[Violation], base_path: KeyPath = ()) -> bool:
+        """Add violations of rules of the table at ``base_path``; return whether there is any."""
+        violations = list(violations)
+        base_label = self._document.table_label((*base_path, ""))
+        for code, key, problem, *remedy in violations:
+            from_root = key[:1] == (ROOT,)
+            path = (
+                key[1:]
+                if from_root
+                else self._setting_path(base_path, str(key[1]))
+                if key[:1] == (MQTT,)
+                else (*base_path, *key)
+            )
+            self._errors.add(
+                code, path, problem, *remedy, table_label=base_label if path[: len(base_path)] != base_path else None
+            )
+        return bool(violations)
 
-    def _said(self, line: KeyPath, *names: str) -> KeyPath:
-        """Where the first of these settings of a line's connection is said: in its table, or for all lines."""
-        around = (line, (*line, "mqtt"), ("mqtt",), ("gateway",))
-        places = ((*table, name) for name in names if name in _CONNECTION for table in around)
-        nowhere = ("mqtt", "brokers") if "brokers" in names else line
-        return next((place for place in places if self._document.value(place) is not None), nowhere)
+    def _setting_path(self, line_path: KeyPath, *setting_names: str) -> KeyPath:
+        """Return the path of the first of these connection settings that is set, in the line's table or for all."""
+        tables = (line_path, (*line_path, "mqtt"), ("mqtt",), ("gateway",))
+        paths = ((*table, name) for name in setting_names if name in _GATEWAY_KEYS for table in tables)
+        default_path = ("mqtt", "brokers") if "brokers" in setting_names else line_path
+        return next((path for path in paths if self._document.value(path) is not None), default_path)
 
     # -- profiles and tables
 
     def _line_tables(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Kind, number and content of every table of a line."""
+        """Yield direction, index and content of each line's table."""
         for kind in LINES:
-            tables = self._raw.get(kind, [])
-            for number, table in enumerate(tables if isinstance(tables, list) else ()):
+            tables = self._values.get(kind, [])
+            for index, table in enumerate(tables if isinstance(tables, list) else ()):
                 if isinstance(table, dict):
-                    yield kind, number, table
+                    yield kind, index, table
 
     def _apply_profiles(self) -> Sequence[str]:
-        """Have each line with a profile say all that this says; the names of the tables with their parameters."""
-        used: list[tuple[str, int, Profile, int]] = []
-        for kind, number, table in (one for one in self._line_tables() if "profile" in one[2]):
+        """Merge the profile of each line into its table; return the names of the tables with profile parameters."""
+        profile_lines: list[tuple[str, int, Profile, int]] = []
+        for kind, index, table in (entry for entry in self._line_tables() if "profile" in entry[2]):
             try:
-                used.append((kind, number, *profile_of(self._file.parent, kind, str(table["profile"]))))
+                profile_lines.append((kind, index, *find_profile(self._file.parent, kind, str(table["profile"]))))
             except ConfigError as error:
-                if error.where:
+                if error.location:
                     raise  # a mistake in the profile itself
-                self._mistakes.add(error.code, (kind, number, "profile"), error.what, error.do)
+                self._errors.add(error.code, (kind, index, "profile"), error.problem, error.remedy)
                 if error.code != "TL-C06":  # else its table of parameters would be unknown
-                    self._mistakes.raise_if_any()
-                self._replace(kind, number)
-        tables = {one.file.table: one for one in (*shipped(), *(profile for _, _, profile, _ in used))}
-        values = {one: self._parameters(one) for one in {*tables.values(), *(profile for _, _, profile, _ in used)}}
-        for kind, number, profile, at in used:
-            self._raw[kind][number] = profile.applied(kind, at, self._raw[kind][number], values[profile])
-        for name in tables:
-            self._raw.pop(name, None)
-        return list(tables)
+                    self._errors.raise_if_any()
+                self._use_placeholder(kind, index)
+        profiles = {
+            known_profile.content.table: known_profile
+            for known_profile in (*shipped_profiles(), *(profile for _, _, profile, _ in profile_lines))
+        }
+        values = {
+            known_profile: self._profile_parameters(known_profile)
+            for known_profile in {*profiles.values(), *(profile for _, _, profile, _ in profile_lines)}
+        }
+        for kind, index, profile, line_index in profile_lines:
+            self._values[kind][index] = profile.apply(kind, line_index, self._values[kind][index], values[profile])
+        for name in profiles:
+            self._values.pop(name, None)
+        return list(profiles)
 
-    def _parameters(self, profile: Profile) -> dict[str, Any]:
-        """The parameters of a profile by their names, or its defaults where the table has mistakes."""
-        kind, name = profile.parameters, profile.file.table
+    def _profile_parameters(self, profile: Profile) -> dict[str, Any]:
+        """Return the parameters of a profile by name, or its defaults if their table is invalid."""
+        model, name = profile.parameter_model, profile.content.table
         try:
-            table = kind.model_validate(self._raw.get(name, {}))
+            table = model.model_validate(self._values.get(name, {}))
         except ValidationError as error:
-            self._mistakes.add_details(error.errors(), kind, (name,))
-            table = kind()
-        return profile.values(table) | {"bridge": str(self._raw.get("name", "x"))}
+            self._errors.add_details(error.errors(), model, (name,))
+            table = model()
+        return profile.parameter_values(table) | {"bridge": str(self._values.get("name", "x"))}
 
-    def _validated(self, parameters: Sequence[str]) -> BridgeTable:
-        """All tables, with stand-ins for those that have mistakes; unknown keys hide no other mistake."""
+    def _validate_tables(self, parameter_tables: Sequence[str]) -> BridgeTable:
+        """Validate all tables; placeholders replace invalid tables, and unknown keys don't hide further errors."""
         extra: Literal["forbid", "ignore"] = "forbid"
         while True:  # what a table says together is validated once its keys are right
             try:
-                return BridgeTable.model_validate(self._raw, extra=extra)
+                return BridgeTable.model_validate(self._values, extra=extra)
             except ValidationError as error:
                 details = error.errors()
-            self._mistakes.add_details(details, BridgeTable, also=parameters)
-            for place in (one["loc"] for one in details if one["type"] not in UNKNOWN):
-                self._replace(*place)
+            self._errors.add_details(details, BridgeTable, extra_tables=parameter_tables)
+            for path in (detail["loc"] for detail in details if detail["type"] not in UNKNOWN_KEY_TYPES):
+                self._use_placeholder(*path)
             extra = "ignore"
 
-    def _replace(self, key: str | int, *place: str | int) -> None:
-        """Put a stand-in where a table has a mistake, or take it out."""
-        number = place[:1] if key in LINES else ()
-        if number:
-            self._raw[str(key)][number[0]] = _STAND_INS[str(key)]
-        elif key in _STAND_INS and key not in LINES:
-            self._raw[str(key)] = _STAND_INS[str(key)]
+    def _use_placeholder(self, key: str | int, *path: str | int) -> None:
+        """Replace an invalid table by a placeholder, or remove it."""
+        index = path[:1] if key in LINES else ()
+        if index:
+            self._values[str(key)][index[0]] = _PLACEHOLDERS[str(key)]
+        elif key in _PLACEHOLDERS and key not in LINES:
+            self._values[str(key)] = _PLACEHOLDERS[str(key)]
         else:
-            self._raw.pop(str(key), None)
-        self._broken.add((key, *number))
+            self._values.pop(str(key), None)
+        self._invalid_tables.add((key, *index))
 
     # -- what stands in more places than its table
 
-    def _spark(self, section: SparkSection) -> SparkSection:
+    def _resolve_spark(self, section: SparkSection) -> SparkSection:
         if "spark.authenticate.secret" in section.conf:
-            place, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
-            do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
-            self._mistakes.add("TL-C16", place, what, do)
+            path, problem = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
+            remedy = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
+            self._errors.add("TL-C16", path, problem, remedy)
         jars: dict[Path, None] = {}  # in order, each once
-        for named in section.kafka_jars:
-            folder, pattern = (named, "*.jar") if named.is_dir() else (named.parent, named.name)
-            globbed = (folder / one for one in sorted(glob(pattern, root_dir=folder)))  # noqa: PTH207 - takes a**b
-            files = dict.fromkeys(one for one in (named, *globbed) if one.is_file())
-            jars |= files
-            if not files:
-                do = "Correct the path, or remove it: Maven brings the jars."
-                self._mistakes.add("TL-C15", ("spark", "kafka_jars"), f"no jar is at {named}", do)
+        for jar_path in section.kafka_jars:
+            directory, pattern = (jar_path, "*.jar") if jar_path.is_dir() else (jar_path.parent, jar_path.name)
+            matches = (directory / name for name in sorted(glob(pattern, root_dir=directory)))  # noqa: PTH207 - takes a**b
+            jar_files = dict.fromkeys(file for file in (jar_path, *matches) if file.is_file())
+            jars |= jar_files
+            if not jar_files:
+                remedy = "Correct the path, or remove it: Maven brings the jars."
+                self._errors.add("TL-C15", ("spark", "kafka_jars"), f"no jar is at {jar_path}", remedy)
         return section.model_copy(update={"kafka_jars": tuple(jars)})
 
-    def _judge_client(self, kafka: KafkaSection) -> None:
-        """Let the client library judge its settings; it opens no connection for that."""
+    def _check_client(self, kafka: KafkaSection) -> None:
+        """Check the Kafka settings by librdkafka itself; it opens no connection for that."""
         from towline.kafka.clientconfig import check_client  # noqa: PLC0415 - loads librdkafka
 
-        for key in _OWNED.intersection(kafka.settings):
-            self._mistakes.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline')
-        if self._document.unset or ("kafka",) in self._broken:
+        for key in _OWNED_SETTINGS.intersection(kafka.settings):
+            self._errors.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline')
+        if self._document.unset_variables or ("kafka",) in self._invalid_tables:
             return
         try:
-            check_client(kafka.client(), "[kafka]", "")
+            check_client(kafka.client_settings(), "[kafka]", "")
         except ConfigError as error:
-            key = next((key for key in kafka.settings if f'"{key}"' in error.what), "")
-            code, what, do = error.code, error.what.replace("option ", ""), error.do
+            key = next((key for key in kafka.settings if f'"{key}"' in error.problem), "")
+            code, problem, remedy = error.code, error.problem.replace("option ", ""), error.remedy
             if code == "TL-C44":  # a secret: say it in the words of this file
-                code, what = "TL-C16", f'"{key}" would put a secret into this file'
-                do = "Use password_file or key_password_file, or write ${NAME}."
-            place = ("kafka", "settings", key) if key else ("kafka", "bootstrap_servers")
-            what = what.replace("bootstrap.servers", "bootstrap_servers")
-            self._mistakes.add(code, place, what, do)
+                code, problem = "TL-C16", f'"{key}" would put a secret into this file'
+                remedy = "Use password_file or key_password_file, or write ${NAME}."
+            path = ("kafka", "settings", key) if key else ("kafka", "bootstrap_servers")
+            problem = problem.replace("bootstrap.servers", "bootstrap_servers")
+            self._errors.add(code, path, problem, remedy)
 
-    def _judge_listening(self) -> None:
-        """The files of what listens on a network have to be there and to go together."""
-        section, monitor = self._tables.gateway, self._tables.monitor
-        files = {name: getattr(section, name) for name in LISTENING}
-        own = [table.get("listen") for _, _, table in self._line_tables()]
-        listens = section.listen is not None or any(isinstance(one, str) for one in own)
+    def _check_listeners(self) -> None:
+        """Check that the certificates and tokens of network listeners exist and fit together."""
+        gateway, monitor = self._tables.gateway, self._tables.monitor
+        files = {name: getattr(gateway, name) for name in LISTENER_FILES}
+        listen_values = [table.get("listen") for _, _, table in self._line_tables()]
+        listens = gateway.listen is not None or any(isinstance(value, str) for value in listen_values)
         checks: list[tuple[str, Callable[[], object]]] = []
         if listens and all(file is not None and file.is_file() for file in files.values()):  # else it is noted
-            address = ListenSettings.model_validate({"address": "localhost:0", **files})
-            checks = [("gateway", partial(ServerCertificate.read, address))]
-        for table, tokens in (("gateway", section.token_file), ("monitor", monitor.token_file)):
-            if tokens is not None and os.access(tokens, os.R_OK):  # who may not, looks at the status all the same
-                checks.append((table, partial(TokenFile, tokens)))
+            listen_settings = ListenSettings.model_validate({"address": "localhost:0", **files})
+            checks = [("gateway", partial(ServerCertificate.read, listen_settings))]
+        for table, token_file in (("gateway", gateway.token_file), ("monitor", monitor.token_file)):
+            if token_file is not None and os.access(
+                token_file, os.R_OK
+            ):  # who may not, looks at the status all the same
+                checks.append((table, partial(TokenFile, token_file)))
         for table, check in checks:
             try:
                 check()
             except ConfigError as error:
-                key = next((one for one in LISTENING if error.where.startswith(one)), "token_file")
-                self._mistakes.add(error.code, (table, key), f"{key}: {error.what}", error.do)
+                key = next(
+                    (file_key for file_key in LISTENER_FILES if error.location.startswith(file_key)), "token_file"
+                )
+                self._errors.add(error.code, (table, key), f"{key}: {error.problem}", error.remedy)
 
-    def _judge_java(self, lines: Mapping[KeyPath, Line | DownLine]) -> None:
-        """Java's client has to take the settings of a downlink, and a cluster what its tasks need."""
+    def _check_java_client(self, lines: Mapping[KeyPath, Uplink | Downlink]) -> None:
+        """Check the Kafka settings of downlinks for the Java client, and the settings that tasks on a cluster need."""
         secrets: dict[str, str] = {}
         try:
-            java_client(self._tables.kafka.client(), secrets)
+            java_client(self._tables.kafka.client_settings(), secrets)
         except ConfigError as error:  # a file that isn't here is told at the start
-            if error.code == "TL-C77" and any(isinstance(line, DownLine) for line in lines.values()):
-                self._mistakes.add(error.code, ("kafka", "settings"), error.what, error.do)
+            if error.code == "TL-C77" and any(isinstance(line, Downlink) for line in lines.values()):
+                self._errors.add(error.code, ("kafka", "settings"), error.problem, error.remedy)
         master = self._tables.spark.master
         for path, line in lines.items() if is_cluster(master) else ():
-            self._note(cluster_problems(line, master, secrets=bool(secrets)), path)
+            self._add_violations(cluster_problems(line, master, has_secrets=bool(secrets)), path)
 
     # -- lines
 
-    def _lines(self) -> dict[KeyPath, Line | DownLine]:
-        """The lines that are without mistakes, by the places of their tables."""
+    def _build_lines(self) -> dict[KeyPath, Uplink | Downlink]:
+        """Return the valid lines by the paths of their tables."""
         tables: dict[KeyPath, UplinkTable | DownlinkTable] = {
-            (kind, number): table for kind in LINES for number, table in enumerate(getattr(self._tables, kind))
+            (kind, index): table for kind in LINES for index, table in enumerate(getattr(self._tables, kind))
         }
-        if not tables and not any(kind in self._raw or (kind,) in self._broken for kind in LINES):
-            self._mistakes.add("TL-C60", ("uplink",), "[[uplink]] is missing: there is no line to run")
-        lines: dict[KeyPath, Line | DownLine] = {}
+        if not tables and not any(kind in self._values or (kind,) in self._invalid_tables for kind in LINES):
+            self._errors.add("TL-C60", ("uplink",), "[[uplink]] is missing: there is no line to run")
+        lines: dict[KeyPath, Uplink | Downlink] = {}
         for path, table in tables.items():
-            if path not in self._broken:
-                self._note(line_problems(table, self._tables), path)
-                line = self._uplink(path, table) if isinstance(table, UplinkTable) else self._downlink(path, table)
+            if path not in self._invalid_tables:
+                self._add_violations(line_problems(table, self._tables), path)
+                line = (
+                    self._build_uplink(path, table)
+                    if isinstance(table, UplinkTable)
+                    else self._build_downlink(path, table)
+                )
                 lines |= {path: line} if line else {}
         return lines
 
-    def _uplink(self, path: KeyPath, table: UplinkTable) -> Line | None:
+    def _build_uplink(self, path: KeyPath, table: UplinkTable) -> Uplink | None:
         routes: list[SubscribedRoute] = []
-        for number, section in enumerate(table.route):
-            place = (*path, "route", number)
-            if not self._note(route_problems(section, table.guarantee, table.dedupe), place):
+        for index, section in enumerate(table.route):
+            route_path = (*path, "route", index)
+            if not self._add_violations(route_problems(section, table.guarantee, table.dedupe), route_path):
                 route = section.compile(table.guarantee, table.dedupe)
-                routes += [] if self._note(topic_problems(route), place) else [route]
+                routes += [] if self._add_violations(topic_problems(route), route_path) else [route]
         if len(routes) < len(table.route):
             return None
         filters = subscriptions(routes)
         delay_ms = table.max_trigger_delay_ms
         if delay_ms is None:  # no rest where a broker or a publisher waits for Kafka
-            waited_for = table.ack_after is AckAfter.KAFKA or table.receipts is not None
-            delay_ms = 0 if waited_for else DEFAULT_DELAY_MS
-        own: dict[str, Any] = {
+            awaits_kafka = table.ack_after is AckAfter.KAFKA or table.receipts is not None
+            delay_ms = 0 if awaits_kafka else DEFAULT_DELAY_MS
+        overrides: dict[str, Any] = {
             "subscriptions": filters,
-            "repeatable": repeatable(routes, [one.pattern for one in filters]),
+            "repeatable": repeatable_filters(routes, [subscription.pattern for subscription in filters]),
             "journal": table.journal,
             "receipts": table.receipts,
             "ack_after": table.ack_after,
@@ -328,50 +357,50 @@ class _Reader:
             "linger_after_silence_ms": _LINGER_MS if delay_ms else 0.0,
         }
         if table.gateways and not table.member:  # they run elsewhere: nothing is reached, and nothing listens here
-            own |= {"brokers": "mqtt://x", "listen": None}
-        if (gateway := self._gateway(path, table, own)) is None:
+            overrides |= {"brokers": "mqtt://x", "listen": None}
+        if (gateway := self._gateway_settings(path, table, overrides)) is None:
             return None
-        wrong = self._note(member_problems(table, gateway), path)
+        has_violations = self._add_violations(member_problems(table, gateway), path)
         members = (
-            self._settings(self._member(table, member, gateway, routes), (*path, "member", number))
-            for number, member in enumerate(() if wrong else table.member)
+            self._validate_gateway(self._member_values(table, member, gateway, routes), (*path, "member", index))
+            for index, member in enumerate(() if has_violations else table.member)
         )
-        resolved = {
+        line_values = {
             "gateway": gateway,
-            "members": [one for one in members if one],
+            "members": [settings for settings in members if settings],
             "max_trigger_delay_ms": delay_ms,
             "dead_letter_topic": dead_letter_topic(table, self._tables),
         }
-        line = Line.model_validate({**_fields(table, UplinkSection), **resolved})
-        self._note(gateway_problems(line, routes), path)
+        line = Uplink.model_validate({**_section_values(table, UplinkSection), **line_values})
+        self._add_violations(gateway_problems(line, routes), path)
         return line
 
-    def _downlink(self, path: KeyPath, table: DownlinkTable) -> DownLine | None:
+    def _build_downlink(self, path: KeyPath, table: DownlinkTable) -> Downlink | None:
         checkpoint = str(self._state_dir / table.name / CHECKPOINT)
-        own = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
-        if (gateway := self._gateway(path, table, own)) is None:
+        overrides = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
+        if (gateway := self._gateway_settings(path, table, overrides)) is None:
             return None
         topic = dead_letter_topic(table, self._tables)
-        resolved = {
+        line_values = {
             "gateway": gateway,
             "dead_letter_topic": topic,
-            "qos": policy(table.guarantee).publish_qos if table.qos is None else table.qos,
+            "qos": policy(table.guarantee).default_publish_qos if table.qos is None else table.qos,
             "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
         }
-        line = DownLine.model_validate({**_fields(table, DownlinkSection), **resolved})
-        self._note(gateway_problems(line, ()), path)
+        line = Downlink.model_validate({**_section_values(table, DownlinkSection), **line_values})
+        self._add_violations(gateway_problems(line, ()), path)
         return line
 
-    def _gateway(
-        self, path: KeyPath, table: UplinkTable | DownlinkTable, own: Mapping[str, Any]
+    def _gateway_settings(
+        self, path: KeyPath, table: UplinkTable | DownlinkTable, overrides: Mapping[str, Any]
     ) -> GatewaySettings | None:
-        """What the line's gateway is told; None where that has mistakes."""
-        said = (self._tables.mqtt, table.mqtt)
-        mqtt = {key: getattr(section, key) for section in said for key in section.model_fields_set}
+        """Return the settings of the line's gateway; None if they are invalid."""
+        sections = (self._tables.mqtt, table.mqtt)
+        mqtt = {key: getattr(section, key) for section in sections for key in section.model_fields_set}
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
-        network = self._tables.gateway
-        address = network.listen if table.listen is None else table.listen  # false for nowhere
-        files = {name: getattr(network, name) for name in LISTENING}
+        gateway = self._tables.gateway
+        address = gateway.listen if table.listen is None else table.listen  # false for nowhere
+        files = {name: getattr(gateway, name) for name in LISTENER_FILES}
         values = {
             "client_id": f"{prefix}-{table.name}",
             **mqtt,
@@ -379,43 +408,49 @@ class _Reader:
             "state_dir": self._state_dir / table.name,
             "guarantee": table.guarantee,
             "listen": {"address": address, **files} if address else None,
-            **own,
+            **overrides,
         }
-        return self._settings(values, path)
+        return self._validate_gateway(values, path)
 
-    def _settings(self, values: Mapping[str, Any], path: KeyPath) -> GatewaySettings | None:
-        """Settings of a gateway; None where they have mistakes, each at the key that it is of, or names first."""
+    def _validate_gateway(self, values: Mapping[str, Any], path: KeyPath) -> GatewaySettings | None:
+        """Validate gateway settings; return None if invalid, each error at its key or the first key that it names."""
         try:
             return GatewaySettings.model_validate(values)
         except ValidationError as error:
-            for one in error.errors():
-                words = [str(one["loc"][0])] if one["loc"] else re.findall(r"\w+", re.sub('".*?"', "", one["msg"]))
-                place = self._said(path[:2], *words)
-                at = (*path, *one["loc"][:1]) if place == path[:2] else place
-                self._mistakes.add_details([one], GatewaySettings, at[:-1] if one["loc"] else at)
+            for detail in error.errors():
+                names = (
+                    [str(detail["loc"][0])] if detail["loc"] else re.findall(r"\w+", re.sub('".*?"', "", detail["msg"]))
+                )
+                setting_path = self._setting_path(path[:2], *names)
+                error_path = (*path, *detail["loc"][:1]) if setting_path == path[:2] else setting_path
+                self._errors.add_details([detail], GatewaySettings, error_path[:-1] if detail["loc"] else error_path)
             return None
 
-    def _member(
+    def _member_values(
         self, table: UplinkTable, member: MemberSection, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
     ) -> dict[str, Any]:
-        """What the gateway of a member is told, given what the line's would be told if it were the only one."""
-        way, every = table.way or ShareWay.FILTERS, gateway.subscriptions
-        names = tuple(sorted(one.name for one in table.member))
-        share = ShareSettings(member=member.name, members=names, way=way, client_id=gateway.mqtt_client_id)
-        prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"
-        taken = tuple(replace(one, pattern=f"{prefix}/{one.pattern}") for one in every)
-        taken = restricted(member.filters, every) if way is ShareWay.FILTERS else taken
+        """Return the settings of a member's gateway, derived from the settings of the line's single gateway."""
+        share_way, line_filters = table.way or ShareMethod.FILTERS, gateway.subscriptions
+        names = tuple(sorted(each_member.name for each_member in table.member))
+        share = ShareSettings(member=member.name, members=names, way=share_way, client_id=gateway.mqtt_client_id)
+        share_prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"
+        member_filters = tuple(
+            replace(subscription, pattern=f"{share_prefix}/{subscription.pattern}") for subscription in line_filters
+        )
+        member_filters = (
+            restrict_filters(member.filters, line_filters) if share_way is ShareMethod.FILTERS else member_filters
+        )
         return {
-            **_fields(gateway, GatewaySettings),
+            **_section_values(gateway, GatewaySettings),
             "name": f"{gateway.name}-{member.name}",
-            "client_id": share.id_of(member.name),
-            "state_dir": gateway.state_dir / MEMBERS / member.name,
-            "subscriptions": taken,
-            "repeatable": repeatable(routes, [one.pattern for one in taken]),
+            "client_id": share.member_client_id(member.name),
+            "state_dir": gateway.state_dir / MEMBERS_DIR / member.name,
+            "subscriptions": member_filters,
+            "repeatable": repeatable_filters(routes, [subscription.pattern for subscription in member_filters]),
             "share": share,
         }
 
 
-def _fields(table: Any, section: type[BaseModel]) -> dict[str, Any]:
-    """What a table says of a section, as that is made."""
+def _section_values(table: Any, section: type[BaseModel]) -> dict[str, Any]:
+    """Return the values of a table for the keys of a section."""
     return {field.alias or name: getattr(table, name) for name, field in section.model_fields.items()}

@@ -1,6 +1,6 @@
-"""What a bridge file becomes: its lines, each with what its gateways are told.
+"""Model of a bridge: its lines, each with the settings of its gateways.
 
-The lines are the file's own sections, completed; they travel to the driver process as JSON, and hold no secret.
+The lines are completed sections of the file; they are passed to the driver process as JSON and hold no secret.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field
 from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.config.tables import BridgeSection, DownlinkSection, LineSection, UplinkSection
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, ShareWay
+from towline.gateway.settings import GatewaySettings, ShareMethod
 from towline.guarantee import policy
 
 #: Directory of Spark's checkpoint in a line's state directory.
@@ -23,12 +23,13 @@ CONSUMER: Final = "bridge"
 
 
 class AnyLine(LineSection):
-    """One MQTT identity, one query, one direction.
+    """Line of a bridge: one MQTT client id, one Spark query, one direction.
 
     Attributes:
         kind: Name of its table in the file.
-        gateway: What its gateway is told.
-        dead_letter_topic: Where records go that can't be mapped or written; None for nowhere, the line stops then.
+        gateway: Settings of its gateway.
+        dead_letter_topic: Kafka topic of records that can't be mapped or written; None: the line stops at the first
+            one.
     """
 
     kind: ClassVar[str]
@@ -36,28 +37,28 @@ class AnyLine(LineSection):
     dead_letter_topic: str | None = None
 
     @property
-    def each_gateway(self) -> tuple[GatewaySettings, ...]:
-        """What its gateways are told: one, or a member each."""
+    def all_gateways(self) -> tuple[GatewaySettings, ...]:
+        """Settings of all gateways of the line: of the only one, or of each member."""
         return (self.gateway,)
 
     @property
     def checkpoint(self) -> Path:
-        """Spark's checkpoint of the line's query."""
+        """Directory of the query's Spark checkpoint."""
         return self.gateway.state_dir / CHECKPOINT
 
     @property
-    def transacts(self) -> bool:
-        """Whether a batch is a transaction of Kafka's; a line from Kafka writes its dead letters alone."""
+    def transactional(self) -> bool:
+        """Whether batches are written in Kafka transactions; a downlink writes only its dead letters to Kafka."""
         return policy(self.guarantee).transactions and (self.kind == "uplink" or self.dead_letter_topic is not None)
 
 
-class Line(AnyLine, UplinkSection):
-    """A line from MQTT to Kafka.
+class Uplink(AnyLine, UplinkSection):
+    """Line from MQTT to Kafka.
 
     Attributes:
-        dead_letter_topics: Of all lines of the bridge.
-        gateways: As in the file; where there are any, `gateway` says little more than where the checkpoint is.
-        members: What the gateways are told that share its messages, each on its machine; none for one gateway alone.
+        dead_letter_topics: Dead-letter topics of all lines of the bridge.
+        gateways: Remote gateways as in the file; with any, only the checkpoint's directory is used of `gateway`.
+        members: Settings of the gateways that share the line's messages, each on its machine; empty for one gateway.
     """
 
     kind: ClassVar[str] = "uplink"
@@ -68,55 +69,57 @@ class Line(AnyLine, UplinkSection):
     members: tuple[GatewaySettings, ...] = ()
 
     @property
-    def each_gateway(self) -> tuple[GatewaySettings, ...]:
-        """What its gateways are told: one, or a member each; nothing where they run elsewhere by another file."""
+    def all_gateways(self) -> tuple[GatewaySettings, ...]:
+        """Settings of all gateways of the line; empty if they run elsewhere by another file."""
         return self.members or (() if self.gateways else (self.gateway,))
 
-    def member(self, name: str, file: Path) -> GatewaySettings:
-        """What a member's gateway is told; ``file`` is for messages.
+    def member_settings(self, name: str, file: Path) -> GatewaySettings:
+        """Return the gateway settings of a member; ``file`` is the location in errors.
 
         Raises:
-            ConfigError: TL-C120, there is none of this name.
+            ConfigError: TL-C120, there is no member of this name.
         """
-        for one in self.members:
-            if one.share is not None and one.share.member == name:
-                return one
-        names = [one.share.member for one in self.members if one.share]
+        for member in self.members:
+            if member.share is not None and member.share.member == name:
+                return member
+        names = [member.share.member for member in self.members if member.share]
         hint = did_you_mean(name, names) if names else "Add it as [[uplink.member]], or leave out --member."
         raise ConfigError("TL-C120", str(file), f'line "{self.name}" has no member "{name}"', hint)
 
     @property
-    def way(self) -> ShareWay | None:
-        """How its members share it; None for a line with one gateway."""
-        return next((one.share.way for one in self.members if one.share), None)
+    def share_way(self) -> ShareMethod | None:
+        """How the members share the line's messages; None for a line with one gateway."""
+        return next((member.share.way for member in self.members if member.share), None)
 
     @property
     def routes(self) -> tuple[SubscribedRoute, ...]:
-        """The routes, compiled."""
+        """Compiled routes, in order."""
         return tuple(section.compile(self.guarantee, self.dedupe, self.dead_letter_topics) for section in self.route)
 
     @property
-    def within(self) -> str | None:
-        """How long dedupe keys are remembered; None when no route drops repeats."""
-        return next((one.within for one in (*(s.dedupe for s in self.route), self.dedupe) if one), None)
+    def dedupe_window(self) -> str | None:
+        """Minimum time for which dedupe keys are remembered; None if no route drops repeats."""
+        return next(
+            (dedupe.within for dedupe in (*(route.dedupe for route in self.route), self.dedupe) if dedupe), None
+        )
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Kafka topics known without a message, fallbacks and dead letters included, sorted."""
+        """Kafka topics that don't depend on a message, sorted; fallback and dead-letter topics are included."""
         routes = self.routes
-        named = {route.topic.constant for route in routes} | {route.fallback_topic for route in routes}
-        named.add(self.dead_letter_topic)
-        return tuple(sorted(name for name in named if name))
+        topics = {route.topic.constant for route in routes} | {route.fallback_topic for route in routes}
+        topics.add(self.dead_letter_topic)
+        return tuple(sorted(name for name in topics if name))
 
     @property
     def listed_topics(self) -> frozenset[str]:
-        """Kafka topics that a message may name and that a list names in full."""
-        values = [(route, name) for route in self.routes if route.topic.fields for name in route.allowed_topics]
-        return frozenset(name for route, name in values if route.may_become(name))
+        """Kafka topics with fields that ``allowed_topics`` names in full."""
+        pairs = [(route, name) for route in self.routes if route.topic.fields for name in route.allowed_topics]
+        return frozenset(name for route, name in pairs if route.may_name_topic(name))
 
 
-class DownLine(AnyLine, DownlinkSection):
-    """A line from Kafka to MQTT."""
+class Downlink(AnyLine, DownlinkSection):
+    """Line from Kafka to MQTT."""
 
     kind: ClassVar[str] = "downlink"
     direction: Literal["down"] = "down"
@@ -125,62 +128,62 @@ class DownLine(AnyLine, DownlinkSection):
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Kafka topics that must be there, the dead letters' included, sorted; those of a pattern are not known."""
+        """Kafka topics that must exist, the dead-letter topic included, sorted; none for a pattern."""
         return tuple(sorted({*self.topics, *([self.dead_letter_topic] if self.dead_letter_topic else [])}))
 
     @property
     def listed_topics(self) -> frozenset[str]:
-        """Kafka topics of failure notices, as far as they are named."""
+        """Kafka topics of failure notices, as far as ``allowed_topics`` names them."""
         return frozenset(self.failure_notice.allowed_topics if self.failure_notice else ()) - {""}
 
 
 class Bridge(BridgeSection):
-    """A whole file.
+    """Bridge of one file.
 
     Attributes:
-        file: Where it was read from.
+        file: Path that it was read from.
         lines: At least one.
     """
 
     file: Path
-    lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
+    lines: tuple[Annotated[Uplink | Downlink, Field(discriminator="direction")], ...]
 
     @property
-    def uplinks(self) -> tuple[Line, ...]:
-        """The lines from MQTT to Kafka."""
-        return tuple(line for line in self.lines if isinstance(line, Line))
+    def uplinks(self) -> tuple[Uplink, ...]:
+        """Lines from MQTT to Kafka."""
+        return tuple(line for line in self.lines if isinstance(line, Uplink))
 
     @property
-    def downlinks(self) -> tuple[DownLine, ...]:
-        """The lines from Kafka to MQTT."""
-        return tuple(line for line in self.lines if isinstance(line, DownLine))
+    def downlinks(self) -> tuple[Downlink, ...]:
+        """Lines from Kafka to MQTT."""
+        return tuple(line for line in self.lines if isinstance(line, Downlink))
 
     @property
-    def topics(self) -> tuple[str, ...]:
-        """`topics_of` all lines."""
-        return self.topics_of(*self.lines)
+    def required_topics(self) -> tuple[str, ...]:
+        """Kafka topics that all lines of the bridge need, sorted."""
+        return self.topics_required_by(*self.lines)
 
-    def topics_of(self, *lines: Line | DownLine) -> tuple[str, ...]:
-        """Kafka topics that lines must have, and where topics are created those that a list names too, sorted."""
-        listed = (line.listed_topics for line in lines if self.kafka.create_topics)
-        return tuple(sorted({name for line in lines for name in line.fixed_topics}.union(*listed)))
+    def topics_required_by(self, *lines: Uplink | Downlink) -> tuple[str, ...]:
+        """Return the Kafka topics that lines need, sorted; with ``create_topics`` also the topics on lists."""
+        created_topics = (line.listed_topics for line in lines if self.kafka.create_topics)
+        return tuple(sorted({name for line in lines for name in line.fixed_topics}.union(*created_topics)))
 
-    def sink_options(self, line: AnyLine, sink: str) -> dict[str, str]:
-        """Options of a line's sink to Kafka: its client's settings, its id, and how many transactions a batch is."""
-        client = {f"kafka.{name}": value for name, value in self.kafka.client().items()}
-        parts = {"parallelism": str(line.parallelism)} if policy(line.guarantee).transactions else {}
-        return {**client, "sinkId": sink, **parts}
+    def sink_options(self, line: AnyLine, sink_id: str) -> dict[str, str]:
+        """Return the options of a line's Kafka sink: client settings, sink id, transactions per batch."""
+        client = {f"kafka.{name}": value for name, value in self.kafka.client_settings().items()}
+        transactions = {"parallelism": str(line.parallelism)} if policy(line.guarantee).transactions else {}
+        return {**client, "sinkId": sink_id, **transactions}
 
     @property
-    def logs(self) -> Path:
-        """Directory of the children's standard error."""
+    def log_dir(self) -> Path:
+        """Directory of the log files of the bridge's child processes."""
         return self.state_dir / "logs"
 
-    def line(self, name: str) -> Line | DownLine:
-        """The line of that name.
+    def line(self, name: str) -> Uplink | Downlink:
+        """Return the line of a name.
 
         Raises:
-            ConfigError: If there is none.
+            ConfigError: TL-C73, there is none.
         """
         for line in self.lines:
             if line.name == name:

@@ -1,7 +1,7 @@
-"""The bridge file as JSON Schema (2020-12), for editors: made of the models that read it, with what these say in words.
+"""JSON Schema (2020-12) of bridge files, for editors: generated from the models that read them and their docstrings.
 
-An editor shows what `towline check` would tell of the file's structure: unknown and missing keys, wrong types, numbers
-out of range. What contradicts itself only `check` finds. A text with ``${NAME}`` stands for any number or word.
+An editor reports the same structural errors as `towline check`: unknown and missing keys, wrong types, numbers out of
+range. Contradictions between keys are found only by `check`. A text with ``${NAME}`` stands for any number or word.
 """
 
 from __future__ import annotations
@@ -14,56 +14,58 @@ from pydantic import create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from towline.bridge.config.tables import LINES, BridgeTable
-from towline.bridge.profiles import shipped
+from towline.bridge.profiles import shipped_profiles
 
 __all__ = ["bridge_schema"]
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Text that names a variable of the environment is replaced before types are looked at.
-_VARIABLE: Final = {
+_VARIABLE_SCHEMA: Final = {
     "type": "string",
     "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}",
     "description": "The value of an environment variable: ${NAME}.",
 }
-_SIZE: Final = {"type": "string", "pattern": r"^\s*\d+(\.\d+)? ?[kKmMgGtT]?i?[bB]?\s*$"}
-_SETTING: Final = {
+_SIZE_SCHEMA: Final = {"type": "string", "pattern": r"^\s*\d+(\.\d+)? ?[kKmMgGtT]?i?[bB]?\s*$"}
+_SETTING_SCHEMA: Final = {
     "anyOf": [
         {"type": ["string", "boolean", "number"]},
         {"type": "object", "additionalProperties": {"$ref": "#/$defs/Setting"}},
     ]
 }
-_ENUMERATED: Final = ("enum", "pattern")
+_CONSTRAINT_KEYS: Final = ("enum", "pattern")
 #: ``name: what it is`` of a docstring, with further lines that are indented more.
-_ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+_ATTRIBUTE_ENTRY: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _ANNOTATIONS: Final = ("title", "description", "default")
 
 
-def attributes(cls: type) -> dict[str, str]:
-    """What the docstrings of a class and those it is made of say under ``Attributes:``."""
-    found: dict[str, str] = {}
-    for one in reversed(cls.__mro__):
-        section = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
-        pairs = _ATTRIBUTE.findall(section.partition("\n\n")[0])
-        found |= {name: " ".join(text.split()) for name, text in pairs}
-    return found
+def attribute_texts(cls: type) -> dict[str, str]:
+    """Return the descriptions under ``Attributes:`` in the docstrings of a class and its bases, by name."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        attributes_section = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
+        pairs = _ATTRIBUTE_ENTRY.findall(attributes_section.partition("\n\n")[0])
+        texts |= {name: " ".join(text.split()) for name, text in pairs}
+    return texts
 
 
 def bridge_schema() -> dict[str, Any]:
-    """The schema of a bridge file."""
-    tables: dict[str, Any] = {one.file.table: (one.parameters, one.parameters()) for one in shipped()}
-    about = "".join(f"    {one.file.table}: {one.file.about}\n" for one in shipped())
-    about = f"A bridge file of Towline.\n\nAttributes:\n{about}"
-    whole = create_model("BridgeTable", __base__=BridgeTable, __doc__=about, **tables)
-    made = whole.model_json_schema(schema_generator=_Generator)
-    defs: dict[str, Any] = made.pop("$defs")
-    _other_ways(defs)
-    _lines_need(defs)
-    made |= _brokers()
-    defs |= {"Variable": _VARIABLE, "Setting": _SETTING}
-    for one in defs.values():
-        one.pop("title", None)
-    made["title"] = "A bridge file of Towline"
-    schema = {"$schema": _DIALECT, **made, "$defs": dict(sorted(defs.items()))}
+    """Return the JSON Schema of a bridge file."""
+    tables: dict[str, Any] = {
+        profile.content.table: (profile.parameter_model, profile.parameter_model()) for profile in shipped_profiles()
+    }
+    description = "".join(f"    {profile.content.table}: {profile.content.about}\n" for profile in shipped_profiles())
+    description = f"A bridge file of Towline.\n\nAttributes:\n{description}"
+    model = create_model("BridgeTable", __base__=BridgeTable, __doc__=description, **tables)
+    root = model.model_json_schema(schema_generator=_Generator)
+    defs: dict[str, Any] = root.pop("$defs")
+    _add_alternatives(defs)
+    _relax_required(defs)
+    root |= _broker_rules()
+    defs |= {"Variable": _VARIABLE_SCHEMA, "Setting": _SETTING_SCHEMA}
+    for definition in defs.values():
+        definition.pop("title", None)
+    root["title"] = "A bridge file of Towline"
+    schema = {"$schema": _DIALECT, **root, "$defs": dict(sorted(defs.items()))}
     return {key: _with_variables(value) for key, value in schema.items()}
 
 
@@ -71,38 +73,38 @@ def bridge_schema() -> dict[str, Any]:
 
 
 class _Generator(GenerateJsonSchema):
-    """Schemas as TOML has them: no null, no titles that repeat a key, and descriptions from the docstrings."""
+    """Schema generator for TOML: no null, no titles that repeat a key, descriptions from the docstrings."""
 
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:
-        made, default = self.generate_inner(schema["schema"]), schema.get("default")
-        plain = isinstance(default, str | int | float) and default not in ("", None)
-        return {**made, "default": default} if plain and "$ref" not in made else made
+        generated, default = self.generate_inner(schema["schema"]), schema.get("default")
+        is_scalar = isinstance(default, str | int | float) and default not in ("", None)
+        return {**generated, "default": default} if is_scalar and "$ref" not in generated else generated
 
     def field_title_should_be_set(self, _: Any) -> bool:
         return False
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
-        return _described(super().model_schema(schema), schema["cls"])
+        return _with_descriptions(super().model_schema(schema), schema["cls"])
 
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
-        return _described(super().dataclass_schema(schema), schema["cls"])
+        return _with_descriptions(super().dataclass_schema(schema), schema["cls"])
 
 
-def _described(made: JsonSchemaValue, cls: type) -> JsonSchemaValue:
-    made["description"] = _words((cls.__doc__ or "").partition("\n\n")[0])
-    words = attributes(cls)
-    for name, one in made.get("properties", {}).items():
-        text = one.get("description") or words.get(name) or words.get(f"{name}_")
-        if text and ("$ref" not in one or len(one) == 1):
-            one["description"] = _words(text)
-    return made
+def _with_descriptions(schema: JsonSchemaValue, cls: type) -> JsonSchemaValue:
+    schema["description"] = _plain_text((cls.__doc__ or "").partition("\n\n")[0])
+    texts = attribute_texts(cls)
+    for name, property_schema in schema.get("properties", {}).items():
+        text = property_schema.get("description") or texts.get(name) or texts.get(f"{name}_")
+        if text and ("$ref" not in property_schema or len(property_schema) == 1):
+            property_schema["description"] = _plain_text(text)
+    return schema
 
 
-def _words(text: str) -> str:
-    """For a reader of TOML: no marks of Python's documentation, and no None."""
+def _plain_text(text: str) -> str:
+    """Remove Python's markup, and None, from a docstring for readers of TOML."""
     text = re.sub(r"`+", "`", " ".join(text.split()))
     text = re.sub(r" \((?:design )?section \d+\)| \[I\d+\]", "", text)
     text = re.sub(r"\bNone for\b", "without it", text)
@@ -112,47 +114,54 @@ def _words(text: str) -> str:
 # -- what TOML and the loader allow ----------------------------------------------------------------------------------
 
 
-def _other_ways(defs: dict[str, Any]) -> None:
-    """A size may have a unit, as `towline.bridge.config.document` reads it, and names of protocols be one text."""
-    for properties in (one.get("properties", {}) for one in defs.values()):
-        for key, one in properties.items():
+def _add_alternatives(defs: dict[str, Any]) -> None:
+    """Allow a size with a unit, as `towline.bridge.config.document` reads it, and one text for a list of protocols."""
+    for properties in (definition.get("properties", {}) for definition in defs.values()):
+        for key, property_schema in properties.items():
             if "_bytes" in key or key == "alpn":
-                about = {word: one.pop(word) for word in _ANNOTATIONS if word in one}
-                properties[key] = {"anyOf": [one, _SIZE if "_bytes" in key else {"type": "string"}], **about}
+                metadata = {
+                    keyword: property_schema.pop(keyword) for keyword in _ANNOTATIONS if keyword in property_schema
+                }
+                properties[key] = {
+                    "anyOf": [property_schema, _SIZE_SCHEMA if "_bytes" in key else {"type": "string"}],
+                    **metadata,
+                }
     for name, key in (("KafkaSection", "settings"), ("SparkSection", "conf")):  # dotted names may be tables
         defs[name]["properties"][key]["additionalProperties"] = {"$ref": "#/$defs/Setting"}
 
 
-def _lines_need(defs: dict[str, Any]) -> None:
-    """What a profile says need not be said; its name is one of the package's, or the path of another."""
-    for kind, needed in zip(LINES, ("route", "from"), strict=True):
+def _relax_required(defs: dict[str, Any]) -> None:
+    """Make keys optional that a profile sets; the name of a profile is one of the package's, or the path of a file."""
+    for kind, required_key in zip(LINES, ("route", "from"), strict=True):
         table = defs[f"{kind.capitalize()}Table"]
-        names = [line.name for one in shipped() for line in getattr(one.file, kind)]
+        names = [line.name for shipped_profile in shipped_profiles() for line in getattr(shipped_profile.content, kind)]
         profile = table["properties"]["profile"]
         profile |= {"anyOf": [{"enum": names, "type": "string"}, {"type": "string", "pattern": r"\.toml(#.+)?$"}]}
         del profile["type"]
-        table["anyOf"] = [{"required": [needed]}, {"required": ["profile"]}]
+        table["anyOf"] = [{"required": [required_key]}, {"required": ["profile"]}]
     defs["DownlinkTable"]["required"].remove("from")
 
 
-def _brokers() -> dict[str, Any]:
-    """At least one line; and brokers in [mqtt], or in each line that does not read gateways elsewhere."""
+def _broker_rules() -> dict[str, Any]:
+    """Require at least one line, and brokers in [mqtt] or in each line without remote gateways."""
     brokers = {"required": ["mqtt"], "properties": {"mqtt": {"required": ["brokers"]}}}
     lines = {"properties": {kind: {"items": {"anyOf": [brokers, {"required": ["gateways"]}]}} for kind in LINES}}
     return {"allOf": [{"anyOf": [{"required": [kind]} for kind in LINES]}, {"anyOf": [brokers, lines]}]}
 
 
 def _with_variables(schema: Any) -> Any:
-    """Let a text with ``${NAME}`` stand where a number, a word of several or a text of some form is wanted."""
+    """Allow a text with ``${NAME}`` in place of numbers, enumerated words and texts with a pattern."""
     if isinstance(schema, list):
-        return [_with_variables(one) for one in schema]
+        return [_with_variables(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    if schema in (_VARIABLE, _SETTING) or "const" in schema:
+    if schema in (_VARIABLE_SCHEMA, _SETTING_SCHEMA) or "const" in schema:
         return schema
-    kind = schema.get("type")
-    if kind in ("integer", "number", "boolean") or (kind == "string" and any(word in schema for word in _ENUMERATED)):
-        about = {word: schema[word] for word in _ANNOTATIONS if word in schema}
-        plain = {word: value for word, value in schema.items() if word not in about}
-        return {"anyOf": [plain, {"$ref": "#/$defs/Variable"}], **about}
+    json_type = schema.get("type")
+    if json_type in ("integer", "number", "boolean") or (
+        json_type == "string" and any(keyword in schema for keyword in _CONSTRAINT_KEYS)
+    ):
+        metadata = {keyword: schema[keyword] for keyword in _ANNOTATIONS if keyword in schema}
+        constraints = {keyword: value for keyword, value in schema.items() if keyword not in metadata}
+        return {"anyOf": [constraints, {"$ref": "#/$defs/Variable"}], **metadata}
     return {key: value if key in _ANNOTATIONS else _with_variables(value) for key, value in schema.items()}

@@ -1,4 +1,4 @@
-"""Which filters a line subscribes to for its routes, and which of those cover each other. Pure."""
+"""MQTT subscriptions of a line: the filters of its routes, without filters covered by another. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from towline.bridge.patterns import Pattern
 from towline.bridge.routes import Route
 from towline.mqtt.events import Filter
-from towline.mqtt.filters import common, unshared
+from towline.mqtt.filters import common_filter, without_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribedRoute(Route):
-    """A route, and how its messages are asked for.
+    """Route with its subscription.
 
     Attributes:
-        subscription: What it alone would be subscribed with.
-        repeatable: Whether a message may come twice: that has a key, or at least once is all that is promised.
+        subscription: Filter and options that the route alone would subscribe with.
+        repeatable: Whether a message may be delivered twice: the route has a dedupe key, or promises at least once
+            only.
     """
 
     subscription: Filter
@@ -25,81 +26,100 @@ class SubscribedRoute(Route):
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Whether every topic that ``narrow`` matches is matched by ``wide`` too."""
+    """Return whether every topic that ``narrow`` matches is also matched by ``wide``."""
     levels, inner = wide.levels, narrow.levels
-    if len(inner) < len(levels) or (not wide.deep and (narrow.deep or len(inner) > len(levels))):
+    if len(inner) < len(levels) or (not wide.multi_level and (narrow.multi_level or len(inner) > len(levels))):
         return False
-    hidden = bool(inner) and (inner[0] or "").startswith("$") and (not levels or levels[0] is None)  # [MQTT-4.7.2-1]
-    return not hidden and all(level is None or level == other for level, other in zip(levels, inner, strict=False))
+    excludes_dollar = (
+        bool(inner) and (inner[0] or "").startswith("$") and (not levels or levels[0] is None)
+    )  # [MQTT-4.7.2-1]
+    return not excludes_dollar and all(
+        level is None or level == inner_level for level, inner_level in zip(levels, inner, strict=False)
+    )
 
 
-def _wider(routes: Sequence[SubscribedRoute]) -> list[list[int]]:
-    """Of each route the routes, itself too, whose filters cover its own in the same share group."""
+def _covering_routes(routes: Sequence[SubscribedRoute]) -> list[list[int]]:
+    """Return for each route the indices of the routes that cover its filter in its share group, itself included."""
     patterns = [route.pattern for route in routes]
     return [
-        [at for at, wide in enumerate(patterns) if wide.share == pattern.share and covers(wide, pattern)]
+        [index for index, wide in enumerate(patterns) if wide.share == pattern.share and covers(wide, pattern)]
         for pattern in patterns
     ]
 
 
-def shadowed(routes: Sequence[SubscribedRoute]) -> list[tuple[int, int]]:
-    """Pairs (route, earlier route) where the earlier one takes everything the route could."""
-    above = ([i for i in range(at) if covers(routes[i].pattern, one.pattern)] for at, one in enumerate(routes))
-    return [(at, earlier[0]) for at, earlier in enumerate(above) if earlier]
+def shadowed_routes(routes: Sequence[SubscribedRoute]) -> list[tuple[int, int]]:
+    """Return pairs (route, earlier route) of indices where the earlier route takes every topic of the later one."""
+    covering = (
+        [i for i in range(index) if covers(routes[i].pattern, route.pattern)] for index, route in enumerate(routes)
+    )
+    return [(index, earlier_routes[0]) for index, earlier_routes in enumerate(covering) if earlier_routes]
 
 
 def subscriptions(routes: Sequence[SubscribedRoute]) -> tuple[Filter, ...]:
-    """The fewest filters that bring every route its messages.
+    """Return the fewest filters that deliver the messages of all routes.
 
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
-    would become a record; so a filter that another covers is left out, and the covering one gets the higher QoS.
+    would become a record. So a filter that another one covers is dropped, and the covering one gets the higher QoS.
     """
-    wider, found = _wider(routes), dict[int, Filter]()
-    for at, above in enumerate(wider):
-        if not any(i < at or at not in wider[i] for i in above if i != at):
-            found[at] = routes[at].subscription
-    for at, above in enumerate(wider):
-        for i in found.keys() & above:
-            found[i] = replace(found[i], qos=max(found[i].qos, routes[at].subscription.qos))
-    return tuple(found.values())
+    covering, filters = _covering_routes(routes), dict[int, Filter]()
+    for index, cover in enumerate(covering):
+        if not any(i < index or index not in covering[i] for i in cover if i != index):
+            filters[index] = routes[index].subscription
+    for index, cover in enumerate(covering):
+        for i in filters.keys() & cover:
+            filters[i] = replace(filters[i], qos=max(filters[i].qos, routes[index].subscription.qos))
+    return tuple(filters.values())
 
 
-def repeatable(routes: Sequence[SubscribedRoute], filters: Iterable[str]) -> tuple[str, ...]:
-    """Filters of which all messages go by routes that bear a repeat."""
-    every = all(route.repeatable for route in routes)
-    return tuple(one for one in filters if every or _bear(routes, unshared(one)))
+def repeatable_filters(routes: Sequence[SubscribedRoute], filters: Iterable[str]) -> tuple[str, ...]:
+    """Return the filters with messages only for routes that accept repeats."""
+    all_repeatable = all(route.repeatable for route in routes)
+    return tuple(
+        topic_filter
+        for topic_filter in filters
+        if all_repeatable or _all_repeatable(routes, without_share(topic_filter))
+    )
 
 
-def _bear(routes: Sequence[SubscribedRoute], pattern: str) -> bool:
+def _all_repeatable(routes: Sequence[SubscribedRoute], topic_filter: str) -> bool:
     for route in routes:
-        taken = common(unshared(route.pattern.filter), pattern)
-        if taken is not None and not route.repeatable:
+        shared_filter = common_filter(without_share(route.pattern.filter), topic_filter)
+        if shared_filter is not None and not route.repeatable:
             return False
-        if taken == pattern:
+        if shared_filter == topic_filter:
             break
     return True
 
 
-def at_odds(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
-    """A route, and another whose filter covers its own and is subscribed with other options; None for no such pair."""
-    terms = [replace(route.subscription, pattern="", qos=0) for route in routes]
-    if len({*terms}) < 2:
+def option_conflict(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
+    """Return the indices of a route and one that covers it with other subscription options; None if none does."""
+    options = [replace(route.subscription, pattern="", qos=0) for route in routes]
+    if len({*options}) < 2:
         return None
-    pairs = ((at, wide) for at, above in enumerate(_wider(routes)) for wide in above)
-    return next(((at, wide) for at, wide in pairs if terms[at] != terms[wide]), None)
+    pairs = ((index, wide) for index, cover in enumerate(_covering_routes(routes)) for wide in cover)
+    return next(((index, wide) for index, wide in pairs if options[index] != options[wide]), None)
 
 
-def restricted(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple[Filter, ...]:
-    """The subscriptions, as far as one of the filters takes their topics; each with the options of the line's own."""
-    found: dict[str, Filter] = {}
-    for wanted in subscriptions:
-        for text in filters:
-            pattern = common(text, wanted.pattern)
-            if pattern is not None and (pattern not in found or found[pattern].qos < wanted.qos):
-                found[pattern] = replace(wanted, pattern=pattern)
-    below = {wide: [one for one in found.values() if common(wide, one.pattern) == one.pattern] for wide in found}
+def restrict_filters(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple[Filter, ...]:
+    """Return the line's subscriptions restricted to the topics of some filters, each with its own options."""
+    restricted_by_filter: dict[str, Filter] = {}
+    for line_filter in subscriptions:
+        for topic_filter in filters:
+            pattern = common_filter(topic_filter, line_filter.pattern)
+            if pattern is not None and (
+                pattern not in restricted_by_filter or restricted_by_filter[pattern].qos < line_filter.qos
+            ):
+                restricted_by_filter[pattern] = replace(line_filter, pattern=pattern)
+    narrower = {
+        wide: [
+            candidate
+            for candidate in restricted_by_filter.values()
+            if common_filter(wide, candidate.pattern) == candidate.pattern
+        ]
+        for wide in restricted_by_filter
+    }
     return tuple(
-        replace(one, qos=max(other.qos for other in below[pattern]))
-        for pattern, one in found.items()
-        if not any(one in below[other] for other in found if other != pattern)
+        replace(subscription, qos=max(inner.qos for inner in narrower[pattern]))
+        for pattern, subscription in restricted_by_filter.items()
+        if not any(subscription in narrower[outer] for outer in restricted_by_filter if outer != pattern)
     )

@@ -1,4 +1,4 @@
-"""The tables of a bridge file as written: what reads a file, and what its JSON Schema is made of."""
+"""Tables of a bridge file as written: the models that validate it, and from which its JSON Schema is generated."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pydantic_core import PydanticCustomError
 
 from towline.bridge.config.document import KeyPath
 from towline.bridge.config.subscriptions import SubscribedRoute
-from towline.bridge.messages import VALUES
+from towline.bridge.messages import MESSAGE_FIELDS
 from towline.bridge.patterns import Pattern, Template, kafka_name_problem
-from towline.gateway.access import DEFAULT_VALID_S, LONGEST_VALID_S, Access, gateway_list
-from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSettings, ShareWay
+from towline.gateway.access import DEFAULT_TICKET_S, MAX_TICKET_S, ClientAccess, parse_gateways
+from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSettings, ShareMethod
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.net.settings import FunctionName, MqttSettings
-from towline.options import path
-from towline.spark.cadence import LONGEST_DELAY_MS
+from towline.options import parse_path
 from towline.spark.java import Tier
+from towline.spark.trigger import LONGEST_DELAY_MS
 from towline.validation import SettingsModel
 
 #: Names of bridges and lines: they become file names, client ids and metric labels.
@@ -32,20 +32,20 @@ NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 #: The tables of lines.
 LINES: Final = ("uplink", "downlink")
 #: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
-BATCH_BYTES: Final = 64 << 20
+DEFAULT_BATCH_BYTES: Final = 64 << 20
 #: Files without which nothing listens on a network.
-LISTENING: Final = ("cert_file", "key_file", "token_file")
+LISTENER_FILES: Final = ("cert_file", "key_file", "token_file")
 
 
 # -- [kafka], [spark], [gateway], [monitor] -------------------------------------------------------------------------
 
 
 #: Keys of ``[gateway]`` that let Spark in, by the options of ``format("mqtt")`` that say the same.
-_KEYS: Final = {to_camel(f"gateway_{key}"): key for key in ("token_file", "ca_file", "server_name")}
+_ACCESS_KEYS: Final = {to_camel(f"gateway_{key}"): key for key in ("token_file", "ca_file", "server_name")}
 
 
 class CreateTopics(SettingsModel):
-    """How missing topics are made; off unless the table is there.
+    """Creation of missing topics; off unless the table is present.
 
     Attributes:
         partitions: Partitions of a new topic.
@@ -56,18 +56,18 @@ class CreateTopics(SettingsModel):
     replication_factor: Annotated[int, Field(ge=-1)] = -1
 
 
-_JOINED: Final = BeforeValidator(
+_JOIN_LIST: Final = BeforeValidator(
     lambda value: ",".join(map(str, value)) if isinstance(value, list) else value,
     json_schema_input_type=str | list[str],
 )
-_SWITCHED: Final = BeforeValidator(
+_SWITCH: Final = BeforeValidator(
     lambda value: ({} if value else None) if isinstance(value, bool) else value,
     json_schema_input_type=CreateTopics | bool,
 )
 
 
 class KafkaSection(SettingsModel):
-    """Where records go.
+    """Connection to the Kafka cluster.
 
     Attributes:
         bootstrap_servers: ``host:port,host:port``.
@@ -78,23 +78,27 @@ class KafkaSection(SettingsModel):
         create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
     """
 
-    bootstrap_servers: Annotated[str, _JOINED] = Field(min_length=1)
+    bootstrap_servers: Annotated[str, _JOIN_LIST] = Field(min_length=1)
     settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
     password_file: Path | None = None
     key_password_file: Path | None = None
     token_provider: str | None = None
-    create_topics: Annotated[CreateTopics | None, _SWITCHED] = None
+    create_topics: Annotated[CreateTopics | None, _SWITCH] = None
 
-    def client(self) -> dict[str, str]:
-        """The settings as librdkafka names them; secrets as names of files (`towline.kafka.clientconfig`)."""
-        made = {"bootstrap.servers": self.bootstrap_servers}
+    def client_settings(self) -> dict[str, str]:
+        """Return the settings under librdkafka's names; secrets as names of files (`towline.kafka.clientconfig`)."""
+        settings = {"bootstrap.servers": self.bootstrap_servers}
         for name, value in self.settings.items():
-            made[name] = str(value).lower() if isinstance(value, bool) else str(value)
+            settings[name] = str(value).lower() if isinstance(value, bool) else str(value)
         files = {"sasl.password.file": self.password_file, "ssl.key.password.file": self.key_password_file}
-        made |= {name: str(file) for name, file in files.items() if file}
+        settings |= {name: str(file) for name, file in files.items() if file}
         if self.token_provider:
-            made = {"sasl.mechanism": "OAUTHBEARER", **made, "sasl.oauthbearer.token.provider": self.token_provider}
-        return made
+            settings = {
+                "sasl.mechanism": "OAUTHBEARER",
+                **settings,
+                "sasl.oauthbearer.token.provider": self.token_provider,
+            }
+        return settings
 
 
 class SparkSection(SettingsModel):
@@ -122,18 +126,18 @@ class SparkSection(SettingsModel):
 
 
 class GatewaySection(SettingsModel):
-    """Where gateways listen on a network, and what lets Spark in to gateways elsewhere.
+    """Network listeners of gateways, and Spark's access to remote gateways.
 
     Attributes:
-        listen: ``HOST:PORT`` of the gateway on a network, with ``cert_file``, ``key_file`` and ``token_file`` or not at
-            all; default its unix socket alone. It is one gateway's: with several lines each has a ``listen`` of its
+        listen: ``HOST:PORT`` of the gateway on a network; it needs ``cert_file``, ``key_file`` and ``token_file``.
+            Default its unix socket alone. The address is one gateway's: with several lines each has a ``listen`` of its
             own, or ``listen = false``.
         cert_file: Certificate chain of a gateway that listens (PEM).
         key_file: Its private key (PEM).
-        token_file: Tokens, one a line, mode 0600; a gateway takes each, Spark shows the first.
-        ca_file: Authorities that Spark trusts in gateways elsewhere; default the system's.
-        server_name: Name in their certificates; default the host that is named.
-        ticket_valid_s: Seconds that a ticket of Spark's workers is worth something.
+        token_file: Tokens, one a line, mode 0600; a gateway accepts each, Spark sends the first.
+        ca_file: Certificate authorities that Spark trusts for remote gateways; default the system's.
+        server_name: Name in their certificates; default the host in the address.
+        ticket_valid_s: Seconds for which a ticket of Spark's workers is valid.
     """
 
     listen: str | None = None
@@ -142,25 +146,25 @@ class GatewaySection(SettingsModel):
     token_file: Path | None = None
     ca_file: Path | None = None
     server_name: str = Field(default="", max_length=253)
-    ticket_valid_s: Annotated[float, Field(ge=60, le=LONGEST_VALID_S)] = DEFAULT_VALID_S
+    ticket_valid_s: Annotated[float, Field(ge=60, le=MAX_TICKET_S)] = DEFAULT_TICKET_S
 
-    def access(self) -> Access:
-        """What lets Spark in."""
-        return Access(str(self.token_file or ""), str(self.ca_file or ""), self.server_name)
+    def access(self) -> ClientAccess:
+        """Return the credentials with which Spark connects to gateways."""
+        return ClientAccess(str(self.token_file or ""), str(self.ca_file or ""), self.server_name)
 
-    def options(self) -> dict[str, str]:
-        """What lets Spark in, as options of its source and sink."""
-        said = {option: str(value) for option, key in _KEYS.items() if (value := getattr(self, key))}
-        return {**said, "gatewayTicketValidity": f"{self.ticket_valid_s:g}"}
+    def spark_options(self) -> dict[str, str]:
+        """Return the credentials as options of Spark's source and sink."""
+        options = {option: str(value) for option, key in _ACCESS_KEYS.items() if (value := getattr(self, key))}
+        return {**options, "gatewayTicketValidity": f"{self.ticket_valid_s:g}"}
 
 
-def in_the_file(message: str) -> str:
-    """Name options of Spark in an error as the keys of ``[gateway]`` that hold them."""
-    return re.sub("|".join(_KEYS), lambda found: f"{_KEYS[found[0]]} of [gateway]", message)
+def with_file_keys(message: str) -> str:
+    """Replace Spark options in an error by the keys of ``[gateway]`` that set them."""
+    return re.sub("|".join(_ACCESS_KEYS), lambda match: f"{_ACCESS_KEYS[match[0]]} of [gateway]", message)
 
 
 class MonitorSection(SettingsModel):
-    """Where metrics are served, and what has to be told for them.
+    """Endpoint for metrics, health and control of lines.
 
     Attributes:
         listen: ``HOST:PORT`` of the endpoint with metrics, health and lines (docs/monitoring.md); a port alone is one
@@ -168,7 +172,7 @@ class MonitorSection(SettingsModel):
             everybody may read them.
         token_file: Tokens, one a line; each lets a client pause, resume and restart lines there
             (docs/monitoring.md#lines). Without it nobody may.
-        broker_queue_messages: Most messages that the broker keeps for one client while it is away, such as Mosquitto's
+        broker_queue_messages: Most messages that the broker queues for one offline client, such as Mosquitto's
             ``max_queued_messages``; for the metric of that outage budget. Default no limit, or not known.
     """
 
@@ -181,18 +185,18 @@ class MonitorSection(SettingsModel):
 
 
 #: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
-_WITHIN = re.compile(r"^([1-9][0-9]{0,6}) ?(second|minute|hour|day)s?$")
-_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-_LONGEST_S = 30 * 86400
+_DURATION = re.compile(r"^([1-9][0-9]{0,6}) ?(second|minute|hour|day)s?$")
+_UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_MAX_WITHIN_S = 30 * 86400
 
 
 class Dedupe(SettingsModel):
-    """How repeats are recognised.
+    """Deduplication of repeats by a key.
 
     Attributes:
-        key: What names a message for ever: a template such as ``{mqtt.user.id}``, or Spark SQL over the columns of the
-            source. It must never be used again for another message of the same topic.
-        within: How long a key is remembered at least, by the time of receipt: ``10 minutes``.
+        key: Unique name of a message for ever: a template such as ``{mqtt.user.id}``, or Spark SQL over the columns of
+            the source. It must never be used again for another message of the same topic.
+        within: Minimum time for which a key is remembered, by the time of receipt: ``10 minutes``.
     """
 
     key: str = Field(min_length=1)
@@ -200,25 +204,25 @@ class Dedupe(SettingsModel):
 
     @field_validator("within")
     @classmethod
-    def _a_time(cls, value: str) -> str:
-        found = _WITHIN.match(value.strip().lower())
-        if not found or int(found[1]) * _SECONDS[found[2]] > _LONGEST_S:
+    def _check_within(cls, value: str) -> str:
+        match = _DURATION.match(value.strip().lower())
+        if not match or int(match[1]) * _UNIT_SECONDS[match[2]] > _MAX_WITHIN_S:
             raise ValueError('within is a time of at most 30 days; write it as "10 minutes" or "2 hours"')
-        return f"{found[1]} {found[2]}s"
+        return f"{match[1]} {match[2]}s"
 
     @property
-    def templated(self) -> bool:
+    def is_template(self) -> bool:
         """Whether the key is a template; else it is SQL."""
         return "{" in self.key
 
     @property
-    def compiled(self) -> Template | str:
-        """The key, judged before."""
-        return Template.read(self.key) if self.templated else self.key
+    def compiled_key(self) -> Template | str:
+        """Key as a parsed template or as SQL; it was validated before."""
+        return Template.parse(self.key) if self.is_template else self.key
 
 
 #: Keys of a route that a compiled one has as they are written.
-_AS_WRITTEN: Final = ("where", "allowed_topics", "fallback_topic", "key_required", "reject", "header_map")
+_COPIED_KEYS: Final = ("where", "allowed_topics", "fallback_topic", "key_required", "reject", "header_map")
 
 
 class RouteSection(SettingsModel):
@@ -230,34 +234,35 @@ class RouteSection(SettingsModel):
             ``{mqtt.user.NAME}``, ``{payload.PATH}`` of a JSON payload.
         promise: ``at_most_once`` (QoS 0) or ``at_least_once`` (QoS 1) on an ``exactly_once`` line
             (docs/guarantees.md#promises-on-one-line); default the line's guarantee.
-        qos: Of the subscription; default what the promise takes: ``exactly_once`` 2, and 1 with a ``dedupe`` key;
+        qos: QoS of the subscription; default by the promise: ``exactly_once`` 2, and 1 with a ``dedupe`` key;
             ``at_least_once`` 1 or 2.
-        key: Of the record, a template: the same key is the same partition, and so in order.
-        value: Of the record, a template; a message that gives none is a dead letter. Default the payload.
-        timestamp: Of the record, a template that gives milliseconds since 1970, anything else is a dead letter; without
-            it, or where it gives nothing, the time of receipt.
+        key: Key of the record, a template: records with the same key go to the same partition, and so stay in order.
+        value: Value of the record, a template; a message that gives none is a dead letter. Default the payload.
+        timestamp: Time of the record, a template that gives milliseconds since 1970, anything else is a dead letter;
+            without it, or where it gives nothing, the time of receipt.
         headers: Further headers of the record, each a template.
-        where: Spark SQL, asked after ``reject`` (docs/routes.md#in-which-order); messages for which it is not true are
-            left out and counted, those for which it is null apart; one on which it raises is a dead letter.
+        where: Spark SQL, evaluated after ``reject`` (docs/routes.md#in-which-order); messages for which it is false are
+            filtered and counted, those for which it is null are counted apart; one on which it raises is a dead letter.
         allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become; reserved names
-            never (docs/security.md#names-that-a-device-chooses). ``create_topics`` makes the listed names; a topic
-            behind a ``*`` that is not there is a dead letter (``topic_missing``), not a case for the fallback.
-        fallback_topic: Where a message goes whose topic is illegal or not allowed, before it is a dead letter.
-        properties: Whether MQTT's properties travel as headers: ``all`` or ``none``.
+            never (docs/security.md#names-that-a-device-chooses). ``create_topics`` creates the listed names; a topic
+            behind a ``*`` that does not exist is a dead letter (``topic_missing``), not a case for the fallback.
+        fallback_topic: Topic of a message whose topic is illegal or not allowed, before it is a dead letter.
+        properties: Whether MQTT properties become headers of the record: ``all`` or ``none``.
         key_required: Whether a message that gives no key is a dead letter.
-        fields: Names for templates and SQL, and the Spark SQL of each over the source's columns, the wildcards and the
-            fields before it: ``{ site = "upper(machine)" }``, then ``key = "{site}"``. Null where the SQL raises.
-        reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
-        header_map: Spark SQL of a ``MAP<STRING, STRING>``: headers whose names are data, after the others. One without
-            text is left out, and so are names that begin with ``mqtt.`` or ``towline.``; none where the SQL raises.
-        missing_headers: Whether a header whose template gives nothing is there without a value (``null``) or left out
+        fields: Names for templates and SQL, each with Spark SQL over the source's columns, the wildcards and the fields
+            before it: ``{ site = "upper(machine)" }``, then ``key = "{site}"``. Null where the SQL raises.
+        reject: Spark SQL that gives the reason why a message is rejected, null for none; a rejected message is a dead
+            letter.
+        header_map: Spark SQL of a ``MAP<STRING, STRING>``: headers whose names are data, after the others. A null value
+            is omitted, and so are names that begin with ``mqtt.`` or ``towline.``; no headers where the SQL raises.
+        missing_headers: Whether a header whose template gives nothing is written without a value (``null``) or omitted
             (``omit``).
-        no_local: Whether the broker leaves out what this client published itself (MQTT 5).
-        retain_as_published: Whether the RETAIN flag comes as it was published (MQTT 5).
+        no_local: Whether the broker omits messages that this client published itself (MQTT 5).
+        retain_as_published: Whether the RETAIN flag is delivered as it was published (MQTT 5).
         retain_handling: Retained messages at a SUBSCRIBE: 0 always, 1 for a new subscription, 2 never (MQTT 5).
         subscription_id: Subscription identifier (MQTT 5). Routes whose filters cover each other are one subscription,
-            and have to agree about it.
-        dedupe: How repeats are recognised, by a key of its own; ``within`` is one for the whole line.
+            and need the same one.
+        dedupe: Deduplication by a key of the route; ``within`` is the same for the whole line.
     """
 
     from_: str = Field(alias="from", min_length=1)
@@ -283,8 +288,8 @@ class RouteSection(SettingsModel):
     subscription_id: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
     dedupe: Dedupe | None = None
 
-    def texts(self) -> dict[KeyPath, str]:
-        """Its templates, by their keys."""
+    def template_texts(self) -> dict[KeyPath, str]:
+        """Return the templates of the route by their keys."""
         texts: dict[KeyPath, str | None] = {("headers", name): text for name, text in self.headers.items()}
         texts |= {(key,): getattr(self, key) for key in ("topic", "key", "value", "timestamp")}
         return {key: text for key, text in texts.items() if text is not None}
@@ -292,23 +297,29 @@ class RouteSection(SettingsModel):
     def compile(
         self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
     ) -> SubscribedRoute:
-        """The route, judged before, with the QoS the line's guarantee takes when none is given (design section 4).
+        """Compile the validated route, with the default QoS of the line's guarantee (design section 4).
 
         A route without ``dedupe`` has the line's; ``dead_letter_topics`` are those of all lines.
         """
-        pattern, dedupe, promise = Pattern.parse(self.from_), self.dedupe or dedupe, policy(self.promise or guarantee)
-        qos = promise.qos if self.qos is None else self.qos
-        made: dict[str, Any] = {f"{key[0]}": Template.read(text) for key, text in self.texts().items() if len(key) == 1}
-        made |= {key: getattr(self, key) for key in _AS_WRITTEN}
+        pattern, dedupe, route_policy = (
+            Pattern.parse(self.from_),
+            self.dedupe or dedupe,
+            policy(self.promise or guarantee),
+        )
+        qos = route_policy.qos if self.qos is None else self.qos
+        route_values: dict[str, Any] = {
+            f"{key[0]}": Template.parse(text) for key, text in self.template_texts().items() if len(key) == 1
+        }
+        route_values |= {key: getattr(self, key) for key in _COPIED_KEYS}
         return SubscribedRoute(
             pattern=pattern,
-            **made,
-            headers=tuple((name, Template.read(text)) for name, text in self.headers.items()),
+            **route_values,
+            headers=tuple((name, Template.parse(text)) for name, text in self.headers.items()),
             properties=self.properties == "all",
             fields=tuple(self.fields.items()),
             omit_missing=self.missing_headers == "omit",
-            dedupe=dedupe.compiled if dedupe else None,
-            key_tells=qos < promise.qos,
+            dedupe=dedupe.compiled_key if dedupe else None,
+            key_tells=qos < route_policy.qos,
             dead_letter_topics=dead_letter_topics,
             subscription=Filter(
                 pattern.filter, qos, self.no_local, self.retain_as_published, self.retain_handling, self.subscription_id
@@ -321,41 +332,41 @@ class RouteSection(SettingsModel):
 
 
 #: For editors: of such tables there is one at least.
-_SOME: Final = Field(json_schema_extra={"minItems": 1})
+_NON_EMPTY: Final = Field(json_schema_extra={"minItems": 1})
 
 
-def _tables(code: str, mistake: str) -> BeforeValidator:
-    """Tables that are written with two brackets each, of which there is one at least."""
+def _require_tables(code: str, error_text: str) -> BeforeValidator:
+    """Return a validator for an array of tables that must not be empty."""
 
-    def listed(value: object) -> object:
+    def check(value: object) -> object:
         if not isinstance(value, list | tuple) or not value:
-            raise PydanticCustomError(code, mistake)
+            raise PydanticCustomError(code, error_text)
         return value
 
-    return BeforeValidator(listed)
+    return BeforeValidator(check)
 
 
-def _gateways(value: tuple[str, ...]) -> tuple[str, ...]:
+def _check_gateways(value: tuple[str, ...]) -> tuple[str, ...]:
     try:
-        return gateway_list(json.dumps(value))
+        return parse_gateways(json.dumps(value))
     except ValueError as error:
-        do = 'write each as "grpc+tls://HOST:PORT" or as the state directory of a gateway of this machine'
-        raise PydanticCustomError("TL-C110", "{what}", {"what": f"{error}; {do}"}) from None
+        remedy = 'write each as "grpc+tls://HOST:PORT" or as the state directory of a gateway of this machine'
+        raise PydanticCustomError("TL-C110", "{what}", {"what": f"{error}; {remedy}"}) from None
 
 
 class LineSection(SettingsModel):
-    """What a line of either direction says.
+    """Keys of a line in either direction.
 
     Attributes:
         name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
         guarantee: ``at_least_once``, ``at_most_once`` or ``exactly_once`` (docs/guarantees.md).
         max_messages_per_trigger: Most messages, or records, in one micro-batch. A task of a downlink sorts its part, on
             disk (``TMPDIR``) above 64 MiB.
-        parallelism: Writers of a batch; more than one split it, by key on the way up (else by MQTT topic; with
-            ``exactly_once`` into as many transactions) and by MQTT topic on the way down. Each reads the whole batch.
-        dead_letter_topic: Where goes what can't be mapped, written or taken in whole
-            (docs/guarantees.md#what-is-not-taken-in-whole); ``false`` stops the line there instead. Default
-            ``<bridge>.dead-letters`` where missing topics are created, else nowhere.
+        parallelism: Writers of a batch; with more than one an uplink's batch is split by key (else by MQTT topic; with
+            ``exactly_once`` into as many transactions), a downlink's by MQTT topic. Each writer reads the whole batch.
+        dead_letter_topic: Kafka topic of messages that can't be mapped, written or stored whole
+            (docs/guarantees.md#what-is-not-taken-in-whole); ``false`` stops the line at the first one instead. Default
+            ``<bridge>.dead-letters`` where missing topics are created, else none.
     """
 
     name: str = Field(pattern=NAME)
@@ -366,13 +377,14 @@ class LineSection(SettingsModel):
 
 
 class LineTable(SettingsModel):
-    """What the table of a line says beside that; its gateway has it all.
+    """Keys of a line's table beside `LineSection`; they become settings of its gateway.
 
     Attributes:
-        profile: A convention that says the rest: ``hono`` (of commands too, ``hono-errors`` of what was refused), or
-            the path of a profile of your own, ``PATH.toml`` or ``PATH.toml#NAME`` (docs/hono.md#a-profile-of-your-own).
-        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for nowhere. Default that of ``[gateway]``.
-        mqtt: A table: what differs from ``[mqtt]``.
+        profile: A named set of routes and mappings: ``hono`` (also for commands; ``hono-errors`` for rejected
+            messages), or the path of a profile of your own, ``PATH.toml`` or ``PATH.toml#NAME``
+            (docs/hono.md#a-profile-of-your-own).
+        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for no listener. Default that of ``[gateway]``.
+        mqtt: A table: the differences from ``[mqtt]``.
     """
 
     profile: str | None = None
@@ -381,10 +393,10 @@ class LineTable(SettingsModel):
 
 
 class MqttTable(MqttSettings):
-    """The MQTT broker, and what is said to it.
+    """Connection to the MQTT broker.
 
     Attributes:
-        client_id_prefix: Begins client ids, in place of the bridge's name.
+        client_id_prefix: Prefix of client ids, in place of the bridge's name.
     """
 
     client_id_prefix: str | None = None
@@ -394,9 +406,9 @@ class MemberSection(SettingsModel):
     """``[[uplink.member]]`` as written.
 
     Attributes:
-        name: Fixed: its journal, its client id and its rows are named after it; with the line's name at most 63
-            characters.
-        filters: What it takes of the line's messages, with ``share = "filters"``.
+        name: Permanent name: its journal, its client id and its rows are named after it; with the line's name at most
+            63 characters.
+        filters: Topic filters of its share of the line's messages, with ``share = "filters"``.
     """
 
     name: Annotated[str, Field(pattern=NAME)]
@@ -404,34 +416,34 @@ class MemberSection(SettingsModel):
 
 
 class UplinkSection(LineSection):
-    """What becomes of the messages of a line from MQTT to Kafka.
+    """Mapping of a line from MQTT to Kafka.
 
     Attributes:
-        max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``, as the rows lie in the
-            journal; both limits hold, and one message is always allowed. With more than the default Spark measures the
-            rows one by one on their way to the sink, which is slower.
-        max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds, at most 30000; the
+        max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``, in the size of journal
+            rows; both limits hold, and one message is always allowed. Above the default Spark measures the rows one by
+            one on their way to the sink, which is slower.
+        max_trigger_delay_ms: Longest delay between two batches while messages wait, in milliseconds, at most 30000; the
             more wait, the shorter it is (docs/options.md#when-a-batch-begins). 0 for the lowest latency. Default 1000,
-            and 0 where somebody waits for Kafka, with ``ack_after = "kafka"`` or receipts.
-        dedupe: ``{ key = "...", within = "10 minutes" }``: how repeats are recognised on routes that do not say it
-            themselves (docs/guarantees.md#repeats).
-        gateways: State directories and locations of gateways that run elsewhere, which the line reads instead of
-            starting one; ``[gateway]`` says what lets it in, and ``[mqtt]`` is not needed where no line has a gateway
+            and 0 where a broker or publisher waits for Kafka, with ``ack_after = "kafka"`` or receipts.
+        dedupe: ``{ key = "...", within = "10 minutes" }``: deduplication of repeats on routes without a ``dedupe`` of
+            their own (docs/guarantees.md#repeats).
+        gateways: State directories and addresses of gateways that run elsewhere, which the line reads instead of
+            starting one; ``[gateway]`` has the credentials, and ``[mqtt]`` is not needed if no line has a gateway
             of its own (docs/several-gateways.md#a-bridge).
-        removed_gateways: Names of gateways that leave the line without being asked what waits there.
+        removed_gateways: Names of gateways that are removed from the line although messages may wait there.
         route: The first route that matches takes the message.
     """
 
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
-    max_bytes_per_trigger: Annotated[int, Field(ge=1)] = BATCH_BYTES
+    max_bytes_per_trigger: Annotated[int, Field(ge=1)] = DEFAULT_BATCH_BYTES
     max_trigger_delay_ms: Annotated[int, Field(ge=0, le=LONGEST_DELAY_MS)] | None = None
     dedupe: Dedupe | None = None
-    gateways: Annotated[tuple[str, ...], AfterValidator(_gateways)] = ()
+    gateways: Annotated[tuple[str, ...], AfterValidator(_check_gateways)] = ()
     removed_gateways: tuple[str, ...] = ()
     route: Annotated[
         tuple[RouteSection, ...],
-        _SOME,
-        _tables("TL-C61", "a line needs at least one [[uplink.route]]; add one with from and topic"),
+        _NON_EMPTY,
+        _require_tables("TL-C61", "a line needs at least one [[uplink.route]]; add one with from and topic"),
     ] = Field(default=(), validate_default=True)
 
 
@@ -439,11 +451,11 @@ class UplinkTable(LineTable, UplinkSection):
     """A line from MQTT to Kafka.
 
     Attributes:
-        ack_after: When the broker is answered, as far as the guarantee leaves it open: ``journal``; ``kafka`` with
-            ``at_least_once`` (docs/lost-machine.md); ``received`` with ``at_most_once``.
-        receipts: A table with ``key_file``: publishers that ask learn what is in Kafka, and their repeats are dropped
-            (docs/receipts.md#the-key).
-        journal: A table: how much disk it may take.
+        ack_after: When the broker gets its acknowledgement, as far as the guarantee leaves it open: ``journal``;
+            ``kafka`` with ``at_least_once`` (docs/lost-machine.md); ``received`` with ``at_most_once``.
+        receipts: A table with ``key_file``: publishers that ask learn when a message is in Kafka, and their repeats are
+            dropped (docs/receipts.md#the-key).
+        journal: A table: the limit of its disk usage.
         share: With members: how they share the line's messages, ``filters`` or ``subscription`` (docs/sharing.md).
         share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``; default ``<bridge>-<line>``.
         member: Gateways that share the line's messages.
@@ -452,30 +464,30 @@ class UplinkTable(LineTable, UplinkSection):
     ack_after: AckAfter | None = None
     receipts: ReceiptSettings | None = None
     journal: Limits = Limits()
-    share: ShareWay | None = None
+    share: ShareMethod | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
     member: Annotated[
         tuple[MemberSection, ...],
-        _SOME,
-        _tables("TL-C122", "members are written [[uplink.member]]; add one with a name"),
+        _NON_EMPTY,
+        _require_tables("TL-C122", "members are written [[uplink.member]]; add one with a name"),
     ] = ()
 
     @property
-    def way(self) -> ShareWay | None:
-        """How its members share it; None for no members, and where nothing says it."""
-        way = self.share or (ShareWay.FILTERS if any(member.filters for member in self.member) else None)
-        return way if self.member else None
+    def way(self) -> ShareMethod | None:
+        """How the members share the line's messages; None without members, or if it is not configured."""
+        share_way = self.share or (ShareMethod.FILTERS if any(member.filters for member in self.member) else None)
+        return share_way if self.member else None
 
 
 # -- a downlink -----------------------------------------------------------------------------------------------------
 
 
 #: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
-_UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+_INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class Sql(SettingsModel):
-    """A value said in Spark SQL.
+    """Value as a Spark SQL expression.
 
     Attributes:
         sql: An expression over ``key, value, topic, partition, offset, timestamp, headers``.
@@ -484,96 +496,99 @@ class Sql(SettingsModel):
     sql: str
 
 
-Spoken: TypeAlias = str | Sql
+TemplateOrSql: TypeAlias = str | Sql
 
 
 class FailureNotice(SettingsModel):
-    """What Kafka is told of a record that MQTT can't carry, beside its dead letter: one more record.
+    """Additional Kafka record for each record that MQTT can't carry, beside its dead letter.
 
-    Its SQL may name ``fault``, why the record can't go, beside the columns of Spark's Kafka source.
+    Its SQL may name ``fault``, the reason, beside the columns of Spark's Kafka source.
 
     Attributes:
-        topic: Where it goes; no notice where that is null.
+        topic: Kafka topic of the notice; no notice where it is null.
         key: None for no key.
         payload: None for an empty one.
-        headers: In order; one whose value is null is left out.
-        copy_headers: Names of the record's headers that come along, as they are; ``name*`` for all that begin so.
-        where: Spark SQL; of records for which it is not true nothing is told.
-        allowed_topics: Topics that are made with the others where missing ones are created.
+        headers: In order; one whose value is null is omitted.
+        copy_headers: Names of the record's headers to copy unchanged; ``name*`` for all with a prefix.
+        where: Spark SQL; no notice for records for which it is not true.
+        allowed_topics: Topics that ``create_topics`` creates with the others.
     """
 
-    topic: Spoken
-    key: Spoken | None = None
-    payload: Spoken | None = None
-    headers: dict[str, Spoken] = Field(default_factory=dict)
+    topic: TemplateOrSql
+    key: TemplateOrSql | None = None
+    payload: TemplateOrSql | None = None
+    headers: dict[str, TemplateOrSql] = Field(default_factory=dict)
     copy_headers: tuple[str, ...] = ()
     where: str | None = None
     allowed_topics: tuple[str, ...] = ()
 
-    def spoken(self) -> dict[str, Spoken | None]:
-        """What is said of the record; headers by their names in hexadecimal, with a prefix."""
+    def expressions(self) -> dict[str, TemplateOrSql | None]:
+        """Return the expressions of the notice by column; header names in hexadecimal, with a prefix."""
         headers = {f"header_{name.encode().hex()}": text for name, text in self.headers.items()}
         where = None if self.where is None else Sql(sql=self.where)
         return {"topic": self.topic, "key": self.key, "payload": self.payload, "where": where, **headers}
 
 
 class KafkaPattern(SettingsModel):
-    """Topics by a regular expression, as Spark's ``subscribePattern`` takes it (java.util.regex)."""
+    """Kafka topics as a regular expression, as in Spark's ``subscribePattern`` (java.util.regex)."""
 
     pattern: str = Field(min_length=1)
 
 
-def said_in_sql(section: SettingsModel) -> Iterator[tuple[KeyPath, str]]:
-    """What a section says in Spark SQL, with its keys."""
+def sql_texts(section: SettingsModel) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the Spark SQL texts of a section with their keys."""
     for name, value in section:
         if name in ("where", "reject", "sql", "header_map") and value is not None:
             yield (name,), value
         elif name == "fields":
             yield from (((name, field), text) for field, text in value.items())
         elif isinstance(value, Dedupe):
-            yield from [] if value.templated else [((name, "key"), value.key)]
+            yield from [] if value.is_template else [((name, "key"), value.key)]
         else:
-            inner = {(name, key): one for key, one in value.items()} if isinstance(value, dict) else {(name,): value}
-            tables = [(path, one) for path, one in inner.items() if isinstance(one, SettingsModel)]
-            yield from (((*path, *key), text) for path, one in tables for key, text in said_in_sql(one))
+            values = {(name, key): item for key, item in value.items()} if isinstance(value, dict) else {(name,): value}
+            subsections = [
+                (path, subsection) for path, subsection in values.items() if isinstance(subsection, SettingsModel)
+            ]
+            yield from (
+                ((*path, *key), text) for path, subsection in subsections for key, text in sql_texts(subsection)
+            )
 
 
 class DownlinkSection(LineSection):
-    """What becomes of the records of a line from Kafka to MQTT.
+    """Mapping of a line from Kafka to MQTT.
 
     Attributes:
         from_: A Kafka topic, a list of them, or ``{ pattern = "REGEX" }``.
-        starting_offsets: Where the line begins before it has a checkpoint: ``earliest``, ``latest``, or a table
+        starting_offsets: Start of the line before it has a checkpoint: ``earliest``, ``latest``, or a table
             ``{ TOPIC = { "0" = 12 } }``.
-        isolation_level: Kafka's ``isolation.level``: records of a transaction when it is committed, or as they are
-            written, whatever becomes of it; not with ``exactly_once``.
-        on_data_loss: What to do when Kafka has deleted records that were not read yet: ``stop`` the line and say so, or
-            ``go_on`` with what is left.
+        isolation_level: Kafka's ``isolation.level``: ``read_committed``, or also records of open and aborted
+            transactions; not with ``exactly_once``.
+        on_data_loss: Reaction to records that Kafka deleted before they were read: ``stop`` the line with an error, or
+            ``go_on`` with the remaining ones.
         topic: MQTT topic: a template or ``{ sql = "..." }``, as all that follows (docs/downlink.md).
-        qos: Of every PUBLISH; where none is said, what the guarantee takes.
-        retain: Keep it for later subscribers; where it is not said, the header ``mqtt.retain``.
-        expiry: Seconds the message lives from its arrival in the outbox on; where it is not said, the header
-            ``mqtt.message-expiry``.
-        content_type: Where it is not said, the header ``mqtt.content-type``.
-        response_topic: Where an answer is expected; where it is not said, the header ``mqtt.response-topic``.
-        correlation_data: What an answer repeats; where it is not said, the header ``mqtt.correlation-data``.
-        payload: Where it is not said, the record's value.
-        properties: Which headers travel: ``all`` (those of MQTT as what they are, the others as user properties),
-            ``mqtt`` (only those of MQTT), ``none``.
-        fields: Names for templates and SQL beside those of a record, and the Spark SQL of each, in order; it may name
+        qos: QoS of every PUBLISH; default by the guarantee.
+        retain: RETAIN flag; default the header ``mqtt.retain``.
+        expiry: Seconds the message lives from its arrival in the outbox on; default the header ``mqtt.message-expiry``.
+        content_type: Content type; default the header ``mqtt.content-type``.
+        response_topic: Topic for an answer; default the header ``mqtt.response-topic``.
+        correlation_data: Id that an answer repeats; default the header ``mqtt.correlation-data``.
+        payload: Payload; default the record's value.
+        properties: Headers that are sent: ``all`` (MQTT's own as properties, the others as user properties), ``mqtt``
+            (only MQTT's own), ``none``.
+        fields: Names for templates and SQL beside those of a record, with the Spark SQL of each, in order; it may name
             the columns of Spark's Kafka source and the fields before it.
-        where: Spark SQL; records for which it is not true are left out and counted.
-        reject: Spark SQL that says why a record is refused, null where it is not; what is refused is a dead letter.
-        failure_notice: A table: what Kafka is told of each dead letter, one record beside it: ``topic``, ``key``,
-            ``payload``, ``headers``, whose SQL may name ``fault`` (why); ``copy_headers`` (``"name*"`` for all that
-            begin so), ``where``, ``allowed_topics`` (made by ``create_topics``).
+        where: Spark SQL; records for which it is not true are filtered and counted.
+        reject: Spark SQL that gives the reason why a record is rejected, null for none; a rejected record is a dead
+            letter.
+        failure_notice: A table: one more Kafka record for each dead letter: ``topic``, ``key``, ``payload``,
+            ``headers``, whose SQL may name ``fault`` (the reason); ``copy_headers`` (``"name*"`` for a prefix),
+            ``where``, ``allowed_topics`` (created by ``create_topics``).
         transform: ``package.module:function``, a deterministic function from DataFrame to DataFrame that keeps the
             columns.
         confirm: When a batch counts as written: on disk in the outbox, or at the broker.
-        control_characters: What to do with a record that would bring control characters or non-characters into a
-            topic or property, at which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it
-            a ``dead_letter`` (docs/downlink.md#what-mqtt-cant-carry). Default a dead letter where the line has such a
-            topic.
+        control_characters: Reaction to a record with control characters or non-characters in a topic or property, at
+            which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it a ``dead_letter``
+            (docs/downlink.md#what-mqtt-cant-carry). Default a dead letter where the line has such a topic.
         trigger_interval_s: Seconds between batches.
     """
 
@@ -581,14 +596,14 @@ class DownlinkSection(LineSection):
     starting_offsets: Literal["earliest", "latest"] | dict[str, dict[str, int]] = "earliest"
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     on_data_loss: Literal["stop", "go_on"] = "stop"
-    topic: Spoken = "{header.mqtt.topic}"
+    topic: TemplateOrSql = "{header.mqtt.topic}"
     qos: Annotated[int, Field(ge=0, le=2)] | None = None
     retain: bool | Sql | None = None
     expiry: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | str | Sql | None = None
-    content_type: Spoken | None = None
-    response_topic: Spoken | None = None
-    correlation_data: Spoken | None = None
-    payload: Spoken | None = None
+    content_type: TemplateOrSql | None = None
+    response_topic: TemplateOrSql | None = None
+    correlation_data: TemplateOrSql | None = None
+    payload: TemplateOrSql | None = None
     properties: Literal["all", "mqtt", "none"] = "all"
     fields: dict[str, str] = Field(default_factory=dict)
     where: str | None = None
@@ -601,7 +616,7 @@ class DownlinkSection(LineSection):
 
     @field_validator("from_")
     @classmethod
-    def _legal(cls, value: str | tuple[str, ...] | KafkaPattern) -> str | tuple[str, ...] | KafkaPattern:
+    def _check_topics(cls, value: str | tuple[str, ...] | KafkaPattern) -> str | tuple[str, ...] | KafkaPattern:
         if isinstance(value, KafkaPattern):
             try:
                 re.compile(value.pattern)  # Java's are much the same; Spark tells the rest
@@ -609,47 +624,50 @@ class DownlinkSection(LineSection):
                 raise ValueError(f"pattern is no regular expression ({error}); correct it") from None
             return value
         names = (value,) if isinstance(value, str) else value
-        problem = next((found for name in names if (found := kafka_name_problem(name))), None)
+        problem = next((name_problem for name in names if (name_problem := kafka_name_problem(name))), None)
         if problem or not names:
             raise ValueError(f"{problem or 'from names no topic'}; name one, several in a list, or {{ pattern = ... }}")
         return value
 
-    def rendering(self) -> dict[str, Any]:
-        """What `towline.bridge.messages.MessageTable` takes of it: SQL is a table without its text [I12]."""
+    def message_table_config(self) -> dict[str, Any]:
+        """Return the config of a `towline.bridge.messages.MessageTable`; SQL is passed without its text [I12]."""
         notice = self.failure_notice
-        said: dict[str, dict[str, Any]] = {"values": self.spoken(), "notice": notice.spoken() if notice else {}}
-        for texts in said.values():
-            texts |= {name: {} for name, value in texts.items() if isinstance(value, Sql)}
-        return {**said, "properties": self.properties, "copied": notice.copy_headers if notice else ()}
+        expressions: dict[str, dict[str, Any]] = {
+            "values": self.expressions(),
+            "notice": notice.expressions() if notice else {},
+        }
+        for fields in expressions.values():
+            fields |= {name: {} for name, value in fields.items() if isinstance(value, Sql)}
+        return {**expressions, "properties": self.properties, "copied": notice.copy_headers if notice else ()}
 
-    def spoken(self) -> dict[str, Any]:
-        """What is said of the messages: templates, SQL, constants; None for nothing."""
-        return {name: getattr(self, name) for name in VALUES}
+    def expressions(self) -> dict[str, Any]:
+        """Return the expression of each message field: a template, SQL or a constant; None for none."""
+        return {name: getattr(self, name) for name in MESSAGE_FIELDS}
 
-    def texts(self) -> dict[KeyPath, str]:
-        """The templates of its messages and of their failure notices, by their keys."""
-        said: dict[KeyPath, Any] = {(name,): value for name, value in self.spoken().items()}
+    def template_texts(self) -> dict[KeyPath, str]:
+        """Return the templates of the messages and of their failure notices, by their keys."""
+        expressions: dict[KeyPath, Any] = {(name,): value for name, value in self.expressions().items()}
         if notice := self.failure_notice:
-            said |= {("failure_notice", key): getattr(notice, key) for key in ("topic", "key", "payload")}
-            said |= {("failure_notice", "headers", name): text for name, text in notice.headers.items()}
-        return {key: text for key, text in said.items() if isinstance(text, str)}
+            expressions |= {("failure_notice", key): getattr(notice, key) for key in ("topic", "key", "payload")}
+            expressions |= {("failure_notice", "headers", name): text for name, text in notice.headers.items()}
+        return {key: text for key, text in expressions.items() if isinstance(text, str)}
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """Those of its messages and of their failure notices."""
-        return tuple(map(Template.read, self.texts().values()))
+        """Parsed templates of the messages and of their failure notices."""
+        return tuple(map(Template.parse, self.template_texts().values()))
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The Kafka topics that are named; none for a pattern."""
+        """Kafka topics by name; none for a pattern."""
         if isinstance(self.from_, KafkaPattern):
             return ()
         return (self.from_,) if isinstance(self.from_, str) else self.from_
 
     def reads(self, topic: str) -> bool:
-        """Whether a Kafka topic is among those it comes from; a pattern is looked for in the name, as Spark does."""
+        """Return whether the line reads a Kafka topic; a pattern is searched in the name, as in Spark."""
         if isinstance(self.from_, KafkaPattern):
-            return topic not in _UNLISTED and re.search(self.from_.pattern, topic) is not None
+            return topic not in _INTERNAL_TOPICS and re.search(self.from_.pattern, topic) is not None
         return topic in self.topics
 
 
@@ -657,7 +675,7 @@ class DownlinkTable(LineTable, DownlinkSection):
     """A line from Kafka to MQTT.
 
     Attributes:
-        outbox: How much disk it may take, and how old a message may be.
+        outbox: Limits of its disk usage and of the age of a message.
     """
 
     outbox: OutboxLimits = OutboxLimits()
@@ -666,18 +684,18 @@ class DownlinkTable(LineTable, DownlinkSection):
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
-def _lines(kind: str) -> BeforeValidator:
-    return _tables("TL-C60", f"[[{kind}]] must be written [[{kind}]]; add one with a name")
+def _require_line_tables(kind: str) -> BeforeValidator:
+    return _require_tables("TL-C60", f"[[{kind}]] must be written [[{kind}]]; add one with a name")
 
 
 class BridgeSection(SettingsModel):
-    """What a bridge has, its lines apart.
+    """Keys of a bridge, without its lines.
 
     Attributes:
-        name: Of the bridge.
-        state_dir: Of all its lines; each has a directory of its name inside.
-        leave_waiting: Lines taken out of the file that may leave messages waiting in state_dir; retire them instead.
-        kafka: Where records go.
+        name: Name of the bridge.
+        state_dir: State directory; each line has a directory of its name inside.
+        leave_waiting: Removed lines that may leave messages waiting in state_dir; retire them instead.
+        kafka: Connection to the Kafka cluster.
         spark: The Spark session of the bridge.
         gateway: Gateways on a network.
         monitor: Metrics and health.
@@ -693,11 +711,11 @@ class BridgeSection(SettingsModel):
 
     @field_validator("state_dir", mode="before")
     @classmethod
-    def _somewhere(cls, value: object) -> object:
+    def _check_state_dir(cls, value: object) -> object:
         if value == "":
             raise PydanticCustomError("path_type", "Input is not a valid path")
         try:
-            path(str(value))
+            parse_path(str(value))
         except ValueError as error:
             raise ValueError(f'"state_dir": {error}; name a directory on a local disk') from None
         return value
@@ -707,11 +725,11 @@ class BridgeTable(BridgeSection):
     """A bridge file of Towline.
 
     Attributes:
-        mqtt: The MQTT broker, and what is said to it.
+        mqtt: Connection to the MQTT broker.
         uplink: Lines from MQTT to Kafka.
         downlink: Lines from Kafka to MQTT.
     """
 
     mqtt: MqttTable = MqttTable()
-    uplink: Annotated[tuple[UplinkTable, ...], _SOME, _lines("uplink")] = ()
-    downlink: Annotated[tuple[DownlinkTable, ...], _SOME, _lines("downlink")] = ()
+    uplink: Annotated[tuple[UplinkTable, ...], _NON_EMPTY, _require_line_tables("uplink")] = ()
+    downlink: Annotated[tuple[DownlinkTable, ...], _NON_EMPTY, _require_line_tables("downlink")] = ()

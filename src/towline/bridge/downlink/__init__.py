@@ -1,1 +1,1 @@
-"""Kafka to MQTT."""
+"""Downlink: Kafka to MQTT."""

@@ -1,15 +1,14 @@
-"""The query of a line from Kafka to MQTT: Spark's own Kafka source → mapping → outbox, dead letters to Kafka.
+"""Spark query of a downlink: Spark's own Kafka source → mapping → outbox, dead letters to Kafka.
 
-Its topics are looked at before it starts [I17], because Spark compares offsets alone: a topic made anew that is longer
-than the old one is read on from the old one's offset without a word, and one that is gone ends the query, whether
-records of it were unread or not. So the ids of topics are held against those noted beside the offsets, and of one that
-is gone the checkpoint says whether all was delivered: a batch that took fewer records than it was allowed to took all
-there were (`KafkaMicroBatchStream.rateLimit`).
+Its topics are checked before it starts [I17], because Spark compares offsets alone: a recreated topic that is longer
+than the old one is read on from the old one's offset without an error, and a deleted topic ends the query, whether
+records of it were unread or not. So topic ids are compared with those saved beside the offsets. For a deleted topic the
+checkpoint shows whether all was delivered: a batch that took fewer records than it was allowed to took all there were
+(`KafkaMicroBatchStream.rateLimit`).
 
-What the line says in Spark SQL becomes columns beside those of its records, which the task that writes renders
-(`towline.bridge.messages`). They are rendered before that, in a task of its own, only where Spark has to know what
-became of them: where several writers have a part of the MQTT topics each, and where a failure notice says in SQL why a
-record was refused.
+The line's Spark SQL becomes columns beside those of its records, which the task that writes renders
+(`towline.bridge.messages`). They are rendered before that, in a task of their own, only where Spark has to know the
+outcome: where several writers have a part of the MQTT topics each, and where a failure notice has SQL for its reason.
 """
 
 from __future__ import annotations
@@ -25,21 +24,29 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from towline.bridge.config.model import DownLine
+from towline.bridge.config.model import Downlink
 from towline.bridge.config.rules import message_problems
 from towline.bridge.config.tables import DownlinkSection, KafkaPattern
-from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, LINE_NAME, MESSAGES, MQTT, WAYS_OUT, DownlinkSink
+from towline.bridge.downlink.sink import (
+    FORMAT,
+    LETTERS_PREFIX,
+    LOCATION_OPTION,
+    MESSAGES_OPTION,
+    MQTT_PREFIX,
+    REMEDY_OPTION,
+    DownlinkSink,
+)
 from towline.bridge.kafka_source import java_client
 from towline.bridge.lines.account import add_spark_counts
-from towline.bridge.lines.evidence import awaited, kafka_offsets, places_of, read_checkpoint, status_of
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import LineQuery
-from towline.bridge.lines.recovery import again_command, examine
-from towline.bridge.lines.statements import COUNTER, apply
+from towline.bridge.lines.recovery import check_resume, reset_command
+from towline.bridge.lines.sql import ROW_METRICS, apply_downlink_sql
+from towline.bridge.lines.statuses import endpoints_of, kafka_offsets, read_checkpoint, request_status, wait_for_answers
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
-from towline.gateway.access import Access
-from towline.kafka.admin import KafkaAdmin, check_ids, keep_ids, kept_ids, remade
+from towline.gateway.access import ClientAccess
+from towline.kafka.admin import KafkaAdmin, check_topic_ids, recreated_topics, save_topic_ids, saved_topic_ids
 from towline.kafka.options import SinkSettings
 
 if TYPE_CHECKING:
@@ -48,338 +55,401 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from towline.bridge.lines.evidence import Evidence, KafkaOffsets
+    from towline.bridge.lines.statuses import CheckpointSummary, KafkaOffsets
 
 #: Seconds to wait for Kafka here, on the driver's main thread: other lines wait as long.
-GLANCE_S: Final = 4.0
-_CREATE: Final = "Create it, and the line goes on by itself; or take it out of the file."
+METADATA_TIMEOUT_S: Final = 4.0
+_CREATE_REMEDY: Final = "Create it, and the line goes on by itself; or take it out of the file."
 #: The ways out of what can't be read any more, also where a batch was begun; and of one whose topic is gone.
-_GO_ON: Final = 'Set on_data_loss = "go_on" and start again, to go on with what is left; or begin again: {}.'
-_STUCK: Final = (
+_GO_ON_REMEDY: Final = 'Set on_data_loss = "go_on" and start again, to go on with what is left; or begin again: {}.'
+_MISSING_TOPIC_REMEDY: Final = (
     "A batch was begun with them, and Spark would wait for a topic that is gone. Begin again behind the last batch "
     "that is done: {}; of the one that was begun, what is in the outbox comes twice."
 )
 
 
-class TopicFindings(NamedTuple):
-    """What is known of a line's topics.
+class TopicCheck(NamedTuple):
+    """Result of the check of a line's topics.
 
     Attributes:
-        ids: Of those that are there.
-        remarks: What a person should know, a line each.
-        gone: Whether it stands in topics that it does not read any more, and misses no record of them.
+        topic_ids: Topic ids by name, of the topics that exist.
+        remarks: Remarks for the operator, a line each.
+        has_removed_topics: Whether the checkpoint has topics that the line does not read any more, without record loss.
     """
 
-    ids: Mapping[str, str] = {}
+    topic_ids: Mapping[str, str] = {}
     remarks: tuple[str, ...] = ()
-    gone: bool = False
+    has_removed_topics: bool = False
 
 
-def ways_out(line: DownLine, file: str) -> str:
-    """What to do about a topic that was made anew."""
+def recreated_topic_remedy(line: Downlink, file: str) -> str:
+    """Return the remedy for a topic that was recreated."""
     return (
         'To read the new one from its beginning, set starting_offsets = "earliest" (the default) and run: '
-        f'{again_command(line, file)}; from its end, set starting_offsets = "latest" and run the same. Other topics go '
+        f'{reset_command(line, file)}; from its end, set starting_offsets = "latest" and run the same. Other topics go '
         "on behind the last batch that is done; of a batch that was begun, what is in the outbox comes twice."
     )
 
 
-def look_at_topics(
-    line: DownLine, file: str, evidence: Evidence, client: Mapping[str, str], limit: int
-) -> TopicFindings:
-    """Hold the topics against the checkpoint, and note their ids before the first offset of them is known.
+def check_topics(
+    line: Downlink, file: str, evidence: CheckpointSummary, client: Mapping[str, str], limit: int
+) -> TopicCheck:
+    """Compare a line's topics with its checkpoint, and save the topic ids before any offset is known.
 
     Args:
-        line: As its next batch is read.
-        file: The bridge's, as a command names it.
-        evidence: What the checkpoint says.
-        client: Unresolved.
+        line: The line with the settings of its next batch.
+        file: The bridge file, as a command names it.
+        evidence: State of the checkpoint.
+        client: Kafka's client configuration, unresolved.
         limit: Records that its last batches took at most.
 
     Raises:
-        KafkaError: TL-B03, a topic that the line names is not there; TL-B06, a topic was made anew, or is gone and had
-            records that were not read; TL-K01, no answer to a line that has no offsets yet.
-        JournalError: TL-J20, the ids can't be noted.
+        KafkaError: TL-B03, a configured topic does not exist; TL-B06, a topic was recreated, or deleted with unread
+            records; TL-K01, no answer to a line that has no offsets yet.
+        JournalError: TL-J20, the ids can't be saved.
     """
-    logs, where = Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
-    before, begun = _batch(line.checkpoint, evidence.planned)
-    stood = begun if evidence.decided else {**before, **begun}
-    kept, cluster = kept_ids(logs) if stood else {}, KafkaAdmin(client, GLANCE_S)
+    checkpoint, location = Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
+    batch_start, batch_end = _batch_offsets(line.checkpoint, evidence.planned_batch)
+    positions = batch_end if evidence.all_committed else {**batch_start, **batch_end}
+    saved_ids, admin = saved_topic_ids(checkpoint) if positions else {}, KafkaAdmin(client, METADATA_TIMEOUT_S)
     try:
-        named = line.topics or list(filter(line.reads, cluster.info().topics))
-        ids = cluster.ids({*named, *stood})
+        topics = line.topics or list(filter(line.reads, admin.info().topics))
+        topic_ids = admin.topic_ids({*topics, *positions})
     except KafkaError:
-        if not stood:
+        if not positions:
             raise
-        return TopicFindings()  # Spark waits longer for Kafka, and the sink looks before the tasks of each batch
-    check_ids(where, ways_out(line, file), stood, kept, ids)
-    if missing := sorted(set(line.topics) - set(ids)):
-        what = f"{where} reads {', '.join(missing)}, and Kafka has no such topic"
-        raise KafkaError("TL-B03", client["bootstrap.servers"], what, _CREATE)
-    gone = {name: at for name, at in stood.items() if name not in ids or not line.reads(name)}
-    lost = {name: "" if name in ids else _unread(name, evidence, line.checkpoint, limit) for name in gone}
-    texts, stops = [text for text in lost.values() if text], line.on_data_loss == "stop"
-    stuck = not evidence.decided and any(_ranges(before, begun, name) for name in gone if lost[name])
-    if stops and gone and not evidence.decided and not texts:
-        texts = _overtaken(client, before, {name: at for name, at in begun.items() if name not in gone})
-    if texts and (stuck or stops):
-        what = f"Kafka no longer has records that the line had not read: {'; '.join(texts)}"
-        raise KafkaError("TL-B06", where, what, (_STUCK if stuck else _GO_ON).format(again_command(line, file)))
-    if not stood:
+        return TopicCheck()  # Spark waits longer for Kafka, and the sink looks before the tasks of each batch
+    check_topic_ids(location, recreated_topic_remedy(line, file), positions, saved_ids, topic_ids)
+    if missing_topics := sorted(set(line.topics) - set(topic_ids)):
+        problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
+        raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE_REMEDY)
+    removed_topics = {
+        name: offsets for name, offsets in positions.items() if name not in topic_ids or not line.reads(name)
+    }
+    unread_by_topic = {
+        name: "" if name in topic_ids else _unread_records(name, evidence, line.checkpoint, limit)
+        for name in removed_topics
+    }
+    unread_texts, stops_on_loss = [text for text in unread_by_topic.values() if text], line.on_data_loss == "stop"
+    has_unfinished_batch = not evidence.all_committed and any(
+        _ranges(batch_start, batch_end, name) for name in removed_topics if unread_by_topic[name]
+    )
+    if stops_on_loss and removed_topics and not evidence.all_committed and not unread_texts:
+        unread_texts = _deleted_records(
+            client, batch_start, {name: offsets for name, offsets in batch_end.items() if name not in removed_topics}
+        )
+    if unread_texts and (has_unfinished_batch or stops_on_loss):
+        problem = f"Kafka no longer has records that the line had not read: {'; '.join(unread_texts)}"
+        raise KafkaError(
+            "TL-B06",
+            location,
+            problem,
+            (_MISSING_TOPIC_REMEDY if has_unfinished_batch else _GO_ON_REMEDY).format(reset_command(line, file)),
+        )
+    if not positions:
         line.checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
-        keep_ids(logs, ids)
+        save_topic_ids(checkpoint, topic_ids)
     remarks = []
-    for name, at in gone.items():
-        known = f"lost are {lost[name]}" if lost[name] else "all that is known of it was delivered"
-        why = "is not read any more" if name in ids else f"is gone from Kafka; {known}"
-        remarks.append(f'topic "{name}", read up to {", ".join(f"offset {end:,}" for end in at.values())}, {why}')
-    if unknown := ", ".join(sorted(name for name, one in ids.items() if not one)):
-        what = "this Kafka gives none, so a topic that is deleted and made again is not recognised"
-        remarks.append(f"topic ids unknown ({unknown}): {what}")
-    return TopicFindings(ids, tuple(remarks), gone=bool(gone))
+    for name, offsets in removed_topics.items():
+        loss_text = (
+            f"lost are {unread_by_topic[name]}" if unread_by_topic[name] else "all that is known of it was delivered"
+        )
+        reason = "is not read any more" if name in topic_ids else f"is gone from Kafka; {loss_text}"
+        remarks.append(
+            f'topic "{name}", read up to {", ".join(f"offset {offset:,}" for offset in offsets.values())}, {reason}'
+        )
+    if unknown := ", ".join(sorted(name for name, topic_id in topic_ids.items() if not topic_id)):
+        problem = "this Kafka gives none, so a topic that is deleted and made again is not recognised"
+        remarks.append(f"topic ids unknown ({unknown}): {problem}")
+    return TopicCheck(topic_ids, tuple(remarks), has_removed_topics=bool(removed_topics))
 
 
-def _unread(name: str, evidence: Evidence, checkpoint: Path, limit: int) -> str:
-    """What of a topic that is gone was not delivered, as far as the checkpoint says; "" for nothing."""
-    before, begun = _batch(checkpoint, evidence.planned)
-    if not evidence.decided and name in begun:
-        return _told(name, _ranges(before, begun, name))
-    start, end = _batch(checkpoint, evidence.done)  # where the query began, and no record was taken, if none is done
-    taken = [one for each in end for one in _ranges(start, end, each)]
+def _unread_records(name: str, evidence: CheckpointSummary, checkpoint: Path, limit: int) -> str:
+    """Describe the undelivered records of a deleted topic, as far as the checkpoint shows them; "" for none."""
+    batch_start, batch_end = _batch_offsets(checkpoint, evidence.planned_batch)
+    if not evidence.all_committed and name in batch_end:
+        return _ranges_text(name, _ranges(batch_start, batch_end, name))
+    start, end = _batch_offsets(
+        checkpoint, evidence.committed_batch
+    )  # where the query began, and no record was taken, if none is done
+    ranges = [topic_range for topic in end for topic_range in _ranges(start, end, topic)]
     # Each partition with records gives a batch one at least, and the share of each is rounded.
-    idle = not _ranges(start, end, name) or sum(b - a for _, a, b in taken) + len(taken) < limit
-    if idle and evidence.done is not None:
+    read_to_end = (
+        not _ranges(start, end, name)
+        or sum(end_offset - first_offset for _, first_offset, end_offset in ranges) + len(ranges) < limit
+    )
+    if read_to_end and evidence.committed_batch is not None:
         return ""
-    last = ", ".join(f"{at:,}" for at in end.get(name, {}).values())
-    return f'topic "{name}" behind offset {last}, where more records were, or may have been'
+    last_offsets = ", ".join(f"{offset:,}" for offset in end.get(name, {}).values())
+    return f'topic "{name}" behind offset {last_offsets}, where more records were, or may have been'
 
 
-def _overtaken(client: Mapping[str, str], start: KafkaOffsets, end: KafkaOffsets) -> list[str]:
-    """Records of a batch that Kafka has deleted: while topics are gone Spark is not asked to stop at that."""
-    lost = []
+def _deleted_records(client: Mapping[str, str], start: KafkaOffsets, end: KafkaOffsets) -> list[str]:
+    """Describe records of a batch that Kafka has deleted: without topics Spark runs with failOnDataLoss=false."""
+    deleted_texts = []
     for name in end:
         ranges = _ranges(start, end, name)
-        firsts = KafkaAdmin(client).first_offsets(name, [int(part) for part, _, _ in ranges])
-        late = [(part, a, min(b, firsts[int(part)])) for part, a, b in ranges if firsts[int(part)] > a]
-        lost += [_told(name, late)] if late else []
-    return lost
+        first_offsets = KafkaAdmin(client).first_offsets(name, [int(partition) for partition, _, _ in ranges])
+        deleted_ranges = [
+            (partition, first_offset, min(end_offset, first_offsets[int(partition)]))
+            for partition, first_offset, end_offset in ranges
+            if first_offsets[int(partition)] > first_offset
+        ]
+        deleted_texts += [_ranges_text(name, deleted_ranges)] if deleted_ranges else []
+    return deleted_texts
 
 
-def _batch(checkpoint: Path, number: int | None) -> tuple[KafkaOffsets, KafkaOffsets]:
-    """Where a batch begins and ends; without one, where the query began."""
-    return kafka_offsets(checkpoint, number - 1 if number else None), kafka_offsets(checkpoint, number)
+def _batch_offsets(checkpoint: Path, batch: int | None) -> tuple[KafkaOffsets, KafkaOffsets]:
+    """Return start and end offsets of a batch; without a batch, the offsets at which the query began."""
+    return kafka_offsets(checkpoint, batch - 1 if batch else None), kafka_offsets(checkpoint, batch)
 
 
 def _ranges(start: KafkaOffsets, end: KafkaOffsets, name: str) -> list[tuple[str, int, int]]:
-    """Partitions of a topic with records in a batch: number, first offset, offset after the last."""
-    begins = start.get(name, {})
-    return [(part, begins.get(part, 0), to) for part, to in end.get(name, {}).items() if to > begins.get(part, 0)]
+    """Return the offset ranges of a topic with records in a batch: partition, first offset, offset after the last."""
+    start_offsets = start.get(name, {})
+    return [
+        (partition, start_offsets.get(partition, 0), end_offset)
+        for partition, end_offset in end.get(name, {}).items()
+        if end_offset > start_offsets.get(partition, 0)
+    ]
 
 
-def _told(name: str, ranges: list[tuple[str, int, int]]) -> str:
-    return "; ".join(f'offsets {a:,} to {b - 1:,} of topic "{name}", partition {part}' for part, a, b in ranges)
+def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
+    return "; ".join(
+        f'offsets {first_offset:,} to {end_offset - 1:,} of topic "{name}", partition {partition}'
+        for partition, first_offset, end_offset in ranges
+    )
 
 
 #: The start of a partition, and its end, as Spark's Kafka source takes them.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 #: What does not decide which record becomes which row of a batch that was begun: it is as the file says now.
-_UNDECIDING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s")
+_NOT_IN_MAPPING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s")
 
 
-class DownlinkQuery(LineQuery[DownLine]):
-    """The query of a downlink."""
+class DownlinkQuery(LineQuery[Downlink]):
+    """Spark query of a downlink."""
 
-    _findings = TopicFindings()
+    _topic_check = TopicCheck()
     #: It finishes a batch without the topics that are gone.
-    _passes = False
+    _ignores_data_loss = False
 
-    def _begun(self, mapping: str) -> DownLine | None:
-        return begun_line(self.line, mapping) if _section(mapping) else None
+    def _line_of_last_batch(self, mapping: str) -> Downlink | None:
+        return line_of_last_batches(self.line, mapping) if _parse_mapping(mapping) else None
 
-    def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
+    def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
-        line, file, identity = self.line, str(self.bridge.file), Identity.of(self.bridge, self.line)
+        line, file, identity = self.line, str(self.bridge.file), Identity.of_line(self.bridge, self.line)
         evidence = read_checkpoint(line.checkpoint)
-        identity = examine(line, file, identity, evidence)
-        limit = begun_line(line, identity.mapping).max_messages_per_trigger
+        identity = check_resume(line, file, identity, evidence)
+        limit = line_of_last_batches(line, identity.mapping).max_messages_per_trigger
         evidence = read_checkpoint(line.checkpoint)  # it may begin anew behind what is done
-        self._findings = look_at_topics(line, file, evidence, self.bridge.kafka.client(), limit)
-        self.remarks = self._findings.remarks
+        self._topic_check = check_topics(line, file, evidence, self.bridge.kafka.client_settings(), limit)
+        self.remarks = self._topic_check.remarks
         # While a topic is missing Spark stops at a batch that was planned without it; all else was looked at.
-        self._passes = self._findings.gone and not evidence.decided
-        self._finishes = self._finishes or self._passes
+        self._ignores_data_loss = self._topic_check.has_removed_topics and not evidence.all_committed
+        self._finish_only = self._finish_only or self._ignores_data_loss
         identity = _with_mapping(line, identity, evidence)
-        records, transform = self._records(spark, identity), _transform(line)
-        rows = apply(records, line, self._messages(identity), transform, parallelism=line.parallelism)
-        return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
+        records, transform = self._read_stream(spark, identity), _transform(line)
+        rows = apply_downlink_sql(
+            records, line, self._message_options(identity), transform, parallelism=line.parallelism
+        )
+        return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
 
     def count_spark(self, progress: Mapping[str, Any]) -> None:
-        """Count what Spark took of Kafka, beside what the writer was given of it.
+        """Count the records that Spark read from Kafka, to compare with the records that the writer received.
 
-        Observed are the rows of the attempt of each task that counts (`apply`). ``numInputRows`` counts a task twice
-        whose output was lost with its executor behind a shuffle (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
+        Observed metrics count the rows of one attempt per task (`apply`). ``numInputRows`` counts a task twice whose
+        output was lost with its executor behind a shuffle (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
         """
-        observed = (progress.get("observedMetrics") or {}).get(COUNTER)
+        metrics = (progress.get("observedMetrics") or {}).get(ROW_METRICS)
         source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
-        if observed is None:
+        if metrics is None:
             return
-        taken = int(observed["rows"] or 0)
+        row_count = int(metrics["rows"] or 0)
         start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
-        room = sum(offset - start.get(place, 0) for place, offset in end.items()) if start else taken
-        transforms = self.line.transform is not None
+        offset_count = (
+            sum(offset - start.get(partition, 0) for partition, offset in end.items()) if start else row_count
+        )
+        has_transform = self.line.transform is not None
 
         def numbers(sink: Counter[str]) -> dict[str, int]:
-            fewer = taken - sink["records"]
-            known = {"removed": max(0, fewer)} if transforms else {"unlike": fewer}
-            return {"taken": taken, "beyond": max(0, taken - room), **known}
+            difference = row_count - sink["records"]
+            other_counts = {"removed": max(0, difference)} if has_transform else {"unlike": difference}
+            return {"taken": row_count, "beyond": max(0, row_count - offset_count), **other_counts}
 
         add_spark_counts(self.line.checkpoint, progress["batchId"], numbers)
 
-    def _messages(self, identity: Identity) -> str:
-        """What the line's records become, as `towline.bridge.messages.message_table` takes it."""
+    def _message_options(self, identity: Identity) -> str:
+        """Return the line's mapping as JSON options of `towline.bridge.messages.message_table`."""
         line = self.line
-        more = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit}
-        return json.dumps({**line.rendering(), **more, "send_controls": line.control_characters == "send"})
+        extra = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit}
+        return json.dumps({**line.message_table_config(), **extra, "send_controls": line.control_characters == "send"})
 
-    def _records(self, spark: SparkSession, identity: Identity) -> DataFrame:
+    def _read_stream(self, spark: SparkSession, identity: Identity) -> DataFrame:
         line = self.line
         pattern = line.from_.pattern if isinstance(line.from_, KafkaPattern) else None
         options = {
-            **self._reading(),
+            **self._source_options(),
             "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(line.topics),
-            "startingOffsets": self._starting(identity),
-            "failOnDataLoss": str(line.on_data_loss == "stop" and not self._passes).lower(),
+            "startingOffsets": self._starting_offsets(identity),
+            "failOnDataLoss": str(line.on_data_loss == "stop" and not self._ignores_data_loss).lower(),
             "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
         }
         return spark.readStream.format("kafka").options(**options).load()
 
     def source_settings(self) -> dict[str, str]:
-        """What Spark's Kafka source is told, as Kafka's Java client names it, secrets as names of variables."""
+        """Return the client settings of Spark's Kafka source, with Java's names, secrets as names of variables."""
         secrets: dict[str, str] = {}  # they go nowhere
-        return {k.removeprefix("kafka."): v for k, v in self._reading(secrets).items() if k.startswith("kafka.")}
+        return {k.removeprefix("kafka."): v for k, v in self._source_options(secrets).items() if k.startswith("kafka.")}
 
     def sink_settings(self) -> SinkSettings | None:
-        """What the sink of dead letters is told at the line's next start; None for a line without one."""
+        """Return the settings of the dead-letter sink at the line's next start; None for a line without one."""
         if self.line.dead_letter_topic is None:
             return None
-        both = self._both_sinks(Identity.of(self.bridge, self.line)).items()
-        return SinkSettings.parse({k.removeprefix(DEAD_LETTERS): v for k, v in both if k.startswith(DEAD_LETTERS)})
+        sink_options = self._sink_options(Identity.of_line(self.bridge, self.line)).items()
+        return SinkSettings.parse(
+            {k.removeprefix(LETTERS_PREFIX): v for k, v in sink_options if k.startswith(LETTERS_PREFIX)}
+        )
 
-    def _reading(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
-        """Options of Spark's Kafka source, whichever records are asked for; `environ` as for `java_client`."""
+    def _source_options(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
+        """Return options of Spark's Kafka source, except topics and offsets; `environ` as for `java_client`."""
         return {
-            **{f"kafka.{name}": value for name, value in java_client(self.bridge.kafka.client(), environ).items()},
+            **{
+                f"kafka.{name}": value
+                for name, value in java_client(self.bridge.kafka.client_settings(), environ).items()
+            },
             # Spark's source shows uncommitted and aborted records without it.
             "kafka.isolation.level": self.line.isolation_level,
             "includeHeaders": "true",
             "groupIdPrefix": f"towline-{self.bridge.name}-{self.line.name}",
         }
 
-    def _starting(self, identity: Identity) -> str:
-        """Where a query without a checkpoint begins; with one, Spark asks that."""
+    def _starting_offsets(self, identity: Identity) -> str:
+        """Return startingOffsets for a query without a checkpoint; with one, Spark uses the checkpoint."""
         line = self.line
         if not identity.offsets:
             start = line.starting_offsets
             return start if isinstance(start, str) else json.dumps(start)
         if identity.query:
             return json.dumps(identity.offsets)
-        topics = KafkaAdmin(self.bridge.kafka.client()).info().topics  # Spark wants every partition
-        start, stood = line.starting_offsets, dict(identity.offsets)
-        for name in remade(identity.topic_ids, self._findings.ids):  # they begin as the file says
+        topics = KafkaAdmin(self.bridge.kafka.client_settings()).info().topics  # Spark wants every partition
+        start, positions = line.starting_offsets, dict(identity.offsets)
+        for name in recreated_topics(identity.topic_ids, self._topic_check.topic_ids):  # they begin as the file says
             latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}
-            stood[name] = start.get(name, {}) if isinstance(start, dict) else latest
-        return json.dumps(covering(stood, topics, line))
+            positions[name] = start.get(name, {}) if isinstance(start, dict) else latest
+        return json.dumps(with_all_partitions(positions, topics, line))
 
-    def _both_sinks(self, identity: Identity) -> dict[str, str]:
-        """The options of `towline.bridge.downlink.sink`, which hands rows to MQTT and dead letters to Kafka."""
+    def _sink_options(self, identity: Identity) -> dict[str, str]:
+        """Return the options of `towline.bridge.downlink.sink`, which writes rows to MQTT and dead letters to Kafka."""
         line = self.line
-        mqtt = {
+        mqtt_options = {
             **self._gateway_options(),
             "guarantee": line.guarantee.value,
             "qos": str(line.qos),
             "confirm": line.confirm,
             "retryAttempts": "-1",  # a full outbox is no reason to fail: the batch waits for room [I7]
         }
-        kafka = {
+        kafka_options = {
             **self.bridge.sink_options(line, identity.sink),
             # Counted as dead letters, so they must not be lost with any guarantee.
             "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
-        topics = {LINE_NAME: f'line "{line.name}"', WAYS_OUT: ways_out(line, str(self.bridge.file))}
-        topics[MESSAGES] = self._messages(identity)
-        return topics | {MQTT + k: v for k, v in mqtt.items()} | {DEAD_LETTERS + k: v for k, v in kafka.items()}
+        options = {
+            LOCATION_OPTION: f'line "{line.name}"',
+            REMEDY_OPTION: recreated_topic_remedy(line, str(self.bridge.file)),
+        }
+        options[MESSAGES_OPTION] = self._message_options(identity)
+        return (
+            options
+            | {MQTT_PREFIX + k: v for k, v in mqtt_options.items()}
+            | {LETTERS_PREFIX + k: v for k, v in kafka_options.items()}
+        )
 
 
-def _with_mapping(line: DownLine, identity: Identity, evidence: Evidence) -> Identity:
-    """The identity with the settings of the next batches, durable before there is one; the same while one is undecided.
+def _with_mapping(line: Downlink, identity: Identity, evidence: CheckpointSummary) -> Identity:
+    """Save the mapping of the next batches in the identity, durably; unchanged while a batch is undecided.
 
-    The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so it is finished
-    by what decided which record becomes a row when it was begun. Raises TL-G01 when the gateway does not answer.
+    The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so the batch is
+    finished with the mapping it was started with. Raises TL-G01 when the gateway does not answer.
     """
-    if not evidence.decided:
+    if not evidence.all_committed:
         return identity
-    (status,) = awaited(places_of([str(line.gateway.state_dir)], Access()), status_of, own=True)
+    (status,) = wait_for_answers(
+        endpoints_of([str(line.gateway.state_dir)], ClientAccess()), request_status, is_local=True
+    )
     online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
     limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
-    return identity.noted(line.gateway.state_dir, mapping=mapping_of(line), packet_limit=limit)
+    return identity.update(line.gateway.state_dir, mapping=mapping_of(line), packet_limit=limit)
 
 
-def mapping_of(line: DownLine) -> str:
-    """A line's settings as JSON."""
+def mapping_of(line: Downlink) -> str:
+    """Return a line's settings as JSON."""
     return line.model_dump_json(by_alias=True, exclude_defaults=True, include=set(DownlinkSection.model_fields))
 
 
-def begun_line(line: DownLine, mapping: str) -> DownLine:
-    """The line as its last batches were begun, by the mapping of its identity; "" for a line that never ran.
+def line_of_last_batches(line: Downlink, mapping: str) -> Downlink:
+    """Return the line with the mapping of its last batches, as its identity has it; "" for a line that never ran.
 
-    A mapping that this version refuses says nothing.
+    A mapping that this version refuses is ignored.
     """
-    begun = _section(mapping)
-    decided = [name for name in DownlinkSection.model_fields if begun and name not in _UNDECIDING]
-    return line.model_copy(update={name: getattr(begun, name) for name in decided})
+    section = _parse_mapping(mapping)
+    field_names = [name for name in DownlinkSection.model_fields if section and name not in _NOT_IN_MAPPING]
+    return line.model_copy(update={name: getattr(section, name) for name in field_names})
 
 
-def _section(mapping: str) -> DownlinkSection | None:
+def _parse_mapping(mapping: str) -> DownlinkSection | None:
     with suppress(ValidationError):
         section = DownlinkSection.model_validate_json(mapping)
         return None if any(message_problems(section)) else section
     return None
 
 
-def covering(
-    stood: Mapping[str, Mapping[str, int]], topics: Mapping[str, int], section: DownlinkSection
+def with_all_partitions(
+    positions: Mapping[str, Mapping[str, int]], topics: Mapping[str, int], section: DownlinkSection
 ) -> dict[str, dict[str, int]]:
-    """Offsets for every partition there is now of a line that stood somewhere; one added since begins at its start."""
+    """Return offsets for every current partition of a line's topics; a new partition begins at its start."""
     return {
-        name: {str(part): stood.get(name, {}).get(str(part), _EARLIEST) for part in range(count)}
+        name: {str(partition): positions.get(name, {}).get(str(partition), _EARLIEST) for partition in range(count)}
         for name, count in topics.items()
         if section.reads(name)
     }
 
 
-def _transform(line: DownLine) -> Callable[[DataFrame], DataFrame] | None:
-    """The user's function, TL-C78; a module beside the bridge file counts too."""
+def _transform(line: Downlink) -> Callable[[DataFrame], DataFrame] | None:
+    """Load the user's transform function (TL-C78); a module beside the bridge file counts too."""
     if line.transform is None:
         return None
     module, _, name = line.transform.partition(":")
     try:
         function: Callable[[DataFrame], DataFrame] = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a module that ends the process would end all lines
-        what = f'transform "{line.transform}" can\'t be loaded ({type(error).__name__}: {error})'
-        raise ConfigError("TL-C78", f'line "{line.name}"', what, "Correct the name, or install the module.") from error
+        problem = f'transform "{line.transform}" can\'t be loaded ({type(error).__name__}: {error})'
+        raise ConfigError(
+            "TL-C78", f'line "{line.name}"', problem, "Correct the name, or install the module."
+        ) from error
     return function
 
 
-def find_modules(file: Path) -> None:
-    """Let a transform be a module beside the bridge file."""
-    place = str(file.parent)
-    if place not in sys.path:
-        sys.path.append(place)
+def add_module_path(file: Path) -> None:
+    """Add the bridge file's directory to ``sys.path``, so that a transform may be a module there."""
+    directory = str(file.parent)
+    if directory not in sys.path:
+        sys.path.append(directory)
 
 
-def _offsets(place: Any) -> dict[tuple[str, str], int]:
-    """Offsets by topic and partition, as Spark's Kafka source reports them."""
-    parts = [(topic, one) for topic, one in place.items() if isinstance(one, dict)] if isinstance(place, dict) else []
-    return {(topic, part): at for topic, one in parts for part, at in one.items() if isinstance(at, int)}
+def _offsets(source_offsets: Any) -> dict[tuple[str, str], int]:
+    """Return offsets by topic and partition, from the JSON of Spark's Kafka source."""
+    offsets_by_topic = (
+        [(topic, offsets) for topic, offsets in source_offsets.items() if isinstance(offsets, dict)]
+        if isinstance(source_offsets, dict)
+        else []
+    )
+    return {
+        (topic, partition): offset
+        for topic, offsets in offsets_by_topic
+        for partition, offset in offsets.items()
+        if isinstance(offset, int)
+    }

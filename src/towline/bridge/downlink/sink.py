@@ -1,10 +1,10 @@
-"""``format("towline_downlink")``: messages to the outbox of a gateway, and dead letters to Kafka, as one sink.
+"""``format("towline_downlink")``: one sink that writes messages to a gateway's outbox, and dead letters to Kafka.
 
-Spark gives a query one sink, and a dead letter has to be in Kafka before the batch that left it out is committed. So
-this sink makes both of the records (`towline.bridge.messages`), and hands the messages to ``format("mqtt")`` and the
-dead letters to ``format("kafka_transactional")``, each with its way of not writing a batch twice: the outbox remembers
-how many rows of the batch it has, Kafka the marker [I9, I10]. A crash in between repeats the batch, sorted by where the
-records stand in Kafka, and each side leaves out what it has.
+Spark gives a query one sink, and a dead letter has to be in Kafka before its batch is committed. So this sink makes
+both of the records (`towline.bridge.messages`). It passes the messages to ``format("mqtt")`` and the dead letters to
+``format("kafka_transactional")``. Each side avoids writing a batch twice: the outbox counts the rows of the batch that
+it has, Kafka has the marker [I9, I10]. A crash in between repeats the batch, sorted by topic, partition and offset, and
+each side skips the rows that it has.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from towline.bridge.messages import LETTER_SCHEMA, PLACE, LetterColumns, MessageTable, message_table, own
-from towline.bridge.routes import FAULT, OUTCOME, RowOutcome, outcomes_of, refused
+from towline.bridge.messages import (
+    DEAD_LETTER_SCHEMA,
+    POSITION_COLUMNS,
+    DeadLetterColumns,
+    MessageTable,
+    internal_column,
+    message_table,
+)
+from towline.bridge.routes import FAULT, OUTCOME, RowOutcome, count_outcomes, refused_mask
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, KafkaError, one_line
-from towline.journal.segment import BATCH_BYTES, RowSlice, combined
+from towline.errors import ConfigError, KafkaError, without_traceback
+from towline.journal.segment import BATCH_BYTES, RowSlice, combine_slices
 from towline.kafka.admin import check_source_topics
 from towline.kafka.delivery import Spool
 from towline.kafka.options import SinkSettings
 from towline.schema import MESSAGE_SCHEMA
 from towline.spark.kafka_sink import FailingWriter, KafkaTransactional, StreamWriter
-from towline.spark.sink import MqttStreamWriter, MqttWritten, stream_writer
-from towline.spark.tally import BatchResult, SinkNote
+from towline.spark.sink import MqttStreamWriter, MqttTaskResult, stream_writer
+from towline.spark.sink_note import BatchResult, SinkNote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,41 +50,41 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "towline_downlink"
 #: What options of either side begin with.
-MQTT, DEAD_LETTERS = "mqtt.", "letters."
+MQTT_PREFIX, LETTERS_PREFIX = "mqtt.", "letters."
 #: Options: of `message_table`; whose topics they are, and what to do about one that was made anew.
-MESSAGES, LINE_NAME, WAYS_OUT = "messages", "topics.where", "topics.do"
-_CHECKPOINT: Final = "checkpointlocation"
+MESSAGES_OPTION, LOCATION_OPTION, REMEDY_OPTION = "messages", "topics.where", "topics.do"
+_CHECKPOINT_OPTION: Final = "checkpointlocation"
 #: Bytes of a part that are kept in memory.
-_MEMORY: Final = 64 << 20
+_SPOOL_MEMORY_BYTES: Final = 64 << 20
 #: Rows handed on at a time.
-_ROWS: Final = 10_000
+_MAX_ROWS: Final = 10_000
 #: Columns that the sink ``mqtt`` takes.
-_SENT: Final = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
+_MQTT_COLUMNS: Final = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
 
 
 @dataclass
-class DownlinkWritten(WriterCommitMessage):
-    """A task's two answers.
+class DownlinkResult(WriterCommitMessage):
+    """Results of one task, from the outbox and from Kafka.
 
     Attributes:
-        sent: Of the outbox.
-        dead_letters: Of Kafka; None for a line without dead letters.
-        counts: ``records`` that it was given; of those ``filtered``, ``undecided`` as their ``where`` is null, and
-            ``unfit`` for a message, and of those ``unlettered``, no dead letters in Kafka; and messages ``sent``, of
-            which the outbox has told.
+        mqtt_result: Result of the outbox.
+        dead_letters: Result of Kafka; None for a line without dead letters.
+        counts: ``records`` received; of those ``filtered``, ``undecided`` as their ``where`` is null, and ``unfit`` for
+            a message, and of those ``unlettered``, without a dead letter in Kafka; and messages ``sent``, as the outbox
+            reports.
     """
 
-    sent: MqttWritten
+    mqtt_result: MqttTaskResult
     dead_letters: Any
     counts: Counter[str]
 
 
 class DownlinkSink(DataSource):
-    """The sink of a line from Kafka to MQTT; the bridge's own, not for the public."""
+    """Sink of a line from Kafka to MQTT; internal to the bridge."""
 
     @classmethod
     def name(cls) -> str:
-        """The word for ``format()``."""
+        """Return the name for ``format()``."""
         return FORMAT
 
     def schema(self) -> StructType:
@@ -85,141 +92,163 @@ class DownlinkSink(DataSource):
         raise ConfigError("TL-C49", FORMAT, "this format only writes", 'Read with format("mqtt").')
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
-        """Look at the topics of the batch, and bind both sides; what they raise, this raises."""
-        letters = _part(self.options, DEAD_LETTERS)
-        client, location = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
+        """Check the topics of the batch, and create the writers of both sides; raises their errors."""
+        letters = _side_options(self.options, LETTERS_PREFIX)
+        client, checkpoint_path = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT_OPTION, "")
         try:
-            check_source_topics(client, location, self.options[LINE_NAME], self.options[WAYS_OUT])
-        except KafkaError as problem:
-            return FailingWriter(problem)
-        mqtt = stream_writer(_part(self.options, MQTT), from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _SENT))))
+            check_source_topics(client, checkpoint_path, self.options[LOCATION_OPTION], self.options[REMEDY_OPTION])
+        except KafkaError as error:
+            return FailingWriter(error)
+        mqtt_writer = stream_writer(
+            _side_options(self.options, MQTT_PREFIX),
+            from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _MQTT_COLUMNS))),
+        )
         sink = LetterSink(letters)
-        kafka = sink.streamWriter(from_arrow_schema(LETTER_SCHEMA), overwrite) if sink.takes_letters else None
-        return DownlinkWriter(self.options[MESSAGES], mqtt, kafka, location)
+        kafka_writer = (
+            sink.streamWriter(from_arrow_schema(DEAD_LETTER_SCHEMA), overwrite) if sink.has_dead_letter_topic else None
+        )
+        return DownlinkWriter(self.options[MESSAGES_OPTION], mqtt_writer, kafka_writer, checkpoint_path)
 
 
 class LetterSink(KafkaTransactional):
-    """Writes refused records as dead letters, and what Kafka is told of them."""
+    """Sink of refused records as dead letters."""
 
     @property
-    def takes_letters(self) -> bool:
-        """Whether the line has a dead-letter topic."""
+    def has_dead_letter_topic(self) -> bool:
+        """True if the line has a dead-letter topic."""
         return self._settings.dead_letter_topic is not None
 
     def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the rows are the bridge's own
-        return LetterColumns()
+        return DeadLetterColumns()
 
 
-def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The options of one side, and the checkpoint, which both know."""
-    own = {key[len(prefix) :]: value for key, value in options.items() if key.lower().startswith(prefix)}
-    return own | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT}
+def _side_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the options of one side, with the checkpoint, which both need."""
+    side_options = {key[len(prefix) :]: value for key, value in options.items() if key.lower().startswith(prefix)}
+    return side_options | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT_OPTION}
 
 
 @dataclass
 class DownlinkWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a downlink; `messages` is of `message_table`, `location` the checkpoint."""
+    """Writer of a downlink's micro-batches; `messages` are options of `message_table`."""
 
     messages: str
-    mqtt: MqttStreamWriter
-    kafka: StreamWriter | None
-    location: str
+    mqtt_writer: MqttStreamWriter
+    kafka_writer: StreamWriter | None
+    checkpoint_path: str
 
-    @one_line
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> DownlinkWritten:
-        """Bring the messages of a partition to the outbox, then its dead letters to Kafka.
+    @without_traceback
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> DownlinkResult:
+        """Write the messages of a partition to the outbox, then its dead letters to Kafka.
 
-        Meanwhile they are kept where they can be read twice and in any order, on disk where they are large.
+        The rows are spooled meanwhile, to be read twice and in any order; on disk where they are large.
 
         Raises:
-            KafkaError: TL-B05, a record can't be a message, and has nowhere to go.
+            KafkaError: TL-B05, a record can't be a message, and the line has no dead-letter topic.
         """
         table, counts = message_table(self.messages), Counter[str]()
-        with Spool(_MEMORY, None) as spool:
-            spool.fill(rendered(table, iterator, counts, letters=self.kafka is not None))
-            messages, dead = sorted_out(list(spool))
-            sent = self.mqtt.write(messages)
-            letters = self.kafka and self.kafka.write(chain.from_iterable(map(table.dead_letters, dead)))
-            counts["sent"] = sent.rows
+        with Spool(_SPOOL_MEMORY_BYTES, None) as spool:
+            spool.fill(render_rows(table, iterator, counts, has_dead_letter_topic=self.kafka_writer is not None))
+            messages, refused_rows = split_by_outcome(list(spool))
+            mqtt_result = self.mqtt_writer.write(messages)
+            kafka_result = self.kafka_writer and self.kafka_writer.write(
+                chain.from_iterable(map(table.dead_letters, refused_rows))
+            )
+            counts["sent"] = mqtt_result.rows
             # A failure notice that Kafka refuses is a dead letter too, and is none of the records.
-            counts["unlettered"] = max(0, counts["unfit"] - (letters.done.dead_lettered if letters else 0))
-            return DownlinkWritten(sent, letters or None, counts)
+            counts["unlettered"] = max(
+                0, counts["unfit"] - (kafka_result.delivery_result.dead_lettered if kafka_result else 0)
+            )
+            return DownlinkResult(mqtt_result, kafka_result or None, counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Let both sides account for the batch; the note is the writer's of dead letters, if there is one."""
-        both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
-        self.mqtt.commit([one and one.sent for one in both], batchId)
-        if self.kafka is not None:
-            self.kafka.commit([one and replace(one.dead_letters, counts=one.counts) for one in both], batchId)
+        """Commit the batch on both sides; the writer of dead letters writes the note, if there is one."""
+        results = [result if isinstance(result, DownlinkResult) else None for result in messages]
+        self.mqtt_writer.commit([result and result.mqtt_result for result in results], batchId)
+        if self.kafka_writer is not None:
+            self.kafka_writer.commit(
+                [result and replace(result.dead_letters, counts=result.counts) for result in results], batchId
+            )
             return
-        counts = sum((one.counts for one in both if one), Counter[str]())
-        checkpoint = Checkpoint(self.location)
-        SinkNote.read_to_write(checkpoint).after(batchId, BatchResult(counts)).keep(checkpoint)
+        counts = sum((result.counts for result in results if result), Counter[str]())
+        checkpoint = Checkpoint(self.checkpoint_path)
+        SinkNote.read_for_update(checkpoint).with_batch(batchId, BatchResult(counts)).write(checkpoint)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Let both sides give up the batch."""
-        both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
-        self.mqtt.abort([one and one.sent for one in both], batchId)
-        if self.kafka:
-            self.kafka.abort([one and one.dead_letters for one in both], batchId)
+        """Abort the batch on both sides."""
+        results = [result if isinstance(result, DownlinkResult) else None for result in messages]
+        self.mqtt_writer.abort([result and result.mqtt_result for result in results], batchId)
+        if self.kafka_writer:
+            self.kafka_writer.abort([result and result.dead_letters for result in results], batchId)
 
 
-def rendered(
-    table: MessageTable, batches: Iterable[pa.RecordBatch], counts: Counter[str], *, letters: bool
+def render_rows(
+    table: MessageTable, batches: Iterable[pa.RecordBatch], counts: Counter[str], *, has_dead_letter_topic: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a task with what becomes of them, but for those that are left out; all are counted.
+    """Yield the records of a task with their outcome, without filtered records; counts all.
 
     Args:
-        table: Of the line.
+        table: Message table of the line.
         batches: Records, rendered or not.
-        counts: As those of `DownlinkWritten`.
-        letters: Whether what can't be a message goes to a dead-letter topic; else the first ends the batch (TL-B05).
+        counts: As those of `DownlinkResult`.
+        has_dead_letter_topic: Whether a record that can't be a message goes to a dead-letter topic; else the first ends
+            the batch (TL-B05).
     """
     for batch in batches:
-        rows = batch if OUTCOME in batch.schema.names else table.rendered(batch)
-        outcomes = outcomes_of(rows)
-        unfit = sum(count for one, count in outcomes.items() if one.reason)
-        left_out = {one.name.lower(): outcomes[one] for one in (RowOutcome.FILTERED, RowOutcome.UNDECIDED)}
-        counts += Counter(records=rows.num_rows, unfit=unfit, **left_out)
-        if unfit and not letters:
-            (row,) = rows.filter(refused(rows)).slice(0, 1).select([*PLACE, FAULT]).to_pylist()
-            where = f"line {table.line}: record {row['topic']}/{row['partition']} offset {row['offset']}"
-            what = f"{row[FAULT]}. The line stops there rather than lose it"
-            raise KafkaError("TL-B05", where, what, "Give it a dead_letter_topic.")
-        gone = any(left_out.values())
-        yield rows.filter(pc.greater_equal(rows.column(OUTCOME), int(RowOutcome.RENDERED))) if gone else rows
+        rows = batch if OUTCOME in batch.schema.names else table.render(batch)
+        outcomes = count_outcomes(rows)
+        unfit = sum(count for outcome, count in outcomes.items() if outcome.reason)
+        skipped_rows = {
+            outcome.name.lower(): outcomes[outcome] for outcome in (RowOutcome.FILTERED, RowOutcome.UNDECIDED)
+        }
+        counts += Counter(records=rows.num_rows, unfit=unfit, **skipped_rows)
+        if unfit and not has_dead_letter_topic:
+            (row,) = rows.filter(refused_mask(rows)).slice(0, 1).select([*POSITION_COLUMNS, FAULT]).to_pylist()
+            location = f"line {table.line}: record {row['topic']}/{row['partition']} offset {row['offset']}"
+            problem = f"{row[FAULT]}. The line stops there rather than lose it"
+            raise KafkaError("TL-B05", location, problem, "Give it a dead_letter_topic.")
+        has_skipped_rows = any(skipped_rows.values())
+        yield (
+            rows.filter(pc.greater_equal(rows.column(OUTCOME), int(RowOutcome.RENDERED))) if has_skipped_rows else rows
+        )
 
 
-def sorted_out(
-    batches: Sequence[pa.RecordBatch], most: int = BATCH_BYTES
+def split_by_outcome(
+    batches: Sequence[pa.RecordBatch], max_bytes: int = BATCH_BYTES
 ) -> tuple[Iterator[pa.RecordBatch], Iterator[pa.RecordBatch]]:
-    """The messages, and the refused records, each in the order of Kafka's topics, partitions and offsets.
+    """Return the messages, and the refused records, each in the order of Kafka's topics, partitions and offsets.
 
     Args:
         batches: All of them, with `OUTCOME`.
-        most: Most bytes of a batch that is handed on, unless it is one row.
+        max_bytes: Largest batch returned, in bytes, unless it is one row.
     """
-    runs, columns = _runs(batches), list(map(own, _SENT))
+    runs, columns = _sorted_runs(batches), list(map(internal_column, _MQTT_COLUMNS))
 
-    def those(test: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
-        slices = (batches[number].slice(first, count) for number, first, count in runs)
-        ordered = combined((RowSlice(rows, rows.nbytes) for rows in slices), _ROWS, most)
-        return (rows for batch in ordered if (rows := batch.filter(test(batch.column(OUTCOME), 0))).num_rows)
+    def select_rows(comparison: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
+        slices = (batches[number].slice(first_row, count) for number, first_row, count in runs)
+        sorted_batches = combine_slices((RowSlice(rows, rows.nbytes) for rows in slices), _MAX_ROWS, max_bytes)
+        return (
+            rows for batch in sorted_batches if (rows := batch.filter(comparison(batch.column(OUTCOME), 0))).num_rows
+        )
 
-    return (rows.select(columns).rename_columns(_SENT) for rows in those(pc.equal)), those(pc.greater)
+    return (rows.select(columns).rename_columns(_MQTT_COLUMNS) for rows in select_rows(pc.equal)), select_rows(
+        pc.greater
+    )
 
 
-def _runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
-    """Where the rows lie, in the order of their places: number of a batch, first row, rows that follow each other."""
+def _sorted_runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
+    """Return runs of adjacent rows in the order of their offsets: number of the batch, first row, length."""
     if not batches:
         return []
-    places = pa.Table.from_batches([batch.select(PLACE) for batch in batches])
-    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in PLACE]).cast(pa.int64())
+    positions = pa.Table.from_batches([batch.select(POSITION_COLUMNS) for batch in batches])
+    order = pc.sort_indices(positions, sort_keys=[(name, "ascending") for name in POSITION_COLUMNS]).cast(pa.int64())
     starts = list(accumulate((batch.num_rows for batch in batches), initial=0))
     follows = pc.equal(pc.pairwise_diff(order), 1).fill_null(False)
     heads = pc.indices_nonzero(pc.or_(pc.invert(follows), pc.is_in(order, pa.array(starts, pa.int64()))))
     runs = []
-    for first, (at, end) in zip(order.take(heads).to_pylist(), pairwise([*heads.to_pylist(), len(order)]), strict=True):
-        number = bisect_right(starts, first) - 1
-        runs.append((number, first - starts[number], end - at))
+    for first_row, (run_start, run_end) in zip(
+        order.take(heads).to_pylist(), pairwise([*heads.to_pylist(), len(order)]), strict=True
+    ):
+        number = bisect_right(starts, first_row) - 1
+        runs.append((number, first_row - starts[number], run_end - run_start))
     return runs

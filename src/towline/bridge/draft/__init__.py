@@ -1,1 +1,1 @@
-"""A first bridge file: a template that is filled by answers, or from a Mosquitto's configuration."""
+"""Draft of a bridge file for `towline init`: a template, filled with answers or from a Mosquitto configuration."""

@@ -1,1 +1,1 @@
-"""What lines of both directions share: their identity, what a checkpoint says, recovery, counting, SQL expressions."""
+"""Lines of either direction: identity, checkpoint and gateway status, recovery, account, SQL."""

@@ -1,8 +1,7 @@
-"""The account of a line: no message leaves the ledger without a counted reason [I11].
+"""Account of a line: every message is counted in exactly one part, with a reason [I11].
 
-It is made when somebody asks, of sources that do not know each other (docs/account.md): the counts of each under their
-names, and a table of what each number of the account is the sum of. What is counted differs by direction; the sum is
-one.
+It is computed on request from independent sources (docs/account.md): a `Counter` with the counts of each source under
+its names, and a table that says which counts each part is the sum of. Each direction has its own table.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
-from towline.bridge.lines.evidence import AWAY, away_text, parts_of
+from towline.bridge.lines.statuses import AWAY_SINCE, outage_text, statuses_by_gateway
 from towline.checkpoint import Checkpoint
-from towline.kafka.markers import BEFORE_FIRST
-from towline.spark.offsets import JournalPlace
-from towline.spark.tally import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
+from towline.kafka.markers import NO_BATCH
+from towline.spark.offsets import JournalPosition
+from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
 
 #: The note of the driver, as that of the sink.
 SPARK_NOTE: Final = "towline.spark"
@@ -26,112 +25,116 @@ SPARK_NOTE: Final = "towline.spark"
 
 @dataclass(frozen=True, slots=True)
 class LineNotes:
-    """What is noted of a line's committed batches.
+    """Persisted counts of a line's committed batches.
 
     Attributes:
-        totals: By its sink; None where nothing is.
-        spark: Spark's numbers, of the batches that the driver heard of.
+        totals: Totals of its sink; None if there are none.
+        spark_counts: Spark's counts, of the batches whose progress the driver received.
     """
 
     totals: BatchTotals | None = None
-    spark: Mapping[str, int] = field(default_factory=dict)
+    spark_counts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, checkpoint: Path | str) -> Self:
-        """The notes of a checkpoint.
+        """Read the counts in a checkpoint.
 
         Raises:
             OSError: They can't be read.
         """
         logs = Checkpoint(str(checkpoint))
-        spark = SinkNote.read(logs, SPARK_NOTE).totals[-1:]
-        return cls(SinkNote.read(logs).committed(logs), spark[0].counts if spark else {})
+        spark_totals = SinkNote.read(logs, SPARK_NOTE).totals[-1:]
+        return cls(SinkNote.read(logs).committed_totals(logs), spark_totals[0].counts if spark_totals else {})
 
     @property
     def counts(self) -> Counter[str]:
-        """The sink's totals, and Spark's numbers as ``spark.NAME``; 0 of what nobody has counted."""
+        """Totals of the sink, and Spark's counts as ``spark.NAME``; 0 for a count that no source has."""
         totals = self.totals.counts if self.totals else {}
-        return Counter({**totals, **{f"spark.{name}": count for name, count in self.spark.items()}})
+        return Counter({**totals, **{f"spark.{name}": count for name, count in self.spark_counts.items()}})
 
 
-def add_spark_counts(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], Mapping[str, int]]) -> None:
-    """Add Spark's numbers of a batch, made of the sink's own of it, unless they are there or the sink has none.
+def add_spark_counts(checkpoint: Path, batch: int, compute_counts: Callable[[Counter[str]], Mapping[str, int]]) -> None:
+    """Add Spark's counts of a batch, computed from the sink's; skip a batch that has them, or that the sink lacks.
 
     Raises:
         OSError: The notes can't be read.
-        JournalError: TL-J20, the disk did not take it.
+        JournalError: TL-J20, the disk is full or failed.
     """
     logs = Checkpoint(str(checkpoint))
-    sink, spark = SinkNote.read(logs), SinkNote.read(logs, SPARK_NOTE)
-    if (totals := sink.upto(batch)) is not None and all(one.batch < batch for one in spark.totals):
-        counts = Counter(numbers(totals.since(sink.before(batch))))
-        spark.after(batch, BatchResult(counts)).keep(logs, SPARK_NOTE)
+    sink_note, spark_note = SinkNote.read(logs), SinkNote.read(logs, SPARK_NOTE)
+    if (totals := sink_note.totals_of(batch)) is not None and all(
+        totals_of_batch.batch < batch for totals_of_batch in spark_note.totals
+    ):
+        counts = Counter(compute_counts(totals.counts_since(sink_note.totals_before(batch))))
+        spark_note.with_batch(batch, BatchResult(counts)).write(logs, SPARK_NOTE)
 
 
-def carry_totals(old: Path, new: Path) -> None:
-    """Begin a new checkpoint with what the one before it has counted.
+def copy_totals(former_checkpoint: Path, new_checkpoint: Path) -> None:
+    """Copy the totals of a checkpoint into the new one that replaces it.
 
     Raises:
         OSError: The notes can't be read, or the directory can't be made.
-        JournalError: TL-J20, the disk did not take them.
+        JournalError: TL-J20, the disk is full or failed.
     """
-    notes = LineNotes.read(old)
+    notes = LineNotes.read(former_checkpoint)
     if notes.totals is None:
         return
-    new.mkdir(mode=0o700, exist_ok=True)
-    logs = Checkpoint(str(new))
-    SinkNote((replace(notes.totals, batch=BEFORE_FIRST, marks=None, sink=""),)).keep(logs)
-    SinkNote((BatchTotals(BEFORE_FIRST, notes.spark),)).keep(logs, SPARK_NOTE)
+    new_checkpoint.mkdir(mode=0o700, exist_ok=True)
+    logs = Checkpoint(str(new_checkpoint))
+    SinkNote((replace(notes.totals, batch=NO_BATCH, marks=None, sink=""),)).write(logs)
+    SinkNote((BatchTotals(NO_BATCH, notes.spark_counts),)).write(logs, SPARK_NOTE)
 
 
-def begin_totals(
-    checkpoint: Path, ends: Sequence[JournalPlace], *, batch: int = BEFORE_FIRST, gives_up: bool = False
+def start_totals(
+    checkpoint: Path, batch_ends: Sequence[JournalPosition], *, batch: int = NO_BATCH, drops: bool = False
 ) -> None:
-    """Note where the next batch begins in each journal, where the sink has not.
+    """Persist the start offset of the next batch in each journal, unless the sink has done so.
 
-    What lies between the `ends` of the newest `batch` that is done and what was counted is given up if it `gives_up`;
-    else it was carried, and nobody counted it, as after a power failure that took the note.
+    Messages between the last counted offset and `batch_ends`, the ends of the committed `batch`, count as dropped if it
+    `drops`. Else they were delivered without a count, as after a power failure that lost the note.
 
     Raises:
         OSError: The note can't be read, or the directory can't be made.
-        JournalError: TL-J20, the disk did not take it.
+        JournalError: TL-J20, the disk is full or failed.
     """
     checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
     logs = Checkpoint(str(checkpoint))
     note = SinkNote.read(logs)
-    if batch != BEFORE_FIRST and note.upto(batch) is not None:
+    if batch != NO_BATCH and note.totals_of(batch) is not None:
         return
-    totals = note.before(batch + 1) or BatchTotals(batch)
-    messages, counts = BatchMessages.of(totals, ends, ends), Counter(totals.counts)
-    if messages.gap:
-        counts.update({"messages": messages.gap, "skipped" if gives_up else "unwitnessed": messages.gap})
-    note.begun(replace(totals, batch=batch, spans=messages.spans, counts=counts, marks=None)).keep(logs)
+    totals = note.totals_before(batch + 1) or BatchTotals(batch)
+    messages, counts = BatchMessages.from_positions(totals, batch_ends, batch_ends), Counter(totals.counts)
+    if messages.uncounted_rows:
+        counts.update(
+            {"messages": messages.uncounted_rows, "skipped" if drops else "unwitnessed": messages.uncounted_rows}
+        )
+    note.with_totals(replace(totals, batch=batch, spans=messages.spans, counts=counts, marks=None)).write(logs)
 
 
 # -- the sum -----------------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
-    """A number of an account.
+class AccountPart(NamedTuple):
+    """Part of an account: one number of the sum.
 
     Attributes:
-        word: For people.
-        counts: The names of what it is the sum of; one with a minus is taken away. "" for the number's own name.
-        remarks: The names of what is said of some of its messages, and the words.
+        label: Name in the output.
+        counts: Names of the counts it is the sum of; one with a minus is subtracted. "" for the key of the part itself.
+        remarks: Names of counts for a subset of its messages, with the label of each.
     """
 
-    word: str
+    label: str
     counts: str = ""
     remarks: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class LineAccount:
-    """Where every message of a line is."""
+    """Account of a line: its messages counted by outcome."""
 
     #: Of its direction: key in JSON → word of each number, in the order of the sum: what came into the line, what is
     #: where it was to go, everything else, and what waits on disk. And the numbers, by the same keys.
-    words: Mapping[str, str]
+    labels: Mapping[str, str]
     counts: Mapping[str, int]
     #: Which source says what, where they can't all be right; empty when the account adds up.
     disagreements: Sequence[str] = ()
@@ -148,65 +151,69 @@ class LineAccount:
     stopped: bool = False
 
     @classmethod
-    def of(cls, table: Mapping[str, Part], counts: Counter[str], disagreements: Iterable[str], **more: Any) -> Self:
-        """The account of a direction, by its table and what its sources have counted."""
+    def of(
+        cls, table: Mapping[str, AccountPart], counts: Counter[str], disagreements: Iterable[str], **more: Any
+    ) -> Self:
+        """Return the account of a direction from its table of parts and the counts of all sources."""
         sums = dict.fromkeys(table, 0)
         for key, part in table.items():
             for name in (part.counts or key).split():
                 sums[key] += -counts[name[1:]] if name.startswith("-") else counts[name]
-        said = {key: [(counts[name], word) for name, word in part.remarks.items()] for key, part in table.items()}
-        remarks = {key: remark(*some) for key, some in said.items()}
-        return cls({key: part.word for key, part in table.items()}, sums, [*disagreements], remarks=remarks, **more)
+        remark_counts = {
+            key: [(counts[name], label) for name, label in part.remarks.items()] for key, part in table.items()
+        }
+        remarks = {key: remark_text(*entries) for key, entries in remark_counts.items()}
+        return cls({key: part.label for key, part in table.items()}, sums, [*disagreements], remarks=remarks, **more)
 
     @property
     def received(self) -> int:
-        """What came into the line."""
-        return self.counts[next(iter(self.words))]
+        """Messages received by the line."""
+        return self.counts[next(iter(self.labels))]
 
     @property
-    def carried(self) -> int:
-        """What is where it was to go."""
-        return self.counts[[*self.words][1]]
+    def delivered(self) -> int:
+        """Messages delivered to the other side."""
+        return self.counts[[*self.labels][1]]
 
     @property
     def parts(self) -> dict[str, int]:
-        """What became of the others, but for those that wait on disk."""
-        return {key: self.counts[key] for key in [*self.words][2:-1]}
+        """Counts of the other parts, messages that wait on disk excepted."""
+        return {key: self.counts[key] for key in [*self.labels][2:-1]}
 
     @property
     def adds_up(self) -> bool | None:
-        """Whether the parts are the whole, and the sources agree; None for not known [I19]."""
+        """Whether the parts sum up and the sources agree; None if unknown [I19]."""
         return False if self.disagreements else None if self.stopped else True
 
     @property
-    def why_not(self) -> str:
+    def disagreement_text(self) -> str:
         """All disagreements in one line."""
         return "; ".join(self.disagreements)
 
     @property
     def pending(self) -> int:
-        """What is still to be carried: not yet on disk, or waiting there."""
+        """Messages not delivered yet: waiting on disk, or not yet written there."""
         return self.counts["waiting"] + self.counts.get("arriving", 0)
 
     def sentence(self) -> str:
-        """The sum in one line, and whether it holds."""
+        """Return the sum in one line, with the verdict."""
         verdict = "adds up ✓" if self.adds_up else "not judged: the line has stopped"
-        verdict = f"does not add up ✗ ({self.why_not})" if self.disagreements else verdict
-        said = f"{self.sum()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
-        return "   ".join((said, *self.away))
+        verdict = f"does not add up ✗ ({self.disagreement_text})" if self.disagreements else verdict
+        text = f"{self.sum_text()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
+        return "   ".join((text, *self.away))
 
-    def sum(self) -> str:
-        """The sum; parts that are zero are left out, but for the three that matter."""
-        shown = [key for key in self.words if self.counts[key] or key not in self.parts]
-        whole, *parts = (f"{self.words[key]} {self.counts[key]:,}{self.remarks.get(key, '')}" for key in shown)
-        return f"{whole} = {' + '.join(parts)}"
+    def sum_text(self) -> str:
+        """Return the sum as text; parts that are zero are omitted, except received, delivered and waiting."""
+        shown_keys = [key for key in self.labels if self.counts[key] or key not in self.parts]
+        total, *parts = (f"{self.labels[key]} {self.counts[key]:,}{self.remarks.get(key, '')}" for key in shown_keys)
+        return f"{total} = {' + '.join(parts)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the account as JSON values."""
         return {
             **self.counts,
             "adds_up": self.adds_up,
-            "why_not": self.why_not,
+            "why_not": self.disagreement_text,
             "disagreements": list(self.disagreements),
             "uncounted": self.uncounted,
             **({"away": list(self.away)} if self.away else {}),
@@ -214,22 +221,22 @@ class LineAccount:
         }
 
 
-def remark(*counts: tuple[int, str]) -> str:
-    """What is to be said of some of a number's messages, such as " (9 of them uncounted)"; empty for none."""
-    said = [f"{count:,} of them {word}" for count, word in counts if count]
-    return f" ({', '.join(said)})" if said else ""
+def remark_text(*counts: tuple[int, str]) -> str:
+    """Return a remark on a subset of a part's messages, such as " (9 of them uncounted)"; "" if there is none."""
+    texts = [f"{count:,} of them {label}" for count, label in counts if count]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
-def sink_disagreements(counts: Counter[str], given: str, others: str = "") -> Iterator[str]:
-    """Where the sink to Kafka, or Kafka's markers, say something else than what was ``given`` to it, in words."""
-    said = f"{counts['acknowledged']:,} acknowledged by Kafka + {counts['dead_lettered']:,} dead letters"
+def sink_disagreements(counts: Counter[str], given_text: str, others_text: str = "") -> Iterator[str]:
+    """Yield disagreements of the Kafka sink or its markers with the count of rows that it was given."""
+    sink_text = f"{counts['acknowledged']:,} acknowledged by Kafka + {counts['dead_lettered']:,} dead letters"
     if counts["given"] != sum(counts[name] for name in ("acknowledged", "dead_lettered", "lost", "unknown")):
-        lost = "".join(f" + {counts[name]:,} {name}" for name in ("lost", "unknown") if counts[name])
-        yield f"{given} · the sink says {said}{lost}{others}"
+        dropped_text = "".join(f" + {counts[name]:,} {name}" for name in ("lost", "unknown") if counts[name])
+        yield f"{given_text} · the sink says {sink_text}{dropped_text}{others_text}"
     if counts["drift"] or counts["drift_dead"]:
-        dead = counts["dead_lettered"] + counts["drift_dead"]
+        dead_letters = counts["dead_lettered"] + counts["drift_dead"]
         rows = counts["acknowledged"] + counts["dead_lettered"] + counts["drift"]
-        yield f"Kafka's markers say {rows:,} rows, {dead:,} of them dead letters · the sink says {said}"
+        yield f"Kafka's markers say {rows:,} rows, {dead_letters:,} of them dead letters · the sink says {sink_text}"
 
 
 # -- from MQTT to Kafka ------------------------------------------------------------------------------------------------
@@ -238,114 +245,116 @@ def sink_disagreements(counts: Counter[str], given: str, others: str = "") -> It
 #: crash. ``lost``: given up by its sink, Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a
 #: dedupe key or by an open QoS 2 packet id. ``left_out``: did not come to the sink, in a batch whose reasons nobody
 #: knows. ``arriving``: not yet on disk and not acknowledged.
-_UP: Final = {
-    "received": Part("received", "journal.received"),
-    "in_kafka": Part("in Kafka", "not_witnessed acknowledged", {"not_witnessed": "not witnessed", "again": "again"}),
-    "filtered": Part("filtered"),
-    "undecided": Part("where is null"),
-    "unrouted": Part("unrouted"),
-    "skipped": Part("given up"),
-    "lost": Part("lost"),
-    "dead_lettered": Part("dead-lettered"),
-    "deduplicated": Part("deduplicated", "spark.deduplicated journal.repeats"),
-    "left_out": Part("left out", "left_out dropped -spark.dropped"),
-    "arriving": Part("arriving", "journal.arriving"),
-    "waiting": Part("waiting", "journal.waiting", {"journal.committed": "committed"}),
+_UPLINK_PARTS: Final = {
+    "received": AccountPart("received", "journal.received"),
+    "in_kafka": AccountPart(
+        "in Kafka", "not_witnessed acknowledged", {"not_witnessed": "not witnessed", "again": "again"}
+    ),
+    "filtered": AccountPart("filtered"),
+    "undecided": AccountPart("where is null"),
+    "unrouted": AccountPart("unrouted"),
+    "skipped": AccountPart("given up"),
+    "lost": AccountPart("lost"),
+    "dead_lettered": AccountPart("dead-lettered"),
+    "deduplicated": AccountPart("deduplicated", "spark.deduplicated journal.repeats"),
+    "left_out": AccountPart("left out", "left_out dropped -spark.dropped"),
+    "arriving": AccountPart("arriving", "journal.arriving"),
+    "waiting": AccountPart("waiting", "journal.waiting", {"journal.committed": "committed"}),
 }
 #: Why a message did not come to the sink, as its totals say it.
-_NOT_GIVEN: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
+_NOT_AT_SINK: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
 
 
-def _of_gateway(status: Mapping[str, Any], span: Span | None) -> Counter[str]:
-    """What a gateway says of itself, or what was carried of one that says nothing.
+def _gateway_counts(status: Mapping[str, Any], span: Span | None) -> Counter[str]:
+    """Return the counts of a gateway's status, or of the committed offsets if it does not answer.
 
-    ``repeats`` came again under an open QoS 2 id: answered, and not stored [I3]. ``before`` were carried before the
-    totals begin; ``waiting`` are not known to be carried, though the gateway calls some of them ``committed``.
+    ``repeats`` were resent under an open QoS 2 packet id: answered, and not stored [I3]. ``before`` were delivered
+    before the totals begin. ``waiting`` are not known to be delivered, though the gateway counts some as ``committed``.
 
     Args:
         status: ``received``, ``end``, ``committed``, ``deduplicated`` ...
-        span: What the totals have of its journal; None for nothing yet.
+        span: Offsets of its journal in the totals; None if there are none yet.
     """
-    upto = span.upto if span else int(status.get("committed", 0))
-    end, repeats = int(status.get("end", upto)), int(status.get("deduplicated", 0))
-    if AWAY in status:
-        end = max(end, upto)  # its last answer is older than the last batch
+    committed_offset = span.end if span else int(status.get("committed", 0))
+    end_offset, repeats = int(status.get("end", committed_offset)), int(status.get("deduplicated", 0))
+    if AWAY_SINCE in status:
+        end_offset = max(end_offset, committed_offset)  # its last answer is older than the last batch
     # The status is not one instant: rows may become durable between reading `received` and `end`.
-    received = max(int(status.get("received", end)), end + repeats)
-    counted = min(upto, end)
-    made = {
+    received_count = max(int(status.get("received", end_offset)), end_offset + repeats)
+    counted_offset = min(committed_offset, end_offset)
+    journal_counts = {
         "repeats": repeats,
-        "received": received,
-        "arriving": received - end - repeats,
-        "before": min(span.since if span else upto, counted),
-        "waiting": end - counted,
-        "committed": max(0, int(status.get("committed", 0)) - counted),
+        "received": received_count,
+        "arriving": received_count - end_offset - repeats,
+        "before": min(span.start if span else committed_offset, counted_offset),
+        "waiting": end_offset - counted_offset,
+        "committed": max(0, int(status.get("committed", 0)) - counted_offset),
     }
-    return Counter({f"journal.{name}": count for name, count in made.items()})
+    return Counter({f"journal.{name}": count for name, count in journal_counts.items()})
 
 
 def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
-    """Bring the sources together.
+    """Return the account of an uplink.
 
-    Of a gateway that is away that is what it said last, of one that has gone what was carried.
+    An unavailable gateway counts with its last status, a removed one with its committed offsets.
 
     Args:
-        notes: Read before the gateway was asked: it knows of every message that they are about.
+        notes: Read before the gateway was asked, so that its status covers all their messages.
         gateway: ``received``, ``end``, ``committed``, ``deduplicated`` ...; of several also ``gateways``.
     """
-    several, spans = parts_of(gateway), notes.totals.spans if notes.totals else {}
-    parts = {str(part.get("journal", name)): (name, part) for name, part in several.items()}
+    statuses, spans = statuses_by_gateway(gateway), notes.totals.spans if notes.totals else {}
+    parts = {str(status.get("journal", name)): (name, status) for name, status in statuses.items()}
     counts, disagreements = notes.counts, list[str]()
     for journal in sorted({*parts, *spans}):
-        (name, part), span = parts.get(journal, (journal, {})), spans.get(journal)
-        if span is not None and AWAY not in part and (fault := _restored(part, span)):
-            disagreements.append(f"gateway {name}: {fault}" if name else fault)
-        counts.update(_of_gateway(part, span))
+        (name, status), span = parts.get(journal, (journal, {})), spans.get(journal)
+        if span is not None and AWAY_SINCE not in status and (restore_problem := _restore_problem(status, span)):
+            disagreements.append(f"gateway {name}: {restore_problem}" if name else restore_problem)
+        counts.update(_gateway_counts(status, span))
     counts["not_witnessed"] = counts["journal.before"] + counts["unwitnessed"] + counts["unknown"]
     account = LineAccount.of(
-        _UP,
+        _UPLINK_PARTS,
         counts,
-        [*disagreements, *_of_uplink(notes, counts)],
+        [*disagreements, *_uplink_disagreements(notes, counts)],
         uncounted=counts["journal.committed"],
         more={name: counts[name] for name in ("not_witnessed", "again")},
-        away=tuple(away_text(name, part) for name, part in several.items() if name and AWAY in part),
+        away=tuple(outage_text(name, status) for name, status in statuses.items() if name and AWAY_SINCE in status),
     )
-    if (whole := sum(account.counts.values()) - account.received) != account.received and not account.disagreements:
-        return replace(account, disagreements=[f"{account.received:,} were received · the parts are {whole:,}"])
+    if (total := sum(account.counts.values()) - account.received) != account.received and not account.disagreements:
+        return replace(account, disagreements=[f"{account.received:,} were received · the parts are {total:,}"])
     return account
 
 
-def _of_uplink(notes: LineNotes, counts: Counter[str]) -> Iterator[str]:
-    """Which source says what, where they can't both be right."""
+def _uplink_disagreements(notes: LineNotes, counts: Counter[str]) -> Iterator[str]:
+    """Yield pairs of sources that contradict each other, as text."""
     spans = notes.totals.spans.values() if notes.totals else ()
-    if (offsets := sum(span.upto - span.since for span in spans)) != counts["messages"]:
-        where = " and ".join(f"{span.since:,} to {span.upto:,}" for span in spans)
-        yield f"offsets {where} have {offsets:,} messages · the sink's note has {counts['messages']:,}"
-    late = counts["spark.late"]
-    astray = counts["astray"] + counts["spark.dropped"] - counts["spark.deduplicated"] - late
-    if astray > 0:
-        yield f"{astray:,} rows did not come to the sink, for no reason that the line has"
-    if astray < 0:
-        yield f"the sink was given {-astray:,} rows more than the journal has committed"
-    if late:
-        yield f"{late:,} rows were lost: Spark took them for late. That should not happen; please report it"
-    others = sum(counts[name] for name in _NOT_GIVEN)
-    if counts["given"] + others != counts["messages"]:
+    if (offsets := sum(span.end - span.start for span in spans)) != counts["messages"]:
+        offset_ranges = " and ".join(f"{span.start:,} to {span.end:,}" for span in spans)
+        yield f"offsets {offset_ranges} have {offsets:,} messages · the sink's note has {counts['messages']:,}"
+    late_rows = counts["spark.late"]
+    missing_rows = counts["astray"] + counts["spark.dropped"] - counts["spark.deduplicated"] - late_rows
+    if missing_rows > 0:
+        yield f"{missing_rows:,} rows did not come to the sink, for no reason that the line has"
+    if missing_rows < 0:
+        yield f"the sink was given {-missing_rows:,} rows more than the journal has committed"
+    if late_rows:
+        yield f"{late_rows:,} rows were lost: Spark took them for late. That should not happen; please report it"
+    not_at_sink = sum(counts[name] for name in _NOT_AT_SINK)
+    if counts["given"] + not_at_sink != counts["messages"]:
         yield f"journal says {counts['messages']:,} committed · the sink was given {counts['given']:,}"
-    more = f" + {others:,} that did not come to it" if others else ""
-    yield from sink_disagreements(counts, f"journal says {counts['messages']:,} committed", more)
+    others_text = f" + {not_at_sink:,} that did not come to it" if not_at_sink else ""
+    yield from sink_disagreements(counts, f"journal says {counts['messages']:,} committed", others_text)
 
 
-def _restored(status: Mapping[str, Any], span: Span) -> str:
-    """Why a journal is not the one of which rows were committed up to an offset; "" where it may be [I14]."""
-    upto, end = span.upto, int(status.get("end", span.upto))
-    if upto > end:
-        return f"Spark committed up to {upto:,}, the journal ends at {end:,}: was it restored from a copy?"
-    here = next((name for first, name in reversed(status.get("openings", ())) if first < upto), "")
-    if not here or not span.incarnation or here == span.incarnation:
+def _restore_problem(status: Mapping[str, Any], span: Span) -> str:
+    """Return the evidence that a journal was restored from a copy behind the committed offsets; "" if none [I14]."""
+    offset, end = span.end, int(status.get("end", span.end))
+    if offset > end:
+        return f"Spark committed up to {offset:,}, the journal ends at {end:,}: was it restored from a copy?"
+    owner = next((name for first_offset, name in reversed(status.get("openings", ())) if first_offset < offset), "")
+    if not owner or not span.incarnation or owner == span.incarnation:
         return ""
     return (
-        f"Spark committed up to {upto:,} of what opening {span.incarnation} of the journal wrote, here {here} wrote "
+        f"Spark committed up to {offset:,} of what opening {span.incarnation} of the journal wrote, here {owner} wrote "
         "it: it was restored from a copy, and has gone on"
     )
 
@@ -354,58 +363,60 @@ def _restored(status: Mapping[str, Any], span: Span) -> str:
 
 #: ``undecided``: their ``where`` is null. ``expired``: not sent, their time was over. ``refused``: the broker does not
 #: take them, the gateway keeps them apart.
-_DOWN: Final = {
-    "taken": Part("taken", "accepted filtered spark.removed undecided unfit", {"uncounted": "uncounted"}),
-    "delivered": Part("delivered", "outbox.delivered", {"outbox.degraded": "at QoS 1, not 2"}),
-    "dead_lettered": Part("dead-lettered", "unfit"),
-    "filtered": Part("filtered", "filtered spark.removed"),
-    "undecided": Part("where is null"),
-    "expired": Part("expired", "outbox.expired"),
-    "refused": Part("refused", "outbox.refused"),
-    "waiting": Part("waiting", "accepted -outbox.delivered -outbox.expired -outbox.refused"),
+_DOWNLINK_PARTS: Final = {
+    "taken": AccountPart("taken", "accepted filtered spark.removed undecided unfit", {"uncounted": "uncounted"}),
+    "delivered": AccountPart("delivered", "outbox.delivered", {"outbox.degraded": "at QoS 1, not 2"}),
+    "dead_lettered": AccountPart("dead-lettered", "unfit"),
+    "filtered": AccountPart("filtered", "filtered spark.removed"),
+    "undecided": AccountPart("where is null"),
+    "expired": AccountPart("expired", "outbox.expired"),
+    "refused": AccountPart("refused", "outbox.refused"),
+    "waiting": AccountPart("waiting", "accepted -outbox.delivered -outbox.expired -outbox.refused"),
 }
 
 
 def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
-    """Bring the sources together.
+    """Return the account of a downlink.
 
     Args:
         notes: Read before the gateway was asked.
-        gateway: With the counts of its ``outbox``; delivered are those that the broker has, with QoS 0 those that were
-            sent.
+        gateway: Status with the counts of its ``outbox``; delivered are messages that the broker acknowledged, with QoS
+            0 messages that were sent.
     """
     outbox: Mapping[str, Any] = gateway["outbox"]
     counts = notes.counts
     counts.update({f"outbox.{name}": count for name, count in outbox.items() if isinstance(count, int)})
     # The last answer of one that is away is older than the last batch.
-    counts["accepted"] = max(counts["outbox.accepted"], counts["sent"] if AWAY in gateway else 0)
+    counts["accepted"] = max(counts["outbox.accepted"], counts["sent"] if AWAY_SINCE in gateway else 0)
     uncounted = counts["uncounted"] = max(0, counts["accepted"] - counts["sent"])
     # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
     degraded = counts["outbox.degraded"]
     broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
     more = {"degraded": degraded, "broken": broken}
-    return LineAccount.of(_DOWN, counts, _of_downlink(counts), uncounted=uncounted, broken=broken, more=more)
+    return LineAccount.of(
+        _DOWNLINK_PARTS, counts, _downlink_disagreements(counts), uncounted=uncounted, broken=broken, more=more
+    )
 
 
-def _of_downlink(counts: Counter[str]) -> Iterator[str]:
-    """Which source says what, where they can't both be right."""
-    taken = counts["spark.taken"]
-    if beyond := counts["spark.beyond"]:
-        yield f"Kafka's offsets have room for {taken - beyond:,} records · Spark took {taken:,}"
-    if unlike := counts["spark.unlike"]:
-        yield f"Spark took {taken:,} records · the writer was given {taken - unlike:,} of them"
+def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:
+    """Yield pairs of sources that contradict each other, as text."""
+    spark_rows = counts["spark.taken"]
+    if excess_rows := counts["spark.beyond"]:
+        yield f"Kafka's offsets have room for {spark_rows - excess_rows:,} records · Spark took {spark_rows:,}"
+    if mismatched := counts["spark.unlike"]:
+        yield f"Spark took {spark_rows:,} records · the writer was given {spark_rows - mismatched:,} of them"
     sent = counts["records"] - counts["filtered"] - counts["undecided"] - counts["unfit"]
     if sent != counts["sent"]:
         yield f"the writer says {sent:,} messages went to the outbox · the outbox says it has {counts['sent']:,}"
-    missing = max(counts["unlettered"], counts["unfit"] - counts["dead_lettered"])
-    if missing > 0:
-        yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing:,}"
+    missing_letters = max(counts["unlettered"], counts["unfit"] - counts["dead_lettered"])
+    if missing_letters > 0:
+        yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing_letters:,}"
     yield from sink_disagreements(counts, f"the writer brought {counts['given']:,} dead letters and notices")
     if counts["accepted"] < counts["sent"]:
-        theirs = f"the outbox knows {counts['accepted']:,}"
-        yield f"the writer brought {counts['sent']:,} messages · {theirs}: was it restored from a copy?"
-    answered, plain = counts["outbox.acknowledged"] - counts["outbox.taken_back"], counts["outbox.sent"]
-    if counts["outbox.delivered"] != answered + plain:
-        more = f" + {plain:,} sent with QoS 0" if plain else ""
-        told = f"the outbox says {counts['outbox.delivered']:,} delivered"
-        yield f"{told} · the broker has acknowledged {answered:,}{more}"
+        outbox_text = f"the outbox knows {counts['accepted']:,}"
+        yield f"the writer brought {counts['sent']:,} messages · {outbox_text}: was it restored from a copy?"
+    acknowledged, sent_qos0 = counts["outbox.acknowledged"] - counts["outbox.taken_back"], counts["outbox.sent"]
+    if counts["outbox.delivered"] != acknowledged + sent_qos0:
+        qos0_text = f" + {sent_qos0:,} sent with QoS 0" if sent_qos0 else ""
+        delivered_text = f"the outbox says {counts['outbox.delivered']:,} delivered"
+        yield f"{delivered_text} · the broker has acknowledged {acknowledged:,}{qos0_text}"

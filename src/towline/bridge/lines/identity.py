@@ -1,8 +1,8 @@
-"""Who a line is: a small file in its state directory that outlives renamed lines, crashes and new checkpoints.
+"""Identity of a line: a small file in its state directory that survives renames, crashes and new checkpoints.
 
-A changed bridge file leaves things behind: lines that it does not have any more, and former dead-letter topics [I18].
-Each line is written down as it was started last, and so is every dead-letter topic: what was acknowledged and waits is
-named, and carried on, by what stands in the state directory, whatever the file says now.
+A changed bridge file leaves lines behind that it no longer has, and former dead-letter topics [I18]. So each line is
+recorded as it was last started, and so is every dead-letter topic. Acknowledged messages that still wait are found and
+delivered by these records, whatever the file says now.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from towline import files
-from towline.bridge.config.model import CHECKPOINT, AnyLine, Bridge, DownLine, Line
+from towline.bridge.config.model import CHECKPOINT, AnyLine, Bridge, Downlink, Uplink
 from towline.errors import ConfigError, JournalError
-from towline.gateway.endpoint import not_allowed
-from towline.gateway.identity import MEMBERS, read_clients
-from towline.journal.outbox import waiting_in
-from towline.journal.recovery import state_in
-from towline.spark.offsets import JournalPlace
+from towline.gateway.endpoint import not_allowed_error
+from towline.gateway.identity import MEMBERS_DIR, read_client_sessions
+from towline.journal.outbox import count_waiting_rows
+from towline.journal.recovery import read_state
+from towline.spark.offsets import JournalPosition
 
 IDENTITY_FILE: Final = "identity.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The line of a state directory."""
+    """Identity of the line in a state directory."""
 
     #: Its name when it ran last.
     line: str
@@ -58,21 +58,21 @@ class Identity:
     brokers: tuple[str, ...] = ()
 
     @classmethod
-    def new(cls, bridge: str, line: str) -> Identity:
-        """A line that never ran; the same names always give the same sink id, so that a lost file does no harm."""
+    def of_new_line(cls, bridge: str, line: str) -> Identity:
+        """Return the identity of a line that never ran; equal names give equal sink ids, if the file is lost."""
         return cls(line, f"{bridge}.{line}")
 
     @classmethod
-    def of(cls, bridge: Bridge, line: AnyLine) -> Identity:
-        """That of a line of a bridge; a new one before its first start. Raises as `read`."""
-        return cls.read(line.gateway.state_dir) or cls.new(bridge.name, line.name)
+    def of_line(cls, bridge: Bridge, line: AnyLine) -> Identity:
+        """Return the identity of a line of a bridge; a new one before its first start. Raises as `read`."""
+        return cls.read(line.gateway.state_dir) or cls.of_new_line(bridge.name, line.name)
 
     @classmethod
     def read(cls, state_dir: Path) -> Identity | None:
-        """The identity kept in a state directory; None where none is.
+        """Read the identity in a state directory; None if there is none.
 
         Raises:
-            ConfigError: TL-B26 if the file is not one of ours.
+            ConfigError: TL-B26, the file is not a valid identity.
             NotAllowed: TL-B59.
         """
         file = state_dir / IDENTITY_FILE
@@ -81,282 +81,318 @@ class Identity:
         except FileNotFoundError:
             return None
         except PermissionError:
-            raise not_allowed(file) from None
+            raise not_allowed_error(file) from None
         except (OSError, ValidationError) as error:
-            what = f"the line's identity can't be read ({type(error).__name__})"
-            do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
-            raise ConfigError("TL-B26", str(file), what, do) from error
+            problem = f"the line's identity can't be read ({type(error).__name__})"
+            remedy = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
+            raise ConfigError("TL-B26", str(file), problem, remedy) from error
 
     def save(self, state_dir: Path) -> None:
-        """Write it, durably and for this user alone."""
+        """Write the identity durably, readable for this user alone."""
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
-    def noted(self, state_dir: Path, **facts: Any) -> Identity:
-        """The same with other facts, written where they are others."""
-        changed = replace(self, **facts)
-        if changed != self:
-            changed.save(state_dir)
-        return changed
+    def update(self, state_dir: Path, **changes: Any) -> Identity:
+        """Return the identity with changed fields; save it if any differs."""
+        new_identity = replace(self, **changes)
+        if new_identity != self:
+            new_identity.save(state_dir)
+        return new_identity
 
     @property
-    def begins(self) -> tuple[JournalPlace, ...]:
-        """`places`, taken apart."""
-        return tuple(JournalPlace.parse(name, fields) for name, fields in self.places.items())
+    def start_positions(self) -> tuple[JournalPosition, ...]:
+        """Start positions in the journals of the gateways, parsed from `places`."""
+        return tuple(JournalPosition.parse(name, fields) for name, fields in self.places.items())
 
     @property
     def first_sink(self) -> str:
-        """The sink id of its first generation."""
+        """Sink id of the first generation."""
         return self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
 
-    def again(self, taken: Container[str] = (), **begins: Any) -> Identity:
-        """The same line without a checkpoint, with a sink id not `taken`, and where it begins."""
-        return Identity(self.line, *self._next(taken), mapping=self.mapping, brokers=self.brokers, **begins)
+    def reset(self, used_sinks: Container[str] = (), **start: Any) -> Identity:
+        """Return the identity of the line after a reset: no checkpoint, an unused sink id, and its start positions."""
+        return Identity(self.line, *self._next_sink(used_sinks), mapping=self.mapping, brokers=self.brokers, **start)
 
-    def rescaled(self, taken: Container[str] = ()) -> Identity:
-        """The same line and checkpoint with a new sink id, for another number of transactions of a batch."""
-        sink, number = self._next(taken)
+    def with_new_sink(self, used_sinks: Container[str] = ()) -> Identity:
+        """Return the identity with a new sink id, for the same checkpoint and a changed number of transactions."""
+        sink, number = self._next_sink(used_sinks)
         return replace(self, sink=sink, generation=number)
 
-    def _next(self, taken: Container[str]) -> tuple[str, int]:
-        """Names may have dots and digits too: a line "a.2" beside a line "a" that begins again."""
+    def _next_sink(self, used_sinks: Container[str]) -> tuple[str, int]:
+        """Return the next unused sink id; a line may be named "a.2" beside a line "a" that is reset."""
         base = self.first_sink
-        return next((sink, n) for n in count(self.generation + 1) if (sink := f"{base}.{n}") not in taken)
+        return next(
+            (sink, number) for number in count(self.generation + 1) if (sink := f"{base}.{number}") not in used_sinks
+        )
 
 
-def sinks(state_dir: Path) -> set[str]:
-    """The sink ids of a line, by its state directory, and of those beside it."""
-    return {identity.sink for identity in _kept(state_dir.parent).values()}
+def sink_ids(state_dir: Path) -> set[str]:
+    """Return the sink ids of a line, given its state directory, and of all lines beside it."""
+    return {identity.sink for identity in _saved_identities(state_dir.parent).values()}
 
 
-def settle(bridge: Bridge) -> list[str]:
-    """Give every line its identity before anything is started; recognise renamed and copied ones.
+def assign_identities(bridge: Bridge) -> list[str]:
+    """Assign an identity to every line before anything is started; recognise renamed and copied lines.
 
     Returns:
-        What the person should know, one line each.
+        Notes for the user, one line each.
 
     Raises:
         ConfigError: TL-B20 a line may have been renamed; TL-B21 two directories are the same line.
     """
-    kept = _kept(bridge.state_dir)
-    _renamed(bridge, kept)
+    identities = _saved_identities(bridge.state_dir)
+    _refuse_renamed(bridge, identities)
     notes = []
     for line in bridge.lines:
-        former = kept.get(line.name)
-        mine, taken = former or Identity.new(bridge.name, line.name), {one.sink for one in kept.values()}
-        if not former and mine.sink in taken:  # of another line since it began again
-            mine = mine.again(taken)
-        if mine.line != line.name:
-            notes.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
-            mine = replace(mine, line=line.name)
-        elsewhere = getattr(line, "gateways", ())
-        brokers = () if elsewhere else tuple(map(str, line.gateway.brokers))
-        if left := sorted(set(mine.brokers) - set(brokers)):
-            what = f'what waits at {", ".join(left)} in the session "{line.gateway.mqtt_client_id}"'
-            notes.append(f'line "{line.name}": {what} is fetched only while that is among its brokers')
-        mine = replace(mine, brokers=brokers)
-        kept[line.name] = mine
-        if mine != former:
-            mine.save(line.gateway.state_dir)
-    _copied(bridge.state_dir, [line.name for line in bridge.lines], kept)
+        former = identities.get(line.name)
+        identity, used_sinks = (
+            former or Identity.of_new_line(bridge.name, line.name),
+            {saved_identity.sink for saved_identity in identities.values()},
+        )
+        if not former and identity.sink in used_sinks:  # of another line since it began again
+            identity = identity.reset(used_sinks)
+        if identity.line != line.name:
+            notes.append(
+                f'line "{line.name}" was "{identity.line}": it goes on where that stood, as sink "{identity.sink}"'
+            )
+            identity = replace(identity, line=line.name)
+        remote_gateways = getattr(line, "gateways", ())
+        brokers = () if remote_gateways else tuple(map(str, line.gateway.brokers))
+        if removed_brokers := sorted(set(identity.brokers) - set(brokers)):
+            waiting_text = f'what waits at {", ".join(removed_brokers)} in the session "{line.gateway.mqtt_client_id}"'
+            notes.append(f'line "{line.name}": {waiting_text} is fetched only while that is among its brokers')
+        identity = replace(identity, brokers=brokers)
+        identities[line.name] = identity
+        if identity != former:
+            identity.save(line.gateway.state_dir)
+    _refuse_copied(bridge.state_dir, [line.name for line in bridge.lines], identities)
     return notes
 
 
-def _kept(state_dir: Path) -> dict[str, Identity]:
-    """The identities under a bridge's state directory, by directory."""
-    places = sorted(file.parent for file in state_dir.glob(f"*/{IDENTITY_FILE}"))
-    return {place.name: identity for place in places if (identity := Identity.read(place)) is not None}
+def _saved_identities(state_dir: Path) -> dict[str, Identity]:
+    """Return the saved identities under a bridge's state directory, by directory."""
+    directories = sorted(file.parent for file in state_dir.glob(f"*/{IDENTITY_FILE}"))
+    return {directory.name: identity for directory in directories if (identity := Identity.read(directory)) is not None}
 
 
-def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
-    """A new line beside the state of one that is gone: only a person knows whether they are the same."""
+def _refuse_renamed(bridge: Bridge, identities: Mapping[str, Identity]) -> None:
+    """Refuse a new line beside the state of a removed one: only a person knows whether they are the same line."""
     names = {line.name for line in bridge.lines}
-    fresh = [line for line in bridge.lines if line.name not in kept and not line.gateway.inbox.exists()]
-    gone = sorted(set(kept) - names - {*bridge.leave_waiting})
-    if not (fresh and gone):
+    new_lines = [line for line in bridge.lines if line.name not in identities and not line.gateway.inbox_dir.exists()]
+    gone = sorted(set(identities) - names - {*bridge.leave_waiting})
+    if not (new_lines and gone):
         return
-    line, own, former = fresh[0], fresh[0].gateway, bridge.state_dir / gone[0]
-    what = (
+    line, gateway, former_directory = new_lines[0], new_lines[0].gateway, bridge.state_dir / gone[0]
+    problem = (
         f'line "{line.name}" is new, and line "{gone[0]}" is no longer in {bridge.file.name} but has left journal and '
-        f"checkpoint in {former}"
+        f"checkpoint in {former_directory}"
     )
-    do = (
-        f"Was it renamed? Then: mv {former} {own.state_dir}, and keep its MQTT session with "
-        f'mqtt = {{ client_id = "{own.mqtt_client_id.removesuffix(line.name)}{gone[0]}" }}. '
+    remedy = (
+        f"Was it renamed? Then: mv {former_directory} {gateway.state_dir}, and keep its MQTT session with "
+        f'mqtt = {{ client_id = "{gateway.mqtt_client_id.removesuffix(line.name)}{gone[0]}" }}. '
         f"Is it another line? Then: towline retire {bridge.file} {gone[0]}, which carries on what waits there."
     )
-    raise ConfigError("TL-B20", str(bridge.file), what, do)
+    raise ConfigError("TL-B20", str(bridge.file), problem, remedy)
 
 
-def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> None:
-    """Two lines with one sink id would fence each other and skip each other's batches."""
+def _refuse_copied(state_dir: Path, names: Iterable[str], saved: Mapping[str, Identity]) -> None:
+    """Refuse two lines with one sink id: they would fence each other and skip each other's batches."""
     owners: dict[str, str] = {}
     for name in names:
-        other = owners.setdefault(kept[name].sink, name)
-        if other != name:
-            what = f'the lines "{other}" and "{name}" are both sink "{kept[name].sink}": one directory is a copy'
-            file = place / name / IDENTITY_FILE
-            do = f"Remove the copy, or only its {file} and its checkpoint, to make it a new line."
-            raise ConfigError("TL-B21", str(place), what, do)
+        owner = owners.setdefault(saved[name].sink, name)
+        if owner != name:
+            problem = f'the lines "{owner}" and "{name}" are both sink "{saved[name].sink}": one directory is a copy'
+            file = state_dir / name / IDENTITY_FILE
+            remedy = f"Remove the copy, or only its {file} and its checkpoint, to make it a new line."
+            raise ConfigError("TL-B21", str(state_dir), problem, remedy)
 
 
 LINE_FILE: Final = "line.json"
 #: One topic a line; in the bridge's state directory, because it outlives the lines that wrote to them.
 TOPICS_FILE: Final = "dead-letter-topics"
 #: Directories of a gateway's journals: what came in, what is to be sent, what the broker refused.
-JOURNALS: Final = ("inbox", "outbox", "refused")
-_LINE: Final[TypeAdapter[Line | DownLine]] = TypeAdapter(Line | DownLine)
+JOURNAL_DIRECTORIES: Final = ("inbox", "outbox", "refused")
+_LINE_ADAPTER: Final[TypeAdapter[Uplink | Downlink]] = TypeAdapter(Uplink | Downlink)
 
 
 @dataclass(frozen=True, slots=True)
-class LeftLine:
-    """The state directory of a line that the file does not have, with something in it.
+class RemovedLine:
+    """Removed line: not in the file any more, with messages or sessions left.
 
     Attributes:
-        waiting: Acknowledged messages there that are neither in Kafka nor delivered; None where that can't be read.
-        sessions: Client ids whose session at a broker was not ended.
-        elsewhere: Gateways of the line that run elsewhere; what waits there is not known here [I19].
+        waiting_messages: Acknowledged messages neither in Kafka nor delivered; None if they can't be counted.
+        client_ids: Client ids with an open session at a broker.
+        remote_gateways: Remote gateways of the line; the messages that wait there are not known [I19].
     """
 
     bridge: Bridge
     directory: Path
-    waiting: int | None
-    sessions: tuple[str, ...]
-    elsewhere: tuple[str, ...]
+    waiting_messages: int | None
+    client_ids: tuple[str, ...]
+    remote_gateways: tuple[str, ...]
 
     @property
-    def refused(self) -> bool:
-        """Whether the bridge does not start beside it."""
-        return self.waiting != 0 and self.directory.name not in self.bridge.leave_waiting
+    def blocks_start(self) -> bool:
+        """Whether the bridge refuses to start while it is left."""
+        return self.waiting_messages != 0 and self.directory.name not in self.bridge.leave_waiting
 
     @property
     def error(self) -> ConfigError:
-        """What there is of it, and both ways out."""
-        name, file, held = self.directory.name, self.bridge.file, []
-        if self.waiting != 0:
-            some = "an unknown number of" if self.waiting is None else f"{self.waiting:,} acknowledged"
-            held = [f"{some} message{'' if self.waiting == 1 else 's'} wait in {self.directory}"]
-        held += [f'the session "{one}" goes on queueing at its broker' for one in self.sessions]
-        held += [f"what its gateways {', '.join(self.elsewhere)} hold is not known here"] if self.elsewhere else []
-        what = f'line "{name}" is not in {file.name} any more, and {" and ".join(held)}'
-        leave = f' Or leave it, and start without it: leave_waiting = ["{name}"] at the top of the file.'
-        do = f"Carry it on and end it: towline retire {file} {name}.{leave if self.refused else ''}"
-        return ConfigError("TL-B37", str(file), what, do)
+        """Error TL-B37: messages, sessions and gateways left by the line, with both remedies."""
+        name, file, held_texts = self.directory.name, self.bridge.file, []
+        if self.waiting_messages != 0:
+            count_text = (
+                "an unknown number of" if self.waiting_messages is None else f"{self.waiting_messages:,} acknowledged"
+            )
+            held_texts = [f"{count_text} message{'' if self.waiting_messages == 1 else 's'} wait in {self.directory}"]
+        held_texts += [f'the session "{client_id}" goes on queueing at its broker' for client_id in self.client_ids]
+        held_texts += (
+            [f"what its gateways {', '.join(self.remote_gateways)} hold is not known here"]
+            if self.remote_gateways
+            else []
+        )
+        problem = f'line "{name}" is not in {file.name} any more, and {" and ".join(held_texts)}'
+        leave_text = f' Or leave it, and start without it: leave_waiting = ["{name}"] at the top of the file.'
+        remedy = f"Carry it on and end it: towline retire {file} {name}.{leave_text if self.blocks_start else ''}"
+        return ConfigError("TL-B37", str(file), problem, remedy)
 
 
-def left_lines(bridge: Bridge) -> list[LeftLine]:
-    """The lines that the file does not have any more, and that hold messages here or a session at a broker."""
-    kept, names = [], {line.name for line in bridge.lines}
+def removed_lines(bridge: Bridge) -> list[RemovedLine]:
+    """Return the removed lines that still have messages on this machine, or a session at a broker."""
+    directories, names = [], {line.name for line in bridge.lines}
     with contextlib.suppress(OSError):  # no state yet; who may not look is told so by whoever asks
-        kept = [one for one in sorted(bridge.state_dir.iterdir()) if one.name not in names]
-    kept = [one for one in kept if any((one / name).exists() for name in (IDENTITY_FILE, *JOURNALS))]
-    here = {_journal(line.gateway.state_dir) for line in bridge.lines if kept}
-    found = [_look(bridge, one) for one in kept if _journal(one) not in here]
-    return [one for one in found if one.waiting != 0 or one.sessions or one.elsewhere]
+        directories = [path for path in sorted(bridge.state_dir.iterdir()) if path.name not in names]
+    directories = [
+        path for path in directories if any((path / name).exists() for name in (IDENTITY_FILE, *JOURNAL_DIRECTORIES))
+    ]
+    line_journals = {_journal_id(line.gateway.state_dir) for line in bridge.lines if directories}
+    candidates = [_inspect_removed(bridge, path) for path in directories if _journal_id(path) not in line_journals]
+    return [
+        removed_line
+        for removed_line in candidates
+        if removed_line.waiting_messages != 0 or removed_line.client_ids or removed_line.remote_gateways
+    ]
 
 
-def _journal(directory: Path) -> str | None:
-    """The id of a gateway's journal: a copy, which somebody keeps beside its line, has the same [I17]."""
+def _journal_id(directory: Path) -> str | None:
+    """Return the journal id of a gateway's directory; a copy beside the line has the same id [I17]."""
     with contextlib.suppress(JournalError, OSError):
-        state = state_in(directory / "inbox")
+        state = read_state(directory / "inbox")
         return state.journal_id if state else directory.name
     return directory.name
 
 
-def _look(bridge: Bridge, directory: Path) -> LeftLine:
-    places = [place for _, place in places_in(directory)]
-    sessions = tuple(one.client_id for place in places for one in read_clients(place) if one.ended is None)
-    waiting: int | None = None
+def _inspect_removed(bridge: Bridge, directory: Path) -> RemovedLine:
+    directories = [state_dir for _, state_dir in gateway_directories(directory)]
+    client_ids = tuple(
+        client.client_id
+        for state_dir in directories
+        for client in read_client_sessions(state_dir)
+        if client.ended is None
+    )
+    waiting_messages: int | None = None
     with contextlib.suppress(JournalError, OSError):
-        waiting = sum(waiting_in(place / name) for place in places for name in JOURNALS)
-    elsewhere: tuple[str, ...] = ()
+        waiting_messages = sum(
+            count_waiting_rows(state_dir / name) for state_dir in directories for name in JOURNAL_DIRECTORIES
+        )
+    remote_gateways: tuple[str, ...] = ()
     with contextlib.suppress(ConfigError):
-        line = known_line(bridge, directory.name)
-        elsewhere = line.gateways or tuple(one.name for one in line.members) if isinstance(line, Line) else ()
-    return LeftLine(bridge, directory, waiting, sessions, elsewhere)
+        line = current_or_former_line(bridge, directory.name)
+        remote_gateways = (
+            line.gateways or tuple(member.name for member in line.members) if isinstance(line, Uplink) else ()
+        )
+    return RemovedLine(bridge, directory, waiting_messages, client_ids, remote_gateways)
 
 
-def places_in(line_dir: Path) -> Iterator[tuple[str, Path]]:
-    """The state directories of a line's gateways on this machine, by member; "" for the line's own."""
+def gateway_directories(line_dir: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the state directories of a line's gateways on this machine, by member; "" for the line's own."""
     yield "", line_dir
     with contextlib.suppress(OSError):
-        yield from ((one.name, one) for one in sorted((line_dir / MEMBERS).iterdir()) if one.is_dir())
+        yield from ((path.name, path) for path in sorted((line_dir / MEMBERS_DIR).iterdir()) if path.is_dir())
 
 
-def wanted_clients(line: AnyLine) -> dict[str, str]:
-    """Member → client id, as the file says; "" is the member of a line with one gateway."""
-    return {one.share.member if one.share else "": one.mqtt_client_id for one in line.each_gateway}
+def configured_client_ids(line: AnyLine) -> dict[str, str]:
+    """Return the configured client ids by member; "" is the member of a line with one gateway."""
+    return {gateway.share.member if gateway.share else "": gateway.mqtt_client_id for gateway in line.all_gateways}
 
 
-def left_sessions(line_dir: Path, wanted: Mapping[str, str] | None) -> list[dict[str, Any]]:
-    """Sessions that were not ended, of client ids that the file does not have (`wanted_clients`); None for no file."""
+def open_sessions(line_dir: Path, client_ids: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    """Return the open sessions of client ids not in `client_ids`; None for them: return no session."""
     return [
-        {"member": name, "client_id": one.client_id, "brokers": [one.broker], "since": one.since}
-        for name, directory in places_in(line_dir)
-        for one in read_clients(directory)
-        if wanted is not None and one.ended is None and wanted.get(name) != one.client_id
+        {"member": name, "client_id": client.client_id, "brokers": [client.broker], "since": client.since}
+        for name, directory in gateway_directories(line_dir)
+        for client in read_client_sessions(directory)
+        if client_ids is not None and client.ended is None and client_ids.get(name) != client.client_id
     ]
 
 
-def is_drained(line_dir: Path, wanted: Mapping[str, str] | None) -> bool:
-    """Whether the line's one gateway left it by a drain for good; without a file that of the last client id."""
-    known = read_clients(line_dir)
-    own = known[-1].client_id if wanted is None and known else (wanted or {}).get("")
-    return any(one.client_id == own and one.how == "drained" for one in known)
+def is_drained(line_dir: Path, client_ids: Mapping[str, str] | None) -> bool:
+    """Return whether the line's single gateway was drained for good; without a file, of its last client id."""
+    clients = read_client_sessions(line_dir)
+    client_id = clients[-1].client_id if client_ids is None and clients else (client_ids or {}).get("")
+    return any(client.client_id == client_id and client.how == "drained" for client in clients)
 
 
-def left_texts(bridge: Bridge) -> Iterator[str]:
-    """What is left, one line each.
+def removed_line_notes(bridge: Bridge) -> Iterator[str]:
+    """Yield a note on each removed line.
 
     Raises:
-        ConfigError: TL-B37, messages wait that ``leave_waiting`` does not leave.
+        ConfigError: TL-B37, messages wait that ``leave_waiting`` does not name.
     """
-    for one in left_lines(bridge):
-        if one.refused:
-            raise one.error
-        yield str(one.error)
+    for removed_line in removed_lines(bridge):
+        if removed_line.blocks_start:
+            raise removed_line.error
+        yield str(removed_line.error)
 
 
-def remember(bridge: Bridge) -> None:
-    """Write down, durably, what a later file may not say any more: each line, and each dead-letter topic."""
+def record_lines(bridge: Bridge) -> None:
+    """Record each line and each dead-letter topic durably, for the time after they are removed from the file."""
     for line in bridge.lines:
-        _keep(line.gateway.state_dir / LINE_FILE, line.model_dump_json(by_alias=True))
+        _write_if_changed(line.gateway.state_dir / LINE_FILE, line.model_dump_json(by_alias=True))
     topics = {line.dead_letter_topic for line in bridge.lines if line.dead_letter_topic}
-    _keep(bridge.state_dir / TOPICS_FILE, "\n".join(sorted(topics.union(former_topics(bridge)))))
+    _write_if_changed(
+        bridge.state_dir / TOPICS_FILE, "\n".join(sorted(topics.union(former_dead_letter_topics(bridge))))
+    )
 
 
-def _keep(file: Path, text: str) -> None:
-    if _read(file) != text:
+def _write_if_changed(file: Path, text: str) -> None:
+    if _read_text(file) != text:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace_durably(file, text)
 
 
-def _read(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
 
 
-def former_topics(bridge: Bridge) -> list[str]:
-    """Dead-letter topics of a line of former files that no line has now: letters may wait there."""
-    now = {line.dead_letter_topic for line in bridge.lines}
-    return [name for name in _read(bridge.state_dir / TOPICS_FILE).split() if name not in now]
+def former_dead_letter_topics(bridge: Bridge) -> list[str]:
+    """Return the dead-letter topics of former files that no line has now: dead letters may wait there."""
+    current_topics = {line.dead_letter_topic for line in bridge.lines}
+    return [name for name in _read_text(bridge.state_dir / TOPICS_FILE).split() if name not in current_topics]
 
 
-def known_line(bridge: Bridge, name: str) -> AnyLine:
-    """A line as the file says it, or as it was started last, wherever the state directory is now.
+def current_or_former_line(bridge: Bridge, name: str) -> AnyLine:
+    """Return a line of the file, or a removed line as it was last started; the state directory may have moved.
 
     Raises:
-        ConfigError: TL-C73, there is none; TL-B38, it is not written down what it was.
+        ConfigError: TL-C73, there is none; TL-B38, no record of the line exists.
     """
-    place = bridge.state_dir / name
-    if any(line.name == name for line in bridge.lines) or not place.is_dir():
+    directory = bridge.state_dir / name
+    if any(line.name == name for line in bridge.lines) or not directory.is_dir():
         return bridge.line(name)
     with contextlib.suppress(ValidationError):
-        line = _LINE.validate_json(_read(place / LINE_FILE))
+        line = _LINE_ADAPTER.validate_json(_read_text(directory / LINE_FILE))
         if line.name == name:
-            own = {"state_dir": place, "checkpoint": str(place / CHECKPOINT) if line.gateway.checkpoint else ""}
-            return line.model_copy(update={"gateway": line.gateway.model_copy(update=own)})
-    what, do = "what this line was is not written down here, so nothing can go on with it", "Put it back into the file."
-    raise ConfigError("TL-B38", str(place), what, do)
+            gateway_update = {
+                "state_dir": directory,
+                "checkpoint": str(directory / CHECKPOINT) if line.gateway.checkpoint else "",
+            }
+            return line.model_copy(update={"gateway": line.gateway.model_copy(update=gateway_update)})
+    problem, remedy = (
+        "what this line was is not written down here, so nothing can go on with it",
+        "Put it back into the file.",
+    )
+    raise ConfigError("TL-B38", str(directory), problem, remedy)

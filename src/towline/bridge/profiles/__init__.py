@@ -1,7 +1,7 @@
-"""Profiles: what a line takes by one word, as data (``docs/hono.md``, "A profile of your own").
+"""Profiles: named sets of routes and mappings, as data (``docs/hono.md``, "A profile of your own").
 
-A profile is a TOML file with lines as a bridge file has them, and parameters that a table of the bridge file gives,
-such as ``[hono]``. All that reads, checks, runs and counts lines knows nothing of profiles.
+A profile is a TOML file with lines as in a bridge file, and with parameters that a table of the bridge file sets, such
+as ``[hono]``. The code that reads, checks, runs and counts lines does not depend on profiles.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
-from towline.bridge.config.document import REFERENCE, Document, KeyPath, Mistakes, filled
+from towline.bridge.config.document import REFERENCE, Document, FileErrors, KeyPath, replace_references
 from towline.bridge.config.tables import NAME
-from towline.bridge.patterns import literal
+from towline.bridge.patterns import sql_literal
 from towline.errors import ConfigError, did_you_mean
 from towline.validation import SettingsModel
 
-_FOLDER: Final = Path(__file__).parent
+_PROFILES_DIRECTORY: Final = Path(__file__).parent
 #: Keys whose texts are Spark SQL, beside all below ``fields``.
-_SQL: Final = frozenset({"where", "reject", "sql", "header_map"})
-_BASIC: Final[Mapping[str, tuple[Any, Any]]] = {
+_SQL_KEYS: Final = frozenset({"where", "reject", "sql", "header_map"})
+_BASIC_TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
     "text": (str, ""),
     "whole": (Annotated[int, Field(ge=0)], None),
     "value": (str | bool | int | float, None),
@@ -35,7 +35,7 @@ _BASIC: Final[Mapping[str, tuple[Any, Any]]] = {
 
 
 class Parameter(SettingsModel):
-    """A parameter of a profile, or a type that parameters name."""
+    """Parameter of a profile, or a type for parameters."""
 
     about: str = ""
     type: str = "text"
@@ -47,15 +47,15 @@ class Parameter(SettingsModel):
     default: Any = None
 
 
-class Derived(SettingsModel):
-    """A parameter that is made of another."""
+class DerivedParameter(SettingsModel):
+    """Parameter derived from another one by replacements."""
 
     of: str
     replace: tuple[tuple[re.Pattern[str], str], ...]
 
 
 class ProfileLine(BaseModel, extra="allow"):
-    """A line of a profile; what a line of a bridge file may have is judged with that."""
+    """Line of a profile; its keys are validated with the bridge file's line."""
 
     name: str
     common: dict[str, Any] = Field(default_factory=dict)
@@ -63,163 +63,176 @@ class ProfileLine(BaseModel, extra="allow"):
 
 
 class ProfileFile(SettingsModel):
-    """The file of a profile."""
+    """Content of a profile's file."""
 
     table: str = Field(pattern=NAME, description="Name the table of the bridge file that has the parameters.")
     about: str = ""
     types: dict[str, Parameter] = Field(default_factory=dict)
     parameters: dict[str, Parameter] = Field(default_factory=dict)
-    derived: dict[str, Derived] = Field(default_factory=dict)
+    derived: dict[str, DerivedParameter] = Field(default_factory=dict)
     uplink: tuple[ProfileLine, ...] = ()
     downlink: tuple[ProfileLine, ...] = ()
 
 
 class Profile:
-    """One file, with its content in `file`, and the places of its keys in `document`.
+    """Profile read from one file: its `content`, and the lines of its keys in `document`.
 
     Raises:
-        ConfigError: TL-C208, it can't be read; TL-C11, it is no TOML; and the mistakes in its own tables.
+        ConfigError: TL-C208, it can't be read; TL-C11, it is not TOML; or the errors in its own tables.
     """
 
     def __init__(self, file: Path) -> None:
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            do = "Correct the path; a relative one begins at the bridge file."
-            raise ConfigError("TL-C208", "", f"the profile {file} can't be read", do) from None
+            remedy = "Correct the path; a relative one begins at the bridge file."
+            raise ConfigError("TL-C208", "", f"the profile {file} can't be read", remedy) from None
         self.document = Document(text, file, {})
         try:
-            self.file = ProfileFile.model_validate(self.document.raw)
+            self.content = ProfileFile.model_validate(self.document.raw)
         except ValidationError as error:
-            mistakes = Mistakes(self.document)
-            mistakes.add_details(error.errors(), ProfileFile)
-            mistakes.raise_if_any()
+            errors = FileErrors(self.document)
+            errors.add_details(error.errors(), ProfileFile)
+            errors.raise_if_any()
 
     @cached_property
-    def parameters(self) -> type[BaseModel]:
-        """The model of the table that has the parameters.
+    def parameter_model(self) -> type[BaseModel]:
+        """Model of the table with the parameters.
 
         Raises:
-            ConfigError: TL-C209, a type is not there.
+            ConfigError: TL-C209, unknown type.
         """
-        whole = Parameter(about=self.file.about, keys=self.file.parameters)
-        kind: type[BaseModel] = self._kind(whole, self.file.table, ("parameters",))[0]
+        root = Parameter(about=self.content.about, keys=self.content.parameters)
+        kind: type[BaseModel] = self._parameter_type(root, self.content.table, ("parameters",))[0]
         return kind
 
-    def _kind(self, one: Parameter, name: str, place: KeyPath) -> tuple[Any, Any]:
-        if one.keys:
+    def _parameter_type(self, parameter: Parameter, name: str, key_path: KeyPath) -> tuple[Any, Any]:
+        if parameter.keys:
             fields: dict[str, Any] = {}
-            for key, inner in one.keys.items():
-                kind, default = self._kind(inner, key, (*place, key))
-                fields[key] = (kind, Field(default=default, description=inner.about or None))
+            for key, inner_parameter in parameter.keys.items():
+                parameter_type, default = self._parameter_type(inner_parameter, key, (*key_path, key))
+                fields[key] = (parameter_type, Field(default=default, description=inner_parameter.about or None))
             title = "".join(word.capitalize() for word in re.findall(r"[A-Za-z0-9]+", name))
-            kind = create_model(title, __base__=SettingsModel, __doc__=one.about, **fields)
-            default = kind()
-        elif one.type in self.file.types:
-            kind, default = self._kind(self.file.types[one.type], one.type, ("types", one.type))
-        elif one.type in _BASIC:
-            kind, default = _BASIC[one.type]
+            parameter_type = create_model(title, __base__=SettingsModel, __doc__=parameter.about, **fields)
+            default = parameter_type()
+        elif parameter.type in self.content.types:
+            parameter_type, default = self._parameter_type(
+                self.content.types[parameter.type], parameter.type, ("types", parameter.type)
+            )
+        elif parameter.type in _BASIC_TYPES:
+            parameter_type, default = _BASIC_TYPES[parameter.type]
         else:
-            do = did_you_mean(one.type, [*_BASIC, *self.file.types])
-            raise ConfigError("TL-C209", self.document.where(place), f'there is no type "{one.type}"', do)
-        if one.one_of:
-            kind = Literal[one.one_of]
-        if one.names is not None:
-            keys, _ = self._kind(Parameter(type=one.names), "", place)
-            kind, default = GenericAlias(dict, (keys, kind)), {}
-        if one.list:
-            kind, default = GenericAlias(tuple, (kind, ...)), ()
-        if one.refuse:
-            kind = Annotated[kind, AfterValidator(partial(_accepted, one.refuse))]
-        return kind, default if one.default is None else one.default
+            remedy = did_you_mean(parameter.type, [*_BASIC_TYPES, *self.content.types])
+            raise ConfigError(
+                "TL-C209", self.document.location_text(key_path), f'there is no type "{parameter.type}"', remedy
+            )
+        if parameter.one_of:
+            parameter_type = Literal[parameter.one_of]
+        if parameter.names is not None:
+            keys, _ = self._parameter_type(Parameter(type=parameter.names), "", key_path)
+            parameter_type, default = GenericAlias(dict, (keys, parameter_type)), {}
+        if parameter.list:
+            parameter_type, default = GenericAlias(tuple, (parameter_type, ...)), ()
+        if parameter.refuse:
+            parameter_type = Annotated[parameter_type, AfterValidator(partial(_check_refused, parameter.refuse))]
+        return parameter_type, default if parameter.default is None else parameter.default
 
-    def values(self, table: BaseModel) -> dict[str, Any]:
-        """The parameters by name, of a model of `parameters`, and what is derived of them."""
-        plain = table.model_dump(mode="json", exclude_none=True, warnings=False)
-        values: dict[str, Any] = dict.fromkeys(self.file.parameters) | plain
-        for name, one in self.file.derived.items():
-            values[name] = _text(values.get(one.of))
-            for pattern, replacement in one.replace:
+    def parameter_values(self, table: BaseModel) -> dict[str, Any]:
+        """Return the parameters by name, derived parameters included, from an instance of `parameter_model`."""
+        configured = table.model_dump(mode="json", exclude_none=True, warnings=False)
+        values: dict[str, Any] = dict.fromkeys(self.content.parameters) | configured
+        for name, rule in self.content.derived.items():
+            values[name] = _parameter_text(values.get(rule.of))
+            for pattern, replacement in rule.replace:
                 values[name] = pattern.sub(replacement, values[name])
         return values
 
-    def applied(self, kind: str, number: int, own: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """A line's own table with all that a line of the profile has beside it, given the values of the parameters.
+    def apply(self, kind: str, index: int, line_table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a line's table merged with the profile's line, given the values of the parameters.
 
         Raises:
-            ConfigError: TL-C209, a text names a parameter that is not there.
+            ConfigError: TL-C209, a text names an unknown parameter.
         """
-        said = self._expanded(self.document.raw[kind][number], (kind, number), values)
-        if {**said, **own}.get("guarantee") != "exactly_once":  # only then a route can promise less than its line
-            for table in (said.get("common", {}), *said.get("route", ())):
+        profile_table = self._expand(self.document.raw[kind][index], (kind, index), values)
+        if {**profile_table, **line_table}.get(
+            "guarantee"
+        ) != "exactly_once":  # only then a route can promise less than its line
+            for table in (profile_table.get("common", {}), *profile_table.get("route", ())):
                 table.pop("promise", None)
-        return _merged(own, said)
+        return _merge_tables(line_table, profile_table)
 
-    def _expanded(self, value: Any, place: KeyPath, values: Mapping[str, Any]) -> Any:
+    def _expand(self, value: Any, key_path: KeyPath, values: Mapping[str, Any]) -> Any:
         if isinstance(value, dict) and value.keys() == {"each", "none"}:
-            return self._each(value, place, values)
+            return self._expand_each(value, key_path, values)
         if isinstance(value, dict):
-            return {key: self._expanded(one, (*place, key), values) for key, one in value.items()}
+            return {key: self._expand(item, (*key_path, key), values) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._expanded(one, (*place, at), values) for at, one in enumerate(value)]
-        return self._filled(value, place, values) if isinstance(value, str) else value
+            return [self._expand(item, (*key_path, index), values) for index, item in enumerate(value)]
+        return self._fill_text(value, key_path, values) if isinstance(value, str) else value
 
-    def _each(self, value: Mapping[str, Any], place: KeyPath, values: Mapping[str, Any]) -> Any:
-        """The text for each entry of the list or table that it names, or what stands for none."""
+    def _expand_each(self, value: Mapping[str, Any], key_path: KeyPath, values: Mapping[str, Any]) -> Any:
+        """Return the text for each entry of the list or table that it names; the ``none`` value without entries."""
         text, names = value["each"], [name for _, name in REFERENCE.findall(value["each"])]
-        lists = [name for name in names if isinstance(values.get(name), dict | list)][:1]
-        entries = list(values[lists[0]]) if lists else [""]
-        texts = [self._filled(text, place, {**values, **dict.fromkeys(lists, one)}) for one in entries or [""]]
-        return texts if entries else self._expanded(value["none"], place, values)
+        list_names = [name for name in names if isinstance(values.get(name), dict | list)][:1]
+        entries = list(values[list_names[0]]) if list_names else [""]
+        texts = [
+            self._fill_text(text, key_path, {**values, **dict.fromkeys(list_names, entry)}) for entry in entries or [""]
+        ]
+        return texts if entries else self._expand(value["none"], key_path, values)
 
-    def _filled(self, text: str, place: KeyPath, values: Mapping[str, Any]) -> str:
-        sql = place[-1] in _SQL or "fields" in place[-2:-1]
+    def _fill_text(self, text: str, key_path: KeyPath, values: Mapping[str, Any]) -> str:
+        is_sql = key_path[-1] in _SQL_KEYS or "fields" in key_path[-2:-1]
 
-        def value(name: str) -> str:
+        def lookup(name: str) -> str:
             if name not in values:
-                where, what = self.document.where(place), f'the profile has no parameter "{name}"'
-                raise ConfigError("TL-C209", where, what, did_you_mean(name, values))
-            if sql and isinstance(values[name], str | dict | list):
-                return literal(_text(values[name]))
-            return "NULL" if sql and values[name] is None else _text(values[name])
+                location, problem = self.document.location_text(key_path), f'the profile has no parameter "{name}"'
+                raise ConfigError("TL-C209", location, problem, did_you_mean(name, values))
+            if is_sql and isinstance(values[name], str | dict | list):
+                return sql_literal(_parameter_text(values[name]))
+            return "NULL" if is_sql and values[name] is None else _parameter_text(values[name])
 
-        return filled(text, value)
-
-
-def _merged(own: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """A line's own table with all that a line of a profile says beside it; its routes come behind the line's own."""
-    whole = {key: value for key, value in said.items() if key not in ("name", "common", "route")}
-    whole |= {key: value for key, value in own.items() if key != "profile"}
-    first, routes = own.get("route", []), [{**said.get("common", {}), **route} for route in said.get("route", [])]
-    return whole | ({"route": [*first, *routes]} if routes and isinstance(first, list) else {})
+        return replace_references(text, lookup)
 
 
-def _text(value: Any) -> str:
-    """A parameter in a text; tables and lists as JSON."""
+def _merge_tables(line_table: Mapping[str, Any], profile_table: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge a line's table with a profile's line: the line's keys win, its routes come first."""
+    merged_table = {key: value for key, value in profile_table.items() if key not in ("name", "common", "route")}
+    merged_table |= {key: value for key, value in line_table.items() if key != "profile"}
+    line_routes, routes = (
+        line_table.get("route", []),
+        [{**profile_table.get("common", {}), **route} for route in profile_table.get("route", [])],
+    )
+    return merged_table | ({"route": [*line_routes, *routes]} if routes and isinstance(line_routes, list) else {})
+
+
+def _parameter_text(value: Any) -> str:
+    """Return a parameter as text; tables and lists as JSON."""
     return value or "" if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _accepted(rules: Sequence[tuple[re.Pattern[str], str]], value: Any) -> Any:
-    """A text, or a table entry by entry, in which no rule finds a mistake."""
-    texts = [f"{key} = {_text(one)}" for key, one in value.items()] if isinstance(value, dict) else [str(value)]
+def _check_refused(rules: Sequence[tuple[re.Pattern[str], str]], value: Any) -> Any:
+    """Return a text, or a table, unless a rule of the parameter refuses it."""
+    texts = (
+        [f"{key} = {_parameter_text(item)}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
+    )
     for text in texts:
-        for pattern, sentence in rules:
-            if wrong := pattern.search(text):
-                raise ValueError(f'"{wrong[0]}" {sentence}')
+        for pattern, problem in rules:
+            if match := pattern.search(text):
+                raise ValueError(f'"{match[0]}" {problem}')
     return value
 
 
 @lru_cache(maxsize=1)
-def shipped() -> tuple[Profile, ...]:
-    """The profiles of the package."""
-    return tuple(map(Profile, sorted(_FOLDER.glob("*.toml"))))
+def shipped_profiles() -> tuple[Profile, ...]:
+    """Return the profiles of the package."""
+    return tuple(map(Profile, sorted(_PROFILES_DIRECTORY.glob("*.toml"))))
 
 
-def profile_of(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
-    """A profile, and the number of its line.
+def find_profile(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
+    """Return a profile, and the index of its line.
 
     Args:
-        directory: Of the bridge file, which relative paths start from.
+        directory: Directory of the bridge file; relative paths start from it.
         kind: ``uplink`` or ``downlink``.
         name: ``NAME`` of a line of the package's profiles, ``PATH.toml`` for the first line of the kind in a file, or
             ``PATH.toml#NAME``.
@@ -227,37 +240,41 @@ def profile_of(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
     Raises:
         ConfigError: TL-C06, the package has no such line; TL-C208, the file has none; and as `Profile`.
     """
-    path, _, part = name.partition("#")
-    own = path.endswith(".toml")
-    place = os.path.expanduser(path)  # noqa: PTH111 - where a home is not known, the path as it is: it can't be read
-    files = (Profile(directory / place),) if own else shipped()
-    lines = {line.name: (one, at) for one in files for at, line in enumerate(getattr(one.file, kind))}
-    wanted = part or next(iter(lines), "") if own else name
-    if wanted in lines:
-        return lines[wanted]
-    what = f'{path} has no {kind} "{part}"' if own else f'there is no profile "{name}"'
-    do = did_you_mean(wanted, lines, f"Known are {', '.join(lines)}." if lines else f"Add a [[{kind}]] to it.")
-    raise ConfigError("TL-C208" if own else "TL-C06", "", what, do)
+    path, _, line_name = name.partition("#")
+    is_path = path.endswith(".toml")
+    expanded_path = os.path.expanduser(path)  # noqa: PTH111 - where a home is not known, the path as it is: it can't be read
+    files = (Profile(directory / expanded_path),) if is_path else shipped_profiles()
+    lines = {
+        line.name: (profile, index) for profile in files for index, line in enumerate(getattr(profile.content, kind))
+    }
+    wanted_name = line_name or next(iter(lines), "") if is_path else name
+    if wanted_name in lines:
+        return lines[wanted_name]
+    problem = f'{path} has no {kind} "{line_name}"' if is_path else f'there is no profile "{name}"'
+    remedy = did_you_mean(wanted_name, lines, f"Known are {', '.join(lines)}." if lines else f"Add a [[{kind}]] to it.")
+    raise ConfigError("TL-C208" if is_path else "TL-C06", "", problem, remedy)
 
 
-def graft(document: Document, directory: Path) -> None:
-    """Have the document of a bridge file say what the profiles of its lines say, and where that stands."""
+def merge_profiles(document: Document, directory: Path) -> None:
+    """Merge the profiles of the lines into the document of a bridge file, with the locations of their keys."""
     for kind in ("uplink", "downlink"):
         lines = document.raw.get(kind)
-        for at, own in enumerate(lines if isinstance(lines, list) else ()):
-            if isinstance(own, dict) and "profile" in own:
+        for index, line_table in enumerate(lines if isinstance(lines, list) else ()):
+            if isinstance(line_table, dict) and "profile" in line_table:
                 with suppress(ConfigError):  # it is told where the file is read
-                    profile, number = profile_of(directory, kind, str(own["profile"]))
-                    document.raw[kind][at] = _merged(own, profile.document.value((kind, number)))
-                    _include(document, (kind, at), own, profile.document, (kind, number))
+                    profile, profile_index = find_profile(directory, kind, str(line_table["profile"]))
+                    document.raw[kind][index] = _merge_tables(line_table, profile.document.value((kind, profile_index)))
+                    _include_locations(document, (kind, index), line_table, profile.document, (kind, profile_index))
 
 
-def _include(document: Document, line: KeyPath, own: Mapping[str, Any], profile: Document, home: KeyPath) -> None:
-    said, first = profile.value(home), own.get("route", [])
-    for key in said.keys() - own.keys():
-        document.include((*line, key), profile, (*home, key))
-    for number, route in enumerate(said.get("route", [])):
-        place = (*line, "route", number + (len(first) if isinstance(first, list) else 0))
-        document.include(place, profile, (*home, "route", number))
-        for key in said.get("common", {}).keys() - route.keys():
-            document.include((*place, key), profile, (*home, "common", key))
+def _include_locations(
+    document: Document, line: KeyPath, line_table: Mapping[str, Any], profile: Document, profile_path: KeyPath
+) -> None:
+    profile_table, line_routes = profile.value(profile_path), line_table.get("route", [])
+    for key in profile_table.keys() - line_table.keys():
+        document.include((*line, key), profile, (*profile_path, key))
+    for index, route in enumerate(profile_table.get("route", [])):
+        route_path = (*line, "route", index + (len(line_routes) if isinstance(line_routes, list) else 0))
+        document.include(route_path, profile, (*profile_path, "route", index))
+        for key in profile_table.get("common", {}).keys() - route.keys():
+            document.include((*route_path, key), profile, (*profile_path, "common", key))

@@ -1,1 +1,1 @@
-"""The processes of a bridge and what they say of themselves."""
+"""Processes of a bridge: supervisor, Spark driver, status, plan and reload."""

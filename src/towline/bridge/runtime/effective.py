@@ -1,8 +1,8 @@
-"""What each line really tells its broker and Kafka, and where each setting comes from: ``towline check -v``.
+"""Effective settings of each line's MQTT and Kafka clients, with the source of each value: ``towline check -v``.
 
-Nothing is worked out here a second time: the connection's settings are the gateway's, with what its session makes of
-them, and Kafka's are those that the query hands to the sink and the sink to librdkafka. A secret is named by its file,
-and what came from the environment by its variable.
+The values are those that the clients get: the gateway's settings and its session's, and the Kafka settings that the
+query passes to the sink and the sink to librdkafka. A secret is shown by its file, a value from the environment by
+its variable.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from towline.bridge.config.document import Document, KeyPath, keys_of
-from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
+from towline.bridge.config.document import Document, KeyPath, key_types
+from towline.bridge.config.model import AnyLine, Bridge, Downlink, Uplink
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import policy
-from towline.kafka.clientconfig import file_property
-from towline.kafka.markerstore import READER
+from towline.kafka.clientconfig import secret_of_file_property
+from towline.kafka.markerstore import READER_CONFIG
 from towline.kafka.options import SinkSettings
-from towline.kafka.producers import OWN
+from towline.kafka.producers import PRODUCER_CONFIG
 from towline.mqtt.events import Filter
 from towline.mqtt.handshake import connect_packet
 from towline.net.settings import MqttSettings, WillSettings
@@ -29,155 +29,195 @@ from towline.net.tls import Tls
 DEFAULT: Final = "default"
 #: What no key of the file changes.
 ALWAYS: Final = "always"
-_FOR_EVER: Final = 0xFFFFFFFF
-_RETAINED: Final = ("retained messages always", "retained messages if new", "no retained messages")
+_NEVER_EXPIRES: Final = 0xFFFFFFFF
+_RETAIN_HANDLING_TEXTS: Final = ("retained messages always", "retained messages if new", "no retained messages")
 #: Settings of librdkafka that the sink makes of its own time-out.
-_TIMED: Final = frozenset({"message.timeout.ms", "transaction.timeout.ms", "transactional.id"})
+_TIMEOUT_SETTINGS: Final = frozenset({"message.timeout.ms", "transaction.timeout.ms", "transactional.id"})
 #: Keys of [kafka] that stand for a setting.
-_NAMED: Final = {
+_KAFKA_KEYS: Final = {
     "bootstrap.servers": "bootstrap_servers",
     "sasl.password.file": "password_file",
     "ssl.key.password.file": "key_password_file",
 }
 #: Longest value, in characters, that the column of the sources waits for.
-_WIDEST: Final = 24
+_MAX_VALUE_WIDTH: Final = 24
 
 #: A setting as the bridge file or its client calls it (``name``), its ``value`` in text, never a secret, and its
 #: ``source``: ``FILE:LINE``, ``guarantee = …``, ``default`` or ``always``.
 Setting: TypeAlias = dict[str, str]
 
 
-def effective(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
-    """Every setting of every line: line → what it is about → settings, as JSON values."""
-    document = Document.again(bridge.file, Path(bridge.file.name))
-    return {line.name: dict(_of_line(bridge, line, document)) for line in bridge.lines}
+def effective_settings(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
+    """Return all settings of all lines as JSON values: line → client → settings."""
+    document = Document.reread(bridge.file, Path(bridge.file.name))
+    return {line.name: dict(_line_settings(bridge, line, document)) for line in bridge.lines}
 
 
 def _setting(document: Document, name: str, value: object, source: str) -> Setting:
-    """A setting, as the file writes its value."""
-    key = _NAMED.get(name, name.rpartition(".")[2])
-    return {"name": name, "value": _text(document.shown(value, key)), "source": source}
+    """Return a setting with its value as text, environment variables unexpanded."""
+    key = _KAFKA_KEYS.get(name, name.rpartition(".")[2])
+    return {"name": name, "value": _value_text(document.restore_references(value, key)), "source": source}
 
 
-def _of_line(bridge: Bridge, line: Line | DownLine, document: Document) -> Iterator[tuple[str, list[Setting]]]:
-    for gateway in line.each_gateway:
-        name = f" of {gateway.name}" if gateway.share else ""
-        yield f"MQTT{name}", list(_connection(line, gateway, document))
-    if isinstance(line, Line):
-        settings = UplinkQuery(bridge, line).sink_settings()
-        yield "Kafka producer", _producer(bridge, settings, document)
-        if policy(settings.guarantee).transactions:
-            own = {**_promised(settings), **dict.fromkeys(READER, ALWAYS)}
-            yield "Kafka consumer of markers", list(_kafka(bridge, document, {**settings.client, **READER}, own))
+def _line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) -> Iterator[tuple[str, list[Setting]]]:
+    for gateway in line.all_gateways:
+        member_text = f" of {gateway.name}" if gateway.share else ""
+        yield f"MQTT{member_text}", list(_mqtt_settings(line, gateway, document))
+    if isinstance(line, Uplink):
+        sink_settings = UplinkQuery(bridge, line).sink_settings()
+        yield "Kafka producer", _producer_settings(bridge, sink_settings, document)
+        if policy(sink_settings.guarantee).transactions:
+            sources = {**_guarantee_sources(sink_settings), **dict.fromkeys(READER_CONFIG, ALWAYS)}
+            yield (
+                "Kafka consumer of markers",
+                list(_client_settings(bridge, document, {**sink_settings.client, **READER_CONFIG}, sources)),
+            )
         return
     query = DownlinkQuery(bridge, line)
-    java = query.source_settings()
-    if "sasl.jaas.config" in java:  # a login has the user's name in it, whoever gave that
-        java["sasl.jaas.config"] = java["sasl.jaas.config"].partition(" ")[0]
-    isolation = document.at((*document.table(line.kind, line.name), "isolation_level"))
-    own = {"isolation.level": isolation or f"guarantee = {line.guarantee}"}
-    yield "Kafka consumer (Spark's source)", list(_kafka(bridge, document, java, own, ALWAYS))
-    if (dead := query.sink_settings()) is not None:
-        yield "Kafka producer of dead letters", _producer(bridge, dead, document)
+    consumer_settings = query.source_settings()
+    if "sasl.jaas.config" in consumer_settings:  # a login has the user's name in it, whoever gave that
+        consumer_settings["sasl.jaas.config"] = consumer_settings["sasl.jaas.config"].partition(" ")[0]
+    isolation_source = document.first_location((*document.table_path(line.kind, line.name), "isolation_level"))
+    sources = {"isolation.level": isolation_source or f"guarantee = {line.guarantee}"}
+    yield (
+        "Kafka consumer (Spark's source)",
+        list(_client_settings(bridge, document, consumer_settings, sources, ALWAYS)),
+    )
+    if (dead_letter_settings := query.sink_settings()) is not None:
+        yield "Kafka producer of dead letters", _producer_settings(bridge, dead_letter_settings, document)
 
 
 # -- MQTT ------------------------------------------------------------------------------------------------------------
 
 
-def _connection(line: AnyLine, gateway: GatewaySettings, document: Document) -> Iterator[Setting]:
-    """The settings of one gateway's connection, by their keys in ``[mqtt]``; those without a value are left out."""
+def _mqtt_settings(line: AnyLine, gateway: GatewaySettings, document: Document) -> Iterator[Setting]:
+    """Yield the MQTT settings of one gateway by their keys in ``[mqtt]``; settings without a value are skipped."""
     connection = gateway.connection
-    config = connection.session_at(connection.levels[0])
-    table, promised = document.table(line.kind, line.name), f"guarantee = {line.guarantee}"
-    named = " and ".join(
-        filter(None, (document.at(("mqtt", "client_id_prefix"), ("name",)), document.at((*table, "name"))))
+    session_config = connection.session_config_for(connection.levels[0])
+    table, guarantee_source = document.table_path(line.kind, line.name), f"guarantee = {line.guarantee}"
+    client_id_source = " and ".join(
+        filter(
+            None,
+            (
+                document.first_location(("mqtt", "client_id_prefix"), ("name",)),
+                document.first_location((*table, "name")),
+            ),
+        )
     )
-    session = {key: getattr(config, key) for key in MqttSettings.model_fields if hasattr(config, key)}
-    whole = {
+    session_values = {
+        key: getattr(session_config, key) for key in MqttSettings.model_fields if hasattr(session_config, key)
+    }
+    gateway_values = {
         "brokers": ", ".join(map(str, gateway.brokers)),
         "will": gateway.will,
         "authenticator": gateway.authenticator,
     }
-    left_out = {"retain_handling"} if any(broker.tls for broker in gateway.brokers) else {"retain_handling", "tls"}
-    told = {**vars(gateway), **session, **whole}
-    told |= {"session_expiry_s": "for ever"} if config.session_expiry_s == _FOR_EVER else {}
+    hidden_keys = {"retain_handling"} if any(broker.tls for broker in gateway.brokers) else {"retain_handling", "tls"}
+    values = {**vars(gateway), **session_values, **gateway_values}
+    values |= {"session_expiry_s": "for ever"} if session_config.session_expiry_s == _NEVER_EXPIRES else {}
     keys = dict.fromkeys(("brokers", "client_id", *MqttSettings.model_fields))
-    for path, value in _flat({key: told[key] for key in keys if key not in left_out}):
-        own = named if path == ("client_id",) else DEFAULT
-        source = document.at((*table, "mqtt", *path), ("mqtt", *path)) or own
+    for path, value in _flatten({key: values[key] for key in keys if key not in hidden_keys}):
+        default_source = client_id_source if path == ("client_id",) else DEFAULT
+        source = document.first_location((*table, "mqtt", *path), ("mqtt", *path)) or default_source
         yield _setting(document, ".".join(path), value, source)
-    packet = connect_packet(config, None, discarding=False)
+    packet = connect_packet(session_config, None, discard_session=False)
     yield _setting(document, "Clean Start", packet.clean_start, ALWAYS)
     yield _setting(document, "Maximum Packet Size", packet.max_packet_size or "not announced", ALWAYS)
-    for one in config.filters:
-        shown = document.shown(one.pattern, "from")
-        yield _setting(document, f"filter {shown}", _filter(one), _source_of(one, line, document, table, promised))
-    if config.filters:
-        place = document.at((*table, "ack_after")) or promised
-        yield _setting(document, "acknowledged after", gateway.acks.value, place)
+    for topic_filter in session_config.filters:
+        pattern_text = document.restore_references(topic_filter.pattern, "from")
+        yield _setting(
+            document,
+            f"filter {pattern_text}",
+            _filter_text(topic_filter),
+            _qos_source(topic_filter, line, document, table, guarantee_source),
+        )
+    if session_config.filters:
+        ack_source = document.first_location((*table, "ack_after")) or guarantee_source
+        yield _setting(document, "acknowledged after", gateway.effective_ack_after.value, ack_source)
 
 
-def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each value that is there, by its key and those of the tables around it."""
+def _flatten(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each value of nested tables that is set, with its path of keys."""
     for key, value in table.items():
         if isinstance(value, Tls | WillSettings):
-            yield from _flat({name: getattr(value, name) for name in keys_of(type(value))}, (*path, key))
+            yield from _flatten({name: getattr(value, name) for name in key_types(type(value))}, (*path, key))
         elif value not in (None, "", ()):
             yield (*path, key), value
 
 
-def _source_of(one: Filter, line: AnyLine, document: Document, table: tuple[str, int], promised: str) -> str:
-    """Where a filter's QoS comes from: a route that says it, or the guarantee."""
-    for number, route in enumerate(line.routes if isinstance(line, Line) else ()):
-        if route.pattern.filter == one.pattern:
-            own = (*table, "route", number)
-            return document.at((*own, "qos")) or ", ".join(filter(None, (promised, document.at((*own, "from")))))
-    return promised
+def _qos_source(
+    topic_filter: Filter, line: AnyLine, document: Document, table: tuple[str, int], guarantee_source: str
+) -> str:
+    """Return the source of a filter's QoS: the route that sets it, or the guarantee."""
+    for number, route in enumerate(line.routes if isinstance(line, Uplink) else ()):
+        if route.pattern.filter == topic_filter.pattern:
+            route_path = (*table, "route", number)
+            return document.first_location((*route_path, "qos")) or ", ".join(
+                filter(None, (guarantee_source, document.first_location((*route_path, "from"))))
+            )
+    return guarantee_source
 
 
-def _filter(one: Filter) -> str:
-    handling = "retained messages as the journal knows the filter"
-    parts = [f"QoS {one.qos}", handling if one.retain_handling is None else _RETAINED[one.retain_handling]]
-    parts += ["no local"] if one.no_local else []
-    parts += [] if one.retain_as_published else ["RETAIN cleared"]
-    parts += [f"identifier {one.identifier}"] if one.identifier is not None else []
+def _filter_text(topic_filter: Filter) -> str:
+    retain_text = "retained messages as the journal knows the filter"
+    parts = [
+        f"QoS {topic_filter.qos}",
+        retain_text if topic_filter.retain_handling is None else _RETAIN_HANDLING_TEXTS[topic_filter.retain_handling],
+    ]
+    parts += ["no local"] if topic_filter.no_local else []
+    parts += [] if topic_filter.retain_as_published else ["RETAIN cleared"]
+    parts += [f"identifier {topic_filter.identifier}"] if topic_filter.identifier is not None else []
     return ", ".join(parts)
 
 
 # -- Kafka -----------------------------------------------------------------------------------------------------------
 
 
-def _producer(bridge: Bridge, settings: SinkSettings, document: Document) -> list[Setting]:
-    more: dict[str, Any] = {}
+def _producer_settings(bridge: Bridge, settings: SinkSettings, document: Document) -> list[Setting]:
+    transaction_settings: dict[str, Any] = {}
     if policy(settings.guarantee).transactions and settings.sink_id is not None:
         parts = sorted({0, settings.parallelism - 1})
-        more["transactional.id"] = " to ".join(settings.transactional_id(settings.sink_id, part) for part in parts)
-    own = {**_promised(settings), **dict.fromkeys(OWN, ALWAYS)}
-    return list(_kafka(bridge, document, {**settings.client, **more, **OWN}, own))
+        transaction_settings["transactional.id"] = " to ".join(
+            settings.transactional_id(settings.sink_id, part) for part in parts
+        )
+    sources = {**_guarantee_sources(settings), **dict.fromkeys(PRODUCER_CONFIG, ALWAYS)}
+    return list(
+        _client_settings(bridge, document, {**settings.client, **transaction_settings, **PRODUCER_CONFIG}, sources)
+    )
 
 
-def _promised(settings: SinkSettings) -> dict[str, str]:
-    """Settings of librdkafka that the promise sets, with that."""
-    return dict.fromkeys({*policy(settings.guarantee).kafka, *_TIMED}, f"guarantee = {settings.guarantee}")
+def _guarantee_sources(settings: SinkSettings) -> dict[str, str]:
+    """Return the librdkafka settings that the guarantee sets, with the guarantee as their source."""
+    return dict.fromkeys(
+        {*policy(settings.guarantee).kafka_settings, *_TIMEOUT_SETTINGS}, f"guarantee = {settings.guarantee}"
+    )
 
 
-def _kafka(
-    bridge: Bridge, document: Document, given: Mapping[str, Any], own: Mapping[str, str], otherwise: str = DEFAULT
+def _client_settings(
+    bridge: Bridge,
+    document: Document,
+    settings: Mapping[str, Any],
+    sources: Mapping[str, str],
+    default_source: str = DEFAULT,
 ) -> Iterator[Setting]:
-    """The settings that a client is given: always, by ``[kafka]``, or as `own` and `otherwise` say."""
-    client = bridge.kafka.client()
-    for name, value in sorted(given.items()):
-        keys: list[KeyPath] = [("kafka", _NAMED[name])] if name in _NAMED else []
+    """Yield the settings of a Kafka client with their sources.
+
+    The source is a key of ``[kafka]`` if the file has one and the setting is not `ALWAYS`; else it comes from `sources`
+    or is `default_source`.
+    """
+    file_settings = bridge.kafka.client_settings()
+    for name, value in sorted(settings.items()):
+        keys: list[KeyPath] = [("kafka", _KAFKA_KEYS[name])] if name in _KAFKA_KEYS else []
         keys += [("kafka", "settings", name), ("kafka", "settings", *name.split("."))]
-        in_file = name in client and own.get(name) != ALWAYS
-        source = (document.at(*keys) or "the file") if in_file else own.get(name, otherwise)
+        in_file = name in file_settings and sources.get(name) != ALWAYS
+        source = (document.first_location(*keys) or "the file") if in_file else sources.get(name, default_source)
         row = _setting(document, name, value, source)
-        yield {**row, "value": f"in {row['value']}"} if file_property(name) is not None else row
+        yield {**row, "value": f"in {row['value']}"} if secret_of_file_property(name) is not None else row
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, tuple):
-        return ", ".join(map(_text, value))
+        return ", ".join(map(_value_text, value))
     return (
         str(value).lower()
         if isinstance(value, bool)
@@ -188,11 +228,14 @@ def _text(value: object) -> str:
 
 
 def render_effective(settings: Mapping[str, Mapping[str, list[Setting]]]) -> list[str]:
-    """The settings as lines of text, each still to be escaped."""
-    out = []
-    for line, parts in settings.items():
-        for head, rows in parts.items():
-            name, value = (max((len(row[key]) for row in rows), default=0) for key in ("name", "value"))
-            out += ["", f'▸ line "{line}"   {head}']
-            out += [f"  {row['name']:{name}}  {row['value']:{min(value, _WIDEST)}}   {row['source']}" for row in rows]
-    return out
+    """Return the settings as lines of text, not yet escaped."""
+    text_lines = []
+    for line, client_settings in settings.items():
+        for client_name, rows in client_settings.items():
+            name_width, value_width = (max((len(row[key]) for row in rows), default=0) for key in ("name", "value"))
+            text_lines += ["", f'▸ line "{line}"   {client_name}']
+            text_lines += [
+                f"  {row['name']:{name_width}}  {row['value']:{min(value_width, _MAX_VALUE_WIDTH)}}   {row['source']}"
+                for row in rows
+            ]
+    return text_lines

@@ -1,8 +1,8 @@
-"""One clear line out of Spark's failures.
+"""Error messages of one line from Spark's failures.
 
-A `TowlineError` raised in a Python worker reaches the driver as text in the middle of two stack traces; what a person
-needs is that one line. Spark's own errors have a class in brackets and a first sentence worth keeping. What follows an
-exception in Spark's text, the plan of the query, is no reason: it holds every message that a line *could* raise.
+A `TowlineError` raised in a Python worker reaches the driver as text between two stack traces; its own line is
+extracted. Of Spark's own errors the error class and the first sentence remain. The query plan that follows an
+exception is cut off: it contains every error message that the line *could* raise.
 """
 
 from __future__ import annotations
@@ -10,103 +10,125 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from towline.errors import TowlineError, stays
+from towline.errors import TowlineError, is_permanent
 
 #: Said when `pyspark` found no JVM behind the process that it started.
 NO_JVM = "Spark's JVM ended before it was ready"
 
 #: The code is the last one of its line: what a device named may hold another, and must not choose what happens [I13].
-_OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
+_TOWLINE_ERROR = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
 #: What the line's own SQL raises (``raise_error``): a whole line, unlike the plan that only names it.
-_RAISED = re.compile(r"^(?:.*?\[USER_RAISED_EXCEPTION\] )?(.*\[(TL-[A-Z]\d+)\])(?: SQLSTATE: \w+)?$", re.MULTILINE)
-_SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
-_PLAN = "\n=== Streaming Query ==="
+_RAISED_BY_SQL = re.compile(
+    r"^(?:.*?\[USER_RAISED_EXCEPTION\] )?(.*\[(TL-[A-Z]\d+)\])(?: SQLSTATE: \w+)?$", re.MULTILINE
+)
+_SPARK_ERROR = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
+_PLAN_HEADER = "\n=== Streaming Query ==="
 #: Around the exception that counts: whose call it was, and of which query.
-_AROUND = re.compile(r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )")
+_CALL_PREFIX = re.compile(
+    r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )"
+)
 #: Where the cause of a foreign error stands below its first line: what a Python that does not start says, the last
 #: exception of a Python traceback, why Spark gave an executor up.
-_CAUSES = (
+_CAUSE_PATTERNS = (
     re.compile(r"^Error from python worker:\n((?: +\S.*\n)+)", re.MULTILINE),
     re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*(?:\n\S.*)*)"),
     re.compile(r"\bReason: (.+)"),
 )
 #: A line that says nothing: empty, a place in Java's code, or an exception without words, whose cause comes later.
-_SILENT = re.compile(r"(?:\tat .*|(?:[\w.$]+(?:Exception|Error):? *)*)")
+_LINE_WITHOUT_TEXT = re.compile(r"(?:\tat .*|(?:[\w.$]+(?:Exception|Error):? *)*)")
 #: Around the exception of a task: where it ran, and how often it was tried.
-_TASK = re.compile(r"^Job aborted due to stage failure: .*?\(TID \d+\) \(.*?\): ")
+_TASK_PREFIX = re.compile(r"^Job aborted due to stage failure: .*?\(TID \d+\) \(.*?\): ")
 _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
 #: SQLSTATE of what is wrong in the line's SQL itself: syntax, names, types, arguments (Spark's error-conditions.json).
 #: The others of class 42, and all other classes, are about data sources, paths, state and Python: another try may help.
-_SQL = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|42P[012]|0A000)")
-_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_SQL_ERROR_STATE = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|42P[012]|0A000)")
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 #: How Spark 4.3 says that the process of a source, or of a task, was killed.
-_ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
+_PYTHON_ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
 #: How it says that a task, or the files of a shuffle, went with their executor (`DAGScheduler`, `TaskSetManager`).
 _EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
 #: How Spark's Kafka source (4.2 to 4.3) says that it misses records; no error class stands there.
-_LOST = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
+_DATA_LOSS = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
 #: What of that the topics' ids and the checkpoint say more about, at the next try (`look_at_topics`).
-_TOPIC = re.compile(r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed")
-_STATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
+_TOPIC_MISSING = re.compile(
+    r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed"
+)
+_SQLSTATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
 #: Text of a foreign error that is shown; the rest is in the log.
-MAX_TEXT = 300
+MAX_TEXT_CHARS = 300
 
 
 class FailureReason(NamedTuple):
-    """Why something failed: a code, a line with it at the end, and whether another try would fail the same way."""
+    """Failure of a query or session.
+
+    Attributes:
+        code: ``TL-…``.
+        text: One line, with the code at its end.
+        permanent: A retry would fail in the same way.
+    """
 
     code: str
     text: str
     permanent: bool
 
 
-def reason(error: BaseException | str, where: str, failed: str = "the query failed") -> FailureReason:
-    """Find what went wrong; a foreign error, TL-B01, is about `where`, and says what `failed`."""
+def failure_reason(error: BaseException | str, location: str, summary: str = "the query failed") -> FailureReason:
+    """Return the code and text of a failure, and whether it is permanent.
+
+    Args:
+        error: Exception, or its text.
+        location: Location of an error that is not a `TowlineError` (TL-B01), such as ``line "x"``.
+        summary: Beginning of the text of such an error.
+    """
     if isinstance(error, TowlineError):
         return FailureReason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
-    text = _AROUND.sub("", str(error).partition(_PLAN)[0])
-    if ours := _OURS.search(text) or _RAISED.search(text):
-        line = _JAVA_PREFIX.sub("", ours[1].strip())
-        return FailureReason(ours[2], line, _is_permanent(ours[2]))
-    code, what, do, permanent = _foreign("" if isinstance(error, str) else type(error).__name__, text, failed)
-    return FailureReason(code, str(TowlineError(code, where, what, do)), permanent)
+    text = _CALL_PREFIX.sub("", str(error).partition(_PLAN_HEADER)[0])
+    if error_match := _TOWLINE_ERROR.search(text) or _RAISED_BY_SQL.search(text):
+        line = _JAVA_PREFIX.sub("", error_match[1].strip())
+        return FailureReason(error_match[2], line, _is_permanent(error_match[2]))
+    code, problem, remedy, permanent = _foreign_failure(
+        "" if isinstance(error, str) else type(error).__name__, text, summary
+    )
+    return FailureReason(code, str(TowlineError(code, location, problem, remedy)), permanent)
 
 
 def _is_permanent(code: str) -> bool:
-    """Configuration stays wrong until somebody changes it, and so does what no longer belongs together."""
-    return code.startswith("TL-C") or stays(code)
+    """Return True for configuration errors and for state that does not fit its line: a retry would fail too."""
+    return code.startswith("TL-C") or is_permanent(code)
 
 
-def _foreign(kind: str, text: str, failed: str) -> tuple[str, str, str, bool]:
-    """Code, what happened and what to do of an error that is not ours, and whether another try would fail the same."""
-    spark = _SPARK.search(text)
-    if _FULL.search(text):
-        what = f"{failed}: no space is left on the disk of Spark's checkpoint or temporary files"
-        return "TL-B56", what, "Make room; it is tried again by itself, and nothing is lost.", False
-    if (lost := _LOST.search(text)) and _TOPIC.match(lost[1]):  # one may be gone or made anew
-        what = f"Spark misses a topic of Kafka's that the line reads: {_short(lost[1])}"
-        do = "Whether records of it were unread is looked at; the line goes on by itself if none was."
-        return "TL-B06", what, do, False
-    if lost:
-        what = f"Kafka no longer has records that the line had not read: {_short(lost[1])}"
-        do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
-        return "TL-B06", what, do, True
-    if kind in {"AnalysisException", "ParseException"} and _SQL.search(text):
-        what = f"Spark does not understand the line's SQL: {_short(spark[2] if spark else text.splitlines()[0])}"
-        return "TL-C74", what, "Correct it in the bridge file; the columns are those of the line's source.", True
-    cause = next((found[-1] for found in (one.findall(text) for one in _CAUSES) if found), "")
-    first = next((line for line in _TASK.sub("", text).splitlines() if not _SILENT.fullmatch(line)), kind)
-    words = f"{spark[1]} {cause or spark[2]}" if spark else cause or first
-    if spark and spark[1] == "JAVA_GATEWAY_EXITED":
-        words = NO_JVM
-    elif _ENDED.search(text):
-        words = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
+def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str, str, bool]:
+    """Return code, problem, remedy and permanence of an error that is not a `TowlineError`."""
+    error = _SPARK_ERROR.search(text)
+    if _DISK_FULL.search(text):
+        problem = f"{summary}: no space is left on the disk of Spark's checkpoint or temporary files"
+        return "TL-B56", problem, "Make room; it is tried again by itself, and nothing is lost.", False
+    if (data_loss := _DATA_LOSS.search(text)) and _TOPIC_MISSING.match(data_loss[1]):  # one may be gone or made anew
+        problem = f"Spark misses a topic of Kafka's that the line reads: {_shorten(data_loss[1])}"
+        remedy = "Whether records of it were unread is looked at; the line goes on by itself if none was."
+        return "TL-B06", problem, remedy, False
+    if data_loss:
+        problem = f"Kafka no longer has records that the line had not read: {_shorten(data_loss[1])}"
+        remedy = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
+        return "TL-B06", problem, remedy, True
+    if class_name in {"AnalysisException", "ParseException"} and _SQL_ERROR_STATE.search(text):
+        problem = f"Spark does not understand the line's SQL: {_shorten(error[2] if error else text.splitlines()[0])}"
+        return "TL-C74", problem, "Correct it in the bridge file; the columns are those of the line's source.", True
+    cause = next((matches[-1] for matches in (pattern.findall(text) for pattern in _CAUSE_PATTERNS) if matches), "")
+    first_line = next(
+        (line for line in _TASK_PREFIX.sub("", text).splitlines() if not _LINE_WITHOUT_TEXT.fullmatch(line)), class_name
+    )
+    detail = f"{error[1]} {cause or error[2]}" if error else cause or first_line
+    if error and error[1] == "JAVA_GATEWAY_EXITED":
+        detail = NO_JVM
+    elif _PYTHON_ENDED.search(text):
+        detail = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
     elif _EXECUTOR_LOST.search(text):
-        why = f" ({_short(cause)})" if cause else ""
-        words = f"an executor was lost in the midst of a batch{why}, and its part is not run again by itself"
-    return "TL-B01", f"{failed}: {_short(words)}", "The details are in the driver's log.", False
+        cause_text = f" ({_shorten(cause)})" if cause else ""
+        detail = f"an executor was lost in the midst of a batch{cause_text}, and its part is not run again by itself"
+    return "TL-B01", f"{summary}: {_shorten(detail)}", "The details are in the driver's log.", False
 
 
-def _short(text: str) -> str:
-    text = " ".join(_STATE.sub("", text).split()).rstrip(".")
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
+def _shorten(text: str) -> str:
+    text = " ".join(_SQLSTATE.sub("", text).split()).rstrip(".")
+    return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + "..."

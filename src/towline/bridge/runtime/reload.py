@@ -1,7 +1,6 @@
-"""What a changed bridge file changes while its bridge runs: lines that change, and lines that come. Pure.
+"""Comparison of a changed bridge file with the running bridge: changed lines and new lines. Pure.
 
-A change is taken up as a whole or not at all. What else differs needs a new start, and the file is refused with a line
-for each such key, so that nobody takes half of a file for the whole.
+A reload applies all changes of a file or none. Keys that need a restart are refused with one error each.
 """
 
 from __future__ import annotations
@@ -10,148 +9,181 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from towline.bridge.config.model import Bridge, DownLine, Line
+from towline.bridge.config.model import Bridge, Downlink, Uplink
 from towline.errors import ConfigError, ConfigErrors
 from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
 
 #: What is said of the file, and what is compared line by line.
-_READ: Final = {"file", "lines", "leave_waiting"}
-_DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
+_NOT_COMPARED: Final = {"file", "lines", "leave_waiting"}
+_RESTART_REMEDY: Final = (
+    "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LineChange:
-    """A line that changes, or comes.
+    """Change of a line, or a new line.
 
     Attributes:
-        before: As it runs; None for a line that comes.
-        after: As the file says it.
-        again: Its gateway is started again even where nothing of it has changed.
+        old_line: Running settings; None for a new line.
+        new_line: Settings of the file.
+        forces_restart: Restart the gateway even if its settings are unchanged.
     """
 
-    before: Line | DownLine | None
-    after: Line | DownLine
-    again: bool = False
+    old_line: Uplink | Downlink | None
+    new_line: Uplink | Downlink
+    forces_restart: bool = False
 
     @property
-    def added(self) -> list[str]:
-        """Filters that are to be subscribed, those with other options included."""
-        known = {one.pattern: one.terms for one in self.former}
-        return [one.pattern for one in self.after.gateway.subscriptions if known.get(one.pattern) != one.terms]
+    def added_filters(self) -> list[str]:
+        """Patterns of filters to subscribe, including filters with changed options."""
+        old_terms = {subscription.pattern: subscription.encoded_options for subscription in self.old_filters}
+        return [
+            subscription.pattern
+            for subscription in self.new_line.gateway.subscriptions
+            if old_terms.get(subscription.pattern) != subscription.encoded_options
+        ]
 
     @property
-    def removed(self) -> list[str]:
-        """Filters that are to be unsubscribed."""
-        wanted = {one.pattern for one in self.after.gateway.subscriptions}
-        return [one.pattern for one in self.former if one.pattern not in wanted]
+    def removed_filters(self) -> list[str]:
+        """Patterns of filters to unsubscribe."""
+        new_patterns = {subscription.pattern for subscription in self.new_line.gateway.subscriptions}
+        return [subscription.pattern for subscription in self.old_filters if subscription.pattern not in new_patterns]
 
     @property
-    def starts(self) -> bool:
-        """Whether its gateway has to be started, with settings that one which runs does not take up."""
-        if self.before is None or self.again:
+    def starts_gateway(self) -> bool:
+        """True if the gateway has to be started: a new line, or settings that a running gateway can't change."""
+        if self.old_line is None or self.forces_restart:
             return True
-        before, after = (
-            (line.gateway.model_copy(update={"subscriptions": (), "repeatable": ()}).digest(), _elsewhere(line))
-            for line in (self.before, self.after)
+        old_settings, new_settings = (
+            (line.gateway.model_copy(update={"subscriptions": (), "repeatable": ()}).digest(), _remote_gateways(line))
+            for line in (self.old_line, self.new_line)
         )
-        return before != after
+        return old_settings != new_settings
 
     @property
-    def refilters(self) -> bool:
-        """Whether a gateway that runs has to want other filters; those of gateways elsewhere are theirs."""
-        return not self.starts and not _elsewhere(self.after)[0] and bool(self.added or self.removed)
+    def changes_filters(self) -> bool:
+        """True if the running gateway has to change its filters; remote gateways have settings of their own."""
+        return (
+            not self.starts_gateway
+            and not _remote_gateways(self.new_line)[0]
+            and bool(self.added_filters or self.removed_filters)
+        )
 
     @property
-    def former(self) -> Sequence[SubscribedFilter]:
-        """The filters that it had."""
-        return self.before.gateway.subscriptions if self.before else ()
+    def old_filters(self) -> Sequence[SubscribedFilter]:
+        """Filters of the running line."""
+        return self.old_line.gateway.subscriptions if self.old_line else ()
 
     @property
-    def between(self) -> tuple[Filter, ...]:
-        """The filters wanted while the line passes from one file to the other.
+    def transition_filters(self) -> tuple[Filter, ...]:
+        """Filters during the change of a line.
 
-        First what comes, then without what goes: in between nothing is lost. With ``at_most_once`` without either:
-        where two filters take the same topics a broker may send a message for each [MQTT-3.3.4-2], and what may be lost
-        is not doubled.
+        Old and new filters together, so that no message is lost; removed filters are unsubscribed afterwards. With
+        ``at_most_once`` only the filters in both: a broker may send a message for each of two overlapping filters
+        [MQTT-3.3.4-2], and such a line may lose messages but not duplicate them.
         """
-        old = {one.pattern: one for one in self.former}
-        new = {one.pattern: one for one in self.after.gateway.subscriptions}
-        if self.after.guarantee is Guarantee.AT_MOST_ONCE:
-            return tuple(one for pattern, one in new.items() if pattern in old)
-        return tuple((old | new).values())
+        old_subscriptions = {subscription.pattern: subscription for subscription in self.old_filters}
+        new_subscriptions = {subscription.pattern: subscription for subscription in self.new_line.gateway.subscriptions}
+        if self.new_line.guarantee is Guarantee.AT_MOST_ONCE:
+            return tuple(
+                subscription for pattern, subscription in new_subscriptions.items() if pattern in old_subscriptions
+            )
+        return tuple((old_subscriptions | new_subscriptions).values())
 
-    def told(self) -> str:
-        """The change in one line."""
-        if self.before is None:
-            return f'line "{self.after.name}": new'
-        old, new = (getattr(line, "route", ()) for line in (self.before, self.after))
-        parts = [f"{len(old)} route{'s' * (len(old) != 1)} → {len(new)}"] if old != new else []
-        if not _elsewhere(self.after)[0]:
-            parts += [f"subscribed {', '.join(self.added)}"] if self.added else []
-            parts += [f"unsubscribed {', '.join(self.removed)}"] if self.removed else []
-        parts += ["restarted"] if self.starts else []
-        return f'line "{self.after.name}": {"; ".join(parts) or "other settings of its query"}'
+    def summary(self) -> str:
+        """Return the change in one line of text."""
+        if self.old_line is None:
+            return f'line "{self.new_line.name}": new'
+        old_routes, new_routes = (getattr(line, "route", ()) for line in (self.old_line, self.new_line))
+        parts = (
+            [f"{len(old_routes)} route{'s' * (len(old_routes) != 1)} → {len(new_routes)}"]
+            if old_routes != new_routes
+            else []
+        )
+        if not _remote_gateways(self.new_line)[0]:
+            parts += [f"subscribed {', '.join(self.added_filters)}"] if self.added_filters else []
+            parts += [f"unsubscribed {', '.join(self.removed_filters)}"] if self.removed_filters else []
+        parts += ["restarted"] if self.starts_gateway else []
+        return f'line "{self.new_line.name}": {"; ".join(parts) or "other settings of its query"}'
 
 
-def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
-    """The lines that change, and those that come.
+def line_changes(running_bridge: Bridge, new_bridge: Bridge) -> list[LineChange]:
+    """Return the changed lines and the new lines.
 
     Args:
-        running: What the bridge was read as.
-        wanted: The same file, read anew.
+        running_bridge: The file as the running bridge has read it.
+        new_bridge: The same file, read again.
 
     Raises:
-        ConfigErrors: TL-C169, each key that needs a new start; TL-C170, filters that can't pass into each other.
+        ConfigErrors: TL-C169, keys that need a restart; TL-C170, filters that can't change without a restart.
     """
-    if fixed := list(_fixed(running, wanted)):
-        what, where = "needs a restart, and is unchanged until then", str(wanted.file)
-        raise ConfigErrors([ConfigError("TL-C169", where, f"{key} {what}", _DO) for key in fixed])
-    before = {line.name: line for line in running.lines}
-    found = [LineChange(before.get(line.name), line) for line in wanted.lines if line != before.get(line.name)]
-    problems = []
-    for one in found:
-        if one.before and one.before.gateway.mqtt_client_id == one.after.gateway.mqtt_client_id:  # else another session
-            former, where = (each.pattern for each in one.former), f'{wanted.file}  uplink "{one.after.name}"'
-            problems.append(one.after.gateway.passing_problem(former, where))
-    if passing := [problem for problem in problems if problem]:
-        raise ConfigErrors(passing)
-    return found
+    if restart_keys := list(_restart_keys(running_bridge, new_bridge)):
+        problem, location = "needs a restart, and is unchanged until then", str(new_bridge.file)
+        raise ConfigErrors(
+            [ConfigError("TL-C169", location, f"{key} {problem}", _RESTART_REMEDY) for key in restart_keys]
+        )
+    running_lines = {line.name: line for line in running_bridge.lines}
+    changes = [
+        LineChange(running_lines.get(line.name), line)
+        for line in new_bridge.lines
+        if line != running_lines.get(line.name)
+    ]
+    transition_errors = []
+    for change in changes:
+        if (
+            change.old_line and change.old_line.gateway.mqtt_client_id == change.new_line.gateway.mqtt_client_id
+        ):  # else another session
+            old_patterns, location = (
+                (subscription.pattern for subscription in change.old_filters),
+                f'{new_bridge.file}  uplink "{change.new_line.name}"',
+            )
+            transition_errors.append(change.new_line.gateway.filter_change_error(old_patterns, location))
+    if errors := [error for error in transition_errors if error]:
+        raise ConfigErrors(errors)
+    return changes
 
 
-def _fixed(running: Bridge, wanted: Bridge) -> Iterator[str]:
-    """Every key with another value that a running bridge can't take up, as the file calls it."""
-    old, new = (bridge.model_dump(mode="json", exclude=_READ) for bridge in (running, wanted))
-    for table, _, key in (path.partition(".") for path in _differing(old, new)):
+def _restart_keys(running_bridge: Bridge, new_bridge: Bridge) -> Iterator[str]:
+    """Yield the keys of the file with a changed value that need a restart."""
+    old_values, new_values = (
+        bridge.model_dump(mode="json", exclude=_NOT_COMPARED) for bridge in (running_bridge, new_bridge)
+    )
+    for table, _, key in (path.partition(".") for path in _differing_keys(old_values, new_values)):
         yield f"[{table}] {key}" if key else table
-    lines = {line.name: line.kind for line in wanted.lines}
-    for line in running.lines:
-        if lines.get(line.name) != line.kind:
+    new_kinds = {line.name: line.kind for line in new_bridge.lines}
+    for line in running_bridge.lines:
+        if new_kinds.get(line.name) != line.kind:
             yield f'{line.kind} "{line.name}", which is gone,'
-    before, after = _of_session(running), _of_session(wanted)
-    yield from (f"{key}, for which Spark's session is made," for key, value in after.items() if value != before[key])
+    old_session, new_session = _session_settings(running_bridge), _session_settings(new_bridge)
+    yield from (
+        f"{key}, for which Spark's session is made," for key, value in new_session.items() if value != old_session[key]
+    )
 
 
-def _of_session(bridge: Bridge) -> dict[str, object]:
-    """What of the lines a session of Spark is started with (`towline.bridge.runtime.session`)."""
-    settings = {name: value for line in bridge.lines for name, value in policy(line.guarantee).spark.items()}
+def _session_settings(bridge: Bridge) -> dict[str, object]:
+    """Return properties of the lines that are fixed at the start of a Spark session (`session_settings`)."""
+    settings = {name: value for line in bridge.lines for name, value in policy(line.guarantee).spark_settings.items()}
     return {
         "a first downlink, or none": bool(bridge.downlinks),
-        "a first dedupe, or none": any(line.within for line in bridge.uplinks),
+        "a first dedupe, or none": any(line.dedupe_window for line in bridge.uplinks),
         "a guarantee that no line had": settings,
     }
 
 
-def _elsewhere(line: Line | DownLine) -> tuple[object, ...]:
-    """The gateways of a line that the bridge does not start."""
+def _remote_gateways(line: Uplink | Downlink) -> tuple[object, ...]:
+    """Return the gateways of a line that the bridge does not start."""
     return tuple(getattr(line, name, ()) for name in ("gateways", "removed_gateways", "members"))
 
 
-def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted keys of two tables that have other values; never the values, which may be secrets [I12]."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*old, *(one for one in new if one not in old)]:
-            yield from _differing(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-    elif old != new:
+def _differing_keys(old_value: Any, new_value: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of two tables with different values; never the values, which may be secrets [I12]."""
+    if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
+        for key in [*old_value, *(new_key for new_key in new_value if new_key not in old_value)]:
+            yield from _differing_keys(
+                old_value.get(key), new_value.get(key), f"{prefix}.{key}" if prefix else str(key)
+            )
+    elif old_value != new_value:
         yield prefix

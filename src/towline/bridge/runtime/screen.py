@@ -1,4 +1,4 @@
-"""The live account: redrawn on a terminal, plain lines elsewhere."""
+"""Live account of a running bridge: redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import TextIO, TypeAlias
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.logfile import log_settings
-from towline.text import fitted, printable, printable_lines, wrapped
+from towline.text import fit_terminal, printable, printable_lines, wrap_line
 
 #: Seconds between two plain lines of a line that moves; one that stands still says nothing.
-PLAIN_S = 10.0
+PLAIN_INTERVAL_S = 10.0
 
 
 def line_state(view: LineView, spark: str) -> str:
-    """One word or two on a line, the worst news first."""
-    if view.silent:
+    """Return the state of a line in a few words, the worst problem first."""
+    if view.is_silent:
         return "no gateway" if view.gateway_error else "gateway silent"
     if not view.status:
         return "starting"
-    if trouble := _gateway_trouble(view):
-        return trouble
+    if problem := _gateway_problem(view):
+        return problem
     if view.account is not None and view.account.disagreements:
         return "does not add up ✗, see towline status"
     if spark != "running" and view.query != PAUSED:
@@ -36,8 +36,8 @@ def line_state(view: LineView, spark: str) -> str:
     return view.query if view.query in ("running", PAUSED) else f"receiving, query {view.query}"
 
 
-def _gateway_trouble(view: LineView) -> str:
-    """What keeps messages from coming, in the words of the gateway; "" for nothing."""
+def _gateway_problem(view: LineView) -> str:
+    """Return the problem of the gateway or its broker that stops intake; "" for none."""
     account = view.account
     if account is not None and account.away:
         return "; ".join(account.away)
@@ -46,36 +46,36 @@ def _gateway_trouble(view: LineView) -> str:
     return f"held back: {view.status['held_back']}" if view.status.get("held_back") else ""
 
 
-def summary(view: LineView, spark: str) -> str:
-    """A line in one line; the numbers add up as those of the account do."""
+def line_summary(view: LineView, spark: str) -> str:
+    """Return state, account and rates of a line as one line of text."""
     account = view.account
     if account is None:
         return f'line "{view.name}"   {line_state(view, spark)}'
     rate_in, rate_out = view.rates()
-    pace = f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {lag_text(view.lag_s())}"
-    return f'line "{view.name}"   {line_state(view, spark)}   {account.sum()}   {pace}'
+    rates_text = f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {lag_text(view.lag_s())}"
+    return f'line "{view.name}"   {line_state(view, spark)}   {account.sum_text()}   {rates_text}'
 
 
-def _timed(text: str, *, local: bool) -> str:
-    """Each line of a text that stays with its time: local on a terminal, UTC in a log."""
+def _add_time(text: str, *, use_local_time: bool) -> str:
+    """Return a text with the time before each line: local time on a terminal, UTC in a log."""
     now = datetime.now(UTC)
-    at = f"{now.astimezone():%H:%M:%S}" if local else f"{now:%Y-%m-%dT%H:%M:%SZ}"
-    return "\n".join(f"{at}  {line}" for line in printable_lines(text).split("\n"))
+    time_text = f"{now.astimezone():%H:%M:%S}" if use_local_time else f"{now:%Y-%m-%dT%H:%M:%SZ}"
+    return "\n".join(f"{time_text}  {line}" for line in printable_lines(text).split("\n"))
 
 
 class PlainScreen:
-    """Lines for a log or a pipe: events, and the numbers every `PLAIN_S` seconds while they change."""
+    """Plain text output for a log or a pipe: events, and changed accounts every `PLAIN_INTERVAL_S` seconds."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._last: dict[str, tuple[float, tuple[object, ...]]] = {}
+        self._last_shown: dict[str, tuple[float, tuple[object, ...]]] = {}
 
-    def say(self, text: str) -> None:
+    def print_event(self, text: str) -> None:
         """Write an event with its time."""
-        self.write(fitted(_timed(text, local=self._stream.isatty()), self._stream))
+        self.write(fit_terminal(_add_time(text, use_local_time=self._stream.isatty()), self._stream))
 
     def write(self, text: str) -> None:
-        """Write lines as they are; a disk too full for them is no reason to end what carries messages."""
+        """Write lines unchanged; errors such as a full disk are ignored, a broken pipe is raised."""
         try:
             self._stream.write(f"{text}\n")
             self._stream.flush()
@@ -85,49 +85,49 @@ class PlainScreen:
             return
 
     def show(self, state: BridgeState) -> None:
-        """Write the lines whose numbers changed."""
+        """Write the summary of each line whose account or state changed."""
         now = time.monotonic()
         for name, view in state.lines.items():
             account = view.account
-            mark = (account, line_state(view, state.spark))
-            at, former = self._last.get(name, (-PLAIN_S, ()))
-            if account is not None and mark != former and now - at >= PLAIN_S:
-                self._last[name] = (now, mark)
-                self.say(printable(summary(view, state.spark)))
+            snapshot = (account, line_state(view, state.spark))
+            shown_at, last_snapshot = self._last_shown.get(name, (-PLAIN_INTERVAL_S, ()))
+            if account is not None and snapshot != last_snapshot and now - shown_at >= PLAIN_INTERVAL_S:
+                self._last_shown[name] = (now, snapshot)
+                self.print_event(printable(line_summary(view, state.spark)))
 
 
 class JsonScreen:
-    """One JSON object a line, for a log that programs read: events, and each line's state when it changes."""
+    """JSON output for a log, one object a line: events, and changed states of lines."""
 
     def __init__(self, stream: TextIO, level: int = logging.INFO) -> None:
-        self._out, self._level = PlainScreen(stream), level
+        self._plain, self._level = PlainScreen(stream), level
         self._states: dict[str, str] = {}
 
-    def say(self, text: str) -> None:
-        """Write an event; one with a code is a warning."""
+    def print_event(self, text: str) -> None:
+        """Write an event; an event with an error code is a warning."""
         if codes := codes_in(text):
             self._write(logging.WARNING, text, code=codes[0])
         else:
             self._write(logging.INFO, text)
 
     def show(self, state: BridgeState) -> None:
-        """Write what has another state than before."""
+        """Write the state of each line whose state changed."""
         for name, view in state.lines.items():
-            now = line_state(view, state.spark)
-            if self._states.get(name) != now:
-                self._states[name] = now
-                self._write(logging.INFO, "state", bridge=state.name, line=name, state=now)
+            new_state = line_state(view, state.spark)
+            if self._states.get(name) != new_state:
+                self._states[name] = new_state
+                self._write(logging.INFO, "state", bridge=state.name, line=name, state=new_state)
 
-    def _write(self, level: int, event: str, **facts: str) -> None:
+    def _write(self, level: int, event: str, **fields: str) -> None:
         if level >= self._level:
-            at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-            named = logging.getLevelName(level).lower()
-            facts |= {"event": event, "level": named, "timestamp": at}
-            self._out.write(json.dumps(facts).replace("\x7f", "\\u007f"))  # JSON escapes all but DEL
+            timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            level_name = logging.getLevelName(level).lower()
+            fields |= {"event": event, "level": level_name, "timestamp": timestamp}
+            self._plain.write(json.dumps(fields).replace("\x7f", "\\u007f"))  # JSON escapes all but DEL
 
 
 class LiveScreen:
-    """The lines of a log, redrawn by `live` as long as its context is open, and events above them."""
+    """Terminal output: one row a line, redrawn while the context of `live` is open, with events above."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - loaded when there is a terminal
@@ -136,13 +136,13 @@ class LiveScreen:
         self._console = Console()
         self.live = Live(console=self._console, refresh_per_second=4, transient=True)
 
-    def say(self, text: str) -> None:
-        """Print an event above the lines."""
-        rows = fitted(_timed(text, local=True), self._console.file)
+    def print_event(self, text: str) -> None:
+        """Print an event above the rows."""
+        rows = fit_terminal(_add_time(text, use_local_time=True), self._console.file)
         self._console.print(rows, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, state: BridgeState) -> None:
-        """Redraw."""
+        """Redraw the rows."""
         from rich.text import Text  # noqa: PLC0415 - see above
 
         kafka = f"{state.kafka}{' (insecure)' if state.kafka_insecure else ''}"
@@ -150,15 +150,17 @@ class LiveScreen:
         texts, width = [(title, "bold")], self._console.width
         for view in state.lines.values():
             batch = f"   batch {view.batch_ms:,} ms" if view.batch_ms else ""
-            texts.append((f"{summary(view, state.spark)}{batch}", ""))
-            if wrong := view.gateway_error or view.query_error:
-                texts.append((f"  ! {wrong}", "red"))
+            texts.append((f"{line_summary(view, state.spark)}{batch}", ""))
+            if error := view.gateway_error or view.query_error:
+                texts.append((f"  ! {error}", "red"))
         # Not a str: rich would read [brackets] in one as markup.
-        self.live.update(Text("\n").join(Text("\n".join(wrapped(printable(text), width)), how) for text, how in texts))
+        self.live.update(
+            Text("\n").join(Text("\n".join(wrap_line(printable(text), width)), style) for text, style in texts)
+        )
 
 
 def lag_text(seconds: float) -> str:
-    """A lag in seconds; tenths where they matter."""
+    """Return a lag in seconds as text, with tenths below 100 s."""
     return f"{seconds:,.{1 if seconds < 100 else 0}f} s"
 
 
@@ -167,17 +169,17 @@ Screen: TypeAlias = LiveScreen | PlainScreen | JsonScreen
 
 @contextmanager
 def make_screen(*, live: bool) -> Iterator[Screen]:
-    """The screen that fits standard output; what its encoding does not have is escaped, a device may have named it.
+    """Yield the output for standard output; characters outside its encoding, such as in topic names, are escaped.
 
     Raises:
         ConfigError: TL-C147, `towline.logfile.log_settings`.
     """
-    level, form = log_settings()
+    level, log_format = log_settings()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    if form == "json":
+    if log_format == "json":
         yield JsonScreen(sys.stdout, level)
-    elif live and form == "auto":
+    elif live and log_format == "auto":
         screen = LiveScreen()
         with screen.live:
             yield screen

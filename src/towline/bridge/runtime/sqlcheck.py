@@ -1,6 +1,7 @@
-"""The SQL of a bridge file, judged by a Spark session: each expression by itself, over the columns that it may name.
+"""Check of the SQL expressions of a bridge file by a Spark session.
 
-Half a condition must not be completed by what surrounds it, and a mistake is told with the line of its key.
+Each expression is parsed alone, so that an incomplete one is not completed by its surroundings. It may use the
+columns of its table only, and an error names the line of its key in the file.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.document import Document, KeyPath, Mistakes
-from towline.bridge.config.model import Bridge, DownLine, Line
-from towline.bridge.config.tables import said_in_sql
-from towline.bridge.messages import KINDS
+from towline.bridge.config.document import Document, FileErrors, KeyPath
+from towline.bridge.config.model import Bridge, Downlink, Uplink
+from towline.bridge.config.tables import sql_texts
+from towline.bridge.messages import SQL_TYPES
 from towline.bridge.patterns import Pattern
-from towline.bridge.profiles import graft
+from towline.bridge.profiles import merge_profiles
 from towline.schema import SPARK_SCHEMA
 from towline.validation import SettingsModel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["judge", "says_sql"]
+__all__ = ["check_sql", "has_sql"]
 
 #: Columns of Spark's Kafka source (`towline.bridge.messages.COLUMNS`).
 _KAFKA_SCHEMA: Final = (
@@ -30,19 +31,19 @@ _KAFKA_SCHEMA: Final = (
     "headers array<struct<key: string, value: binary>>"
 )
 #: What values are cast to, where they are no text.
-_KINDS: Final = {**KINDS, "header_map": "MAP<STRING, STRING>"}
-_WORD: Final = re.compile(r"\w+")
+_RESULT_TYPES: Final = {**SQL_TYPES, "header_map": "MAP<STRING, STRING>"}
+_IDENTIFIER: Final = re.compile(r"\w+")
 #: Spark's name for an error, and what it says of the place in the expression.
-_MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")
+_ERROR_MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")
 
 
-def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dict[str, Mistakes]:
-    """The mistakes in every expression of a bridge (TL-C74), by line.
+def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = None) -> dict[str, FileErrors]:
+    """Return the SQL errors of each line (TL-C74).
 
     Args:
-        bridge: What the file says.
-        spark: A session of the bridge.
-        shown: The file as the user wrote it; its whole path by default.
+        bridge: The bridge to check.
+        spark: Session of the bridge.
+        shown_path: Path of the file in the errors; its absolute path by default.
     """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - towline check does without Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -51,61 +52,65 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
 
     for kind in ("SQL", "DataFrame"):  # they would log an expression whole, with the values of variables in it [I12]
         PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
-    document, wrong = Document.again(bridge.file, shown or bridge.file), dict[str, Mistakes]()
-    graft(document, bridge.file.parent)
-    for line, table, said in _expressions(bridge):
-        frame = spark.createDataFrame([], SPARK_SCHEMA if isinstance(line, Line) else _KAFKA_SCHEMA)
+    document, errors = Document.reread(bridge.file, shown_path or bridge.file), dict[str, FileErrors]()
+    merge_profiles(document, bridge.file.parent)
+    for line, table, expressions in _expressions(bridge):
+        frame = spark.createDataFrame([], SPARK_SCHEMA if isinstance(line, Uplink) else _KAFKA_SCHEMA)
         for name in _wildcards(line, table):
             frame = frame.withColumn(name, F.lit(""))
-        for path, text in said:
+        for path, text in expressions:
             try:
-                found = F.expr(text)
+                column = F.expr(text)
                 if path[0] == "fields":
-                    frame = frame.withColumn(str(path[1]), found)
+                    frame = frame.withColumn(str(path[1]), column)
                 else:
-                    before = frame.withColumn("fault", F.lit("")) if path[0] == "failure_notice" else frame
-                    kind = _KINDS.get(str(path[0]), "STRING")
-                    before.where(found if path[-1] == "where" else found.cast(kind).isNotNull())
+                    context = frame.withColumn("fault", F.lit("")) if path[0] == "failure_notice" else frame
+                    kind = _RESULT_TYPES.get(str(path[0]), "STRING")
+                    context.where(column if path[-1] == "where" else column.cast(kind).isNotNull())
             except (PySparkException, Py4JJavaError) as error:
                 # PySpark has no class for some errors of the analyzer; their text may quote a variable's value [I12].
-                java = error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
-                said_by_spark = str(error) if java is None else f"Spark has no answer to it ({java})"
-                place = (*document.table(line.kind, line.name), *table, *path)
-                own = {*_WORD.findall(text)} - {*_WORD.findall(str(document.value(place)))}  # of variables [I12]
-                said_by_spark = _WORD.sub(lambda word: "…" if word[0] in own else word[0], said_by_spark)  # noqa: B023
+                java_class = (
+                    error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
+                )
+                spark_text = str(error) if java_class is None else f"Spark has no answer to it ({java_class})"
+                key_path = (*document.table_path(line.kind, line.name), *table, *path)
+                variable_words = {*_IDENTIFIER.findall(text)} - {
+                    *_IDENTIFIER.findall(str(document.value(key_path)))
+                }  # of variables [I12]
+                spark_text = _IDENTIFIER.sub(lambda match: "…" if match[0] in variable_words else match[0], spark_text)  # noqa: B023
                 key = ".".join(map(str, path)).removesuffix(".sql")
-                what = f"{key}: {_MARKS.sub('', ' '.join(said_by_spark.split()))[:300]}"
-                wrong.setdefault(line.name, Mistakes(document)).add("TL-C74", place, what, "Correct it.")
+                problem = f"{key}: {_ERROR_MARKS.sub('', ' '.join(spark_text.split()))[:300]}"
+                errors.setdefault(line.name, FileErrors(document)).add("TL-C74", key_path, problem, "Correct it.")
                 if path[0] == "fields":
                     break  # what is made of a mistake is not another one
-    return wrong
+    return errors
 
 
-def _wildcards(line: Line | DownLine, table: KeyPath) -> tuple[str, ...]:
-    """Those that the SQL of a table may name."""
-    if not isinstance(line, Line):
+def _wildcards(line: Uplink | Downlink, table: KeyPath) -> tuple[str, ...]:
+    """Return the names of wildcards that the SQL of a table may use."""
+    if not isinstance(line, Uplink):
         return ()
     routes = [line.route[int(table[1])]] if table else line.route
-    return tuple(dict.fromkeys(name for one in routes for name in Pattern.parse(one.from_).names))
+    return tuple(dict.fromkeys(name for route in routes for name in Pattern.parse(route.from_).wildcards))
 
 
-def says_sql(bridge: Bridge) -> bool:
-    """Whether a line of the bridge says something in SQL."""
+def has_sql(bridge: Bridge) -> bool:
+    """Return True if a line of the bridge has an SQL expression."""
     return any(True for _ in _expressions(bridge))
 
 
-def _expressions(bridge: Bridge) -> Iterator[tuple[Line | DownLine, KeyPath, list[tuple[KeyPath, str]]]]:
-    """Of each table of a line its place in that, and what it says in SQL with its keys, fields first.
+def _expressions(bridge: Bridge) -> Iterator[tuple[Uplink | Downlink, KeyPath, list[tuple[KeyPath, str]]]]:
+    """Yield line, table and SQL expressions of each table, with their keys, fields first.
 
-    Routes that say the same of the same columns, as those of a profile do, are one.
+    Routes with equal expressions over equal columns, such as those of a profile, are yielded once.
     """
     for line in bridge.lines:
-        expressions: set[str] = set()
+        known_expressions: set[str] = set()
         tables: list[tuple[KeyPath, SettingsModel]] = [((), line)]
-        if isinstance(line, Line):
-            tables += ((("route", number), one) for number, one in enumerate(line.route))
+        if isinstance(line, Uplink):
+            tables += ((("route", number), route) for number, route in enumerate(line.route))
         for table, section in tables:
-            said = sorted(said_in_sql(section), key=lambda one: one[0][0] != "fields")
-            if said and (words := repr((_wildcards(line, table), said))) not in expressions:
-                expressions.add(words)
-                yield line, table, said
+            expressions = sorted(sql_texts(section), key=lambda entry: entry[0][0] != "fields")
+            if expressions and (fingerprint := repr((_wildcards(line, table), expressions))) not in known_expressions:
+                known_expressions.add(fingerprint)
+                yield line, table, expressions

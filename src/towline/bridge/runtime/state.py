@@ -1,12 +1,12 @@
-"""What a bridge that runs and the commands beside it tell each other, by files in its state directory.
+"""State of a running bridge and requests to it, as files in its state directory.
 
-``bridge.json`` has what the bridge knows, gathered from its children. A reload is asked for by SIGHUP; the rest of what
-is asked are files in a line's directory, ``state_dir/NAME``, that the bridge looks for at every tick:
+The bridge writes its state to ``bridge.json``. A reload is requested by SIGHUP, the rest by files in a line's
+directory, ``state_dir/NAME``, which the bridge checks at every tick:
 
-    paused    {"at": SECONDS, "by": NAME}; while it is there the line's query does not run, whoever starts what
-    restart   taken away when the restart begins
+    paused    {"at": SECONDS, "by": NAME}; while it exists the query of the line does not run
+    restart   removed when the restart begins
 
-A pause outlives every process, and may be asked for while no bridge runs, or before the line ever ran.
+A pause survives restarts. It may be requested while no bridge runs, or before the first start of the line.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from towline.bridge.config.model import CHECKPOINT, Bridge
 from towline.bridge.lines.account import LineAccount, LineNotes, downlink_account, uplink_account
 from towline.errors import ConfigError, GatewayError
 from towline.files import user_name
-from towline.gateway.endpoint import not_allowed, text_of
-from towline.gateway.launch import usable
+from towline.gateway.endpoint import not_allowed_error, read_state_file
+from towline.gateway.launch import prepare_state_dir
 from towline.guarantee import AckAfter
-from towline.processes import ProcessMark
-from towline.text import span
-from towline.timing import BATCHES, Histogram, Pace, until
+from towline.processes import ProcessIdentity
+from towline.text import duration_text
+from towline.timing import BATCH_BUCKETS, Histogram, RateMeter, poll_until
 from towline.version import revision, version
 
 BRIDGE_FILE: Final = "bridge.json"
@@ -45,11 +45,11 @@ PAUSED, HELD, STOPPED = "paused", "held for a reload", "stopped"
 #: What becomes of a reload, or a restart.
 APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
 #: Rates are taken over this many seconds.
-WINDOW_S = 5.0
+RATE_WINDOW_S = 5.0
 #: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
-SILENT_S = 10.0
+MAX_STATUS_AGE_S = 10.0
 #: Longest wait for a reload, in seconds: as long as it waits for Spark and for brokers, and some more.
-_PATIENCE_S: Final = 300.0
+_RELOAD_TIMEOUT_S: Final = 300.0
 
 #: By direction: the key of a gateway's status without which there is no account, and what makes it.
 _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]], LineAccount]]]] = {
@@ -57,15 +57,15 @@ _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]]
     "down": ("outbox", downlink_account),
 }
 #: Attributes of a bridge, and of a view, that ``bridge.json`` has as they are.
-_SAVED_OF_BRIDGE: Final = ("outcomes", "spark_restarts", "kafka", "kafka_error", "kafka_insecure")
-_SAVED: Final = (
+_SAVED_BRIDGE_FIELDS: Final = ("outcomes", "spark_restarts", "kafka", "kafka_error", "kafka_insecure")
+_SAVED_LINE_FIELDS: Final = (
     *("direction", "query", "heard", "gateway_error", "query_error", "remarks", "batch_ms"),
     *("behind", "hidden", "gateways", "access"),
 )
 
 
-def notes_of(directory: Path) -> LineNotes | None:
-    """What the checkpoint of a line says of its batches, by the line's directory; None where it can't be read."""
+def read_notes(directory: Path) -> LineNotes | None:
+    """Return the batch totals in the checkpoint of a line, by the line's directory; None if it can't be read."""
     try:
         return LineNotes.read(directory / CHECKPOINT)
     except OSError:
@@ -74,7 +74,7 @@ def notes_of(directory: Path) -> LineNotes | None:
 
 @dataclass
 class LineView:
-    """One line as the bridge sees it."""
+    """State of one line: its gateway's status, its query and its account."""
 
     name: str
     direction: str = "up"
@@ -93,7 +93,7 @@ class LineView:
     #: Of the checkpoint, read before the gateway was asked: its answer knows of every message that they are about.
     notes: LineNotes | None = None
     #: Whether dead letters came since the bridge began.
-    lettered: bool = False
+    has_dead_letters: bool = False
     #: Of a downlink, offsets in Kafka, up to its high watermarks, that are not taken, with control records of
     #: transactions; and how many of them are behind an open transaction, where nobody gets them yet.
     behind: int | None = None
@@ -104,86 +104,90 @@ class LineView:
     #: Milliseconds of the last batch.
     batch_ms: int = 0
     #: Of what was received, and of what is done.
-    pace: Pace = field(default_factory=lambda: Pace(WINDOW_S))
+    rate_meter: RateMeter = field(default_factory=lambda: RateMeter(RATE_WINDOW_S))
     #: The gateway's last answer, that to the bridge that ran before this one included.
-    before: Mapping[str, Any] = field(default_factory=dict)
+    previous_status: Mapping[str, Any] = field(default_factory=dict)
     #: State directories and locations of gateways elsewhere that the line reads, and the files that let the bridge in.
     gateways: Sequence[str] = ()
     access: Mapping[str, str] = field(default_factory=dict)
     #: How long the committed batches of this run took; and when the last one was, in seconds since 1970.
-    batches: Histogram = field(default_factory=lambda: Histogram(BATCHES))
+    batches: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
     batch_at: float | None = None
 
     @classmethod
-    def read(cls, directory: Path, saved: Mapping[str, Any]) -> LineView:
-        """The view of a line by its directory and what ``bridge.json`` has of it; without an answer of a gateway."""
-        known = {name: saved[name] for name in _SAVED if name in saved}
-        return cls(directory.name, directory=directory, notes=notes_of(directory), **known)
+    def from_saved(cls, directory: Path, saved: Mapping[str, Any]) -> LineView:
+        """Return the view of a line from its directory and ``bridge.json``, without a status of the gateway."""
+        saved_fields = {name: saved[name] for name in _SAVED_LINE_FIELDS if name in saved}
+        return cls(directory.name, directory=directory, notes=read_notes(directory), **saved_fields)
 
-    def hear(self, status: Mapping[str, Any], notes: LineNotes | None) -> int:
-        """Take an answer of the gateway; the number of the first dead letters that came since the bridge began."""
-        before, self.notes = self.notes, notes
+    def update_status(self, status: Mapping[str, Any], notes: LineNotes | None) -> int:
+        """Store a new status of the gateway; return the number of the first dead letters since the bridge started."""
+        old_notes, self.notes = self.notes, notes
         self.status, self.heard = status, time.time()
-        self.sample(time.monotonic())
-        if self.lettered or before is None or notes is None:
+        self.sample_rates(time.monotonic())
+        if self.has_dead_letters or old_notes is None or notes is None:
             return 0
-        letters = notes.counts["dead_lettered"] - before.counts["dead_lettered"]
-        self.lettered = letters > 0
-        return letters
+        new_letters = notes.counts["dead_lettered"] - old_notes.counts["dead_lettered"]
+        self.has_dead_letters = new_letters > 0
+        return new_letters
 
     @property
-    def silent(self) -> bool:
-        """Whether the gateway's last answer is too old to say how the line is now."""
-        late = self.heard is not None and time.time() - self.heard >= SILENT_S
-        return late or self.gateway_error is not None
+    def is_silent(self) -> bool:
+        """True if the last status is older than `MAX_STATUS_AGE_S`, or the gateway has failed."""
+        is_late = self.heard is not None and time.time() - self.heard >= MAX_STATUS_AGE_S
+        return is_late or self.gateway_error is not None
 
     @property
     def account(self) -> LineAccount | None:
-        """The account as it was when the gateway answered; None before its first word, and while it does not."""
-        return None if not self.status or self.silent else self.account_by(self.status)
+        """Account at the time of the gateway's last status; None before the first status and while it is silent."""
+        return None if not self.status or self.is_silent else self.account_from(self.status)
 
-    def account_by(self, status: Mapping[str, Any]) -> LineAccount | None:
-        """The account by an answer of the gateway; None where it is not known what it is made of."""
-        source, make = _ACCOUNTS[self.direction]
-        if self.notes is None or status.get(source) in (None, {}):
+    def account_from(self, status: Mapping[str, Any]) -> LineAccount | None:
+        """Return the account for a status of the gateway; None if a number of it is unknown."""
+        status_key, make_account = _ACCOUNTS[self.direction]
+        if self.notes is None or status.get(status_key) in (None, {}):
             return None
-        account, stopped = make(self.notes, status), self.query == STOPPED and self.query_error is not None
+        account, is_stopped = make_account(self.notes, status), self.query == STOPPED and self.query_error is not None
         backlog = {"behind": self.behind, "hidden": self.hidden} if self.direction == "down" else {}
-        return replace(account, stopped=stopped, more={**backlog, **account.more})
+        return replace(account, stopped=is_stopped, more={**backlog, **account.more})
 
-    def sample(self, now: float) -> None:
-        """Note where the line is, for the rates."""
+    def sample_rates(self, now: float) -> None:
+        """Add the current message counts to the rate meter."""
         if account := self.account:
-            self.pace.look(now, account.received, account.received - account.pending)
+            self.rate_meter.sample(now, account.received, account.received - account.pending)
 
     def rates(self) -> tuple[float, float]:
-        """Messages a second in and out over the last `WINDOW_S` seconds."""
-        return self.pace.rates or (0.0, 0.0)
+        """Return messages a second in and out, over the last `RATE_WINDOW_S` seconds."""
+        return self.rate_meter.rates or (0.0, 0.0)
 
     def lag_s(self) -> float:
-        """How many seconds ago the oldest waiting message came, as its gateway says; 0 when none waits."""
-        account, oldest = self.account, self.status.get("oldest")
-        if oldest is None or account is None or not account.pending:
+        """Return the age in seconds of the oldest waiting message; 0 if none waits."""
+        account, oldest_at = self.account, self.status.get("oldest")
+        if oldest_at is None or account is None or not account.pending:
             return 0.0
-        return max(0.0, time.time() - float(oldest))
+        return max(0.0, time.time() - float(oldest_at))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for ``bridge.json``."""
-        rate_in, rate_out = (None, None) if self.silent else (round(rate, 1) for rate in self.rates())
+        """Return the JSON values of the line in ``bridge.json``."""
+        rate_in, rate_out = (None, None) if self.is_silent else (round(rate, 1) for rate in self.rates())
         return {
-            **{name: getattr(self, name) for name in _SAVED},
+            **{name: getattr(self, name) for name in _SAVED_LINE_FIELDS},
             "gateway": dict(self.status),
             "rate_in": rate_in,
             "rate_out": rate_out,
-            "lag_s": None if self.silent else round(self.lag_s(), 1),
+            "lag_s": None if self.is_silent else round(self.lag_s(), 1),
         }
 
 
 class BridgeState:
-    """The views of all lines, by name and direction, and of Spark and Kafka, written by the supervisors' threads.
+    """State of a running bridge: views of all lines, Spark, Kafka and events; written by the supervisors' threads.
 
-    What gateways said to former runs is taken from ``bridge.json``. `insecure` is as
-    `towline.kafka.clientconfig.insecurities`; of the `file` `towline status` says when it was changed since.
+    Args:
+        name: Name of the bridge.
+        state_dir: Its state directory; the last statuses of gateways are read from its ``bridge.json``.
+        lines: Direction of each line, by name.
+        insecure: Result of `towline.kafka.clientconfig.insecurities`.
+        file: Bridge file; `towline status` reports a change of it.
     """
 
     def __init__(
@@ -202,73 +206,75 @@ class BridgeState:
         self.kafka_error: str | None = None
         self.kafka_insecure = list(insecure)
         self.lines: dict[str, LineView] = {}
-        self._file = state_dir / BRIDGE_FILE
+        self._state_path = state_dir / BRIDGE_FILE
         #: The bridge file, and the SHA-256 of what of it runs.
-        self.file, self.digest = file, file and digest_of(file)
+        self.file, self.digest = file, file and file_digest(file)
         #: What became of the last reload, under "", and of the last restart of each line (`Reloading.reload`).
         self.outcomes: dict[str, Mapping[str, Any]] = {}
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
-        self.beat = time.monotonic()
+        self.heartbeat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
-        self._former = (read_state(state_dir) or {}).get("lines", {})
+        self._saved_lines = (read_state(state_dir) or {}).get("lines", {})
         for line, direction in lines.items():
-            self.add(line, direction)
+            self.add_line(line, direction)
 
-    def add(self, name: str, direction: str) -> None:
-        """Have a view of a line that comes; one that is there stays."""
+    def add_line(self, name: str, direction: str) -> None:
+        """Add the view of a new line; an existing view is not changed."""
         if name in self.lines:
             return
-        saved = self._former.get(name, {})
+        saved = self._saved_lines.get(name, {})
         saved = saved if saved.get("direction") == direction else {}  # else another line's, of the same name
-        view = LineView(name, direction, before=saved.get("gateway", {}), directory=self._file.parent / name)
+        view = LineView(
+            name, direction, previous_status=saved.get("gateway", {}), directory=self._state_path.parent / name
+        )
         with self.lock:
             self.lines = {**self.lines, name: view}
 
-    def note(self, line: str, **outcome: Any) -> None:
-        """Note how a reload, or the restart of a line, stands."""
+    def set_outcome(self, line: str, **outcome: Any) -> None:
+        """Set the outcome of a reload (`line` is "") or of a line's restart."""
         with self.lock:
             self.outcomes[line] = outcome
 
-    def say(self, text: str) -> None:
-        """An event for the person who watches: one line."""
+    def add_event(self, text: str) -> None:
+        """Add an event for the output."""
         with self.lock:
             self._events.append(text)
 
-    def heard(self) -> list[str]:
-        """The events since the last call."""
+    def take_events(self) -> list[str]:
+        """Return the events since the last call."""
         with self.lock:
             events = list(self._events)
             self._events.clear()
         return events
 
-    def save(self, *, ended: bool = False) -> None:
-        """Write ``bridge.json``, atomically, mode 0600; a full disk is the gateways' concern, and no reason to end."""
+    def save(self, *, has_ended: bool = False) -> None:
+        """Write ``bridge.json`` atomically, mode 0600. Errors are ignored: a full disk does not end the bridge."""
         with self.lock:
             values = {
-                **{name: getattr(self, name) for name in _SAVED_OF_BRIDGE},
+                **{name: getattr(self, name) for name in _SAVED_BRIDGE_FIELDS},
                 "bridge": self.name,
                 "version": version(),
                 "revision": revision(),
                 "file": {"path": str(self.file), "sha256": self.digest} if self.file else {},
-                "pid": None if ended else os.getpid(),
-                "ticks": ProcessMark.of(os.getpid()).started,
+                "pid": None if has_ended else os.getpid(),
+                "ticks": ProcessIdentity.of(os.getpid()).started,
                 "updated": time.time(),
-                "spark": "ended" if ended else self.spark,
+                "spark": "ended" if has_ended else self.spark,
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         with suppress(OSError):
-            files.replace(self._file, json.dumps(values, indent=1), synced=False)
+            files.replace(self._state_path, json.dumps(values, indent=1), sync=False)
 
 
-def is_there(state: Mapping[str, Any]) -> bool:
-    """Whether the process of the bridge that wrote this is there; a zombie has ended too."""
+def is_bridge_alive(state: Mapping[str, Any]) -> bool:
+    """Return True if the process that wrote this state still runs; a zombie does not."""
     pid = state.get("pid")
-    ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
+    ticks = ProcessIdentity.of(pid).started if isinstance(pid, int) else 0
     return ticks != 0 and state.get("ticks") == ticks
 
 
-def digest_of(file: Path) -> str | None:
-    """SHA-256 of a file as hex digits; None where it can't be read."""
+def file_digest(file: Path) -> str | None:
+    """Return the SHA-256 of a file in hex; None if it can't be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -276,9 +282,9 @@ def digest_of(file: Path) -> str | None:
 
 
 def read_state(state_dir: Path) -> dict[str, Any] | None:
-    """The last ``bridge.json``; None when there is none, or it is not one of ours. Raises as `text_of`."""
+    """Return the content of ``bridge.json``; None if it is missing or has another form. Raises as `text_of`."""
     try:
-        values = json.loads(text_of(state_dir / BRIDGE_FILE) or "")
+        values = json.loads(read_state_file(state_dir / BRIDGE_FILE) or "")
     except ValueError:
         return None
     return values if isinstance(values, dict) and isinstance(values.get("lines"), dict) else None
@@ -288,26 +294,30 @@ def read_state(state_dir: Path) -> dict[str, Any] | None:
 
 
 def pause(directory: Path, by: str = "") -> bool:
-    """Pause a line, by this process's user if by nobody else, durably; False if it was paused before, and stays so.
+    """Pause a line durably; return False if it was paused before, and leave that pause unchanged.
+
+    Args:
+        directory: Directory of the line.
+        by: Name to show; by default the user of this process.
 
     Raises:
-        ConfigError: TL-C25 the directory can't be used, TL-J23 it is another user's.
-        GatewayError: TL-B64, the request can't be written; TL-B59, this user may not look there.
+        ConfigError: TL-C25, the directory can't be used; TL-J23, it belongs to another user.
+        GatewayError: TL-B64, the file can't be written; TL-B59, this user may not read it.
     """
-    if new := paused(directory) is None:
-        _put(directory / PAUSED_FILE, json.dumps({"at": time.time(), "by": by or user_name(os.geteuid())}))
-    return new
+    if is_new := read_pause(directory) is None:
+        _write_request(directory / PAUSED_FILE, json.dumps({"at": time.time(), "by": by or user_name(os.geteuid())}))
+    return is_new
 
 
 def resume(directory: Path) -> bool:
-    """End the pause of a line, durably; False if it was not paused. Raises as `pause`."""
-    if there := paused(directory) is not None:
-        _put(directory / PAUSED_FILE, None)
-    return there
+    """End the pause of a line durably; return False if it was not paused. Raises as `pause`."""
+    if was_paused := read_pause(directory) is not None:
+        _write_request(directory / PAUSED_FILE, None)
+    return was_paused
 
 
-def paused(directory: Path) -> dict[str, Any] | None:
-    """``at`` and ``by`` of a line's pause, which may be 0 and ""; None where it has none. Raises as `pause`."""
+def read_pause(directory: Path) -> dict[str, Any] | None:
+    """Return ``at`` and ``by`` of a line's pause, 0 and "" if unreadable; None without a pause. Raises as `pause`."""
     file = directory / PAUSED_FILE
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -315,62 +325,66 @@ def paused(directory: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
-        raise not_allowed(file) from None
+        raise not_allowed_error(file) from None
     except (OSError, ValueError, KeyError, TypeError):
         return {"at": 0.0, "by": ""}
 
 
 def request_restart(directory: Path) -> None:
-    """Ask the bridge that runs to restart a line. Raises as `pause`."""
-    _put(directory / RESTART_FILE, "")
+    """Request the restart of a line by the running bridge. Raises as `pause`."""
+    _write_request(directory / RESTART_FILE, "")
 
 
-def take_restart(directory: Path) -> bool:
-    """Take the request to restart a line away; False where there is none."""
+def consume_restart_request(directory: Path) -> bool:
+    """Remove the restart request of a line; return False if there was none."""
     with suppress(OSError):
         (directory / RESTART_FILE).unlink()
         return True
     return False
 
 
-def carried_out(bridge: Bridge, name: str, *, pausing: bool, patience_s: float = 30.0) -> str:
-    """Pause a line, or end its pause, and wait until a bridge that runs has done so; what is so now, in one line.
+def apply_pause(bridge: Bridge, name: str, *, pausing: bool, timeout_s: float = 30.0) -> str:
+    """Pause or resume a line, wait for the running bridge to do so, and return the new state as one line of text.
 
     Raises:
         ConfigError: TL-C73, there is no such line; and as `pause`.
-        GatewayError: TL-B66, the bridge has not done so in time, and will; and as `pause`.
+        GatewayError: TL-B66, the batch did not end in time, the pause takes effect later; and as `pause`.
     """
-    directory, word = bridge.state_dir / bridge.line(name).name, "paused" if pausing else "resumed"
+    directory, state_text = bridge.state_dir / bridge.line(name).name, "paused" if pausing else "resumed"
     (pause if pausing else resume)(directory)
-    deadline = time.monotonic() + patience_s
-    while is_there(state := read_state(bridge.state_dir) or {}) and (view := state["lines"].get(name)):
+    deadline = time.monotonic() + timeout_s
+    while is_bridge_alive(state := read_state(bridge.state_dir) or {}) and (view := state["lines"].get(name)):
         if (view["query"] == PAUSED) is pausing:
-            return f'line "{name}": {word}{_meanwhile(view) if pausing else ""}'
+            return f'line "{name}": {state_text}{_pause_effect(view) if pausing else ""}'
         if time.monotonic() >= deadline:
-            what = f"it is not {word} after {patience_s:.0f} s: its query is {view['query']}, its batch has to end"
-            raise GatewayError("TL-B66", f'line "{name}"', what, "It is as soon as that has; towline status shows it.")
+            problem = (
+                f"it is not {state_text} after {timeout_s:.0f} s: its query is {view['query']}, its batch has to end"
+            )
+            raise GatewayError(
+                "TL-B66", f'line "{name}"', problem, "It is as soon as that has; towline status shows it."
+            )
         time.sleep(0.1)
-    return f'line "{name}": {word}; no bridge runs it now, and the next start leaves it so'
+    return f'line "{name}": {state_text}; no bridge runs it now, and the next start leaves it so'
 
 
-def _meanwhile(view: Mapping[str, Any]) -> str:
-    """What becomes of messages while a line is paused, and for how long that can go on."""
+def _pause_effect(view: Mapping[str, Any]) -> str:
+    """Return what happens to messages while a line is paused, and for how long the disk has room."""
     if view["direction"] == "down":
         return ": what the outbox has is delivered, and what comes stays in Kafka"
     gateway, rate = view["gateway"], view.get("rate_in") or 0.0
     if gateway.get("ack_after") == AckAfter.KAFKA:
         return ": what comes is not acknowledged, and stays in the queue of the broker"
     inbox = (gateway.get("measured") or {}).get("inbox") or {}
-    if (room := inbox.get("room_left")) is None:
+    if (room_bytes := inbox.get("room_left")) is None:
         return ": intake goes on"
-    pace = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)  # bytes a second
-    lasts = f"; at {rate:,.0f} messages/s that lasts {span(room / pace)}" if pace else ""
-    return f": intake goes on, with room on disk for {room / 1e9:,.1f} GB{lasts}"
+    bytes_per_s = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)  # bytes a second
+    lasts = f"; at {rate:,.0f} messages/s that lasts {duration_text(room_bytes / bytes_per_s)}" if bytes_per_s else ""
+    return f": intake goes on, with room on disk for {room_bytes / 1e9:,.1f} GB{lasts}"
 
 
-def _put(file: Path, text: str | None) -> None:
-    """Write a request, or take it away."""
-    usable(file.parent)
+def _write_request(file: Path, text: str | None) -> None:
+    """Write a request file, or remove it."""
+    prepare_state_dir(file.parent)
     try:
         if text is not None:
             files.replace_durably(file, text)
@@ -378,46 +392,48 @@ def _put(file: Path, text: str | None) -> None:
             file.unlink(missing_ok=True)
             files.sync_directory(file.parent)
     except OSError as error:
-        do = "Free some room there, and ask again."
-        raise GatewayError("TL-B64", str(file), f"the request can't be written ({files.why(error)})", do) from error
+        remedy = "Free some room there, and ask again."
+        raise GatewayError(
+            "TL-B64", str(file), f"the request can't be written ({files.os_error_text(error)})", remedy
+        ) from error
 
 
-def reload_from_outside(bridge: Bridge, line: str = "", patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-    """Have the bridge that runs take its file up, or restart a line, and wait for ``outcome`` and ``texts`` of that.
+def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TIMEOUT_S) -> dict[str, Any]:
+    """Request a reload of the running bridge, or the restart of a line; return its ``outcome`` and ``texts``.
 
     Raises:
-        GatewayError: TL-B65, no bridge runs in its state directory, or it does not have the line.
-        ConfigError: TL-C73, nor has the file; TL-C177, the bridge was started from another file; TL-C178, it gives no
-            answer.
+        GatewayError: TL-B65, no bridge runs in its state directory, or the bridge does not have the line.
+        ConfigError: TL-C73, the file does not have the line; TL-C177, the bridge runs with another file; TL-C178, no
+            answer in time.
     """
-    state_dir, state = bridge.state_dir, _running(bridge)
-    other = (state.get("file") or {}).get("path")
-    if other != str(bridge.file):
-        what, do = f"the bridge that runs was started from {other}", "Name that file."
-        raise ConfigError("TL-C177", str(bridge.file), what, do)
-    asked = time.monotonic()  # which is that of all processes of this machine, and never set
+    state_dir, state = bridge.state_dir, _read_running_state(bridge)
+    running_file = (state.get("file") or {}).get("path")
+    if running_file != str(bridge.file):
+        problem, remedy = f"the bridge that runs was started from {running_file}", "Name that file."
+        raise ConfigError("TL-C177", str(bridge.file), problem, remedy)
+    requested_at = time.monotonic()  # which is that of all processes of this machine, and never set
     if not line:
         with suppress(ProcessLookupError):
             os.kill(state["pid"], signal.SIGHUP)
     elif bridge.line(line).name in state["lines"]:
         request_restart(state_dir / line)
     else:
-        do = "It comes with towline reload."
-        raise GatewayError("TL-B65", str(state_dir), f'the bridge that runs has no line "{line}" yet', do)
+        remedy = "It comes with towline reload."
+        raise GatewayError("TL-B65", str(state_dir), f'the bridge that runs has no line "{line}" yet', remedy)
 
-    def outcome() -> dict[str, Any] | None:
-        told: dict[str, Any] = _running(bridge)["outcomes"].get(line, {})
+    def read_outcome() -> dict[str, Any] | None:
+        outcome: dict[str, Any] = _read_running_state(bridge)["outcomes"].get(line, {})
         # One that was under way may have read the file before it was changed.
-        return told if told.get("began", 0.0) >= asked and told["outcome"] != UNDER_WAY else None
+        return outcome if outcome.get("began", 0.0) >= requested_at and outcome["outcome"] != UNDER_WAY else None
 
-    if (told := until(outcome, patience_s)) is not None:
-        return told
-    what, do = f"no answer in {patience_s:.0f} s", "Look at towline status, and at what towline run says."
-    raise ConfigError("TL-C178", str(state_dir), what, do)
+    if (outcome := poll_until(read_outcome, timeout_s)) is not None:
+        return outcome
+    problem, remedy = f"no answer in {timeout_s:.0f} s", "Look at towline status, and at what towline run says."
+    raise ConfigError("TL-C178", str(state_dir), problem, remedy)
 
 
-def _running(bridge: Bridge) -> dict[str, Any]:
-    """The last word of the bridge that runs there."""
-    if is_there(state := read_state(bridge.state_dir) or {}):
+def _read_running_state(bridge: Bridge) -> dict[str, Any]:
+    """Return the last state of the running bridge, or raise TL-B65."""
+    if is_bridge_alive(state := read_state(bridge.state_dir) or {}):
         return state
     raise GatewayError("TL-B65", str(bridge.state_dir), "no bridge runs here", "Start it with towline run.")

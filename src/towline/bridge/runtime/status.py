@@ -1,4 +1,4 @@
-"""`towline status`: the account of a bridge from outside, from its gateways and its last ``bridge.json``."""
+"""Status of a bridge from its gateways and its last ``bridge.json``: `towline status`."""
 
 from __future__ import annotations
 
@@ -13,212 +13,225 @@ from urllib.request import ProxyHandler, build_opener
 
 from towline import files
 from towline.bridge.config.model import Bridge
-from towline.bridge.lines.account import remark
-from towline.bridge.lines.evidence import (
-    AWAY,
-    away_trouble,
-    combined,
-    each,
-    gateway_status,
-    parts_of,
-    places_of,
-    stale,
-    status_of,
-)
+from towline.bridge.lines.account import remark_text
 from towline.bridge.lines.identity import (
-    former_topics,
+    configured_client_ids,
+    former_dead_letter_topics,
+    gateway_directories,
     is_drained,
-    left_lines,
-    left_sessions,
-    places_in,
-    wanted_clients,
+    open_sessions,
+    removed_lines,
+)
+from towline.bridge.lines.statuses import (
+    AWAY_SINCE,
+    ask_each,
+    combine_statuses,
+    endpoints_of,
+    gateway_status,
+    mark_stale,
+    outage_problem,
+    request_status,
+    statuses_by_gateway,
 )
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import (
+    MAX_STATUS_AGE_S,
     PAUSED,
     REFUSED,
-    SILENT_S,
     LineView,
-    digest_of,
-    is_there,
-    paused,
+    file_digest,
+    is_bridge_alive,
+    read_pause,
     read_state,
 )
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.access import Access
-from towline.gateway.identity import MEMBERS
-from towline.mqtt.reasons import KEEP_SESSIONS
-from towline.text import counted, printable
+from towline.gateway.access import ClientAccess
+from towline.gateway.identity import MEMBERS_DIR
+from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
+from towline.text import count_text, printable
 from towline.timing import local_time
 from towline.version import release
 
 #: Exit codes of `towline status`: an account does not add up, or its guarantee was not kept; a line does not run, or
 #: its account is not known.
-WRONG, NOT_KNOWN = 1, 3
+EXIT_WRONG, EXIT_UNKNOWN = 1, 3
 
 
-def collect(
+def collect_status(
     state_dir: Path,
     lines: list[str] | None = None,
-    clients: Mapping[str, Mapping[str, str]] | None = None,
+    client_ids: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Ask every gateway and read what the bridge wrote last, by default of the lines that it has; Spark is not needed.
+    """Return the status of a bridge: each gateway's answer and the last ``bridge.json``; Spark is not needed.
 
-    `clients` are those of each line, as the file says (`wanted_clients`).
+    Args:
+        state_dir: State directory of the bridge.
+        lines: Names of lines; by default those of ``bridge.json``.
+        client_ids: Client ids of each line in the file (`wanted_clients`).
 
     Raises:
-        ConfigError: TL-B11 if no bridge has ever run there.
+        ConfigError: TL-B11, no bridge has ever run there.
     """
     state = read_state(state_dir)
     if state is None and not lines:
-        do = "Name the bridge file, or its state_dir with --state-dir; start it with towline run."
-        raise ConfigError("TL-B11", str(state_dir), "no bridge has run here", do)
+        remedy = "Name the bridge file, or its state_dir with --state-dir; start it with towline run."
+        raise ConfigError("TL-B11", str(state_dir), "no bridge has run here", remedy)
     state = state or {"lines": {}}
     names = lines or list(state["lines"])
-    there = is_there(state)
-    running = there and time.time() - float(state.get("updated", 0)) < SILENT_S
+    is_alive = is_bridge_alive(state)
+    running = is_alive and time.time() - float(state.get("updated", 0)) < MAX_STATUS_AGE_S
     return {
         **{name: state.get(name) for name in ("bridge", "version", "revision", "pid", "updated", "kafka_error")},
         "state_dir": str(state_dir),
         "running": running,
-        "silent": there and not running,
-        "file": (read := state.get("file") or {}).get("path"),
+        "silent": is_alive and not running,
+        "file": (bridge_file := state.get("file") or {}).get("path"),
         "reload": state.get("outcomes", {}).get("", {}),
-        "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
+        "file_changed": running
+        and bool(bridge_file)
+        and file_digest(Path(bridge_file["path"])) != bridge_file["sha256"],
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
         "kafka_insecure": state.get("kafka_insecure", []),
-        "lines": {name: _line(state_dir / name, state, (clients or {}).get(name), running=running) for name in names},
+        "lines": {
+            name: _line_status(state_dir / name, state, (client_ids or {}).get(name), running=running) for name in names
+        },
     }
 
 
-def collect_bridge(bridge: Bridge) -> dict[str, Any]:
-    """`collect` the lines of a bridge file, and what files before it have left behind."""
-    clients = {line.name: wanted_clients(line) for line in bridge.lines}
-    parts = ("waiting", "sessions", "elsewhere")
-    left = [
-        {"line": one.directory.name, "text": str(one.error)} | {name: getattr(one, name) for name in parts}
-        for one in left_lines(bridge)
+def collect_bridge_status(bridge: Bridge) -> dict[str, Any]:
+    """Return the status of the lines of a bridge file, and of removed lines whose state still exists."""
+    client_ids = {line.name: configured_client_ids(line) for line in bridge.lines}
+    waiting_keys = ("waiting", "sessions", "elsewhere")
+    leftovers = [
+        {"line": leftover.directory.name, "text": str(leftover.error)}
+        | {name: getattr(leftover, name) for name in waiting_keys}
+        for leftover in removed_lines(bridge)
     ]
-    status = collect(bridge.state_dir, [*clients], clients)
-    return {**status, "left": left, "former_dead_letter_topics": former_topics(bridge)}
+    status = collect_status(bridge.state_dir, [*client_ids], client_ids)
+    return {**status, "left": leftovers, "former_dead_letter_topics": former_dead_letter_topics(bridge)}
 
 
-def collect_from(url: str) -> dict[str, Any]:
-    """What a bridge's monitor, or a proxy before it, says, as `collect_bridge` has it, and ``monitor``: the URL.
+def fetch_status(url: str) -> dict[str, Any]:
+    """Return the status from a bridge's monitor or a proxy, as `collect_bridge_status`, with the URL under ``monitor``.
 
     Raises:
-        ConfigError: TL-C205, it is no such URL.
+        ConfigError: TL-C205, not a URL of a monitor.
         GatewayError: TL-B75, no bridge of this version answers there within 10 s.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError("TL-C205", "--url", f'"{url}" is no URL of a monitor', 'Write "http://HOST:PORT".')
     try:
-        with build_opener(ProxyHandler({})).open(f"{url.rstrip('/')}/lines", timeout=10) as answer:
-            status: dict[str, Any] = {**json.loads(answer.read(32 << 20)), "monitor": url}
-        render(status), code_of(status)  # whoever has that port may answer anything, of any length
+        with build_opener(ProxyHandler({})).open(f"{url.rstrip('/')}/lines", timeout=10) as response:
+            status: dict[str, Any] = {**json.loads(response.read(32 << 20)), "monitor": url}
+        render(status), exit_code(status)  # whoever has that port may answer anything, of any length
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = getattr(error, "reason", error if isinstance(error, OSError) else "what answers is something else")
-        why = files.why(reason) if isinstance(reason, OSError) else str(reason)
-        do = "Is this [monitor] listen, or --metrics, of a bridge that runs, and of this version?"
-        raise GatewayError("TL-B75", url, f"no bridge's monitor answers ({why})", do) from None
+        cause = getattr(error, "reason", error if isinstance(error, OSError) else "what answers is something else")
+        reason = files.os_error_text(cause) if isinstance(cause, OSError) else str(cause)
+        remedy = "Is this [monitor] listen, or --metrics, of a bridge that runs, and of this version?"
+        raise GatewayError("TL-B75", url, f"no bridge's monitor answers ({reason})", remedy) from None
     return status
 
 
-def code_of(status: dict[str, Any]) -> int:
-    """The exit code for what `collect` found: 0 if every line runs or is paused, adds up and keeps its promise."""
+def exit_code(status: dict[str, Any]) -> int:
+    """Return the exit code of a status: 0 if every line runs or is paused, adds up and keeps its guarantee."""
     accounts = [line["account"] for line in status["lines"].values()]
     if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
-        return WRONG
+        return EXIT_WRONG
     if any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values()):
-        return WRONG
-    carried = all(one["waiting"] == 0 and not one["elsewhere"] for one in status.get("left", ()))
-    runs = carried and all(line["query"] in ("running", PAUSED) for line in status["lines"].values())
-    known = all(account and not account.get("away") for account in accounts)
-    return 0 if runs and known else NOT_KNOWN
+        return EXIT_WRONG
+    all_delivered = all(leftover["waiting"] == 0 and not leftover["elsewhere"] for leftover in status.get("left", ()))
+    all_running = all_delivered and all(line["query"] in ("running", PAUSED) for line in status["lines"].values())
+    all_known = all(account and not account.get("away") for account in accounts)
+    return 0 if all_running and all_known else EXIT_UNKNOWN
 
 
-def _line(
-    state_dir: Path, state: Mapping[str, Any], wanted: Mapping[str, str] | None, *, running: bool
+def _line_status(
+    state_dir: Path, state: Mapping[str, Any], client_ids: Mapping[str, str] | None, *, running: bool
 ) -> dict[str, Any]:
-    """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time.
+    """Return the status of a line, null for unknown values; the last known account is under ``last``, with its time.
 
-    ``members`` are on this machine; none for one gateway, null where one does not answer.
+    ``members`` are those on this machine: empty for a single gateway, null for a member without an answer.
     """
-    saved: dict[str, Any] = {"query": _UNKNOWN_LINE, **state["lines"].get(state_dir.name, {})}
-    view = LineView.read(state_dir, saved)
+    saved_line: dict[str, Any] = {"query": _UNKNOWN_LINE, **state["lines"].get(state_dir.name, {})}
+    view = LineView.from_saved(state_dir, saved_line)
     if view.gateways:
-        places = places_of(view.gateways, Access(**view.access))
-        together = combined(each(places, status_of), saved.get("gateway") or {})
-        status = None if together["state"] == "away" else together
+        endpoints = endpoints_of(view.gateways, ClientAccess(**view.access))
+        combined_status = combine_statuses(ask_each(endpoints, request_status), saved_line.get("gateway") or {})
+        status = None if combined_status["state"] == "away" else combined_status
     else:
         status = gateway_status(state_dir)
     if not (running and status):
         view.behind = view.hidden = None
-    names = dict(places_in(state_dir)) if wanted is None else wanted
-    now: dict[str, Any] = {
+    member_names = dict(gateway_directories(state_dir)) if client_ids is None else client_ids
+    line_status: dict[str, Any] = {
         **{name: getattr(view, name) for name in ("direction", "query_error", "gateway_error", "remarks", "gateways")},
         "gateway_running": status is not None,
         "query": view.query if running else "not running",
-        "paused": paused(state_dir),
-        **{name: saved.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
+        "paused": read_pause(state_dir),
+        **{name: saved_line.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
         "fallback": view.notes.counts["fallback"] if view.notes else 0,
         "account": None,
         "gateway": status,
-        "members": {name: gateway_status(state_dir / MEMBERS / name) for name in names if name},
-        "left_sessions": left_sessions(state_dir, wanted),
-        "drained": is_drained(state_dir, wanted),
+        "members": {name: gateway_status(state_dir / MEMBERS_DIR / name) for name in member_names if name},
+        "left_sessions": open_sessions(state_dir, client_ids),
+        "drained": is_drained(state_dir, client_ids),
     }
-    if status and (account := view.account_by(status)):
-        now["account"], now["sentence"] = account.as_json(), account.sentence()
-    elif (last := saved.get("gateway")) and (account := view.account_by(stale(last))):
-        heard = saved.get("heard") or state.get("updated")
-        now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
-    return now
+    if status and (account := view.account_from(status)):
+        line_status["account"], line_status["sentence"] = account.as_json(), account.sentence()
+    elif (last_status := saved_line.get("gateway")) and (account := view.account_from(mark_stale(last_status))):
+        heard_at = saved_line.get("heard") or state.get("updated")
+        line_status["last"] = {
+            "heard": heard_at,
+            "account": account.as_json(),
+            "sentence": account.sum_text(),
+            "gateway": last_status,
+        }
+    return line_status
 
 
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
-    """What to do about what is wrong with a line, or what weakens its promise."""
-    gateway, last = line["gateway"] or {}, line.get("last") or {}
-    yield from _stopped(line, running=running)
+    """Yield remedies for the problems of a line and for weakened guarantees."""
+    gateway, last_report = line["gateway"] or {}, line.get("last") or {}
+    yield from _stopped_advice(line, running=running)
     for error in dict.fromkeys((line["gateway_error"], line["query_error"])):
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
     yield from line.get("remarks", ())
-    for name, part in parts_of(gateway).items():
-        if AWAY in part:
-            yield away_trouble(name, part)
-        elif trouble := (part.get("last_error") or {}).get("text"):
-            yield str(trouble)
-    yield from _told_of_sharing(line)
-    account = line["account"] or last.get("account") or {}  # these only grow
-    yield from (f"sources disagree: {each}   [TL-K61]" for each in account.get("disagreements") or ())
-    yield from _told_of(_BROKER, gateway)
-    yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
-    yield from _told_of(_RECEIPTS, gateway.get("receipts") or {})
-    yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
+    for name, part in statuses_by_gateway(gateway).items():
+        if AWAY_SINCE in part:
+            yield outage_problem(name, part)
+        elif problem := (part.get("last_error") or {}).get("text"):
+            yield str(problem)
+    yield from _share_advice(line)
+    account = line["account"] or last_report.get("account") or {}  # these only grow
+    yield from (f"sources disagree: {disagreement}   [TL-K61]" for disagreement in account.get("disagreements") or ())
+    yield from _table_advice(_BROKER_ADVICE, gateway)
+    yield from _table_advice(_OUTBOX_ADVICE, (gateway or last_report.get("gateway") or {}).get("outbox") or {})
+    yield from _table_advice(_RECEIPT_ADVICE, gateway.get("receipts") or {})
+    yield from _table_advice(_ACCOUNT_ADVICE, {**account, "fallback": line["fallback"]})
 
 
-def _told_of_sharing(line: Mapping[str, Any]) -> Iterator[str]:
-    """What of a line's members, and of sessions that it left, a person has to know."""
+def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
+    """Yield advice about message order between members, and about sessions that were not ended."""
     statuses = [line["gateway"] or {}, *(status or {} for status in line.get("members", {}).values())]
     if any((status.get("share") or {}).get("way") == "subscription" for status in statuses):
         yield 'the order of a device\'s messages is not kept: share = "subscription".'
-    for one in line.get("left_sessions", ()):
-        where = f"at {', '.join(one['brokers'])}" if one["brokers"] else "at its broker"
-        what = f'the session "{one["client_id"]}" {where} was not ended, and nobody fetches what comes to it'
-        if one["member"]:
-            way = f'Put member "{one["member"]}" back into the file and drain it; or give it up with what it holds'
+    for session in line.get("left_sessions", ()):
+        location = f"at {', '.join(session['brokers'])}" if session["brokers"] else "at its broker"
+        problem = f'the session "{session["client_id"]}" {location} was not ended, and nobody fetches what comes to it'
+        if session["member"]:
+            step = f'Put member "{session["member"]}" back into the file and drain it; or give it up with what it holds'
         else:
-            way = "Drain it with the file as it was; or give it up with what it holds"
-        yield f'{what}. {way}: mqtt = {{ abandon_session = "{one["client_id"]}" }}.   [TL-M51]'
+            step = "Drain it with the file as it was; or give it up with what it holds"
+        yield f'{problem}. {step}: mqtt = {{ abandon_session = "{session["client_id"]}" }}.   [TL-M51]'
 
 
-def _stopped(line: dict[str, Any], *, running: bool) -> Iterator[str]:
-    """What of a line does not run, and what to do."""
+def _stopped_advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
+    """Yield the reason why a line does not run, and the remedy."""
     if pause := line.get("paused"):
-        where = "stays in Kafka" if line["direction"] == "down" else "waits"
-        yield f"paused by {pause['by'] or 'somebody'} {_moment(pause['at'])}: what comes {where} until towline resume."
+        effect = "stays in Kafka" if line["direction"] == "down" else "waits"
+        yield f"paused by {pause['by'] or 'somebody'} {_time(pause['at'])}: what comes {effect} until towline resume."
     if line["query"] == _UNKNOWN_LINE:
         yield "the file has changed since it was read. towline reload takes this line in."
     elif not line["gateway_running"] and line.get("gateways"):
@@ -243,24 +256,24 @@ _NO_GATEWAY = {
     "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
 }
 #: In front of a line, the worst first: something is broken, there is something to look at, all is well.
-_MARKS = "✗!▸"
+_SEVERITY_MARKS = "✗!▸"
 #: Where records of Kafka's are that nobody gets: no client of Python's can ask whose transaction it is (KIP-664).
 _HIDDEN = "behind an open transaction of an unknown id, which kafka-transactions.sh find-hanging or list may name"
 #: What is counted or said → what it means for the operator. {n} is a number of messages, {times} how often, {why} what
 #: was said.
-_ACCOUNT = {
+_ACCOUNT_ADVICE = {
     "degraded": "published with QoS 2 and taken by the broker as QoS 1, so perhaps doubled: {n}.   [TL-B58]",
     "unrouted": "taken by no route, and so not in Kafka: {n}. Add a route, or subscribe to less.",
     "dead_lettered": "in the dead-letter topic: {n}. towline dlq show tells why, towline dlq replay carries them on.",
     "fallback": "sent to a fallback topic, because their own was not legal or not allowed: {n}.",
 }
-_OUTBOX = {
+_OUTBOX_ADVICE = {
     "refused": "refused by the broker for good: {n}. See towline refused show, and towline refused replay.",
     "held_back": "nothing is sent, there is no room for what the broker refuses: {why}",
     "resent_after_lost_session": "sent again because the broker lost the session, so perhaps doubled: {n}.",
     "unsure_after_lost_session": "handed over to a broker that then lost the session, so perhaps lost: {n}.",
 }
-_BROKER = {
+_BROKER_ADVICE = {
     "held_back": "the broker is held back ({why}). Nothing is lost; make room, or bring Kafka back.",
     "sessions_lost": "the broker lost this client's session ({times}), and every message that only the session held. "
     "{do}   [TL-M22]",
@@ -271,105 +284,109 @@ _BROKER = {
     "lost, and on a line exactly_once QoS 1 could come twice.",
     "insecure": "tls.insecure: the broker's certificate is not verified.",
 }
-_RECEIPTS = {
+_RECEIPT_ADVICE = {
     "forged": "with marks of a publisher but without its key: {n}. They are stored, and get no receipts.",
     "foreign": "with numbers of other messages: {n}. A publisher's directory was restored from an older copy.",
 }
 
 
-def _told_of(words: Mapping[str, str], facts: Mapping[str, Any]) -> Iterator[str]:
-    """What is there of a table's entries, in its order."""
-    for name, text in words.items():
-        if value := facts.get(name):
+def _table_advice(texts: Mapping[str, str], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the advice of a table for each value that is set, in the table's order."""
+    for name, text in texts.items():
+        if value := values.get(name):
             number = value if isinstance(value, int) else 0
-            times = "once" if number == 1 else f"{number:,} times"
-            do = (facts.get("session_lost") or {}).get("do", KEEP_SESSIONS)
-            yield text.format(n=counted(number), times=times, why=value, do=do)
+            times_text = "once" if number == 1 else f"{number:,} times"
+            remedy = (values.get("session_lost") or {}).get("do", KEEP_SESSIONS_ADVICE)
+            yield text.format(n=count_text(number), times=times_text, why=value, do=remedy)
 
 
 def render(status: dict[str, Any]) -> str:
-    """The status as text; times are local."""
-    head = f'bridge "{status["bridge"]}"   ' if status["bridge"] else "bridge   "
-    last = f"last word {_moment(status['updated'])}"
+    """Return the status as text, with local times."""
+    title = f'bridge "{status["bridge"]}"   ' if status["bridge"] else "bridge   "
+    last_report = f"last word {_time(status['updated'])}"
     if status["running"]:
         kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
-        out = [f"{head}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last}"]
+        text_lines = [f"{title}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last_report}"]
     elif status["silent"]:
-        out = [f"✗ {head}there, and silent (pid {status['pid']}): is its disk full?   {last}"]
+        text_lines = [f"✗ {title}there, and silent (pid {status['pid']}): is its disk full?   {last_report}"]
     else:  # what Spark and Kafka do then is not known
-        killed = f", it was killed (pid {status['pid']})" if status["pid"] else ""
-        out = [f"{'✗ ' if killed else ''}{head}not running{killed}   {last}"]
+        killed_text = f", it was killed (pid {status['pid']})" if status["pid"] else ""
+        text_lines = [f"{'✗ ' if killed_text else ''}{title}not running{killed_text}   {last_report}"]
     if status["version"]:
-        ran = f"{status['version']} (revision {status['revision']})"
-        out.append(f"  version   {ran}{'' if ran == release() else f'; this command is {release()}'}")
-    out += [f"  as its monitor says: {status['monitor']}"] if "monitor" in status else []
-    out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
+        version_text = f"{status['version']} (revision {status['revision']})"
+        text_lines.append(
+            f"  version   {version_text}{'' if version_text == release() else f'; this command is {release()}'}"
+        )
+    text_lines += [f"  as its monitor says: {status['monitor']}"] if "monitor" in status else []
+    text_lines += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
-        what = "has changed since it was read: what runs is what it said then"
-        out.append(f"  ! {status['file']} {what}. towline reload takes it up.")
-    out += [f"  ! {one['text']}" for one in status.get("left", ())]
+        problem = "has changed since it was read: what runs is what it said then"
+        text_lines.append(f"  ! {status['file']} {problem}. towline reload takes it up.")
+    text_lines += [f"  ! {leftover['text']}" for leftover in status.get("left", ())]
     for topic in status.get("former_dead_letter_topics", ()):
-        out.append(f'  dead letters of former files may wait in "{topic}": towline dlq show counts them')
+        text_lines.append(f'  dead letters of former files may wait in "{topic}": towline dlq show counts them')
     if (reload := status.get("reload")) and status["running"]:
-        when = f" {_moment(reload['at'])}" if "at" in reload else ""
-        out.append(f"  reload    {reload['outcome']}{when}")
-        out += [f"  ! {text}" for text in reload["texts"]] if reload["outcome"] == REFUSED else []
+        time_text = f" {_time(reload['at'])}" if "at" in reload else ""
+        text_lines.append(f"  reload    {reload['outcome']}{time_text}")
+        text_lines += [f"  ! {text}" for text in reload["texts"]] if reload["outcome"] == REFUSED else []
     if status["kafka_error"] and status["running"]:
-        out.append(f"  ! {status['kafka_error']}")
+        text_lines.append(f"  ! {status['kafka_error']}")
     running = status["running"] or status["silent"]
-    lines = [_render_line(name, line, running=running) for name, line in status["lines"].items()]
-    out += [row for rows in sorted(lines, key=lambda rows: _MARKS.index(rows[0][0])) for row in rows]
+    line_texts = [_render_line(name, line, running=running) for name, line in status["lines"].items()]
+    text_lines += [
+        row for rows in sorted(line_texts, key=lambda rows: _SEVERITY_MARKS.index(rows[0][0])) for row in rows
+    ]
     # Errors, broker names and states came over the network; each line stays one line.
-    return "\n".join(map(printable, out)) + "\n"
+    return "\n".join(map(printable, text_lines)) + "\n"
 
 
-def _moment(at: float | None) -> str:
-    """A time of day, with the date if that is another one."""
+def _time(at: float | None) -> str:
+    """Return a local time of day, with the date if it is another day."""
     return local_time(at).removeprefix(f"{datetime.now().astimezone():%Y-%m-%d} ") if at else "never"
 
 
 def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]:
-    """A line, with what is wrong first."""
-    last, members = line.get("last") or {}, line.get("members") or {}
-    gateway = line["gateway"] or last.get("gateway") or {}
-    told = [f"  ! {text}" for text in advice(line, running=running)]
-    head = [f'{_mark(line, told)} line "{name}"', line["query"], gateway.get("guarantee")]
-    out = ["   ".join(filter(None, head)), *told]
-    out += [_render_member(each, status) for each, status in members.items()]
+    """Return the text rows of a line, its problems first."""
+    last_report, members = line.get("last") or {}, line.get("members") or {}
+    gateway = line["gateway"] or last_report.get("gateway") or {}
+    advice_texts = [f"  ! {text}" for text in advice(line, running=running)]
+    title = [f'{_severity_mark(line, advice_texts)} line "{name}"', line["query"], gateway.get("guarantee")]
+    text_lines = ["   ".join(filter(None, title)), *advice_texts]
+    text_lines += [_render_member(member, status) for member, status in members.items()]
     if line["account"]:
-        out.append(f"  account   {line['sentence']}")
+        text_lines.append(f"  account   {line['sentence']}")
     elif not members:
-        why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
-        word = f"   last word {_moment(last['heard'])}: {last['sentence']}" if last else ""
-        out.append(f"  account   unknown: {why}{word}")
+        reason = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
+        last_text = f"   last word {_time(last_report['heard'])}: {last_report['sentence']}" if last_report else ""
+        text_lines.append(f"  account   unknown: {reason}{last_text}")
     if markers := line.get("markers"):
-        out.append(f"  markers   {_markers(markers)}")
-    for place, part in parts_of(line["gateway"]).items() if line["gateway"] else ():
-        out += _render_gateway(place, part, line)
+        text_lines.append(f"  markers   {_markers_text(markers)}")
+    for gateway_name, part in statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
+        text_lines += _render_gateway(gateway_name, part, line)
     if running and line["rate_in"] is not None:
-        out.append(
+        text_lines.append(
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
         )
-    return out
+    return text_lines
 
 
-def _markers(markers: Mapping[str, Any]) -> str:
-    """What Kafka's markers of a line say, against what its sink has noted."""
+def _markers_text(markers: Mapping[str, Any]) -> str:
+    """Return the totals of Kafka's markers as text, and whether they agree with the sink's."""
     keys = {"rows": "rows", "dead letters": "dead_lettered"}
-    said = [f"{what} {markers[key]:,}" for what, key in keys.items() if markers.get(key) is not None]
-    sign = {True: "as the sink has noted ✓", False: "✗", None: "not compared"}[markers["agrees"]]
-    return "   ".join((*said, f"{sign}{': ' if markers['why'] else ''}{markers['why']}"))
+    counts = [f"{label} {markers[key]:,}" for label, key in keys.items() if markers.get(key) is not None]
+    verdict = {True: "as the sink has noted ✓", False: "✗", None: "not compared"}[markers["agrees"]]
+    return "   ".join((*counts, f"{verdict}{': ' if markers['why'] else ''}{markers['why']}"))
 
 
-def _mark(line: Mapping[str, Any], told: list[str]) -> str:
+def _severity_mark(line: Mapping[str, Any], advice_texts: list[str]) -> str:
     account = line["account"] or {}
     if account.get("adds_up") is False or account.get("broken") or line["query"] == "stopped" or line["gateway_error"]:
         return "✗"
-    return "!" if told else "▸"
+    return "!" if advice_texts else "▸"
 
 
 def _render_member(name: str, status: Mapping[str, Any] | None) -> str:
-    """One line about a member."""
+    """Return the text row of a member."""
     if status is None:
         return f"  member    {name}   none answers on this machine"
     parts = [str(status.get("state")), f"{status.get('client_id')} at {status.get('broker') or 'no broker'}"]
@@ -379,45 +396,51 @@ def _render_member(name: str, status: Mapping[str, Any] | None) -> str:
     return f"  member    {name}   {'   '.join(parts)}"
 
 
-def _told(value: float | None, digits: int = 0) -> str:
+def _number(value: float | None, digits: int = 0) -> str:
     return "unknown" if value is None else f"{value:,.{digits}f}"
 
 
-def _megabytes(gateway: Mapping[str, Any]) -> str:
+def _disk_size_text(gateway: Mapping[str, Any]) -> str:
     size = gateway.get("bytes_on_disk")
-    return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
+    return f"{_number(None if size is None else size / 1e6, 1)} MB on disk"
 
 
 def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
-    """A gateway, one of several with its name: what it has said last, if it ever did."""
+    """Yield the text rows of a gateway, with its name if the line has several."""
     waiting = int(gateway.get("end", 0)) - int(gateway.get("committed", 0))
-    last = f"   last word: {waiting:,} waiting" if "end" in gateway else ""
-    away = AWAY in gateway
+    last_text = f"   last word: {waiting:,} waiting" if "end" in gateway else ""
+    is_unavailable = AWAY_SINCE in gateway
     if name:
-        yield f"  gateway   {name}   {gateway['at']}{f'   away{last}' if away else ''}"
-    if away:
+        yield f"  gateway   {name}   {gateway['at']}{f'   away{last_text}' if is_unavailable else ''}"
+    if is_unavailable:
         return
     if listen := gateway.get("listen"):
-        until = str(listen.get("certificate_until", "unknown"))[:10]
-        refused = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
+        expiry_date = str(listen.get("certificate_until", "unknown"))[:10]
+        refused_text = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
         state = "" if listen.get("running", True) else "   being started again"
-        yield f"  network   {listen.get('location')}   token   certificate until {until}{refused}{state}"
+        yield f"  network   {listen.get('location')}   token   certificate until {expiry_date}{refused_text}{state}"
     session = f"{gateway.get('state')}   {gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}"
     if line["direction"] == "down":
         yield f"  session   {session}"
-        yield _outbox(gateway.get("outbox") or {}, line["account"] or {})
+        yield _outbox_text(gateway.get("outbox") or {}, line["account"] or {})
         return
-    flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
-    yield f"  session   {session}   {flight}"
-    offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
-    yield f"  journal   {_megabytes(gateway)}   {offsets}"
+    ack_text = f"unacknowledged {_number(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
+    yield f"  session   {session}   {ack_text}"
+    offsets_text = f"offsets {_number(gateway.get('first'))} to {_number(gateway.get('end'))}"
+    yield f"  journal   {_disk_size_text(gateway)}   {offsets_text}"
     if step := gateway.get("drain"):
         yield f"  drain     {step}"
 
 
-def _outbox(outbox: Mapping[str, Any], account: Mapping[str, Any]) -> str:
-    parts = [f"queued {_told(outbox.get('queued'))}", f"in flight {_told(outbox.get('in_flight'))}", _megabytes(outbox)]
+def _outbox_text(outbox: Mapping[str, Any], account: Mapping[str, Any]) -> str:
+    parts = [
+        f"queued {_number(outbox.get('queued'))}",
+        f"in flight {_number(outbox.get('in_flight'))}",
+        _disk_size_text(outbox),
+    ]
     if incomplete := outbox.get("incomplete"):
         parts.append(f"{incomplete:,} of a batch that is not whole")
-    behind = f"{_told(account.get('behind'))} offsets behind in Kafka{remark((account.get('hidden') or 0, _HIDDEN))}"
-    return f"  outbox    {'   '.join(parts)}   {behind}"
+    backlog = (
+        f"{_number(account.get('behind'))} offsets behind in Kafka{remark_text((account.get('hidden') or 0, _HIDDEN))}"
+    )
+    return f"  outbox    {'   '.join(parts)}   {backlog}"

@@ -1,1 +1,1 @@
-"""MQTT to Kafka."""
+"""Uplinks: lines from MQTT to Kafka."""

@@ -1,19 +1,18 @@
-"""What a gateway knows of publishers that want receipts, and what it sends them.
+"""Receipt ledger of a gateway: the state of publishers with receipts, and the receipts to send them.
 
-The `Ledger` decides only: no disk, no socket, no clock.
+The `ReceiptLedger` is pure: no disk, no socket, no clock.
 
-Three sets of numbers for each publisher, each within the one before it; a repeat is judged by the first, a receipt
-names the other two:
+It has three sets of numbers for each publisher, each a subset of the previous one. The first deduplicates messages, the
+other two are in a receipt:
 
-    seen        received by this process, perhaps not on disk yet     a number in it comes again: dropped
-    journaled   in the journal; the note beside the rows says it      answers a question
-    committed   in Kafka: Spark's commit log has passed its row       the watermark of the receipt
+    received    received by this process, perhaps not on disk yet      a repeated number is deduplicated
+    journaled   in the journal, with a note beside the rows            answers a publisher's question
+    committed   in Kafka: Spark's commit log has passed the row        the watermark of the receipt
 
-A message whose range of numbers finds no room is dropped as well, unseen: its publisher sends it again until it has
-the receipt. A publisher that finds no room here gets no receipts: its messages pass, and repeats are doubles.
-What anybody may have written decides nothing [I13]: without a key's code a marked message is one without a mark. A
-number that came under another opening of its publisher's journal is another message: a directory was restored from a
-copy.
+A message whose number needs one range too many is dropped and not recorded: its publisher sends it again until it has
+the receipt. A publisher beyond the limit gets no receipts: its messages pass, and repeats are doubled.
+Unauthenticated marks have no effect [I13]: without a key's code a marked message is one without a mark. A number from
+another incarnation of its publisher's journal is another message: the directory was restored from a copy.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final
 
-from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Mark, ReceiptKeys, is_genuine, mark_of
-from towline.delivery.receipts.payload import Openings, ReceiptPayload, receipt_topic
+from towline.delivery.receipts.mark import MAX_EPOCH_GAP, MAX_NUMBER_GAP, Mark, ReceiptKeys, parse_mark, verify_mark
+from towline.delivery.receipts.payload import IncarnationMap, ReceiptPayload, receipt_topic
 from towline.errors import JournalFull
 from towline.journal import Journal
 from towline.journal.ranges import Ranges
-from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany, Token
-from towline.mqtt.inbound import NOTHING, Screening
+from towline.mqtt.events import Event, MessageToken, Publish, PublishAcknowledged, PublishMany
+from towline.mqtt.inbound import NO_DUPLICATES, FilterResult
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.reasons import reason_words
-from towline.mqtt.stubs import Published
-from towline.timing import Stamp
+from towline.mqtt.reasons import reason_name
+from towline.mqtt.truncated import ReceivedPublish
+from towline.timing import Timestamp
 
-_NOTE: Final = "publisher:"
+_NOTE_PREFIX: Final = "publisher:"
 #: Frames of a publisher that wait for their commit, apart; of more, neighbours wait together.
-_MOST_WAITING: Final = 256
+_MAX_WAITING_FRAMES: Final = 256
 #: Questions of a publisher that are remembered: one that somebody repeats is answered once, and hides no other.
-_MOST_ASKED: Final = 32
+_MAX_NONCES: Final = 32
 
 
 class MarkVerdict(Enum):
-    """What becomes of a marked message."""
+    """Verdict on a marked message."""
 
     NEW = "new"  # store it
     REPEAT = "repeat"  # stored before, or about to be: acknowledge and drop
@@ -58,48 +57,57 @@ class MarkVerdict(Enum):
 @dataclass(slots=True)
 class _PublisherState:
     epoch: int
-    seen: Ranges
-    journaled: Ranges
-    committed: Ranges
+    received_numbers: Ranges
+    journaled_numbers: Ranges
+    committed_numbers: Ranges
     #: when it was last heard
-    heard: Stamp
+    last_received_at: Timestamp
     #: end of a frame → the numbers in the journal then, in order: committed as soon as the frame is
-    waiting: deque[tuple[int, Ranges]] = field(default_factory=deque)
+    waiting_frames: deque[tuple[int, Ranges]] = field(default_factory=deque)
     #: the questions to be answered
-    questions: list[str] = field(default_factory=list)
+    unanswered_nonces: list[str] = field(default_factory=list)
     #: the largest LOW heard by this process: everything below is in all three sets
-    low: int = 0
+    lowest_needed: int = 0
     #: a note says at least this watermark
-    noted: int = 0
+    noted_watermark: int = 0
     #: this gateway may have missed something of it: it should ask
-    fresh: bool = False
+    announces_restart: bool = False
     #: who gave out the numbers that were seen
-    openings: Openings = field(default_factory=Openings)
+    incarnations: IncarnationMap = field(default_factory=IncarnationMap)
     #: the newest questions, answered or not
-    nonces: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_ASKED))
+    known_nonces: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_NONCES))
     #: the opening of the newest message whose number was another's, and whether the publisher is to learn of it
-    foreign: str | None = None
-    contradicted: bool = False
+    foreign_incarnation: str | None = None
+    reports_foreign: bool = False
 
-    def note(self, journaled: Ranges | None = None) -> list[Any]:
-        journaled = self.journaled if journaled is None else journaled
-        marks = [self.epoch, journaled.watermark, journaled.above(), self.committed.watermark, self.heard]
-        return [*marks, self.openings.steps()]
+    def as_note(self, journaled_numbers: Ranges | None = None) -> list[Any]:
+        journaled_numbers = self.journaled_numbers if journaled_numbers is None else journaled_numbers
+        marks = [
+            self.epoch,
+            journaled_numbers.watermark,
+            journaled_numbers.ranges_above(),
+            self.committed_numbers.watermark,
+            self.last_received_at,
+        ]
+        return [*marks, self.incarnations.steps()]
 
 
-class Ledger:
-    """The publishers of one journal.
+class ReceiptLedger:
+    """Receipt state of the publishers of one journal.
 
     Args:
-        max_ranges: Ranges of numbers of one publisher with others missing between them, at most.
-        keep_s: A publisher that is silent for so many seconds is forgotten, and so are its numbers.
-        keys: Publishers have one of these, or one made of it.
-        largest: Bytes of a packet that is taken in whole.
+        notes: Notes of the journal.
+        end: End offset of the journal.
+        gateway: Name of the gateway, for receipts.
+        max_publishers: Most publishers with receipts.
+        max_ranges: Most ranges of received numbers per publisher, with missing numbers between them.
+        retention_s: A publisher that is silent for this many seconds is removed with its numbers.
+        keys: Keys of the publishers, or keys that theirs are derived from.
+        max_packet_bytes: Largest packet that is stored whole, in bytes.
 
     Attributes:
         keys: As given.
-        counts: Marked messages by what became of them, a `MarkVerdict`; ``forged`` are those without the right code,
-            stored as if they had no mark.
+        counts: Marked messages by `MarkVerdict`; ``forged`` are those with a wrong code, stored as if they had no mark.
     """
 
     def __init__(
@@ -110,156 +118,170 @@ class Ledger:
         gateway: str = "",
         max_publishers: int = 10_000,
         max_ranges: int = 256,
-        keep_s: float = 30 * 86400,
+        retention_s: float = 30 * 86400,
         keys: ReceiptKeys,
-        largest: int = 64 << 20,
+        max_packet_bytes: int = 64 << 20,
     ) -> None:
         self._gateway = gateway
         self._max_publishers = max_publishers
         self._max_ranges = max_ranges
-        self._keep_s = keep_s
+        self._retention_s = retention_s
         self.keys = keys
-        self._largest = largest
+        self._max_packet_bytes = max_packet_bytes
         self._publishers: dict[str, _PublisherState] = {}
         #: those that a receipt is due for, in order
-        self._due: dict[str, None] = {}
+        self._due_publishers: dict[str, None] = {}
         #: rows below are in Kafka; None before the first word of it
-        self._upto: int | None = None
+        self._committed_offset: int | None = None
         self.counts: Counter[str] = Counter()
         for name, note in notes.items():
-            if name.startswith(_NOTE):
-                self._restore(name.removeprefix(_NOTE), note, end)
+            if name.startswith(_NOTE_PREFIX):
+                self._restore(name.removeprefix(_NOTE_PREFIX), note, end)
 
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
-        epoch, watermark, above, committed, heard, openings = note
-        journaled = Ranges(watermark, above)
-        state = _PublisherState(epoch, journaled.copy(), journaled, Ranges(committed), Stamp(*heard), noted=committed)
-        state.fresh = True
-        state.openings = Openings(openings)
+        epoch, watermark, ranges, committed_watermark, last_received_at, incarnations = note
+        journaled_numbers = Ranges(watermark, ranges)
+        state = _PublisherState(
+            epoch,
+            journaled_numbers.copy(),
+            journaled_numbers,
+            Ranges(committed_watermark),
+            Timestamp(*last_received_at),
+            noted_watermark=committed_watermark,
+        )
+        state.announces_restart = True
+        state.incarnations = IncarnationMap(incarnations)
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
-        state.waiting.append((end, journaled.copy()))
+        state.waiting_frames.append((end, journaled_numbers.copy()))
         self._publishers[name] = state
-        self._due[name] = None
+        self._due_publishers[name] = None
 
     def __len__(self) -> int:
         return len(self._publishers)
 
     # -- coming in --
 
-    def screen(self, packets: Sequence[Published], topics: Sequence[str], now: Stamp) -> Screening:
-        """Take messages in: which must not be stored, and the marks of those that are new, as their tags."""
-        left_out = bytearray(len(packets))
+    def filter_messages(
+        self, packets: Sequence[ReceivedPublish], topics: Sequence[str], now: Timestamp
+    ) -> FilterResult:
+        """Check the marks of received messages; return which messages to deduplicate, and the marks of the new ones."""
+        deduplicated = bytearray(len(packets))
         marks: list[Mark | None] = []
-        for place, packet in enumerate(packets):
-            mark = self._genuine_mark(packet, topics[place])
-            verdict = None if mark is None else self.take(mark, now)
-            if verdict in _DROPPED:
-                left_out[place] = 1
+        for index, packet in enumerate(packets):
+            mark = self._verified_mark(packet, topics[index])
+            verdict = None if mark is None else self.record_mark(mark, now)
+            if verdict in _DEDUPLICATED_VERDICTS:
+                deduplicated[index] = 1
             marks.append(mark if verdict is MarkVerdict.NEW else None)
-        return Screening(bytes(left_out) if any(left_out) else NOTHING, marks)
+        return FilterResult(bytes(deduplicated) if any(deduplicated) else NO_DUPLICATES, marks)
 
-    def _genuine_mark(self, packet: Published, topic: str) -> Mark | None:
+    def _verified_mark(self, packet: ReceivedPublish, topic: str) -> Mark | None:
         properties = packet.user_properties
-        mark = mark_of(properties) if properties else None
-        if mark is None or is_genuine(mark, self.keys, packet, topic, self._largest):
+        mark = parse_mark(properties) if properties else None
+        if mark is None or verify_mark(mark, self.keys, packet, topic, self._max_packet_bytes):
             return mark
-        if self.keys.refresh() and is_genuine(mark, self.keys, packet, topic, self._largest):
+        if self.keys.refresh() and verify_mark(mark, self.keys, packet, topic, self._max_packet_bytes):
             return mark
         self.counts["forged"] += 1
         return None
 
-    def take(self, mark: Mark, now: Stamp) -> MarkVerdict:
-        """Judge a message and, if it is new, see it."""
-        state, verdict = self._state_of(mark, now), MarkVerdict.UNKNOWN
-        if state is None or mark.number > state.seen.end + FARTHEST:
+    def record_mark(self, mark: Mark, now: Timestamp) -> MarkVerdict:
+        """Return the verdict on a marked message, and record the number of a new one."""
+        state, verdict = self._current_state(mark, now), MarkVerdict.UNKNOWN
+        if state is None or mark.number > state.received_numbers.end + MAX_NUMBER_GAP:
             state = self._publishers.get(mark.publisher)  # a copy of an older epoch has to learn of the newer one
         else:
-            state.heard = now
-            verdict = self._judge(mark, state)
+            state.last_received_at = now
+            verdict = self._check_number(mark, state)
         self.counts[verdict.value] += 1
         if state is not None and verdict is MarkVerdict.NEW:
-            state.seen.add(mark.number)
+            state.received_numbers.add(mark.number)
         elif state is not None:
-            self._note_question(mark.publisher, state, mark)
+            self._add_nonce(mark.publisher, state, mark)
         return verdict
 
-    def _judge(self, mark: Mark, state: _PublisherState) -> MarkVerdict:
+    def _check_number(self, mark: Mark, state: _PublisherState) -> MarkVerdict:
         number = mark.number
-        if number in state.seen and state.openings.of(number) not in (None, mark.opening):
-            if state.foreign != mark.opening:
-                state.foreign, state.contradicted = mark.opening, True
-                self._due[mark.publisher] = None
+        if number in state.received_numbers and state.incarnations.incarnation_of(number) not in (
+            None,
+            mark.incarnation,
+        ):
+            if state.foreign_incarnation != mark.incarnation:
+                state.foreign_incarnation, state.reports_foreign = mark.incarnation, True
+                self._due_publishers[mark.publisher] = None
             return MarkVerdict.FOREIGN
-        self._raise_low(mark, state)
-        if number in state.seen:
+        self._apply_low(mark, state)
+        if number in state.received_numbers:
             return MarkVerdict.REPEAT
-        room = state.seen.touches(number) or state.seen.pieces < self._max_ranges
-        newest = number >= state.seen.end
-        if room and state.openings.put(number, mark.opening, newest=newest, low=state.low):
+        has_space = state.received_numbers.is_adjacent(number) or state.received_numbers.range_count < self._max_ranges
+        newest = number >= state.received_numbers.end
+        if has_space and state.incarnations.record(number, mark.incarnation, newest=newest, low=state.lowest_needed):
             return MarkVerdict.NEW
         return MarkVerdict.DEFERRED
 
-    def _state_of(self, mark: Mark, now: Stamp) -> _PublisherState | None:
+    def _current_state(self, mark: Mark, now: Timestamp) -> _PublisherState | None:
         state = self._publishers.get(mark.publisher)
         if state is not None and mark.epoch == state.epoch:
             return state
         if state is None and len(self._publishers) >= self._max_publishers:
             return None
-        if state is not None and not state.epoch < mark.epoch <= state.epoch + MOST_EPOCHS:
+        if state is not None and not state.epoch < mark.epoch <= state.epoch + MAX_EPOCH_GAP:
             return None
         low = mark.low
-        state = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now, low=low)
+        state = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now, lowest_needed=low)
         self._publishers[mark.publisher] = state
-        self._due.pop(mark.publisher, None)
+        self._due_publishers.pop(mark.publisher, None)
         return state
 
-    def _raise_low(self, mark: Mark, state: _PublisherState) -> None:
-        """What the publisher gave up counts as arrived: a hole that stays would hold its watermark back for ever."""
-        if mark.low <= state.low:
+    def _apply_low(self, mark: Mark, state: _PublisherState) -> None:
+        """Count numbers below the mark's LOW as received: they never come again, and would block the watermark."""
+        if mark.low <= state.lowest_needed:
             return
-        state.low, before = mark.low, state.committed.watermark
-        for numbers in (state.seen, state.journaled, state.committed):
+        state.lowest_needed, previous_watermark = mark.low, state.committed_numbers.watermark
+        for numbers in (state.received_numbers, state.journaled_numbers, state.committed_numbers):
             numbers.add(0, mark.low)
-        if state.committed.watermark > max(before, mark.low):
-            self._due[mark.publisher] = None
+        if state.committed_numbers.watermark > max(previous_watermark, mark.low):
+            self._due_publishers[mark.publisher] = None
 
-    def _note_question(self, name: str, state: _PublisherState, mark: Mark) -> None:
-        if mark.nonce and mark.nonce not in state.nonces:
-            state.nonces.append(mark.nonce)
-            state.questions = [*state.questions, mark.nonce][-_MOST_ASKED:]
-            self._due[name] = None
+    def _add_nonce(self, name: str, state: _PublisherState, mark: Mark) -> None:
+        if mark.nonce and mark.nonce not in state.known_nonces:
+            state.known_nonces.append(mark.nonce)
+            state.unanswered_nonces = [*state.unanswered_nonces, mark.nonce][-_MAX_NONCES:]
+            self._due_publishers[name] = None
 
     # -- on disk --
 
-    def storing(self, marks: Iterable[Mark]) -> dict[str, Any]:
-        """The notes to be stored with a frame of these messages."""
-        journaled: dict[str, Ranges] = {}
-        for mark, state in self._of_this_epoch(marks):
-            journaled.setdefault(mark.publisher, state.journaled.copy()).add(mark.number)
-        return {_NOTE + name: self._publishers[name].note(numbers) for name, numbers in journaled.items()}
+    def notes_for_frame(self, marks: Iterable[Mark]) -> dict[str, Any]:
+        """Return the notes to store with a frame of these messages."""
+        journaled_numbers: dict[str, Ranges] = {}
+        for mark, state in self._states_of_marks(marks):
+            journaled_numbers.setdefault(mark.publisher, state.journaled_numbers.copy()).add(mark.number)
+        return {
+            _NOTE_PREFIX + name: self._publishers[name].as_note(numbers) for name, numbers in journaled_numbers.items()
+        }
 
-    def stored(self, marks: Iterable[Mark], end: int) -> None:
-        """A frame of these messages is durable, and the journal ends at `end`."""
+    def frame_stored(self, marks: Iterable[Mark], end: int) -> None:
+        """Record that a frame of these messages is durable, and that the journal ends at `end`."""
         states: dict[str, _PublisherState] = {}
-        for mark, state in self._of_this_epoch(marks):
+        for mark, state in self._states_of_marks(marks):
             states[mark.publisher] = state
-            state.journaled.add(mark.number)
-            self._note_question(mark.publisher, state, mark)
+            state.journaled_numbers.add(mark.number)
+            self._add_nonce(mark.publisher, state, mark)
         for state in states.values():
-            if len(state.waiting) >= _MOST_WAITING:
-                state.waiting.pop()
-            state.waiting.append((end, state.journaled.copy()))
+            if len(state.waiting_frames) >= _MAX_WAITING_FRAMES:
+                state.waiting_frames.pop()
+            state.waiting_frames.append((end, state.journaled_numbers.copy()))
 
-    def start_again(self, marks: Iterable[Mark]) -> None:
-        """The session was renewed: what is not in the journal, and not among `marks`, was never received."""
+    def reset(self, marks: Iterable[Mark]) -> None:
+        """Reset the received numbers to the journaled ones and the pending `marks`, after the session was renewed."""
         for state in self._publishers.values():
-            state.seen = state.journaled.copy()
-        for mark, state in self._of_this_epoch(marks):
-            newest = mark.number >= state.seen.end
-            state.openings.put(mark.number, mark.opening, newest=newest, low=state.low)
-            state.seen.add(mark.number)
+            state.received_numbers = state.journaled_numbers.copy()
+        for mark, state in self._states_of_marks(marks):
+            newest = mark.number >= state.received_numbers.end
+            state.incarnations.record(mark.number, mark.incarnation, newest=newest, low=state.lowest_needed)
+            state.received_numbers.add(mark.number)
 
-    def _of_this_epoch(self, marks: Iterable[Mark]) -> Iterator[tuple[Mark, _PublisherState]]:
+    def _states_of_marks(self, marks: Iterable[Mark]) -> Iterator[tuple[Mark, _PublisherState]]:
         for mark in marks:
             state = self._publishers.get(mark.publisher)
             if state is not None and state.epoch == mark.epoch:
@@ -267,178 +289,188 @@ class Ledger:
 
     # -- in Kafka --
 
-    def commit(self, upto: int) -> None:
-        """Every row below `upto` is in Kafka."""
-        if upto == self._upto:
+    def commit(self, offset: int) -> None:
+        """Record that every row below `offset` is in Kafka."""
+        if offset == self._committed_offset:
             return  # whatever was stored since then lies above it
-        self._upto = upto
+        self._committed_offset = offset
         for name, state in self._publishers.items():
-            before = state.committed.watermark
-            while state.waiting and state.waiting[0][0] <= upto:
-                state.committed.unite(state.waiting.popleft()[1])
-            if state.committed.watermark > before:
-                self._due[name] = None
+            previous_watermark = state.committed_numbers.watermark
+            while state.waiting_frames and state.waiting_frames[0][0] <= offset:
+                state.committed_numbers.unite(state.waiting_frames.popleft()[1])
+            if state.committed_numbers.watermark > previous_watermark:
+                self._due_publishers[name] = None
 
     # -- answering --
 
     @property
-    def due(self) -> bool:
-        """A receipt is due."""
-        return bool(self._due)
+    def has_due(self) -> bool:
+        """Whether a receipt is due."""
+        return bool(self._due_publishers)
 
-    def receipts(self, most: int, busy: Iterable[str] = ()) -> list[ReceiptPayload]:
-        """Receipts to be sent now, at most one for a publisher; none for those in `busy`, whose turn comes again."""
-        taken = set(busy)
-        names = islice((name for name in self._due if name not in taken), most)
+    def receipts(self, limit: int, busy_publishers: Iterable[str] = ()) -> list[ReceiptPayload]:
+        """Return up to `limit` due receipts, at most one per publisher and none for `busy_publishers`."""
+        busy_names = set(busy_publishers)
+        names = islice((name for name in self._due_publishers if name not in busy_names), limit)
         return [self._receipt(name) for name in names]
 
     def _receipt(self, name: str) -> ReceiptPayload:
         state = self._publishers[name]
-        answers = state.questions or state.contradicted
-        ranges = ((0, state.journaled.watermark), *state.journaled.above()) if answers else ()
+        with_ranges = state.unanswered_nonces or state.reports_foreign
+        ranges = (
+            ((0, state.journaled_numbers.watermark), *state.journaled_numbers.ranges_above()) if with_ranges else ()
+        )
         return ReceiptPayload(
             name,
             state.epoch,
-            state.committed.watermark,
+            state.committed_numbers.watermark,
             self._gateway,
-            " ".join(state.questions),
+            " ".join(state.unanswered_nonces),
             tuple((start, end) for start, end in ranges if end > start),
-            fresh=state.fresh,
-            openings=state.openings.steps(),
+            fresh=state.announces_restart,
+            openings=state.incarnations.steps(),
         )
 
-    def notes(self, receipts: Iterable[ReceiptPayload]) -> dict[str, Any]:
-        """What has to be durable before these leave: a watermark never goes back."""
+    def watermark_notes(self, receipts: Iterable[ReceiptPayload]) -> dict[str, Any]:
+        """Return the notes to persist before these receipts are sent, so that a watermark never decreases."""
         states = ((receipt, self._publishers[receipt.publisher]) for receipt in receipts)
-        return {_NOTE + receipt.publisher: state.note() for receipt, state in states if receipt.watermark > state.noted}
+        return {
+            _NOTE_PREFIX + receipt.publisher: state.as_note()
+            for receipt, state in states
+            if receipt.watermark > state.noted_watermark
+        }
 
-    def handed_over(self, receipt: ReceiptPayload) -> None:
-        """A receipt was handed over."""
+    def receipt_sent(self, receipt: ReceiptPayload) -> None:
+        """Record that a receipt was given to the session."""
         state = self._publishers.get(receipt.publisher)
         if state is None or state.epoch != receipt.epoch:
             return
-        state.noted = max(state.noted, receipt.watermark)
-        state.fresh = state.contradicted = False
-        answered = receipt.asked.split()
-        state.questions = [nonce for nonce in state.questions if nonce not in answered]
-        if not state.questions and state.committed.watermark <= receipt.watermark:
-            self._due.pop(receipt.publisher, None)
+        state.noted_watermark = max(state.noted_watermark, receipt.watermark)
+        state.announces_restart = state.reports_foreign = False
+        answered_nonces = receipt.asked.split()
+        state.unanswered_nonces = [nonce for nonce in state.unanswered_nonces if nonce not in answered_nonces]
+        if not state.unanswered_nonces and state.committed_numbers.watermark <= receipt.watermark:
+            self._due_publishers.pop(receipt.publisher, None)
 
-    def announce_again(self, names: Iterable[str] | None = None) -> None:
-        """Receipts may not have come through: those of `names`; or of all, and what they sent neither."""
+    def resend_receipts(self, names: Iterable[str] | None = None) -> None:
+        """Send receipts again to the publishers in `names`; by default to all, as after a restart."""
         for name in self._publishers if names is None else names:
             if name in self._publishers:
                 state = self._publishers[name]
-                state.fresh = state.fresh or names is None
-                self._due[name] = None
+                state.announces_restart = state.announces_restart or names is None
+                self._due_publishers[name] = None
 
     # -- forgetting --
 
-    def expire(self, now: Stamp) -> dict[str, None]:
-        """Forget who is silent for too long and has nothing on the way to Kafka; returns the notes to remove."""
-        silent = [
+    def expire_publishers(self, now: Timestamp) -> dict[str, None]:
+        """Remove publishers silent for too long, without messages on the way to Kafka; return the notes to remove."""
+        expired_names = [
             name
             for name, state in self._publishers.items()
-            if state.heard.age_us(now) > self._keep_s * 1e6 and not state.waiting
+            if state.last_received_at.age_us(now) > self._retention_s * 1e6 and not state.waiting_frames
         ]
-        for name in silent:
+        for name in expired_names:
             del self._publishers[name]
-            self._due.pop(name, None)
-        return dict.fromkeys(_NOTE + name for name in silent)
+            self._due_publishers.pop(name, None)
+        return dict.fromkeys(_NOTE_PREFIX + name for name in expired_names)
 
     def validate(self) -> None:
-        """Assert every invariant named above; for tests."""
+        """Assert every invariant of the attributes; for tests."""
         for name, state in self._publishers.items():
-            assert _within(state.committed, state.journaled), name
-            assert _within(state.journaled, state.seen), name
-            assert [end for end, _ in state.waiting] == sorted(end for end, _ in state.waiting), name
-            assert len(state.waiting) <= _MOST_WAITING, name
-        assert self._due.keys() <= self._publishers.keys()
+            assert _is_subset(state.committed_numbers, state.journaled_numbers), name
+            assert _is_subset(state.journaled_numbers, state.received_numbers), name
+            assert [end for end, _ in state.waiting_frames] == sorted(end for end, _ in state.waiting_frames), name
+            assert len(state.waiting_frames) <= _MAX_WAITING_FRAMES, name
+        assert self._due_publishers.keys() <= self._publishers.keys()
         assert len(self._publishers) <= self._max_publishers
 
 
-_DROPPED: Final = (MarkVerdict.REPEAT, MarkVerdict.DEFERRED)
+_DEDUPLICATED_VERDICTS: Final = (MarkVerdict.REPEAT, MarkVerdict.DEFERRED)
 
 
-def _within(inner: Ranges, outer: Ranges) -> bool:
-    both = outer.copy()
-    both.unite(inner)
-    return both.watermark == outer.watermark and both.above() == outer.above()
+def _is_subset(inner: Ranges, outer: Ranges) -> bool:
+    union = outer.copy()
+    union.unite(inner)
+    return union.watermark == outer.watermark and union.ranges_above() == outer.ranges_above()
 
 
 #: Receipts under way at once, at most: they share the broker's window with what else is sent.
-_MOST_OPEN: Final = 200
+_MAX_IN_FLIGHT: Final = 200
 #: Pause between two rounds of receipts, in seconds: each costs a sync.
-_PAUSE: Final = 0.05
+_ROUND_INTERVAL_S: Final = 0.05
 #: How often silent publishers are looked for, and keys that were taken away, in seconds.
-_EXPIRE: Final = 60.0
-_REFUSAL: Final = 0x80
-_FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
+_EXPIRY_INTERVAL_S: Final = 60.0
+_FIRST_ERROR_REASON: Final = 0x80
+_FORGED_WARNING: Final = (
+    "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
+)
 
 
 class ReceiptSender:
-    """Lets publishers know how far their messages are; belongs to the pump's thread.
+    """Sender of receipts to publishers; belongs to the pump's thread.
 
-    A receipt needs no place on disk: it says what the ledger knows, and is said again to everybody when the process is
-    new or the broker has lost our session, and to one publisher whenever it asks. Only the watermark is made durable
-    first, so that it never goes back.
+    A receipt is not stored on disk: it shows the state of the ledger. It is sent again to all publishers after a
+    restart or a lost session, and to one publisher whenever it asks. Only the watermark is persisted first, so that it
+    never decreases.
     """
 
-    def __init__(self, prefix: str, ledger: Ledger, inbox: Journal, handle: Callable[[Event], None], log: Any) -> None:
+    def __init__(
+        self, prefix: str, ledger: ReceiptLedger, inbox: Journal, handle_event: Callable[[Event], None], log: Any
+    ) -> None:
         self._prefix = prefix
         self.ledger = ledger
         self._inbox = inbox
-        self._handle = handle
+        self._handle_event = handle_event
         self._log = log
         #: Receipts under way, one of a publisher at a time; each is its message's token.
-        self._open: set[ReceiptPayload] = set()
-        self._next_at = 0.0
-        self._expire_at = 0.0
-        self._refused: set[str] = set()
+        self._in_flight: set[ReceiptPayload] = set()
+        self._next_round_at = 0.0
+        self._next_expiry_at = 0.0
+        self._refused_publishers: set[str] = set()
         #: it was said that there are messages that were not believed
-        self._warned = False
+        self._logged_forgery = False
         #: Receipts that the broker has.
-        self.sent = 0
+        self.sent_count = 0
 
     def turn(self, now: float, *, online: bool) -> None:
-        """Send what is due."""
-        if self.ledger.counts["forged"] and not self._warned:
-            self._warned = True
-            self._log.warning(_FORGED, code="TL-M35")
-        if now >= self._expire_at:
-            self._expire_at = now + _EXPIRE
+        """Send due receipts."""
+        if self.ledger.counts["forged"] and not self._logged_forgery:
+            self._logged_forgery = True
+            self._log.warning(_FORGED_WARNING, code="TL-M35")
+        if now >= self._next_expiry_at:
+            self._next_expiry_at = now + _EXPIRY_INTERVAL_S
             self.ledger.keys.refresh()
             if problem := self.ledger.keys.problem:
                 self._log.warning("the keys before count on", reason=str(problem), code=problem.code)
-            self._keep(self.ledger.expire(Stamp.now()))
-        room = _MOST_OPEN - len(self._open)
-        if not online or not self.ledger.due or room <= 0 or now < self._next_at:
+            self._write_notes(self.ledger.expire_publishers(Timestamp.now()))
+        free_slots = _MAX_IN_FLIGHT - len(self._in_flight)
+        if not online or not self.ledger.has_due or free_slots <= 0 or now < self._next_round_at:
             return
-        receipts = self.ledger.receipts(room, {one.publisher for one in self._open})
+        receipts = self.ledger.receipts(free_slots, {receipt.publisher for receipt in self._in_flight})
         if not receipts:
             return
-        self._next_at = now + _PAUSE
-        if self._keep(self.ledger.notes(receipts)):
+        self._next_round_at = now + _ROUND_INTERVAL_S
+        if self._write_notes(self.ledger.watermark_notes(receipts)):
             self._send(receipts)
 
-    def due(self) -> float | None:
-        """When `turn` is due by the clock; None for never."""
-        return self._next_at if self.ledger.due and len(self._open) < _MOST_OPEN else None
+    def next_turn_at(self) -> float | None:
+        """Return the time of the next `turn`; None for never."""
+        return self._next_round_at if self.ledger.has_due and len(self._in_flight) < _MAX_IN_FLIGHT else None
 
-    def _keep(self, notes: Mapping[str, Any]) -> bool:
+    def _write_notes(self, notes: Mapping[str, Any]) -> bool:
         try:
             if notes:
                 self._inbox.append(notes=notes)
         except JournalFull:
-            self._next_at = time.monotonic() + 1.0
+            self._next_round_at = time.monotonic() + 1.0
             return False
         return True
 
     def _send(self, receipts: list[ReceiptPayload]) -> None:
         messages = []
         for receipt in receipts:
-            self._open.add(receipt)
-            self.ledger.handed_over(receipt)
+            self._in_flight.add(receipt)
+            self.ledger.receipt_sent(receipt)
             message = OutboundMessage(
                 receipt_topic(self._prefix, receipt.publisher),
                 receipt.encode(self.ledger.keys),
@@ -448,41 +480,43 @@ class ReceiptSender:
                 content_type="application/json",
             )
             messages.append(Publish(receipt, message))
-        self._handle(PublishMany(messages))
+        self._handle_event(PublishMany(messages))
 
-    def perform(self, action: Acknowledged) -> bool:
-        """Take an answer of the broker; False when it is about something else."""
+    def perform(self, action: PublishAcknowledged) -> bool:
+        """Handle the broker's acknowledgement; return False if it is not of a receipt."""
         receipt = action.token
         if not isinstance(receipt, ReceiptPayload):
             return False
-        if receipt not in self._open:
+        if receipt not in self._in_flight:
             return True
-        self._open.remove(receipt)
-        if action.reason < _REFUSAL:
-            self.sent += 1
-        elif receipt.publisher not in self._refused and len(self._refused) < 1000:
-            self._refused.add(receipt.publisher)
-            topic, reason = receipt_topic(self._prefix, receipt.publisher), reason_words(action.reason)
+        self._in_flight.remove(receipt)
+        if action.reason < _FIRST_ERROR_REASON:
+            self.sent_count += 1
+        elif receipt.publisher not in self._refused_publishers and len(self._refused_publishers) < 1000:
+            self._refused_publishers.add(receipt.publisher)
+            topic, reason = receipt_topic(self._prefix, receipt.publisher), reason_name(action.reason)
             self._log.warning("the broker refused a receipt", topic=topic, reason=reason, code="TL-M41")
         return True
 
-    def lost(self, withdrawn: Iterable[Token]) -> None:
-        """The connection is gone; the messages with these tokens never left."""
-        unsent = [token for token in withdrawn if isinstance(token, ReceiptPayload) and token in self._open]
-        self._open.difference_update(unsent)
-        self.ledger.announce_again([receipt.publisher for receipt in unsent])
+    def connection_lost(self, unsent_tokens: Iterable[MessageToken]) -> None:
+        """Handle the end of the connection; the messages with these tokens were not sent."""
+        unsent_receipts = [
+            token for token in unsent_tokens if isinstance(token, ReceiptPayload) and token in self._in_flight
+        ]
+        self._in_flight.difference_update(unsent_receipts)
+        self.ledger.resend_receipts([receipt.publisher for receipt in unsent_receipts])
 
     def session_lost(self) -> None:
-        """The broker forgot our session, and perhaps all that it kept; what publishers have heard is unknown."""
-        self.ledger.announce_again()
+        """Send all receipts again after the broker lost the session: publishers may have missed some."""
+        self.ledger.resend_receipts()
 
-    def start_again(self) -> None:
-        """A new session knows nothing of what was under way."""
-        names = [receipt.publisher for receipt in self._open]
-        self._open.clear()
-        self.ledger.announce_again(names)
+    def reset(self) -> None:
+        """Reset for a new session: receipts in flight are sent again."""
+        names = [receipt.publisher for receipt in self._in_flight]
+        self._in_flight.clear()
+        self.ledger.resend_receipts(names)
 
     def status(self) -> dict[str, int]:
-        """For `towline status`; from any thread, about."""
+        """Return receipt counts for `towline status`; from any thread, about."""
         counts = {name: self.ledger.counts[name] for name in ("deferred", "unknown", "foreign", "forged")}
-        return {"publishers": len(self.ledger), "sent": self.sent, **counts}
+        return {"publishers": len(self.ledger), "sent": self.sent_count, **counts}

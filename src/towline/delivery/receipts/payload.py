@@ -1,4 +1,4 @@
-"""What a receipt says: the text in which a gateway tells a publisher, as JSON in a message of its own; and openings."""
+"""Receipt payload: JSON message of a gateway to a publisher, and incarnations that assigned a publisher's numbers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from pydantic.dataclasses import dataclass
 from towline.delivery.receipts.mark import ReceiptKeys
 
 #: Where receipts go: this, a slash, and the publisher's id.
-PREFIX: Final = "towline/receipts"
+TOPIC_PREFIX: Final = "towline/receipts"
 #: A receipt names so many ranges at most; what is left out is sent again, and dropped.
-_MOST_RANGES: Final = 64
+_MAX_RANGES: Final = 64
 #: Openings whose numbers all have their receipt are kept for repeats that come late; so many in all, at least.
-_KEPT_OPENINGS: Final = 8
+_MIN_INCARNATIONS: Final = 8
 #: At most, as they stand in every note and receipt.
-_MOST_OPENINGS: Final = 128
+_MAX_INCARNATIONS: Final = 128
 #: A longer one is none of ours.
-_LONGEST: Final = 16 << 10
+_MAX_PAYLOAD_BYTES: Final = 16 << 10
 #: The end of a receipt with codes: they are about all before it.
-_CODES: Final = re.compile(rb',"codes":\["([0-9a-f]{32}(?:","[0-9a-f]{32}){0,15})"\]\}\Z')
+_CODES_PATTERN: Final = re.compile(rb',"codes":\["([0-9a-f]{32}(?:","[0-9a-f]{32}){0,15})"\]\}\Z')
 
 
 def receipt_topic(prefix: str, publisher: str) -> str:
-    """Where the receipts of a publisher go."""
+    """Return the topic of a publisher's receipts."""
     return f"{prefix}/{publisher}"
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class ReceiptPayload:
-    """What a gateway tells a publisher.
+    """Receipt of a gateway for a publisher.
 
     Attributes:
-        watermark: Every number below is in Kafka, committed, or was given up by the publisher; only grows in an epoch.
-        gateway: Who says it, for people.
-        asked: Nonce of the question this answers; "" for none.
-        journaled: Ranges of numbers that are on the gateway's disk, or further. With an answer: what the publisher had
-            sent before it asked and is in none of them has to be sent again.
-        fresh: The gateway has just come, and may have missed something: ask.
-        openings: First number and name of each opening of the publisher's journal that gave out the numbers from there
-            on, as the gateway received them.
+        publisher: Id of the publisher.
+        epoch: Epoch of the numbers.
+        watermark: Every number below is in Kafka, committed, or was dropped by the publisher; only grows in an epoch.
+        gateway: Name of the gateway, for people.
+        asked: Nonces of the questions this answers; "" for none.
+        journaled: Ranges of numbers that are on the gateway's disk, or in Kafka. In an answer: the publisher must
+            resend numbers that it sent before the question and that are in none of them.
+        fresh: The gateway has restarted, and may have missed messages: the publisher should ask.
+        openings: First number and incarnation of the publisher's journal for each range of numbers, as the gateway
+            received them.
     """
 
     publisher: str
@@ -58,100 +60,100 @@ class ReceiptPayload:
     openings: tuple[tuple[NonNegativeInt, str], ...] = ()
 
     def encode(self, keys: ReceiptKeys) -> bytes:
-        """As the payload of a message, with a code for each key."""
-        text = _JSON.dump_json(replace(self, journaled=self.journaled[:_MOST_RANGES]), exclude_defaults=True)[:-1]
-        codes = json.dumps(keys.codes(self.publisher, _RECEIPT, text), separators=(",", ":"))
+        """Return the payload of a message, with a code for each key."""
+        text = _ADAPTER.dump_json(replace(self, journaled=self.journaled[:_MAX_RANGES]), exclude_defaults=True)[:-1]
+        codes = json.dumps(keys.compute_codes(self.publisher, _SIGNED_PREFIX, text), separators=(",", ":"))
         return text + f',"codes":{codes}}}'.encode()
 
     @staticmethod
     def decode(payload: bytes) -> ReceiptPayload | None:
-        """From a payload; None for one that is no receipt. It says nothing of who wrote it: `was_written_by`."""
+        """Return the receipt in a payload, None if it is none. It is not authenticated: see `verify_payload`."""
         try:
-            return _JSON.validate_json(payload) if len(payload) <= _LONGEST else None
+            return _ADAPTER.validate_json(payload) if len(payload) <= _MAX_PAYLOAD_BYTES else None
         except ValidationError:
             return None
 
     @staticmethod
-    def was_written_by(keys: ReceiptKeys, publisher: str, payload: bytes) -> bool:
-        """Whether a gateway with one of the keys wrote this payload for a publisher."""
-        match = _CODES.search(payload) if len(payload) <= _LONGEST else None
+    def verify_payload(keys: ReceiptKeys, publisher: str, payload: bytes) -> bool:
+        """Return whether a gateway with one of the keys wrote this payload for a publisher."""
+        match = _CODES_PATTERN.search(payload) if len(payload) <= _MAX_PAYLOAD_BYTES else None
         if match is None:
             return False
         codes = match[1].decode("ascii").split('","')
-        return keys.genuine(publisher, codes, _RECEIPT, payload[: match.start()])
+        return keys.verify_codes(publisher, codes, _SIGNED_PREFIX, payload[: match.start()])
 
 
-_JSON: Final = TypeAdapter(ReceiptPayload)
-_RECEIPT: Final = b"towline receipt\0"
+_ADAPTER: Final = TypeAdapter(ReceiptPayload)
+_SIGNED_PREFIX: Final = b"towline receipt\0"
 
 
-class Openings:
-    """Which opening of a publisher's journal gave out each of its numbers: it tells a number from that of a copy.
+class IncarnationMap:
+    """Map from a publisher's numbers to the incarnation of its journal that assigned them.
 
-    A publisher whose directory was restored from an older copy gives out numbers anew. Each opening of a journal has a
-    name of its own [I14], so the same number under another name is another message. Steps are first number and name;
-    each holds up to the next, and the last one for ever. Of a number that was never received they mean nothing.
+    A publisher whose directory was restored from an older copy assigns numbers again. Each opening of a journal is an
+    incarnation [I14], so the same number with another incarnation is another message. A step is a first number and an
+    incarnation, and holds up to the next step. For numbers that were never received a step has no meaning.
 
     Args:
-        steps: In order; below the first, it is not known any more.
+        steps: Steps in order; numbers below the first one are unknown.
     """
 
     def __init__(self, steps: Iterable[tuple[int, str]] = ()) -> None:
         self._steps = [(start, name) for start, name in steps]
 
     def steps(self) -> tuple[tuple[int, str], ...]:
-        """All of them, as JSON holds them."""
+        """Return all steps, as JSON holds them."""
         return tuple(self._steps)
 
-    def of(self, number: int) -> str | None:
-        """The opening of a number; None where it is not known."""
-        at = _step(self._steps, number)
-        return self._steps[at][1] if at >= 0 else None
+    def incarnation_of(self, number: int) -> str | None:
+        """Return the incarnation of a number; None if it is unknown."""
+        index = _step_index(self._steps, number)
+        return self._steps[index][1] if index >= 0 else None
 
-    def put(self, number: int, name: str, *, newest: bool, low: int) -> bool:
-        """Note which opening gave out a number that was received now, perhaps the `newest`; False for no room.
+    def record(self, number: int, incarnation: str, *, newest: bool, low: int) -> bool:
+        """Record the incarnation of a received number, perhaps the `newest`; return False if the map is full.
 
-        Of steps below `low`, whose numbers all have their receipt, only some are kept.
+        Of steps below `low`, whose numbers all have their receipt, only some are retained.
         """
-        at = _step(self._steps, number)
-        if at == len(self._steps) - 1 and at >= 0 and self._steps[at][1] == name:
+        index = _step_index(self._steps, number)
+        if index == len(self._steps) - 1 and index >= 0 and self._steps[index][1] == incarnation:
             return True  # in order, as nearly always
-        steps = [step for step in self._steps[: at + 1] if step[0] < number] + [(number, name)]
+        steps = [step for step in self._steps[: index + 1] if step[0] < number] + [(number, incarnation)]
         if not newest:
-            after = self._steps[at + 1 :]
-            if at >= 0 and (not after or after[0][0] > number + 1):
-                steps.append((number + 1, self._steps[at][1]))
-            steps += after
+            later_steps = self._steps[index + 1 :]
+            if index >= 0 and (not later_steps or later_steps[0][0] > number + 1):
+                steps.append((number + 1, self._steps[index][1]))
+            steps += later_steps
         steps = [step for i, step in enumerate(steps) if not i or step[1] != steps[i - 1][1]]
-        while len(steps) > _KEPT_OPENINGS and steps[1][0] <= low:
+        while len(steps) > _MIN_INCARNATIONS and steps[1][0] <= low:
             del steps[0]
-        if len(steps) > _MOST_OPENINGS:
+        if len(steps) > _MAX_INCARNATIONS:
             return False
         self._steps = steps
         return True
 
 
-def _step(steps: Sequence[tuple[int, str]], number: int) -> int:
-    """The place of the step that holds for a number; -1 for none."""
+def _step_index(steps: Sequence[tuple[int, str]], number: int) -> int:
+    """Return the index of the step that holds for a number; -1 for none."""
     return bisect_right(steps, number, key=lambda step: step[0]) - 1
 
 
-def same_messages(
-    steps: Sequence[tuple[int, str]], ranges: Iterable[tuple[int, int]], opening_of: Callable[[int], str]
+def are_same_messages(
+    steps: Sequence[tuple[int, str]], ranges: Iterable[tuple[int, int]], incarnation_of: Callable[[int], str]
 ) -> bool:
-    """Whether the numbers that a gateway has, with its steps, are the messages that a publisher has under them.
+    """Return whether the gateway's numbers, by its steps, are the publisher's messages with these numbers.
 
-    `opening_of` is the publisher's: the numbers of an opening have no others between them.
+    `incarnation_of` is the publisher's: the numbers of an incarnation are contiguous.
     """
     for start, end in ranges:
-        at = start
-        while at < end:
-            step = _step(steps, at)
-            if step < 0:
+        number = start
+        while number < end:
+            step_index = _step_index(steps, number)
+            if step_index < 0:
                 return False  # forgotten, because a publisher said long ago that it has the receipts
-            stop = min(end, steps[step + 1][0]) if step + 1 < len(steps) else end
-            name = steps[step][1]
-            if not name == opening_of(at) == opening_of(stop - 1):
+            step_end = min(end, steps[step_index + 1][0]) if step_index + 1 < len(steps) else end
+            incarnation = steps[step_index][1]
+            if not incarnation == incarnation_of(number) == incarnation_of(step_end - 1):
                 return False
-            at = stop
+            number = step_end
     return True

@@ -6,25 +6,25 @@ from typing import Any
 
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.receipts.ledger import Ledger
+from towline.delivery.receipts.ledger import ReceiptLedger
 from towline.delivery.receipts.mark import Content, Mark, ReceiptKeys
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 __all__ = ["CONTENT", "KEYS", "NOW", "later", "mark", "opened", "sent", "store"]
 
-NOW = Stamp(1_000_000_000)
+NOW = Timestamp(1_000_000_000)
 KEYS = ReceiptKeys([("", bytes(range(32)))])
 CONTENT = Content("t", b"21.5", "text/plain", True, "answers", b"7", (("a", "1"),))
 
 
-def later(seconds: float, *, set_s: float = 0, boot: int = 0) -> Stamp:
+def later(seconds: float, *, set_s: float = 0, boot: int = 0) -> Timestamp:
     """A moment after `NOW`, the wall clock set by some seconds meanwhile; boot 0 is unknown."""
-    return Stamp(NOW.wall_us + int((seconds + set_s) * 1e6), int(seconds * 1e6), boot)
+    return Timestamp(NOW.wall_us + int((seconds + set_s) * 1e6), int(seconds * 1e6), boot)
 
 
-def store(ledger: Ledger, marks: list[Mark], end: int) -> dict[str, Any]:
-    notes = ledger.storing(marks)
-    ledger.stored(marks, end)
+def store(ledger: ReceiptLedger, marks: list[Mark], end: int) -> dict[str, Any]:
+    notes = ledger.notes_for_frame(marks)
+    ledger.frame_stored(marks, end)
     return notes
 
 
@@ -46,5 +46,5 @@ def sent(marked: Mark, content: Content = CONTENT) -> PublishPacket:
         content_type=content.content_type,
         response_topic=content.response_topic,
         correlation_data=content.correlation_data,
-        user_properties=[*content.pairs, *marked.properties()],
+        user_properties=[*content.user_properties, *marked.properties()],
     )

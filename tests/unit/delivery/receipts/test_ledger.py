@@ -7,99 +7,99 @@ import json
 from mqtt5 import PublishPacket, QoS
 
 from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, later, mark, opened, sent, store
-from towline.delivery.receipts.ledger import Ledger, MarkVerdict
-from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark, mark_of
+from towline.delivery.receipts.ledger import MarkVerdict, ReceiptLedger
+from towline.delivery.receipts.mark import MAX_EPOCH_GAP, MAX_NUMBER_GAP, Content, Mark, parse_mark
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.mqtt.codec import Decoder, PublishRun
-from towline.mqtt.stubs import Stub
+from towline.mqtt.truncated import TruncatedMessage
 
 
 def test_a_repeat_is_dropped_before_and_after_it_is_stored() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    assert ledger.take(mark(0), NOW) is MarkVerdict.NEW
-    assert ledger.take(mark(0), NOW) is MarkVerdict.REPEAT
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    assert ledger.record_mark(mark(0), NOW) is MarkVerdict.NEW
+    assert ledger.record_mark(mark(0), NOW) is MarkVerdict.REPEAT
     notes = store(ledger, [mark(0)], 1)
-    again = Ledger(notes, 1, keys=KEYS)
-    assert again.take(mark(0), NOW) is MarkVerdict.REPEAT
-    assert again.take(mark(1), NOW) is MarkVerdict.NEW
+    again = ReceiptLedger(notes, 1, keys=KEYS)
+    assert again.record_mark(mark(0), NOW) is MarkVerdict.REPEAT
+    assert again.record_mark(mark(1), NOW) is MarkVerdict.NEW
 
 
 def test_what_a_session_lost_before_it_was_stored_is_new() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(0), NOW)
-    ledger.take(mark(1), NOW)
-    ledger.start_again([mark(0)])  # 0 waits for room in the journal, 1 is gone
-    assert ledger.take(mark(0), NOW) is MarkVerdict.REPEAT
-    assert ledger.take(mark(1), NOW) is MarkVerdict.NEW
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(0), NOW)
+    ledger.record_mark(mark(1), NOW)
+    ledger.reset([mark(0)])  # 0 waits for room in the journal, 1 is gone
+    assert ledger.record_mark(mark(0), NOW) is MarkVerdict.REPEAT
+    assert ledger.record_mark(mark(1), NOW) is MarkVerdict.NEW
 
 
 def test_the_watermark_follows_the_commit_and_waits_for_holes() -> None:
-    ledger = Ledger({}, 0, gateway="plant", keys=KEYS)
-    store(ledger, [m for m in (mark(0), mark(1), mark(3)) if ledger.take(m, NOW) is MarkVerdict.NEW], 10)
+    ledger = ReceiptLedger({}, 0, gateway="plant", keys=KEYS)
+    store(ledger, [m for m in (mark(0), mark(1), mark(3)) if ledger.record_mark(m, NOW) is MarkVerdict.NEW], 10)
     ledger.commit(9)
     assert ledger.receipts(10) == []
     ledger.commit(10)
     assert ledger.receipts(10) == [ReceiptPayload("p", 1, 2, "plant", openings=((0, ""),))]
-    ledger.take(mark(2), NOW)
+    ledger.record_mark(mark(2), NOW)
     store(ledger, [mark(2)], 11)
     ledger.commit(11)
     (receipt,) = ledger.receipts(10)
     assert receipt.watermark == 4
-    assert ledger.receipts(10, busy=["p"]) == []
-    ledger.handed_over(receipt)
-    assert not ledger.due
+    assert ledger.receipts(10, busy_publishers=["p"]) == []
+    ledger.receipt_sent(receipt)
+    assert not ledger.has_due
 
 
 def test_what_the_publisher_gave_up_holds_nothing_back() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(3), NOW)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(3), NOW)
     store(ledger, [mark(3)], 1)
     ledger.commit(1)
     assert ledger.receipts(1) == []
-    assert ledger.take(mark(3, low=3), NOW) is MarkVerdict.REPEAT
+    assert ledger.record_mark(mark(3, low=3), NOW) is MarkVerdict.REPEAT
     assert ledger.receipts(1)[0].watermark == 4
 
 
 def test_a_question_is_answered_once_what_asked_is_stored() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(0), NOW)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(0), NOW)
     store(ledger, [mark(0)], 1)
-    ledger.take(mark(2, nonce="ab"), NOW)
+    ledger.record_mark(mark(2, nonce="ab"), NOW)
     assert ledger.receipts(1) == []
     store(ledger, [mark(2, nonce="ab")], 2)
     (answer,) = ledger.receipts(1)
     assert (answer.watermark, answer.asked, answer.journaled) == (0, "ab", ((0, 1), (2, 3)))
-    ledger.handed_over(answer)
-    ledger.take(mark(2, nonce="cd"), NOW)
+    ledger.receipt_sent(answer)
+    ledger.record_mark(mark(2, nonce="cd"), NOW)
     assert ledger.receipts(1)[0].asked == "cd"
 
 
 def test_limits_are_kept_and_counted() -> None:
-    ledger = Ledger({}, 0, max_publishers=1, max_ranges=2, keys=KEYS)
-    assert [ledger.take(mark(n), NOW) for n in (2, 4, 6, 3)] == [
+    ledger = ReceiptLedger({}, 0, max_publishers=1, max_ranges=2, keys=KEYS)
+    assert [ledger.record_mark(mark(n), NOW) for n in (2, 4, 6, 3)] == [
         MarkVerdict.NEW, MarkVerdict.NEW, MarkVerdict.DEFERRED, MarkVerdict.NEW,
     ]  # fmt: skip
-    assert ledger.take(mark(6), NOW) is MarkVerdict.NEW  # there is room now
-    assert ledger.take(Mark("q", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.record_mark(mark(6), NOW) is MarkVerdict.NEW  # there is room now
+    assert ledger.record_mark(Mark("q", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
     assert (ledger.counts["deferred"], ledger.counts["unknown"]) == (1, 1)
 
 
 def test_a_lower_limit_than_before_lets_nobody_new_in() -> None:
     """Those that are known stay: what they were told holds."""
-    ledger = Ledger({}, 0, keys=KEYS)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
     marks = [Mark(name, 1, 0, 0) for name in "pqr"]
-    assert {ledger.take(one, NOW) for one in marks} == {MarkVerdict.NEW}
-    again = Ledger(store(ledger, marks, 3), 3, max_publishers=2, keys=KEYS)
-    assert again.take(Mark("s", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
-    assert again.take(Mark("r", 1, 1, 0), NOW) is MarkVerdict.NEW
+    assert {ledger.record_mark(one, NOW) for one in marks} == {MarkVerdict.NEW}
+    again = ReceiptLedger(store(ledger, marks, 3), 3, max_publishers=2, keys=KEYS)
+    assert again.record_mark(Mark("s", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
+    assert again.record_mark(Mark("r", 1, 1, 0), NOW) is MarkVerdict.NEW
     assert len(again) == 3
 
 
 def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(5), NOW)
-    assert ledger.take(mark(5, epoch=2), NOW) is MarkVerdict.NEW
-    assert ledger.take(mark(6, epoch=1, nonce="ab"), NOW) is MarkVerdict.UNKNOWN
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(5), NOW)
+    assert ledger.record_mark(mark(5, epoch=2), NOW) is MarkVerdict.NEW
+    assert ledger.record_mark(mark(6, epoch=1, nonce="ab"), NOW) is MarkVerdict.UNKNOWN
     assert ledger.receipts(1)[0].epoch == 2  # it has to learn of it
     assert store(ledger, [mark(5), mark(5, epoch=2), mark(6)], 3) == {
         "publisher:p": [2, 0, [[5, 6]], 0, NOW, ((5, ""),)]
@@ -107,24 +107,24 @@ def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
 
 
 def test_what_an_older_epoch_had_under_way_says_nothing_of_the_newer() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(0), NOW)
-    ledger.announce_again()
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(0), NOW)
+    ledger.resend_receipts()
     (old,) = ledger.receipts(1)
-    ledger.take(mark(7, epoch=2, nonce="ab"), NOW)
-    ledger.stored([mark(0)], 1)
+    ledger.record_mark(mark(7, epoch=2, nonce="ab"), NOW)
+    ledger.frame_stored([mark(0)], 1)
     store(ledger, [mark(7, epoch=2, nonce="ab")], 2)
-    ledger.handed_over(old)
+    ledger.receipt_sent(old)
     (receipt,) = ledger.receipts(1)
     assert (receipt.epoch, receipt.asked, receipt.journaled) == (2, "ab", ((7, 8),))
-    ledger.announce_again(["p", "nobody"])
+    ledger.resend_receipts(["p", "nobody"])
     assert [one.publisher for one in ledger.receipts(9)] == ["p"]
 
 
 def test_of_more_frames_than_are_told_apart_none_is_committed_too_early() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
     for number in range(300):
-        ledger.take(mark(number), NOW)
+        ledger.record_mark(mark(number), NOW)
         store(ledger, [mark(number)], number + 1)
         ledger.validate()
     told = []
@@ -137,85 +137,85 @@ def test_of_more_frames_than_are_told_apart_none_is_committed_too_early() -> Non
 
 
 def test_so_many_questions_are_remembered_and_the_newest_are_answered() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(0), NOW)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(0), NOW)
     store(ledger, [mark(0)], 1)
     asked = [f"{number:x}" for number in range(100)]
     for nonce in asked:
-        ledger.take(mark(0, nonce=nonce), NOW)
+        ledger.record_mark(mark(0, nonce=nonce), NOW)
     (receipt,) = ledger.receipts(1)
     assert receipt.asked.split() == asked[-32:]
 
 
 def test_numbers_and_epochs_as_far_away_as_they_may_be() -> None:
     for far, verdict in ((0, MarkVerdict.NEW), (1, MarkVerdict.UNKNOWN)):
-        ledger = Ledger({}, 0, keys=KEYS)
-        ledger.take(mark(0), NOW)
-        assert ledger.take(mark(1 + FARTHEST + far), NOW) is verdict
-        assert ledger.take(mark(0, epoch=1 + MOST_EPOCHS + far), NOW) is verdict
+        ledger = ReceiptLedger({}, 0, keys=KEYS)
+        ledger.record_mark(mark(0), NOW)
+        assert ledger.record_mark(mark(1 + MAX_NUMBER_GAP + far), NOW) is verdict
+        assert ledger.record_mark(mark(0, epoch=1 + MAX_EPOCH_GAP + far), NOW) is verdict
 
 
 def test_setting_the_clock_forgets_nobody() -> None:
     """Who was heard before NTP set the clock would be forgotten, and what it sends again be stored twice."""
-    ledger = Ledger({}, 0, keep_s=100, keys=KEYS)
-    ledger.take(mark(0), later(0, boot=1))
+    ledger = ReceiptLedger({}, 0, retention_s=100, keys=KEYS)
+    ledger.record_mark(mark(0), later(0, boot=1))
     notes = store(ledger, [mark(0)], 1)
     ledger.commit(1)
-    for known in (ledger, Ledger(json.loads(json.dumps(notes)), 1, keep_s=100, keys=KEYS)):
+    for known in (ledger, ReceiptLedger(json.loads(json.dumps(notes)), 1, retention_s=100, keys=KEYS)):
         known.commit(1)
-        assert known.expire(later(99, set_s=1e9, boot=1)) == {}
-        assert known.expire(later(101, set_s=-1e9, boot=1)) == {"publisher:p": None}
+        assert known.expire_publishers(later(99, set_s=1e9, boot=1)) == {}
+        assert known.expire_publishers(later(101, set_s=-1e9, boot=1)) == {"publisher:p": None}
 
 
 def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
-    ledger = Ledger({}, 0, keep_s=100, keys=KEYS)
-    ledger.take(mark(0), NOW)
+    ledger = ReceiptLedger({}, 0, retention_s=100, keys=KEYS)
+    ledger.record_mark(mark(0), NOW)
     store(ledger, [mark(0)], 1)
-    assert ledger.expire(later(1000)) == {}
+    assert ledger.expire_publishers(later(1000)) == {}
     ledger.commit(1)
-    assert ledger.expire(later(100)) == {}
-    assert ledger.expire(later(101)) == {"publisher:p": None}
-    assert ledger.take(mark(0), NOW) is MarkVerdict.NEW
+    assert ledger.expire_publishers(later(100)) == {}
+    assert ledger.expire_publishers(later(101)) == {"publisher:p": None}
+    assert ledger.record_mark(mark(0), NOW) is MarkVerdict.NEW
 
 
 def test_jumps_out_of_all_reason_are_not_remembered() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(0), NOW)
-    assert ledger.take(mark(1 << 41, low=1 << 41), NOW) is MarkVerdict.UNKNOWN
-    assert ledger.take(mark(0, epoch=1 << 21), NOW) is MarkVerdict.UNKNOWN
-    assert ledger.take(mark(1), NOW) is MarkVerdict.NEW
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(0), NOW)
+    assert ledger.record_mark(mark(1 << 41, low=1 << 41), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.record_mark(mark(0, epoch=1 << 21), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.record_mark(mark(1), NOW) is MarkVerdict.NEW
 
 
 def test_a_question_that_is_repeated_is_answered_once_and_hides_no_other() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    ledger.take(mark(0), NOW)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(0), NOW)
     store(ledger, [mark(0)], 1)
     for nonce in ("ab", "cd", "ab"):
-        ledger.take(mark(0, nonce=nonce), NOW)
+        ledger.record_mark(mark(0, nonce=nonce), NOW)
     (answer,) = ledger.receipts(1)
     assert answer.asked == "ab cd"
-    ledger.handed_over(answer)
-    ledger.take(mark(0, nonce="ab"), NOW)
-    assert not ledger.due
+    ledger.receipt_sent(answer)
+    ledger.record_mark(mark(0, nonce="ab"), NOW)
+    assert not ledger.has_due
 
 
 def test_the_same_number_of_another_opening_is_another_message() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
     first = [opened(number, "a") for number in range(4)]
-    assert {ledger.take(one, NOW) for one in first} == {MarkVerdict.NEW}
+    assert {ledger.record_mark(one, NOW) for one in first} == {MarkVerdict.NEW}
     notes = store(ledger, first, 4)
-    ledger = Ledger(notes, 4, keys=KEYS)
-    assert ledger.take(opened(3, "a"), NOW) is MarkVerdict.REPEAT
-    assert ledger.take(opened(3, "b", low=3), NOW) is MarkVerdict.FOREIGN
-    assert ledger.take(opened(4, "b"), NOW) is MarkVerdict.NEW
+    ledger = ReceiptLedger(notes, 4, keys=KEYS)
+    assert ledger.record_mark(opened(3, "a"), NOW) is MarkVerdict.REPEAT
+    assert ledger.record_mark(opened(3, "b", low=3), NOW) is MarkVerdict.FOREIGN
+    assert ledger.record_mark(opened(4, "b"), NOW) is MarkVerdict.NEW
     (receipt,) = ledger.receipts(1)
     assert (receipt.journaled, receipt.openings) == (((0, 4),), ((0, "a"), (4, "b")))
     assert ledger.counts["foreign"] == 1
 
 
 def test_a_mark_is_believed_on_its_own_message_alone() -> None:
-    ledger = Ledger({}, 0, keys=KEYS)
-    own = mark(0).signed(KEYS, CONTENT)
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    own = mark(0).sign(KEYS, CONTENT)
     others = [
         CONTENT._replace(topic="u"),
         CONTENT._replace(payload=b"21.6"),
@@ -223,23 +223,23 @@ def test_a_mark_is_believed_on_its_own_message_alone() -> None:
         CONTENT._replace(payload_is_utf8=False),
         CONTENT._replace(response_topic="answer"),
         CONTENT._replace(correlation_data=b""),
-        CONTENT._replace(pairs=()),
-        CONTENT._replace(pairs=(("a", ""), ("1", ""))),
+        CONTENT._replace(user_properties=()),
+        CONTENT._replace(user_properties=(("a", ""), ("1", ""))),
     ]
     packets = [sent(own, other) for other in others]
     marks = [own._replace(publisher="q"), own._replace(epoch=2), own._replace(number=1)]
-    packets += map(sent, [*marks, own._replace(nonce="ab"), own._replace(opening="a1")])
-    assert ledger.screen(packets, [packet.topic for packet in packets], NOW) == (b"", [None] * len(packets))
+    packets += map(sent, [*marks, own._replace(nonce="ab"), own._replace(incarnation="a1")])
+    assert ledger.filter_messages(packets, [packet.topic for packet in packets], NOW) == (b"", [None] * len(packets))
     assert (ledger.counts["forged"], len(ledger)) == (len(packets), 0)
-    assert ledger.screen([sent(own)], ["t"], NOW) == (b"", [own])
-    assert ledger.screen([sent(own)], ["t"], NOW) == (b"\1", [None])
-    ledger.screen([sent(mark(1))], ["t"], NOW)
+    assert ledger.filter_messages([sent(own)], ["t"], NOW) == (b"", [own])
+    assert ledger.filter_messages([sent(own)], ["t"], NOW) == (b"\1", [None])
+    ledger.filter_messages([sent(mark(1))], ["t"], NOW)
     assert (ledger.counts["forged"], len(ledger)) == (len(packets) + 1, 1), "without a code"
 
 
-def left_of(marked: Mark) -> Stub:
+def left_of(marked: Mark) -> TruncatedMessage:
     """What is left of a message that was not taken in whole."""
-    return Stub("t", QoS(1), False, False, 1, None, marked.properties(), None)
+    return TruncatedMessage("t", QoS(1), False, False, 1, None, marked.properties(), None)
 
 
 def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_it_is_so_large() -> None:
@@ -248,35 +248,37 @@ def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_i
         (large, 2048, True),
         (large, 64 << 20, False),  # somebody has added to it
         (CONTENT, 2048, False),
-        (Content("t", b"", pairs=(("a", ""),) * 1000), 64 << 20, True),
+        (Content("t", b"", user_properties=(("a", ""),) * 1000), 64 << 20, True),
     ):
-        own = mark(0).signed(KEYS, content)
-        ledger = Ledger({}, 0, largest=largest, keys=KEYS)
-        ledger.screen([left_of(own)], ["t"], NOW)
+        own = mark(0).sign(KEYS, content)
+        ledger = ReceiptLedger({}, 0, max_packet_bytes=largest, keys=KEYS)
+        ledger.filter_messages([left_of(own)], ["t"], NOW)
         assert len(ledger) == believed
-        ledger.screen([left_of(own._replace(number=1))], ["t"], NOW)
+        ledger.filter_messages([left_of(own._replace(number=1))], ["t"], NOW)
         assert ledger.counts["forged"] == 2 - believed
         whole = sent(own, content)
-        assert ledger.screen([whole], ["t"], NOW).left_out == (b"\1" if believed else b"")
-        assert not ledger.screen([sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW).left_out
+        assert ledger.filter_messages([whole], ["t"], NOW).duplicate_flags == (b"\1" if believed else b"")
+        assert not ledger.filter_messages(
+            [sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW
+        ).duplicate_flags
         assert len(ledger) == 1
 
 
 def test_a_message_that_was_not_taken_in_whole_keeps_its_mark() -> None:
     """Or its publisher would never hear of it, and send it again for ever."""
     pairs = [("k", "v"), ("towline-reason", "forged")]
-    signed = mark(5).signed(KEYS, Content("t", bytes(5_000), pairs=pairs))
+    signed = mark(5).sign(KEYS, Content("t", bytes(5_000), user_properties=pairs))
     properties = [pairs[0], *signed.properties(), pairs[1]]
     data = PublishPacket("t", bytes(5_000), qos=QoS(1), packet_id=1, user_properties=properties).write()
     (run,) = Decoder(1_024).feed(data)
     assert isinstance(run, PublishRun)
     (stub,) = run.packets
-    assert mark_of(stub.user_properties) == signed
+    assert parse_mark(stub.user_properties) == signed
     assert [pair for pair in stub.user_properties if pair[0] == "towline-reason"] == [
         ("towline-reason", "packet_too_large")
     ]
-    ledger = Ledger({}, 0, largest=1_024, keys=KEYS)
-    left_out, (tag,) = ledger.screen(run.packets, ["t"], NOW)
+    ledger = ReceiptLedger({}, 0, max_packet_bytes=1_024, keys=KEYS)
+    left_out, (tag,) = ledger.filter_messages(run.packets, ["t"], NOW)
     assert (left_out, tag) == (b"", signed)
     store(ledger, [tag], 1)
-    assert ledger.screen(run.packets, ["t"], NOW).left_out == b"\1", "a repeat"
+    assert ledger.filter_messages(run.packets, ["t"], NOW).duplicate_flags == b"\1", "a repeat"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.delivery.receipts.marks import KEYS, NOW, later
-from towline.delivery.receipts.ledger import Ledger, MarkVerdict
+from towline.delivery.receipts.ledger import MarkVerdict, ReceiptLedger
 from towline.delivery.receipts.mark import Mark
 from towline.delivery.receipts.payload import ReceiptPayload
 
@@ -23,7 +23,7 @@ class Gateway(RuleBasedStateMachine):
         #: what the journal holds: (epoch, number) of each row
         self.rows: list[tuple[int, int]] = []
         self.committed = 0
-        self.ledger = Ledger({}, 0, max_ranges=3, keys=KEYS)
+        self.ledger = ReceiptLedger({}, 0, max_ranges=3, keys=KEYS)
         #: received and not stored
         self.ahead: list[Mark] = []
         self.epoch, self.low = 1, 0
@@ -34,7 +34,7 @@ class Gateway(RuleBasedStateMachine):
     def publish(self, ahead: int, nonce: str) -> None:
         marked = Mark("p", self.epoch, self.low + ahead, self.low, nonce)
         here = (self.epoch, marked.number) in [*self.rows, *((m.epoch, m.number) for m in self.ahead)]
-        verdict = self.ledger.take(marked, NOW)
+        verdict = self.ledger.record_mark(marked, NOW)
         assert verdict in ((MarkVerdict.REPEAT,) if here else (MarkVerdict.NEW, MarkVerdict.DEFERRED))
         if verdict is MarkVerdict.NEW:
             self.ahead.append(marked)
@@ -44,11 +44,11 @@ class Gateway(RuleBasedStateMachine):
     def store(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, len(self.ahead)))
         frame, self.ahead = self.ahead[:count], self.ahead[count:]
-        notes = self.ledger.storing(frame)
+        notes = self.ledger.notes_for_frame(frame)
         if data.draw(st.booleans()):
             self._durable(notes)
             self.rows += [(m.epoch, m.number) for m in frame]
-            self.ledger.stored(frame, len(self.rows))
+            self.ledger.frame_stored(frame, len(self.rows))
         else:
             self.ahead = frame + self.ahead  # the journal was full
 
@@ -67,10 +67,10 @@ class Gateway(RuleBasedStateMachine):
     @rule()
     def tell(self) -> None:
         for receipt in self.ledger.receipts(5):
-            self._durable(self.ledger.notes([receipt]))
-            self.ledger.handed_over(receipt)
+            self._durable(self.ledger.watermark_notes([receipt]))
+            self.ledger.receipt_sent(receipt)
             self._judge(receipt)
-        assert not self.ledger.due
+        assert not self.ledger.has_due
 
     def _judge(self, receipt: ReceiptPayload) -> None:
         in_kafka, stored = set(self.rows[: self.committed]) | self.given_up, set(self.rows) | self.given_up
@@ -90,30 +90,30 @@ class Gateway(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.ahead = []
-        self.ledger = Ledger(self.notes, len(self.rows), max_ranges=3, keys=KEYS)
+        self.ledger = ReceiptLedger(self.notes, len(self.rows), max_ranges=3, keys=KEYS)
         self.ledger.commit(self.committed)
 
     @rule(data=st.data())
     def new_session(self, data: st.DataObject) -> None:
         self.ahead = self.ahead[: data.draw(st.integers(0, len(self.ahead)))]
-        self.ledger.start_again(self.ahead)
+        self.ledger.reset(self.ahead)
 
     @rule()
     def new_epoch(self) -> None:
         # What is received of the older epoch may be stored or lost, and comes again only under the new one.
         self.ahead = []
-        self.ledger.start_again([])
+        self.ledger.reset([])
         self.epoch += 1
         self.low = 0
-        assert self.ledger.take(Mark("p", self.epoch, 0, 0), NOW) is MarkVerdict.NEW
+        assert self.ledger.record_mark(Mark("p", self.epoch, 0, 0), NOW) is MarkVerdict.NEW
         first = [Mark("p", self.epoch, 0, 0)]
-        self._durable(self.ledger.storing(first))
+        self._durable(self.ledger.notes_for_frame(first))
         self.rows.append((self.epoch, 0))
-        self.ledger.stored(first, len(self.rows))
+        self.ledger.frame_stored(first, len(self.rows))
 
     @rule()
     def expiry(self) -> None:
-        assert self.ledger.expire(later(10)) == {}
+        assert self.ledger.expire_publishers(later(10)) == {}
 
     @invariant()
     def sound(self) -> None:
@@ -125,10 +125,10 @@ class Gateway(RuleBasedStateMachine):
         top = max([n for e, n in self.rows if e == self.epoch], default=-1) + 1
         for number in range(self.low, top):
             self.publish(number - self.low, "")
-        notes = self.ledger.storing(self.ahead)
+        notes = self.ledger.notes_for_frame(self.ahead)
         self.rows += [(m.epoch, m.number) for m in self.ahead]
         self._durable(notes)
-        self.ledger.stored(self.ahead, len(self.rows))
+        self.ledger.frame_stored(self.ahead, len(self.rows))
         self.commit(1_000_000)
         self.tell()
         assert max(self.announced.get(self.epoch, 0), self.low) >= top

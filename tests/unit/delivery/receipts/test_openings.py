@@ -9,17 +9,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.delivery.receipts.marks import KEYS, NOW, opened
-from towline.delivery.receipts.ledger import Ledger, MarkVerdict
-from towline.delivery.receipts.payload import Openings, same_messages
+from towline.delivery.receipts.ledger import MarkVerdict, ReceiptLedger
+from towline.delivery.receipts.payload import IncarnationMap, are_same_messages
 
 
 def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
-    openings = Openings()
-    assert all(openings.put(number, f"{number:x}", newest=True, low=number) for number in range(100))
+    openings = IncarnationMap()
+    assert all(openings.record(number, f"{number:x}", newest=True, low=number) for number in range(100))
     assert len(openings.steps()) == 8
-    assert (openings.of(50), openings.of(99)) == (None, "63")
-    ledger = Ledger({}, 0, keys=KEYS)
-    verdicts = [ledger.take(opened(number, f"{number:x}"), NOW) for number in range(200)]
+    assert (openings.incarnation_of(50), openings.incarnation_of(99)) == (None, "63")
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    verdicts = [ledger.record_mark(opened(number, f"{number:x}"), NOW) for number in range(200)]
     assert verdicts.count(MarkVerdict.NEW) == 128
     assert verdicts.count(MarkVerdict.DEFERRED) == ledger.counts["deferred"] == 72
 
@@ -28,16 +28,16 @@ def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
 @example([(1, "a"), (9, "a"), (4, "b"), (5, "a"), (2, "b"), (3, "a")])
 @example([(2, "a"), (9, "a"), (5, "b"), (4, "b"), (3, "c")])
 def test_openings_are_a_map_of_what_was_received(puts: list[tuple[int, str]]) -> None:
-    openings, model = Openings(), dict[int, str]()
+    openings, model = IncarnationMap(), dict[int, str]()
     for number, name in puts:
-        assert openings.put(number, name, newest=number >= max(model, default=-1), low=0)
+        assert openings.record(number, name, newest=number >= max(model, default=-1), low=0)
         model[number] = name
-        assert {n: openings.of(n) for n in model} == model
+        assert {n: openings.incarnation_of(n) for n in model} == model
         names = [name for _, name in openings.steps()]
         assert all(one != next_one for one, next_one in pairwise(names)), (
             "a step for each change, there is room for few"
         )
-        assert Openings(openings.steps()).steps() == openings.steps()
+        assert IncarnationMap(openings.steps()).steps() == openings.steps()
 
 
 @given(
@@ -52,9 +52,9 @@ def test_a_gateway_has_the_messages_of_a_publisher_if_each_number_is_of_the_same
     steps = sorted(dict(steps).items())
     ranges = [(start, min(end, len(own))) for start, end in ranges]
     numbers = [number for start, end in ranges for number in range(start, end)]
-    openings = Openings(steps)
-    expected = all(openings.of(number) == own[number] for number in numbers)
-    assert same_messages(steps, ranges, own.__getitem__) is expected
+    openings = IncarnationMap(steps)
+    expected = all(openings.incarnation_of(number) == own[number] for number in numbers)
+    assert are_same_messages(steps, ranges, own.__getitem__) is expected
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_a_directory_restored_from_a_copy_is_told_from_its_original(
     steps: tuple[tuple[int, str], ...], same: bool
 ) -> None:
     """Numbers 0 to 4 were given out by the first opening of the publisher's journal, 5 to 8 by the second."""
-    assert same_messages(steps, [(0, 3), (4, 9)], lambda number: "aaaaabbbb"[number]) is same
-    assert same_messages(steps, [(3, 3)], lambda number: "aaaaabbbb"[number])
+    assert are_same_messages(steps, [(0, 3), (4, 9)], lambda number: "aaaaabbbb"[number]) is same
+    assert are_same_messages(steps, [(3, 3)], lambda number: "aaaaabbbb"[number])

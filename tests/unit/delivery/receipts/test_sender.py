@@ -13,16 +13,25 @@ from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, later, mark, 
 from tests.unit.journal.support import FillingDisk
 from towline import files
 from towline.delivery.inbound import to_rows
-from towline.delivery.receipts.ledger import Ledger, MarkVerdict, ReceiptSender
+from towline.delivery.receipts.ledger import MarkVerdict, ReceiptLedger, ReceiptSender
 from towline.delivery.receipts.mark import Mark, ReceiptKeys
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal import Journal, Limits
 from towline.mqtt.codec import PublishRun
-from towline.mqtt.events import Acknowledged, Event, Lost, Messages, Opened, Received, Send, SessionConfig
+from towline.mqtt.events import (
+    ConnectionLost,
+    ConnectionOpened,
+    Event,
+    Messages,
+    PacketsReceived,
+    PublishAcknowledged,
+    Send,
+    SessionConfig,
+)
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.schema import ROW_SCHEMA
-from towline.timing import Stamp
+from towline.timing import Timestamp
 
 
 class Gateway:
@@ -35,9 +44,9 @@ class Gateway:
         self.inbox = Journal.open(
             directory / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0), disk=self.disk
         )
-        keys = ReceiptKeys.read(key)
+        keys = ReceiptKeys.read_file(key)
         notes, end = self.inbox.notes, self.inbox.end
-        self.ledger = Ledger(notes, end, gateway="plant", max_ranges=10, keep_s=keep_s, keys=keys)
+        self.ledger = ReceiptLedger(notes, end, gateway="plant", max_ranges=10, retention_s=keep_s, keys=keys)
         self.ledger.commit(self.inbox.committed)
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
         self.sent: list[PublishPacket] = []
@@ -58,24 +67,26 @@ class Gateway:
                         self.sent.append(packet)
                         note = self.inbox.notes.get(f"publisher:{packet.topic.removeprefix('told/')}")
                         self.durable.append(note[3] if note else 0)
-            elif isinstance(action, Acknowledged):
+            elif isinstance(action, PublishAcknowledged):
                 assert self.sender.perform(action)
 
     def connect(self, window: int = 65_535) -> None:
-        self.handle(Opened())
-        self.handle(Received([ConnAckPacket(session_present=True, receive_max=window)]))
+        self.handle(ConnectionOpened())
+        self.handle(PacketsReceived([ConnAckPacket(session_present=True, receive_max=window)]))
 
     def lose_connection(self) -> None:
-        self.handle(Lost())
-        self.sender.lost(self.session.outbound.withdraw())
+        self.handle(ConnectionLost())
+        self.sender.connection_lost(self.session.outbound.withdraw_unsent())
 
     def arrive(self, number: int, publisher: str = "p", nonce: str = "") -> None:
         """A message comes, is stored, and reaches Kafka."""
         made = Mark(publisher, 1, number, 0, nonce)
-        assert self.ledger.take(made, NOW) is MarkVerdict.NEW
-        notes = self.ledger.storing([made])
-        row = to_rows(Messages([PublishRun.of([PublishPacket("t", b"")], b"\x30")]), self.inbox.end, 0, "plant")
-        self.ledger.stored([made], self.inbox.append(row, notes=notes))
+        assert self.ledger.record_mark(made, NOW) is MarkVerdict.NEW
+        notes = self.ledger.notes_for_frame([made])
+        row = to_rows(
+            Messages([PublishRun.from_packets([PublishPacket("t", b"")], b"\x30")]), self.inbox.end, 0, "plant"
+        )
+        self.ledger.frame_stored([made], self.inbox.append(row, notes=notes))
         self.inbox.commit("spark", self.inbox.end)
         self.ledger.commit(self.inbox.committed)
 
@@ -89,12 +100,12 @@ class Gateway:
     def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
         answers = [PubAckPacket(packet.packet_id or 0, reason_code=reason) for packet in self.sent]
         self.sent.clear()
-        self.handle(Received(answers))
+        self.handle(PacketsReceived(answers))
 
 
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    monkeypatch.setattr(Stamp, "now", lambda: NOW)
+    monkeypatch.setattr(Timestamp, "now", lambda: NOW)
     return Gateway(tmp_path)
 
 
@@ -104,9 +115,9 @@ def test_a_receipt_leaves_for_its_publisher_and_stays_at_the_broker(gateway: Gat
     (packet,) = gateway.sent
     assert (packet.topic, int(packet.qos), packet.retain) == ("told/p", 1, True)
     assert (packet.content_type, packet.payload_format_indicator) == ("application/json", 1)
-    assert ReceiptPayload.was_written_by(KEYS, "p", packet.payload)
+    assert ReceiptPayload.verify_payload(KEYS, "p", packet.payload)
     gateway.answer()
-    assert (gateway.sender.sent, gateway.sender.due()) == (1, None)
+    assert (gateway.sender.sent_count, gateway.sender.next_turn_at()) == (1, None)
 
 
 def test_its_watermark_is_durable_before_it_leaves(gateway: Gateway, tmp_path: Path) -> None:
@@ -125,7 +136,7 @@ def test_its_watermark_is_durable_before_it_leaves(gateway: Gateway, tmp_path: P
 
 
 def test_nothing_leaves_without_a_connection_or_a_reason(gateway: Gateway) -> None:
-    assert (gateway.turn(5.0), gateway.sender.due()) == ([], None)
+    assert (gateway.turn(5.0), gateway.sender.next_turn_at()) == ([], None)
     gateway.arrive(0)
     assert gateway.turn(5.0, online=False) == []
     assert gateway.turn(5.0) == [("p", 1)]
@@ -138,7 +149,7 @@ def test_rounds_have_a_pause_between_them(gateway: Gateway) -> None:
     gateway.turn(5.0)
     gateway.answer()
     gateway.arrive(1)
-    due = gateway.sender.due()
+    due = gateway.sender.next_turn_at()
     assert due is not None
     assert due > 5.0
     assert gateway.turn((5.0 + due) / 2) == []
@@ -160,14 +171,14 @@ def test_a_publisher_has_one_receipt_under_way_and_then_the_newest(gateway: Gate
 def test_so_many_are_under_way_and_the_others_follow_the_answers(gateway: Gateway) -> None:
     for publisher in range(203):
         mark = Mark(f"p{publisher}", 1, 0, 0)
-        assert gateway.ledger.take(mark, NOW) is MarkVerdict.NEW
-    gateway.ledger.announce_again()
+        assert gateway.ledger.record_mark(mark, NOW) is MarkVerdict.NEW
+    gateway.ledger.resend_receipts()
     first = gateway.turn(5.0)
     assert len(first) == 200
-    assert (gateway.sender.due(), gateway.turn(10.0)) == (None, [])
+    assert (gateway.sender.next_turn_at(), gateway.turn(10.0)) == (None, [])
     kept, gateway.sent = gateway.sent[2:], gateway.sent[:2]
     gateway.answer()
-    assert gateway.sender.due() is not None
+    assert gateway.sender.next_turn_at() is not None
     second = gateway.turn(15.0)
     assert len(second) == 2
     gateway.sent += kept
@@ -179,10 +190,10 @@ def test_an_answer_to_something_else_is_not_taken(gateway: Gateway) -> None:
     """The outbox names its messages by numbers."""
     gateway.arrive(0)
     gateway.turn(5.0)
-    assert not gateway.sender.perform(Acknowledged(1, 0))
-    gateway.sender.start_again()
+    assert not gateway.sender.perform(PublishAcknowledged(1, 0))
+    gateway.sender.reset()
     gateway.answer()
-    assert gateway.sender.sent == 0, "of a session before this one"
+    assert gateway.sender.sent_count == 0, "of a session before this one"
 
 
 def test_a_receipt_that_the_broker_refuses_is_told_once(gateway: Gateway) -> None:
@@ -190,7 +201,7 @@ def test_a_receipt_that_the_broker_refuses_is_told_once(gateway: Gateway) -> Non
         gateway.arrive(number)
         gateway.turn(10.0 * number)
         gateway.answer(PubAckReasonCode.NOT_AUTHORIZED)
-    assert (gateway.logged, gateway.sender.sent) == (["TL-M41"], 0)
+    assert (gateway.logged, gateway.sender.sent_count) == (["TL-M41"], 0)
 
 
 def test_what_never_left_is_said_again_and_what_left_is_the_session_s(gateway: Gateway) -> None:
@@ -206,7 +217,7 @@ def test_what_never_left_is_said_again_and_what_left_is_the_session_s(gateway: G
     assert [packet.topic for packet in gateway.sent] == ["told/p"]
     assert gateway.turn(10.0) == [("q", 1)]
     gateway.answer()
-    assert (gateway.sender.sent, gateway.turn(15.0)) == (2, [])
+    assert (gateway.sender.sent_count, gateway.turn(15.0)) == (2, [])
 
 
 def test_a_lost_session_and_a_new_one_say_again_what_they_may_have_lost(gateway: Gateway) -> None:
@@ -217,7 +228,7 @@ def test_a_lost_session_and_a_new_one_say_again_what_they_may_have_lost(gateway:
     gateway.turn(10.0)
     gateway.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
     gateway.connect()
-    gateway.sender.start_again()
+    gateway.sender.reset()
     assert gateway.turn(15.0) == [("q", 1)]
     gateway.answer()
     gateway.sender.session_lost()
@@ -230,7 +241,7 @@ def test_without_room_for_a_watermark_no_receipt_leaves(gateway: Gateway, monkey
     monkeypatch.setattr(time, "monotonic", lambda: 5.0)
     gateway.disk.full = True
     assert gateway.turn(5.0) == []
-    due = gateway.sender.due()
+    due = gateway.sender.next_turn_at()
     assert due is not None
     assert due > 5.0
     gateway.disk.full = False
@@ -247,7 +258,7 @@ def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatc
     gateway.turn(0.0)
     gateway.answer()
     assert "publisher:p" in gateway.inbox.notes
-    monkeypatch.setattr(Stamp, "now", lambda: later(101))
+    monkeypatch.setattr(Timestamp, "now", lambda: later(101))
     gateway.turn(50.0)
     assert gateway.sender.status()["publishers"] == 1, "nobody is looked for in each turn"
     gateway.turn(1000.0)
@@ -258,7 +269,7 @@ def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatc
 def test_a_wrong_code_is_told_once(gateway: Gateway) -> None:
     packet = PublishPacket("t", b"", user_properties=Mark("p", 1, 0, 0).properties())
     for now in (0.0, 10.0):
-        gateway.ledger.screen([packet], ["t"], NOW)
+        gateway.ledger.filter_messages([packet], ["t"], NOW)
         gateway.turn(now)
     assert gateway.logged == ["TL-M35"]
     assert gateway.sender.status()["forged"] == 2
@@ -269,8 +280,8 @@ def test_keys_are_changed_in_their_file_while_it_runs(gateway: Gateway, tmp_path
     other = ReceiptKeys([("", bytes([7] * 32))])
 
     def judged(keys: ReceiptKeys, number: int) -> bool:
-        message = sent(mark(number).signed(keys, CONTENT))
-        return gateway.ledger.screen([message], ["t"], NOW).tags[0] is not None
+        message = sent(mark(number).sign(keys, CONTENT))
+        return gateway.ledger.filter_messages([message], ["t"], NOW).tags[0] is not None
 
     assert judged(KEYS, 0)
     assert not judged(other, 1)
@@ -285,4 +296,4 @@ def test_keys_are_changed_in_their_file_while_it_runs(gateway: Gateway, tmp_path
     gateway.sender.turn(time.monotonic() + 200, online=True)
     assert not judged(KEYS, 4), "it was taken away"
     assert judged(other, 4)
-    assert ReceiptKeys.read(path).refresh() is False
+    assert ReceiptKeys.read_file(path).refresh() is False

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.delivery.receipts.marks import KEYS, mark
 from towline import files
-from towline.delivery.receipts.mark import Content, Mark, ReceiptKeys, mark_of, unmarked
+from towline.delivery.receipts.mark import Content, Mark, ReceiptKeys, parse_mark, strip_mark
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.errors import ConfigError
 
@@ -31,8 +31,8 @@ def test_a_mark_comes_back_as_it_was_written(
 ) -> None:
     made = Mark(publisher, epoch, low + more, low, nonce, opening, code)
     properties = [("a", "1"), *made.properties(), ("a", "2")]
-    assert mark_of(properties) == made
-    assert unmarked(properties) == [("a", "1"), ("a", "2")]
+    assert parse_mark(properties) == made
+    assert strip_mark(properties) == [("a", "1"), ("a", "2")]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_mark_comes_back_as_it_was_written(
     ],
 )
 def test_what_is_no_mark(properties: list[tuple[str, str]]) -> None:
-    assert mark_of(properties) is None
+    assert parse_mark(properties) is None
 
 
 @given(st.binary(max_size=200))
@@ -97,13 +97,16 @@ def test_a_receipt_says_some_ranges_and_stays_short_enough_to_be_read() -> None:
     told = ReceiptPayload.decode(payload)
     assert told is not None
     assert (told.journaled, told.openings) == (ranges[:64], openings)
-    assert ReceiptPayload.was_written_by(KEYS, "p" * 64, payload)
-    assert not ReceiptPayload.was_written_by(KEYS, "p" * 64, payload.rjust(17 << 10))
+    assert ReceiptPayload.verify_payload(KEYS, "p" * 64, payload)
+    assert not ReceiptPayload.verify_payload(KEYS, "p" * 64, payload.rjust(17 << 10))
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=3), st.text("ab", max_size=3)), max_size=3), st.binary(max_size=9))
 def test_no_two_messages_make_the_same_text(pairs: list[tuple[str, str]], payload: bytes) -> None:
-    said = {b"".join(mark(0).said(Content("t", payload[at:], pairs=(*pairs, ("", "x" * at))))) for at in range(10)}
+    said = {
+        b"".join(mark(0).signed_parts(Content("t", payload[at:], user_properties=(*pairs, ("", "x" * at)))))
+        for at in range(10)
+    }
     assert len(said) == 10
 
 
@@ -111,18 +114,18 @@ def test_a_receipt_is_believed_as_it_was_written(tmp_path: Path) -> None:
     told = ReceiptPayload("p", 3, 17, "plant", openings=((0, "a1"),))
     payload = told.encode(KEYS)
     assert ReceiptPayload.decode(payload) == told
-    assert ReceiptPayload.was_written_by(KEYS, "p", payload)
+    assert ReceiptPayload.verify_payload(KEYS, "p", payload)
     newer = ReceiptKeys([("", bytes(32)), ("", bytes(range(32)))])  # while the key is being changed
-    assert ReceiptPayload.was_written_by(newer, "p", payload)
-    assert ReceiptPayload.was_written_by(KEYS, "p", told.encode(newer))
+    assert ReceiptPayload.verify_payload(newer, "p", payload)
+    assert ReceiptPayload.verify_payload(KEYS, "p", told.encode(newer))
     file = tmp_path / "own"
-    files.replace(file, "\n".join(KEYS.derived("p")))
-    assert ReceiptPayload.was_written_by(ReceiptKeys.read(file), "p", payload)
-    assert not ReceiptKeys.read(file).speaks_for("q")
-    assert not ReceiptPayload.was_written_by(KEYS, "q", payload)
-    assert not ReceiptPayload.was_written_by(KEYS, "p", told.encode(ReceiptKeys([("", bytes([1] * 32))])))
-    assert not ReceiptPayload.was_written_by(KEYS, "p", payload.replace(b"17", b"18"))
-    assert not ReceiptPayload.was_written_by(KEYS, "p", payload[:-1] + b',"watermark":99}')
+    files.replace(file, "\n".join(KEYS.derive_key_lines("p")))
+    assert ReceiptPayload.verify_payload(ReceiptKeys.read_file(file), "p", payload)
+    assert not ReceiptKeys.read_file(file).has_key_for("q")
+    assert not ReceiptPayload.verify_payload(KEYS, "q", payload)
+    assert not ReceiptPayload.verify_payload(KEYS, "p", told.encode(ReceiptKeys([("", bytes([1] * 32))])))
+    assert not ReceiptPayload.verify_payload(KEYS, "p", payload.replace(b"17", b"18"))
+    assert not ReceiptPayload.verify_payload(KEYS, "p", payload[:-1] + b',"watermark":99}')
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_a_file_of_keys_is_private_and_holds_keys(tmp_path: Path, text: str, mod
     file.write_text(text)
     file.chmod(mode)
     with pytest.raises(ConfigError, match="TL-C85") as told:
-        ReceiptKeys.read(file)
+        ReceiptKeys.read_file(file)
     assert "0" * 63 not in str(told.value)
     with pytest.raises(ConfigError, match="TL-C85"):
-        ReceiptKeys.read(tmp_path / "none")
+        ReceiptKeys.read_file(tmp_path / "none")

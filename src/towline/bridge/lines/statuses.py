@@ -1,0 +1,227 @@
+"""Status of a line's checkpoint and of its gateways, single and combined."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+from towline.bridge.config.tables import with_file_keys
+from towline.checkpoint import Checkpoint, kafka_offsets_in
+from towline.errors import GatewayError, GatewayUnreachable, StateAccessDenied
+from towline.gateway.access import ACCESS_ERROR_CODES, ClientAccess
+from towline.gateway.client import GatewayClient
+from towline.spark.link import GatewayAddress
+
+#: How long a gateway is waited for, in seconds; the query tries again afterwards.
+_ANSWER_TIMEOUT_S: Final = 20.0
+
+#: By topic and partition.
+KafkaOffsets: TypeAlias = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """Summary of a checkpoint."""
+
+    #: Id of the query in the checkpoint; "" when there is none.
+    query_id: str = ""
+    #: Newest batch in the offset log, and in the commit log; None when there is none.
+    planned_batch: int | None = None
+    committed_batch: int | None = None
+    #: Whether the checkpoint holds state, which is what repeats are recognised by.
+    stateful: bool = False
+    #: First line of the newest planned batch in the offset log; "" when there is none.
+    log_version: str = ""
+
+    @property
+    def all_committed(self) -> bool:
+        """Whether every planned batch is committed."""
+        return self.planned_batch == self.committed_batch
+
+
+def read_checkpoint(checkpoint: Path) -> CheckpointSummary:
+    """Read the summary of a checkpoint."""
+    logs = Checkpoint(str(checkpoint))
+    return CheckpointSummary(
+        logs.query_id, logs.last_planned_batch(), logs.last_committed_batch(), logs.has_state, logs.offset_log_version
+    )
+
+
+def request_status(gateway: GatewayClient) -> dict[str, Any]:
+    """Request the status of a line's gateway (Flight action ``status``)."""
+    return gateway.status(timeout_s=5.0)
+
+
+def gateway_status(state_dir: Path) -> dict[str, Any] | None:
+    """Return the status of a gateway by its state directory; None if it does not answer. Raises NotAllowed."""
+    try:
+        with GatewayAddress(str(state_dir)).attach() as client:
+            return request_status(client)
+    except StateAccessDenied:
+        raise
+    except GatewayError:
+        return None
+
+
+def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:
+    """Return the end offsets of a batch of Spark's Kafka source; without a batch, the query's start offsets.
+
+    Returns:
+        Offsets by topic and partition; empty if they can't be read, or the line is an uplink.
+    """
+    logs = Checkpoint(str(checkpoint))
+    return kafka_offsets_in([logs.kafka_start_offsets()] if batch is None else logs.offsets(batch))
+
+
+#: Key of a gateway that does not answer: since when, in seconds since 1970.
+AWAY_SINCE: Final = "away_since"
+#: Summed over gateways; what one does not tell is nothing.
+_SUMMED_KEYS: Final = (
+    "received",
+    "journaled",
+    "committed",
+    "end",
+    "first",
+    "deduplicated",
+    "bytes_on_disk",
+    "unacknowledged",
+    "sessions_lost",
+    "window_overruns",
+    "packets_too_large",
+    "too_many_properties",
+    "lower_qos",
+)
+_Answer = TypeVar("_Answer")
+
+
+def endpoints_of(gateways: Iterable[str], access: ClientAccess) -> list[GatewayAddress]:
+    """Return the endpoints of gateways, given as in a bridge file or a checkpoint."""
+    return [GatewayAddress(gateway, access=access) for gateway in gateways]
+
+
+def ask_each(
+    endpoints: Sequence[GatewayAddress], request: Callable[[GatewayClient], _Answer]
+) -> dict[str, _Answer | GatewayError]:
+    """Ask all gateways at the same time; return the answer or the error of each."""
+
+    def ask_one(endpoint: GatewayAddress) -> _Answer | GatewayError:
+        try:
+            with endpoint.attach() as client:
+                return request(client)
+        except GatewayError as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(endpoints)), "gateways") as pool:
+        return dict(zip([endpoint.location for endpoint in endpoints], pool.map(ask_one, endpoints), strict=True))
+
+
+def wait_for_answers(
+    endpoints: Sequence[GatewayAddress],
+    request: Callable[[GatewayClient], _Answer],
+    *,
+    require_all: bool = True,
+    is_local: bool = False,
+) -> list[_Answer]:
+    """Wait for the answers of gateways; skip unavailable ones, unless `require_all`.
+
+    `is_local` is for the line's own gateway, which the bridge restarts.
+
+    Raises:
+        GatewayError: The error of a required gateway that does not answer within the timeout.
+    """
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+    while True:
+        answers = ask_each(endpoints, request).values()
+        received_answers = [answer for answer in answers if not isinstance(answer, GatewayError)]
+        failure = next((answer for answer in answers if isinstance(answer, GatewayError)), None)
+        if failure is None or (received_answers and not require_all):
+            return received_answers
+        if time.monotonic() >= deadline:
+            if is_local and failure.code == "TL-G01":
+                remedy = "It is started again by itself; the query then goes on."
+                raise GatewayUnreachable("TL-G01", failure.location, "no gateway answers", remedy)
+            raise failure
+        time.sleep(0.2)
+
+
+def combine_statuses(
+    answers: Mapping[str, Mapping[str, Any] | GatewayError],
+    previous: Mapping[str, Any],
+    now: float | None = None,
+) -> dict[str, Any]:
+    """Combine the statuses of a line's gateways, with the parts by name; an unavailable one has its last status.
+
+    Args:
+        answers: Status or error by the endpoint of each gateway.
+        previous: Result of the previous call; it has the last statuses.
+        now: Seconds since 1970.
+    """
+    previous_parts = {part["at"]: (name, part) for name, part in (previous.get("gateways") or {}).items()}
+    parts: dict[str, dict[str, Any]] = {}
+    for endpoint, answer in answers.items():
+        if isinstance(answer, GatewayError):
+            name, last_status = previous_parts.get(endpoint, (endpoint, {}))
+            away_since = last_status.get(AWAY_SINCE) or (time.time() if now is None else now)
+            is_refused = answer.code in ACCESS_ERROR_CODES  # only a person can end that
+            problem, remedy = with_file_keys(answer.problem), with_file_keys(answer.remedy) if is_refused else ""
+            code = answer.code if is_refused else "TL-G54"
+            parts[name] = {
+                **last_status,
+                "at": endpoint,
+                AWAY_SINCE: away_since,
+                "why": problem,
+                "do": remedy,
+                "code": code,
+            }
+        else:
+            parts[str(answer["name"])] = {**answer, "at": endpoint}
+    available = [part for part in parts.values() if AWAY_SINCE not in part]
+    sums = {key: sum(int(part.get(key) or 0) for part in parts.values()) for key in _SUMMED_KEYS}
+    ages = [part["oldest"] for part in available if part.get("oldest") is not None]
+    states = [str(part.get("state")) for part in available]
+    first_available = next(iter(available), {})
+    return {
+        **sums,
+        "gateways": dict(sorted(parts.items())),
+        "oldest": min(ages, default=None),
+        "state": next((state for state in states if state != "online"), "online" if states else "away"),
+        "held_back": next((part["held_back"] for part in available if part.get("held_back")), ""),
+        "last_error": next((part["last_error"] for part in available if part.get("last_error")), None),
+        "guarantee": first_available.get("guarantee", ""),
+        "insecure": any(part.get("insecure") for part in available),
+    }
+
+
+def statuses_by_gateway(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the statuses of a line's remote gateways by name; that of its local gateway under ""."""
+    statuses: Mapping[str, Mapping[str, Any]] | None = status.get("gateways")
+    return {"": status} if statuses is None else statuses
+
+
+def mark_stale(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Mark a status as outdated: batches may have been committed since."""
+    parts = {name: {AWAY_SINCE: 0.0, **part} for name, part in (status.get("gateways") or {}).items()}
+    return {**status, AWAY_SINCE: 0.0} | ({"gateways": parts} if parts else {})
+
+
+def access_refused(status: Mapping[str, Any]) -> bool:
+    """Return whether a gateway and the bridge refuse each other's credentials."""
+    return AWAY_SINCE in status and status.get("code") in ACCESS_ERROR_CODES
+
+
+def outage_text(name: str, status: Mapping[str, Any]) -> str:
+    """Describe an unavailable gateway; times are local."""
+    away_since = datetime.fromtimestamp(float(status[AWAY_SINCE])).astimezone()
+    state = "held back" if access_refused(status) else "away"
+    return f"gateway {name} {state} since {away_since:%H:%M}, its messages wait there"
+
+
+def outage_problem(name: str, status: Mapping[str, Any]) -> str:
+    """Describe an unavailable gateway, with the reason and the remedy."""
+    remedy = f" {status['do']}" if status.get("do") else ""
+    return f"{outage_text(name, status)}: {status.get('why', 'no answer')}.{remedy}   [{status.get('code', 'TL-G54')}]"

@@ -1,0 +1,693 @@
+"""Supervisor threads of a bridge's parts: each starts its part, and restarts it after a failure.
+
+The parts are Kafka, which is only polled; the gateway of a line, or its remote gateways, which are only polled; and
+the Spark driver, whose reports are handled here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.config.model import AnyLine, Bridge, Uplink
+from towline.bridge.lines.account import LineNotes
+from towline.bridge.lines.identity import configured_client_ids, is_drained
+from towline.bridge.lines.recovery import journal_refusal
+from towline.bridge.lines.statuses import (
+    AWAY_SINCE,
+    access_refused,
+    ask_each,
+    combine_statuses,
+    endpoints_of,
+    gateway_status,
+    kafka_offsets,
+    outage_problem,
+    outage_text,
+    read_checkpoint,
+    request_status,
+    statuses_by_gateway,
+)
+from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
+from towline.bridge.runtime.session import check_java, create_scratch_directory, driver_environment
+from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
+from towline.errors import (
+    BrokerRefused,
+    ConfigError,
+    GatewayError,
+    JournalDamaged,
+    JournalLocked,
+    KafkaError,
+    SessionUnknown,
+    SetupError,
+    TowlineError,
+    is_permanent,
+)
+from towline.gateway.client import GatewayClient
+from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import ensure_running
+from towline.guarantee import AckAfter
+from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
+from towline.spark.link import GatewayAddress
+from towline.spark.session import is_cluster
+from towline.text import count_text, error_text, printable
+from towline.timing import Backoff, poll_until
+
+if TYPE_CHECKING:
+    from towline.kafka.admin import KafkaAdmin
+
+
+class ChildSupervisor(threading.Thread, ABC):
+    """Supervisor thread of one part; it continues after any exception, because its part would end with it unnoticed.
+
+    It reports to `state`, ends when `stopping` is set, and pauses up to `longest_pause_s` seconds between failed runs.
+    """
+
+    #: What it starts, and whose that is, for messages.
+    part = ""
+    location = ""
+
+    def __init__(self, name: str, state: BridgeState, stopping: threading.Event, longest_pause_s: float) -> None:
+        super().__init__(name=name, daemon=True)
+        #: What only a person can mend, and nothing is tried again after; or None.
+        self.fatal_error: TowlineError | None = None
+        self._state = state
+        self._stopping = stopping
+        self._backoff = Backoff(first_s=0.5, max_s=longest_pause_s)
+
+    def run(self) -> None:
+        """Run the part again and again until the bridge stops or a fatal error occurs."""
+        while self.is_active:
+            try:
+                self._run_once()
+            except TowlineError as error:
+                self._handle_failure(error)
+            except OSError as error:
+                self._handle_failure(start_error(self.location, self.part, error))
+            except Exception as error:  # noqa: BLE001 - reported, and tried again
+                self._handle_failure(unexpected_error(self.location, error))
+
+    @property
+    def is_active(self) -> bool:
+        """True until the bridge stops or a fatal error occurs; a thread that has ended before is a fault."""
+        return self.fatal_error is None and not self._stopping.is_set()
+
+    @abstractmethod
+    def _run_once(self) -> None:
+        """Start the part and wait until it ends."""
+
+    @abstractmethod
+    def _handle_failure(self, error: TowlineError) -> None:
+        """Report the error that ended a run, and pause."""
+
+
+def start_error(location: str, part: str, error: OSError) -> GatewayError:
+    """Return TL-B32 for a process that can't be started: no memory, processes or file handles; it is retried."""
+    remedy = "It is tried again by itself: free disk, memory, processes or open files (ulimit)."
+    return GatewayError("TL-B32", location, f"{part} can't be started ({error.strerror or error})", remedy)
+
+
+def unexpected_error(location: str, error: BaseException | None = None) -> GatewayError:
+    """Return TL-B55 for an unexpected exception in a supervisor thread, or for a thread that has ended."""
+    if error is not None and os.environ.get("TOWLINE_DEBUG"):
+        traceback.print_exception(error)
+    reason = "" if error is None else f" ({error_text(error)})"
+    remedy = "It is tried again. Please report it with the output of TOWLINE_DEBUG=1."
+    return GatewayError("TL-B55", location, f"this part of the bridge ended in an unexpected way{reason}", remedy)
+
+
+# -- Kafka -------------------------------------------------------------------------------------------------------------
+
+#: Seconds between two looks at Kafka, for what is measured in one, and for its answer, which a busy one takes time for:
+#: one that is gone, or stands still, shows within 10 s.
+_KAFKA_POLL_S, _KAFKA_TIMEOUT_S = 2.0, 5.0
+
+
+class KafkaSupervisor(ChildSupervisor):
+    """Supervisor of the connection to Kafka: queries start after its first answer, then it is polled."""
+
+    part = "Kafka's client"
+    location = "kafka"
+
+    def __init__(self, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__("kafka", state, stopping, 5.0)
+        #: Set once Kafka has answered.
+        self.ready = threading.Event()
+        #: Called once then.
+        self.on_ready: Callable[[], object] = lambda: None
+        self.bridge = bridge
+
+    def _run_once(self) -> None:
+        """Poll Kafka with one client, which uses the advertised listeners as all clients do, until it fails."""
+        from towline.kafka.admin import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
+
+        admin = KafkaAdmin(self.bridge.kafka.client_settings(), _KAFKA_TIMEOUT_S)
+        while self.is_active:
+            admin.check_reachable()
+            self._mark_reachable()
+            self._measure_backlogs(admin)
+            self._stopping.wait(_KAFKA_POLL_S)
+
+    def _mark_reachable(self) -> None:
+        self._backoff.reset()
+        with self._state.lock:
+            was_unreachable = self._state.kafka_error is not None
+            self._state.kafka, self._state.kafka_error = "reachable", None
+        if was_unreachable:
+            self._state.add_event(f"kafka: {self.bridge.kafka.bootstrap_servers} answers")
+        if not self.ready.is_set():
+            self.ready.set()
+            self.on_ready()
+
+    def _measure_backlogs(self, admin: KafkaAdmin | None) -> None:
+        """Measure the backlog of each downlink, from the offsets in its checkpoint.
+
+        It is unknown without a client, and for a stopped line: its topic may have been deleted [I19].
+        """
+        deadline = time.monotonic() + _KAFKA_POLL_S
+        for line in self.bridge.downlinks:
+            read_offsets, backlog = (
+                kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).committed_batch),
+                None,
+            )
+            is_stopped = self._state.lines[line.name].query == STOPPED
+            if (
+                admin is not None
+                and read_offsets
+                and not is_stopped
+                and (remaining_s := deadline - time.monotonic()) > 0
+            ):
+                with contextlib.suppress(KafkaError):
+                    backlog = admin.backlog(read_offsets, remaining_s)
+            hidden_offsets = backlog and (backlog[1] if line.isolation_level == "read_committed" else 0)
+            with self._state.lock:
+                view = self._state.lines[line.name]
+                view.behind, view.hidden = backlog and backlog[0], hidden_offsets
+
+    @property
+    def _outage_effect(self) -> str:
+        """Effect of a Kafka outage on the messages, as text."""
+        broker_lines = [
+            f'"{line.name}"' for line in self.bridge.lines if line.gateway.effective_ack_after is AckAfter.KAFKA
+        ]
+        if broker_lines and len(broker_lines) == len(self.bridge.lines):
+            return "intake stops at the broker's window, and the brokers keep what comes"
+        exception_text = f", but those of {', '.join(broker_lines)}, which the broker keeps" if broker_lines else ""
+        return f"messages go on being received and wait on disk{exception_text}"
+
+    def _handle_failure(self, error: TowlineError) -> None:
+        if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
+            self.fatal_error = error  # a wrong setting
+            return
+        self._measure_backlogs(None)
+        with self._state.lock:
+            if self._state.kafka_error is None:
+                self._state.add_event(f"{error}\nkafka: {self._outage_effect}; trying again")
+            self._state.kafka, self._state.kafka_error = "unreachable", str(error)
+        self._stopping.wait(self._backoff.next_pause())
+
+
+def ensure_topics(bridge: Bridge, topics: Iterable[str]) -> str:
+    """Check that topics exist, or create them if the file has ``create_topics``; return a text about created topics.
+
+    Raises:
+        KafkaError: TL-B03, a topic is missing; TL-K01, Kafka does not answer; TL-K09, a topic can't be created.
+    """
+    from towline.kafka.admin import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
+
+    admin, topic_settings = KafkaAdmin(bridge.kafka.client_settings()), bridge.kafka.create_topics
+    missing_topics = sorted(set(topics) - set(admin.info().topics))
+    if not missing_topics:
+        return ""
+    if topic_settings is None:
+        names, is_plural = ", ".join(f'"{name}"' for name in missing_topics), len(missing_topics) > 1
+        problem = f"the topic{'s' if is_plural else ''} {names} {'are' if is_plural else 'is'} not there"
+        remedy = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
+        raise KafkaError("TL-B03", bridge.kafka.bootstrap_servers, problem, remedy)
+    created_topics = admin.create(
+        dict.fromkeys(missing_topics, topic_settings.partitions), replication=topic_settings.replication_factor
+    )
+    return f"kafka: created {', '.join(created_topics)} with {topic_settings.partitions} partitions each"
+
+
+# -- the gateways of a line --------------------------------------------------------------------------------------------
+
+#: Seconds between two questions to a gateway.
+STATUS_POLL_S: Final = 0.5
+#: A gateway that leaves questions unanswered this often is looked for again.
+_MAX_TIMEOUTS: Final = 3
+#: What a person has to mend before another try makes sense.
+_FATAL_ERRORS: Final = (ConfigError, BrokerRefused, SessionUnknown, JournalLocked, JournalDamaged)
+_REJOIN_REMEDY: Final = "Start towline run again, and it takes part."
+#: A gateway that lets nobody in is told of again after so many seconds: only a person ends that.
+_REMINDER_S: Final = 60.0
+
+
+class GatewaySupervisor(ChildSupervisor):
+    """Supervisor of a line's gateway, with its status and account; remote gateways are only polled, never ended."""
+
+    part = "the gateway"
+
+    def __init__(self, line: AnyLine, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__(f"gateway {line.name}", state, stopping, 15.0)
+        self.line, self._bridge = line, bridge
+        self.location = f'line "{line.name}"'
+        #: Set once the gateway has answered.
+        self.ready = threading.Event()
+        #: Another supervisor looks after the line's gateways from now on.
+        self.is_replaced = False
+        #: By gateway, "" for the line's own: what was wrong with it when it was said last, and when that was.
+        self._last_problems: dict[str, tuple[str, float]] = {}
+        self._remote_gateways: list[GatewayAddress] = []
+        if remote_locations := line.gateways if isinstance(line, Uplink) else ():
+            access = bridge.gateway.access()
+            self._view.gateways, self._view.access = remote_locations, asdict(access)
+            self._remote_gateways = endpoints_of(remote_locations, access)
+
+    @property
+    def is_active(self) -> bool:
+        """True until the bridge stops, a fatal error occurs, or another supervisor replaces this one."""
+        return super().is_active and not self.is_replaced
+
+    @property
+    def _view(self) -> LineView:
+        return self._state.lines[self.line.name]
+
+    def _run_once(self) -> None:
+        if self._remote_gateways:
+            self.poll()
+            self.ready.set()
+            self._backoff.reset()
+            self._stopping.wait(STATUS_POLL_S)
+            return
+        if not self.ready.is_set():  # nothing was taken in yet; Kafka may be away [I7]
+            from towline.bridge.runtime.reconciling import foreign_marker_error  # noqa: PLC0415 - loads librdkafka
+
+            with contextlib.suppress(KafkaError):
+                if (error := foreign_marker_error(self._bridge, self.line)) is not None:
+                    raise error
+        log = self._bridge.log_dir / f"gateway-{self.line.name}.log"
+        with ensure_running(self.line.gateway, owner_pid=os.getpid(), log=log) as client:
+            self._mark_online()
+            self._poll_until_end(client)
+
+    def poll(self) -> None:
+        """Poll the status once; without an answer of a local gateway the last status stays."""
+        notes = read_notes(self._view.directory)
+        if self._remote_gateways:
+            statuses = ask_each(self._remote_gateways, request_status)
+            status = combine_statuses(statuses, self._view.status or self._view.previous_status)
+            remote_error = next((status for status in statuses.values() if isinstance(status, GatewayError)), None)
+            with self._state.lock:
+                self._view.gateway_error = str(remote_error) if status["state"] == "away" else None
+            self._handle_status(status, notes)
+        elif own_status := gateway_status(self.line.gateway.state_dir):
+            self._handle_status(own_status, notes)
+
+    def end(self, deadline: float, *, poll_first: bool = False) -> None:
+        """End a gateway that this process started: it acknowledges what it has stored and keeps its session.
+
+        Args:
+            deadline: On `time.monotonic`; a gateway that still runs is killed: its acknowledged messages are on disk
+                [I2].
+            poll_first: Poll the status once more before, to include Spark's last batch.
+        """
+        if poll_first:
+            self.poll()
+        endpoint = None if self._remote_gateways else GatewayEndpoint.read(self.line.gateway.state_dir)
+        if endpoint is None or endpoint.owner_pid != os.getpid() or not endpoint.process.is_running():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(endpoint.pid, signal.SIGTERM)
+            if not poll_until(endpoint.process.has_ended, deadline - time.monotonic()):
+                os.kill(endpoint.pid, signal.SIGKILL)
+
+    def _mark_online(self) -> None:
+        is_restart = self.ready.is_set()
+        self.ready.set()
+        with self._state.lock:
+            self._view.gateway_error = None
+            self._view.gateway_restarts += is_restart
+        if is_restart:
+            storage = "in Kafka" if self.line.gateway.effective_ack_after is AckAfter.KAFKA else "on disk"
+            self._add_event(f"the gateway is back; what it had acknowledged is {storage}")
+
+    def _poll_until_end(self, client: GatewayClient) -> None:
+        """Poll the gateway until it ends; raise TL-G55 after a drain: a restarted gateway would subscribe again."""
+        timeouts, state_dir = 0, self.line.gateway.state_dir
+        while timeouts < _MAX_TIMEOUTS and not self._stopping.wait(STATUS_POLL_S):
+            notes = read_notes(self._view.directory)
+            try:
+                status = client.status(timeout_s=5.0)
+            except GatewayError:
+                endpoint = GatewayEndpoint.read(state_dir)
+                has_ended = endpoint is None or endpoint.process.has_ended()
+                if (
+                    has_ended
+                    and self._view.status.get("drain")
+                    and is_drained(state_dir, configured_client_ids(self.line))
+                ):
+                    problem, remedy = "its gateway was drained while it ran, and is not started again", _REJOIN_REMEDY
+                    raise GatewayError("TL-G55", self.location, problem, remedy) from None
+                timeouts = _MAX_TIMEOUTS if has_ended else timeouts + 1
+            else:
+                timeouts = 0
+                self._backoff.reset()
+                self._handle_status(status, notes)
+        if self.is_active:
+            self._add_event("the gateway has ended; starting it again")
+
+    def _handle_status(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
+        """Store a status, and report changed problems of each gateway."""
+        if status.get("state") != "away":
+            with self._state.lock:
+                new_letters = self._view.update_status(status, notes)
+            if new_letters:  # the first of a run are mentioned, the others are in the account
+                self._add_event(f"{count_text(new_letters)} went to the dead-letter topic; towline dlq show tells why")
+        old_parts = statuses_by_gateway(self._view.previous_status)
+        for name, part in statuses_by_gateway(status).items():
+            last_problem, reported_at = self._last_problems.get(name, (None, 0.0))
+            problem = (
+                outage_text(name, part) if AWAY_SINCE in part else str((part.get("last_error") or {}).get("text", ""))
+            )
+            if problem != last_problem or (access_refused(part) and time.monotonic() - reported_at > _REMINDER_S):
+                text = (
+                    outage_problem(name, part)
+                    if AWAY_SINCE in part
+                    else problem or _recovery_text(name, part, last_problem or "")
+                )
+                if text:
+                    self._add_event(text)
+                    self._last_problems[name] = problem, time.monotonic()
+            for event in _new_losses(old_parts.get(name, {}), part) if AWAY_SINCE not in part else ():
+                self._add_event(f"gateway {name}: {event}" if name else event)
+        self._view.previous_status = status
+
+    def _add_event(self, text: str) -> None:
+        """Add an event with the name of the line, unless the text has it."""
+        text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
+        self._state.add_event(text if self.location in text else f"{self.location}: {text}")
+
+    def _handle_failure(self, error: TowlineError) -> None:
+        if not self.is_active:
+            return
+        error = journal_refusal(self.line, self._bridge.file, error) or error
+        if is_permanent(error.code) or (isinstance(error, _FATAL_ERRORS) and not self.ready.is_set()):
+            self.fatal_error = error
+        if error.code == "TL-G55" and self.line.gateway.drain_s is not None:
+            return  # as it was asked to
+        with self._state.lock:
+            is_new = self._view.gateway_error != str(error)
+            self._view.gateway_error = str(error)
+        if is_new:
+            self._add_event(str(error))
+        if self.fatal_error is None:
+            self._stopping.wait(self._backoff.next_pause())
+
+
+def _recovery_text(name: str, part: Mapping[str, Any], last_problem: str) -> str:
+    """Return an event for a gateway that has recovered; "" if there is nothing to report."""
+    if name:
+        return f"gateway {name} is there, and {part.get('state')}"
+    room_text = "there is room again, and messages are received"
+    return (
+        ""
+        if part.get("state") != "online"
+        else room_text
+        if "[TL-J" in last_problem
+        else f"connected to {part.get('broker')}"
+    )
+
+
+def _new_losses(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield events about lost sessions and degraded QoS, which weaken the guarantee; the latter only once."""
+    if new_status.get("sessions_lost", 0) > old_status.get("sessions_lost", 0):
+        problem = "the broker lost this client's session, and every message that only the session held"
+        yield f"{problem}. {(new_status.get('session_lost') or {}).get('do', KEEP_SESSIONS_ADVICE)}   [TL-M22]"
+    old_degraded, degraded = ((status.get("outbox") or {}).get("degraded", 0) for status in (old_status, new_status))
+    if degraded and not old_degraded:
+        problem = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"
+        yield f'{problem}. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
+
+
+# -- Spark's driver ----------------------------------------------------------------------------------------------------
+
+
+class DriverSupervisor(ChildSupervisor):
+    """Supervisor of the Spark driver process: sends its commands and handles its reports."""
+
+    part = "Spark's driver"
+    location = "spark"
+    command: Sequence[str] = (sys.executable, "-m", "towline.bridge.runtime.driver")
+
+    def __init__(self, bridge: Bridge, state: BridgeState, kafka: KafkaSupervisor, stopping: threading.Event) -> None:
+        super().__init__("driver", state, stopping, 30.0)
+        #: Where the driver's standard error goes, Spark's included.
+        self.log_path = bridge.log_dir / "driver.log"
+        self._bridge = bridge
+        self._kafka = kafka
+        kafka.on_ready = lambda: self._send_commands("go")
+        self._process: subprocess.Popen[str] | None = None
+        #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
+        self._write_lock = threading.RLock()
+        #: Lines whose query is to stop and stay so: those that are paused, and for a reload.
+        self._held_lines: set[str] = set()
+        #: The order to judge lines, while it waits for its answer; and the answers.
+        self._pending_checks: list[str] = []
+        self._check_results: dict[str, list[ConfigError]] = {}
+        self._last_report = ""
+        #: Why it ended last; said in full only once.
+        self._last_reason = ""
+
+    def _run_once(self) -> None:
+        self._last_report = ""
+        log_start, has_reported = self.log_path.stat().st_size if self.log_path.exists() else 0, False
+        with self._write_lock:
+            new_process, directory = self._start_process()
+        with new_process as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._handle_report(line)
+                has_reported = True
+            exit_code = process.wait()
+        shutil.rmtree(directory, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
+        if NO_JVM in self._last_report:
+            try:  # one that is too old starts no better at the next try
+                check_java(version=True)
+            except SetupError as error:
+                self.fatal_error = error
+        if self.is_active:
+            exit_text = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with code {exit_code}"
+            self._handle_exit(
+                self._last_report
+                or f"its driver {exit_text}" + ("" if has_reported else self._last_log_line(log_start))
+            )
+
+    def _last_log_line(self, log_start: int) -> str:
+        """Return the last line of the driver's log after a position, as the end of a sentence."""
+        text = ""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(max(log_start, log.seek(0, os.SEEK_END) - (MAX_TEXT_CHARS << 2)))
+            text = log.read().decode(errors="replace").rstrip().rpartition("\n")[2].strip()
+        return f": {printable(text, MAX_TEXT_CHARS)}" if text else ""
+
+    def _handle_failure(self, error: TowlineError) -> None:
+        if self.is_active:
+            self._handle_exit(str(error).removeprefix("spark: "))
+
+    def stop(self) -> None:
+        """Ask the driver to finish its batches and end."""
+        self._send_commands("stop")
+
+    def hold_queries(self, lines: Sequence[str], timeout_s: float) -> bool:
+        """Stop the queries of lines between two batches until `start_queries`; return True if they stopped in time.
+
+        A driver that is started meanwhile does not start these queries.
+        """
+        with self._write_lock:  # a process that is started from here on is told at its start
+            self._held_lines.update(lines)
+            self._send_commands(*(json.dumps({"hold": line}) for line in lines))
+        views = [self._state.lines[line] for line in lines]
+        return poll_until(lambda: all(view.query in (PAUSED, HELD) for view in views), timeout_s, self._stopping.wait)
+
+    def check_sql(self, lines: Sequence[AnyLine], timeout_s: float) -> list[ConfigError] | None:
+        """Return the SQL errors that Spark finds in new settings of lines; None if it does not answer in time."""
+        check_id, line_values = uuid.uuid4().hex, [line.model_dump(mode="json", by_alias=True) for line in lines]
+        with self._write_lock:  # a process that is started from here on is told at its start
+            self._pending_checks = [json.dumps({"judge": line_values, "of": check_id})]
+            self._send_commands(*self._pending_checks)
+        poll_until(lambda: check_id in self._check_results, timeout_s, self._stopping.wait)
+        self._pending_checks = []
+        return self._check_results.pop(check_id, None)
+
+    @property
+    def stopped_lines(self) -> set[str]:
+        """Names of lines whose query is not retried."""
+        return {name for name, view in self._state.lines.items() if view.query == STOPPED}
+
+    def stop_line(self, name: str, reason: str) -> None:
+        """Stop the query of a line for good, and report the reason."""
+        with self._state.lock:
+            self._on_failed({"line": name, "text": reason})
+
+    def apply_pauses(self) -> None:
+        """Stop the queries of paused lines and start those of resumed lines; not to be called during a reload."""
+        for name in (line.name for line in self._bridge.lines):
+            if self._is_paused(name) and name not in self._held_lines:
+                self._state.add_event(f'line "{name}": paused; towline resume carries on what comes meanwhile')
+                with self._write_lock, self._state.lock:
+                    self._held_lines.add(name)
+                    if self._state.spark != "running":  # the next driver is told before it starts a query
+                        self._state.lines[name].query = PAUSED
+                    self._send_commands(json.dumps({"hold": name}))
+            elif name in self._held_lines and not self._is_paused(name):
+                self._state.add_event(f'line "{name}": resumed')
+                self.start_queries(self._bridge, [name])
+
+    def _is_paused(self, name: str) -> bool:
+        return (self._bridge.state_dir / name / PAUSED_FILE).exists()
+
+    def start_queries(self, bridge: Bridge, lines: Sequence[str]) -> None:
+        """Switch to a new bridge and start the queries of `lines`; those of paused lines start when resumed."""
+        with self._write_lock, self._state.lock:
+            self._bridge = self._kafka.bridge = bridge
+            for name in lines:
+                view = self._state.lines[name]
+                if self._is_paused(name):  # it is held, and told what it is when it is resumed
+                    self._held_lines.add(name)
+                    view.query = PAUSED
+                    continue
+                self._held_lines.discard(name)
+                view.query, view.query_error = "starting", None
+                self._send_commands(json.dumps({"take": bridge.line(name).model_dump(mode="json", by_alias=True)}))
+
+    def kill(self) -> None:
+        """Kill the driver, its JVM and its workers; the running batch is repeated after the next start."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _start_process(self) -> tuple[subprocess.Popen[str], Path]:
+        """Start the driver process; return it with its scratch directory."""
+        self._bridge.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._state.lock:
+            self._state.spark = "starting"
+        with contextlib.ExitStack() as stack:
+            handle = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, handle)
+            directory, lock = create_scratch_directory(self._bridge.state_dir)
+            stack.callback(os.close, lock)
+            process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=handle,
+                encoding="utf-8",
+                errors="replace",
+                # Spark drops files where it stands; `environment` says what a cluster needs there.
+                cwd=directory if is_cluster(self._bridge.spark.master) else self._bridge.state_dir,
+                env=driver_environment(self._bridge, directory),
+                pass_fds=(lock,),
+                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
+            )
+        self._process = process
+        stopped_lines = self.stopped_lines
+        lines = tuple(line for line in self._bridge.lines if line.name not in stopped_lines)
+        started_bridge = self._bridge.model_copy(update={"lines": lines})
+        # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+        bridge = json.dumps(started_bridge.model_dump(mode="json", by_alias=True))
+        hold_commands = [json.dumps({"hold": name}) for name in self._held_lines]
+        go_command = ["go"] if self._kafka.ready.is_set() else []  # else it is told when Kafka has answered
+        self._send_commands(bridge, *hold_commands, *self._pending_checks, *go_command)
+        return process, directory
+
+    def _send_commands(self, *commands: str) -> None:
+        with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.write("".join(f"{command}\n" for command in commands))
+                self._process.stdin.flush()
+
+    def _handle_exit(self, reason: str) -> None:
+        pause = self._backoff.next_pause()
+        with self._state.lock:
+            self._state.spark = "starting again"
+            self._state.spark_restarts += 1
+            for name in self._state.lines.keys() - self.stopped_lines:
+                self._state.lines[name].query = PAUSED if self._is_paused(name) else "starting"
+        retry_text = f"starting again in {pause:.1f} s, messages go on being received"
+        self._state.add_event(
+            f"spark: {'the same' if reason == self._last_reason else reason}; {retry_text} (log: {self.log_path})"
+        )
+        self._last_reason = reason
+        self._stopping.wait(pause)
+
+    def _handle_report(self, text: str) -> None:
+        try:
+            report = json.loads(text)
+            handler = getattr(self, f"_on_{report['kind']}", None)
+            if handler is not None:
+                with self._state.lock:
+                    handler(report)
+        except Exception as error:  # noqa: BLE001 - a report that is not understood must not end the others
+            self._state.add_event(str(unexpected_error("spark's report", error)))
+
+    def _on_ready(self, report: dict[str, Any]) -> None:
+        self._last_reason = ""
+        self._state.spark = "running"
+        self._state.add_event(f"spark: {report['spark']} is up after {report['seconds']:.1f} s")
+
+    def _on_jvm(self, report: dict[str, Any]) -> None:
+        self._last_report = report["text"]
+
+    def _on_started(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        view.query = "running"
+        old_remarks, view.remarks = view.remarks, report.get("remarks", ())
+        for text in (remark for remark in view.remarks if remark not in old_remarks):
+            self._state.add_event(f'line "{view.name}": {text}')
+
+    def _on_noted(self, report: dict[str, Any]) -> None:
+        self._state.add_event(report["text"])
+
+    def _on_progress(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        view.batch_ms = int(report["millis"].get("triggerExecution", 0))
+        view.batch_at = float(report["at"])
+        view.batches.observe(view.batch_ms / 1000)
+        if view.query_error is not None:
+            self._state.add_event(f'line "{view.name}": goes on')
+        view.query_error = None
+        if view.name not in self._held_lines:
+            view.query = "running"
+        self._backoff.reset()
+
+    def _on_failed(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        retry_in_s = report.get("again_in")
+        is_new = view.query_error != report["text"]
+        view.query_error = report["text"]
+        view.restarts += 1
+        view.query = STOPPED if retry_in_s is None else "waiting to retry"
+        if is_new or retry_in_s is None:
+            waiting_text = "messages wait on disk" if view.direction == "up" else "what is not read yet stays in Kafka"
+            consequence = "this line stops" if retry_in_s is None else f"{waiting_text}; trying again"
+            self._state.add_event(f'{report["text"]}\nline "{view.name}": {consequence}')
+
+    def _on_held(self, report: dict[str, Any]) -> None:
+        self._state.lines[report["line"]].query = PAUSED if self._is_paused(report["line"]) else HELD
+
+    def _on_judged(self, report: dict[str, Any]) -> None:
+        self._check_results[report["of"]] = [ConfigError(*error) for error in report["mistakes"]]

@@ -1,0 +1,301 @@
+"""Sink note in a stream's checkpoint: totals of its batches, and write throughput of the last one.
+
+Only the sink knows the rows that Kafka refused. So it writes the totals with each batch before Spark commits it. For a
+committed batch, the note has counted that batch and all before it, whenever it is read [I11]. It becomes durable with
+the checkpoint (`Checkpoint.sync`). A repeated batch replaces its former counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from towline.checkpoint import SINK_TOTALS
+from towline.errors import JournalError
+from towline.kafka.markers import NO_BATCH, MarkerStep, MarkerTotals
+from towline.spark.batch_sizing import WriteThroughput
+from towline.timing import BATCH_BUCKETS, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from towline.checkpoint import Checkpoint
+    from towline.spark.offsets import JournalPosition
+
+
+class Span(NamedTuple):
+    """Range of a journal's messages covered by totals.
+
+    Attributes:
+        start: Offset of the first message.
+        end: Offset after the last.
+        incarnation: Opening of the journal that wrote the last message [I14]; "" if unknown.
+    """
+
+    start: int
+    end: int
+    incarnation: str = ""
+
+
+class BatchMessages(NamedTuple):
+    """Journal messages of a batch.
+
+    Attributes:
+        spans: Covered ranges by journal, including all batches before.
+        row_count: Number of messages in the batch; None if its start or end is unknown.
+        uncounted_rows: Number of messages between the batches before and this one, which no sink counted.
+    """
+
+    spans: Mapping[str, Span]
+    row_count: int | None
+    uncounted_rows: int
+
+    @classmethod
+    def from_positions(
+        cls, previous_totals: BatchTotals | None, start: Iterable[JournalPosition], end: Sequence[JournalPosition]
+    ) -> Self:
+        """Return the messages between the start positions of a batch, as far as they are known, and its end positions.
+
+        A journal new to the batch has no message in it yet. The totals before may be unknown, too.
+        """
+        spans, row_count, uncounted_rows = {**previous_totals.spans} if previous_totals else {}, 0, 0
+        batch_starts = {name: span.end for name, span in spans.items()} | {
+            position.journal: position.offset for position in start
+        }
+        for position in end:
+            batch_start = batch_starts.get(position.journal, position.offset)
+            span = spans.setdefault(position.journal, Span(batch_start, batch_start, position.incarnation))
+            uncounted_rows += max(0, batch_start - span.end)
+            row_count += position.offset - batch_start
+            if (
+                position.offset != batch_start or batch_start > span.end
+            ):  # a line that begins again may end below what was counted
+                spans[position.journal] = Span(span.start, position.offset, position.incarnation)
+        return cls(spans, row_count if batch_starts and end else None, uncounted_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Counts of a sink for one batch.
+
+    Attributes:
+        counts: Of the sink to Kafka: ``given``, rows that it received, of a skipped batch as its marker says;
+            ``acknowledged`` by Kafka in their topics, with acks=0 sent to the network; ``dead_lettered``, in the
+            dead-letter topic; ``lost``, dropped by at_most_once; ``unknown``, of batches skipped because a person set
+            their marker. Further ones are those of a bridge's lines (`towline.bridge.uplink.sink`,
+            `towline.bridge.downlink.sink`).
+        marks: Totals of its markers before and after, over all partitions; None without transactions.
+        sink: Name and number of its markers: ``<sink id>/<partitions>``.
+        seconds: Duration of each transaction.
+        spans: Of an uplink, by journal: its messages, and those of all batches before.
+    """
+
+    counts: Counter[str]
+    marks: MarkerStep | None = None
+    sink: str = ""
+    seconds: Sequence[float] = ()
+    spans: Mapping[str, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """Sums of the counts of all batches up to one.
+
+    Attributes:
+        batch: Id of the last batch; `towline.kafka.markers.BEFORE_FIRST` for the totals of earlier checkpoints.
+        counts: Sums of `BatchResult.counts`; and ``again``: acknowledged once more when a batch was repeated; ``drift``
+            and ``drift_dead``: rows, and dead letters, by which the totals of Kafka's markers differ from those that
+            this sink wrote.
+        spans: Covered ranges of the last batch.
+        marks: Marker totals after the last batch; None if there are none.
+        sink: Sink name of the last batch.
+        transactions: Number of transactions by duration, in the buckets of `towline.timing.BATCHES`.
+        seconds: Sum of their durations.
+    """
+
+    batch: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    marks: MarkerTotals | None = None
+    sink: str = ""
+    transactions: Sequence[int] = ()
+    seconds: float = 0.0
+
+    @property
+    def histogram(self) -> Histogram:
+        """Histogram of transaction durations."""
+        histogram = Histogram(BATCH_BUCKETS)
+        histogram.counts, histogram.seconds = [*self.transactions] or histogram.counts, self.seconds
+        return histogram
+
+    def counts_since(self, earlier_totals: BatchTotals | None) -> Counter[str]:
+        """Return the counts since earlier totals."""
+        counts = Counter(self.counts)
+        counts.subtract(earlier_totals.counts if earlier_totals else {})
+        return counts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the totals as plain values."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in values.items() if value or name == "batch"}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Parse the values of `as_json`.
+
+        Raises:
+            TypeError, ValueError, KeyError, AttributeError: They are no totals.
+        """
+        marks = values.get("marks")
+        return cls(
+            int(values["batch"]),
+            {str(name): int(count) for name, count in values.get("counts", {}).items()},
+            {
+                name: Span(int(start), int(end), str(incarnation))
+                for name, (start, end, incarnation) in values.get("spans", {}).items()
+            },
+            marks and MarkerTotals(*map(int, marks)),
+            str(values.get("sink", "")),
+            tuple(map(int, values.get("transactions", ()))),
+            float(values.get("seconds", 0)),
+        )
+
+
+#: Batches of which the totals are kept: more than whoever asks for those of a batch is behind.
+_KEPT_BATCHES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SinkNote:
+    """Note of a sink in its checkpoint.
+
+    Attributes:
+        totals: Totals of the newest batches, in order.
+        throughput: Write throughput of the last batch; None if unknown.
+    """
+
+    totals: tuple[BatchTotals, ...] = ()
+    throughput: WriteThroughput | None = None
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, name: str = SINK_TOTALS) -> Self:
+        """Read the note; empty if it is missing, invalid, or the checkpoint is on no disk of this machine.
+
+        Raises:
+            OSError: The file can't be read.
+        """
+        text = checkpoint.read_note(name)
+        try:
+            values = json.loads(text or "{}")
+            throughput = values.get("pace")
+            return cls(
+                tuple(map(BatchTotals.from_json, values.get("totals", ()))), throughput and WriteThroughput(*throughput)
+            )
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return cls()
+
+    @classmethod
+    def read_for_update(cls, checkpoint: Checkpoint) -> Self:
+        """Read the note before an update.
+
+        Raises:
+            JournalError: TL-J20, the file can't be read: the totals would restart at zero.
+        """
+        try:
+            return cls.read(checkpoint)
+        except OSError as error:
+            problem = f"the totals of the batches can't be read ({error.strerror})"
+            raise JournalError(
+                "TL-J20", str(error.filename), problem, "The batch is run again when it can be."
+            ) from error
+
+    def write(self, checkpoint: Checkpoint, name: str = SINK_TOTALS) -> None:
+        """Write the note.
+
+        Raises:
+            JournalError: TL-J20, the file can't be written.
+        """
+        values = {
+            "v": 1,
+            "totals": [totals.as_json() for totals in self.totals[-_KEPT_BATCHES:]],
+            "pace": self.throughput,
+        }
+        checkpoint.write_note(name, json.dumps(values, separators=(",", ":")), sync=False)
+
+    def totals_before(self, batch: int) -> BatchTotals | None:
+        """Return the newest totals before a batch, else None."""
+        return next((totals for totals in reversed(self.totals) if totals.batch < batch), None)
+
+    def totals_of(self, batch: int) -> BatchTotals | None:
+        """Return the totals up to and including a batch, else None."""
+        return next((totals for totals in self.totals if totals.batch == batch), None)
+
+    def with_batch(self, batch: int, result: BatchResult, throughput: WriteThroughput | None = None) -> Self:
+        """Return the note with a batch and its write throughput added; None keeps the former throughput."""
+        previous_totals, replaced_totals = (
+            self.totals_before(batch),
+            self.totals_of(batch),
+        )  # of the batches before; and by a run before this one
+        marker_step, histogram = (
+            result.marks,
+            Histogram(BATCH_BUCKETS) if previous_totals is None else previous_totals.histogram,
+        )
+        for seconds in result.seconds:
+            histogram.observe(seconds)
+        counts = Counter(previous_totals.counts if previous_totals else {})
+        counts.update(result.counts)
+        if replaced_totals is not None and not (
+            marker_step is not None
+            and (result.sink, marker_step.totals_after) == (replaced_totals.sink, replaced_totals.marks)
+        ):
+            rewritten_rows = replaced_totals.counts_since(previous_totals)[
+                "acknowledged"
+            ]  # else the markers stand there: nothing was written again
+            counts["again"] += min(rewritten_rows, result.counts.get("acknowledged", 0))
+        adjacent_totals = (
+            previous_totals
+            if previous_totals is not None
+            and previous_totals.batch == batch - 1
+            and previous_totals.sink == result.sink
+            else None
+        )
+        if (
+            adjacent_totals is not None
+            and adjacent_totals.marks is not None
+            and marker_step is not None
+            and marker_step.totals_before is not None
+        ):
+            counts["drift"] += marker_step.totals_before.rows - adjacent_totals.marks.rows
+            counts["drift_dead"] += marker_step.totals_before.dead_lettered - adjacent_totals.marks.dead_lettered
+        nonzero_counts = {name: count for name, count in counts.items() if count}
+        marker_totals = marker_step.totals_after if marker_step else None
+        totals = BatchTotals(
+            batch, nonzero_counts, result.spans, marker_totals, result.sink, tuple(histogram.counts), histogram.seconds
+        )
+        return replace(self.with_totals(totals), throughput=throughput or self.throughput)
+
+    def with_totals(self, totals: BatchTotals) -> Self:
+        """Return the note with these totals in place of those of the same or later batches."""
+        return replace(
+            self, totals=(*(batch_totals for batch_totals in self.totals if batch_totals.batch < totals.batch), totals)
+        )
+
+    def committed_totals(self, checkpoint: Checkpoint) -> BatchTotals | None:
+        """Return the totals of the newest batch that Spark has committed, else None."""
+        committed_batches = (
+            totals
+            for totals in reversed(self.totals)
+            if totals.batch == NO_BATCH or checkpoint.has_commit(totals.batch)
+        )
+        return next(committed_batches, None)
+
+
+def read_throughput(checkpoint: Checkpoint) -> WriteThroughput | None:
+    """Return the write throughput of the last batch; None if unknown or unreadable."""
+    try:
+        return SinkNote.read(checkpoint).throughput
+    except OSError:
+        return None
