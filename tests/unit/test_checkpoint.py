@@ -63,7 +63,7 @@ def spark(tmp_path: Path) -> Spark:
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The paths of every fsync, in order; a process that has synced nothing yet."""
-    monkeypatch.setattr(checkpoint, "_SYNCED", {})
+    monkeypatch.setattr(checkpoint, "_SYNCED_FILES", {})
     seen: list[Path] = []
     real = os.fsync
 

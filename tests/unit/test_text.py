@@ -94,7 +94,7 @@ def test_the_command_line_tells_an_error_harmlessly(
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     for raised in (TowlineError("TL-K01", HOSTILE, HOSTILE), ValueError(HOSTILE)):
-        monkeypatch.setattr("towline.bridge.deadletters.shelves", _raising(raised))
+        monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", _raising(raised))
         _, out, err = ran(capsys, "dlq", "show", str(file))
         assert out == ""
         assert_harmless(err)
@@ -125,7 +125,7 @@ def test_dlq_show(
         entries=lambda _: [deadletters.StoredLetter(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
-    monkeypatch.setattr("towline.bridge.deadletters.shelves", lambda _: [shelf])
+    monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
     code, out, _ = ran(capsys, "dlq", "show", str(file), *more)
     assert code == 0
     assert_harmless(out)
@@ -145,8 +145,8 @@ def test_dlq_replay(
     done.replayed_by_topic[HOSTILE] = 1
     done.dead_by_reason[HOSTILE] = 1
     shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]), strange=0)
-    monkeypatch.setattr("towline.bridge.deadletters.shelves", lambda _: [shelf])
-    monkeypatch.setattr("towline.bridge.deadletters.replay", lambda *_, **__: done)
+    monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
+    monkeypatch.setattr("towline.bridge.deadletters.replay_text", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
 
 
@@ -154,7 +154,7 @@ def test_dlq_replay(
 def test_kafka_marker_show(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
-    monkeypatch.setattr(MarkerStore, "read_all", lambda _: {0: Marker(3, 1, writer=HOSTILE)})
+    monkeypatch.setattr(MarkerStore, "read_markers", lambda _: {0: Marker(3, 1, writer=HOSTILE)})
     _, out, _ = ran(capsys, "kafka", "marker", "show", "--kafka", "k:9092", "--sink", "x", *more)
     assert "3" in out
     assert_harmless(out)

@@ -23,7 +23,7 @@ def test_a_checkout_asks_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     revision.cache_clear()
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run([*git, "init", "-q"], check=True)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "SOURCE_ROOT", tmp_path)
     assert revision() == "unknown", "nothing is committed"
     revision.cache_clear()
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
@@ -34,7 +34,7 @@ def test_a_checkout_asks_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_build_has_noted_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     revision.cache_clear()
-    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "SOURCE_ROOT", tmp_path)
     monkeypatch.setattr(module, "__file__", str(tmp_path / "version.py"))
     assert revision() == "unknown"
     revision.cache_clear()

@@ -159,7 +159,7 @@ def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) ->
 
 
 def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadletters, "CHUNK", 1)
+    monkeypatch.setattr(deadletters, "LETTERS_PER_TRANSACTION", 1)
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
     (shelf,), (other,) = deadletters.dead_letter_topics(bridge), deadletters.dead_letter_topics(bridge)
@@ -173,7 +173,7 @@ def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, mo
                 target: 2
             }
 
-    monkeypatch.setattr(deadletters._ReplayWriter, "write", overtaken)
+    monkeypatch.setattr(deadletters._ReplayWriter, "write_packet", overtaken)
     assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 2}
     assert not turns
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
@@ -213,7 +213,7 @@ def test_marks_above_an_open_transaction_count(
         dead, waiting, deadletters._remap_letters(shelf, {"line": LetterMapper(bridge.uplinks[0], no_spark)}, waiting)
     )
 
-    monkeypatch.setattr(deadletters, "_OTHERS_S", 1.0)
+    monkeypatch.setattr(deadletters, "_OPEN_TRANSACTION_S", 1.0)
     with pytest.raises(KafkaError, match="TL-B31"):
         deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
     assert values(kafka, target) == [b"m0"]

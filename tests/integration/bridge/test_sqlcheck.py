@@ -39,7 +39,7 @@ def test_every_mistake_in_sql_has_its_line(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of the source and of Kafka; what stands around an expression must not complete it."""
-    monkeypatch.setattr("towline.bridge.runtime.session.session", lambda _: spark)
+    monkeypatch.setattr("towline.bridge.runtime.session.create_session", lambda _: spark)
     monkeypatch.setenv("WORD", "hush-hush")
     file = tmp_path / "bridge.toml"
     file.write_text(

@@ -57,7 +57,7 @@ class Behind:
 def behind(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     real = MarkerStore._new_consumer
     markerstore._consumers.clear()
-    monkeypatch.setattr(MarkerStore, "_consumer", lambda store: Behind(real(store), more))
+    monkeypatch.setattr(MarkerStore, "_new_consumer", lambda store: Behind(real(store), more))
 
 
 def test_the_marker_is_read_when_the_partition_has_reached_the_leaders_end(
@@ -119,7 +119,7 @@ def test_dead_letters_are_read_to_the_leaders_end(
     assert [record.value for record in ledger._read_records(ledger._end_offsets())] == [b"one"]
 
     real = ledger._consumer
-    monkeypatch.setattr(deadletters.DeadLetterTopic, "_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
     later = threading.Timer(1.0, producer.produce, (name, b"two"))
     later.start()
     assert [record.value for record in ledger._read_records(ledger._end_offsets())] == [b"one", b"two"]

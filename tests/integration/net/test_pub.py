@@ -59,7 +59,7 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_answer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(pub, "_PATIENCE", 0.2)
+    monkeypatch.setattr(pub, "_ANSWER_TIMEOUT_S", 0.2)
 
     def keep_quiet(line: Line) -> None:
         line.welcome()

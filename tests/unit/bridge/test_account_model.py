@@ -37,7 +37,7 @@ OPERATIONS = st.lists(
 
 @pytest.fixture(autouse=True)
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_sink, "require_named_topics", lambda _: None)
+    monkeypatch.setattr(kafka_sink, "require_configured_topics", lambda _: None)
     monkeypatch.setattr(kafka_sink, "batch_origin", lambda *_: BatchOrigin())
     for name in ("fsync", "fdatasync"):  # no power fails here
         monkeypatch.setattr(os, name, lambda _: None)

@@ -108,7 +108,7 @@ class Growing:
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> Growing:
     consumer = Growing()
-    monkeypatch.setattr(DeadLetterTopic, "_consumer", lambda *_: consumer)
+    monkeypatch.setattr(DeadLetterTopic, "_new_consumer", lambda *_: consumer)
     return consumer
 
 
@@ -125,12 +125,12 @@ def test_reading_stops_at_the_ends_that_were_there_first(grown: Growing) -> None
 def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
     grown: Growing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadletters, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.0)
     monkeypatch.setattr(grown, "poll", lambda _: grown.message(0, 7))
     with pytest.raises(KafkaError, match="can't be read to its end"):
         list(DEAD._read_records({0: 2, 1: 5}))
     stuck = KafkaError("TL-B31", "k", "a transaction is open", "Wait.")
-    monkeypatch.setattr(deadletters, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(deadletters, "_OPEN_TRANSACTION_S", 0.0)
     with pytest.raises(KafkaError, match="TL-B31"):
         list(DEAD._read_records({0: 2, 1: 5}, None, stuck))
     assert grown.closed
@@ -138,7 +138,7 @@ def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
 
 @pytest.mark.usefixtures("grown")
 def test_whoever_takes_his_time_with_a_letter_is_not_told_of_a_silent_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadletters, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.05)
     found = []
     for one in DEAD._read_records({0: 1, 1: 3}):
         found.append(one.offset)

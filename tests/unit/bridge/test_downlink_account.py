@@ -27,7 +27,7 @@ STEPS = ("planned", "in the outbox", "noted", "committed")
 
 @pytest.fixture(autouse=True)
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_sink, "require_named_topics", lambda _: None)
+    monkeypatch.setattr(kafka_sink, "require_configured_topics", lambda _: None)
 
 
 @dataclass

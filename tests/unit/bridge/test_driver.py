@@ -65,7 +65,7 @@ def test_what_an_uplink_sets_is_no_other_lines(
     writer = MagicMock()
     writer.queryName().option().trigger().start = start
     uplink = uplink_with(tmp_path)
-    monkeypatch.setattr(uplink, "_prepared", lambda _: (writer, None))
+    monkeypatch.setattr(uplink, "_prepare_writer", lambda _: (writer, None))
     spark: Any = SimpleNamespace(conf=kept)
     with pytest.raises(LookupError):
         uplink.start(spark)
@@ -165,7 +165,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
             raise answer
         return str(answer)
 
-    monkeypatch.setattr("towline.bridge.runtime.driver.see_to", see_to)
+    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", see_to)
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     runner = LineRunner(host, uplink)
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_a_query_that_can_not_be_noted_is_stopped(uplink: UplinkQuery, monkeypat
     writer.queryName().option().trigger().start.return_value = SimpleNamespace(
         id="q", stop=lambda: stopped.append(True)
     )
-    monkeypatch.setattr(uplink, "_prepared", lambda _: (writer, Identity("telemetry", "plant-7.telemetry")))
+    monkeypatch.setattr(uplink, "_prepare_writer", lambda _: (writer, Identity("telemetry", "plant-7.telemetry")))
     uplink.line.gateway.state_dir.parent.mkdir()
     uplink.line.gateway.state_dir.touch()
     with pytest.raises(OSError, match="exists"):
@@ -232,7 +232,7 @@ def test_a_query_begins_until_its_first_batch_or_for_a_while(
     uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host: Any = SimpleNamespace(say=ReportWriter(io.StringIO()).send, spark=None, ending=lambda: False)
-    monkeypatch.setattr("towline.bridge.runtime.driver.see_to", lambda *_: "")
+    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", lambda *_: "")
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("towline.bridge.runtime.driver.time.monotonic", lambda: clock.now)

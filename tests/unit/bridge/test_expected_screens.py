@@ -46,7 +46,7 @@ REFUSED = Unreachable(
 @pytest.fixture(autouse=True)
 def _a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
-    monkeypatch.setattr(screen, "PLAIN_S", 0.0)
+    monkeypatch.setattr(screen, "PLAIN_INTERVAL_S", 0.0)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
         raise SetupError("TL-S15", "maven", f"no {version}", "Bring it.")
 
     monkeypatch.setattr(kafka_source, "spark_kafka_jars", nothing)
-    monkeypatch.setattr(kafka_source, "known_spark_kafka_jars", lambda _: [])
+    monkeypatch.setattr(kafka_source, "cached_spark_kafka_jars", lambda _: [])
     bare = read(GOOD, tmp_path)
     assert "Maven brings its jars at the first start" in kafka_source.source_description(bare)
     with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]") as caught:

@@ -146,7 +146,7 @@ def test_a_line_is_held_against_its_markers(tmp_path: Path, monkeypatch: pytest.
         asked.append(store.topic)
         return {0: marker}
 
-    monkeypatch.setattr(MarkerStore, "read_all", read_all)
+    monkeypatch.setattr(MarkerStore, "read_markers", read_all)
     status = collect_status(bridge.state_dir, ["telemetry"])
     reconcile(bridge, status)
     assert asked == ["towline.s.markers"]
@@ -162,7 +162,7 @@ def test_a_kafka_that_is_away_is_one_line(
     def away(*_: object) -> None:
         raise KafkaError("TL-K01", "k1:9092", "no answer", "Is it there?")
 
-    monkeypatch.setattr(MarkerStore, "read_all", away)
+    monkeypatch.setattr(MarkerStore, "read_markers", away)
     code, out, err = ran(capsys, "status", "--reconcile", "--json", str(bridge.file))
     assert (code, err) == (3, "k1:9092: no answer. Is it there?   [TL-K01]\n")
     assert "markers" not in json.loads(out)["lines"]["telemetry"]

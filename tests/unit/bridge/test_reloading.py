@@ -69,9 +69,9 @@ class Scene:
         self.faults: dict[str, ConfigError] = {}
         self.children: Any = {one.name: self._gateway(one, started=True) for one in bridge.lines}
         driver: Any = SimpleNamespace(judge=self._judge, hold=self._hold, take=self._take)
-        monkeypatch.setattr(supervisor, "see_to", self._see_to)
-        monkeypatch.setattr(supervisor, "discover", lambda _: self)
-        monkeypatch.setattr(supervisor, "_GRANT_S", 0.3)
+        monkeypatch.setattr(supervisor, "ensure_topics", self._see_to)
+        monkeypatch.setattr(supervisor, "find_running", lambda _: self)
+        monkeypatch.setattr(supervisor, "_BROKER_TIMEOUT_S", 0.3)
         parts = self.state, driver, self.children, self._gateway, self.stopping
         self.reloading = Reloader(bridge, bridge, self._read, *parts)
 
@@ -287,14 +287,14 @@ def test_a_gateway_that_is_started_again_is_asked_anew(scene: Scene, monkeypatch
             raise GatewayUnreachable("TL-G01", "g", "gone", "Wait.")
 
     answers = [None, Gone(), scene, scene]
-    monkeypatch.setattr(supervisor, "discover", lambda _: answers.pop(0))
+    monkeypatch.setattr(supervisor, "find_running", lambda _: answers.pop(0))
     assert scene.reload(line("a/#", "b/#", "c/#"))["outcome"] == APPLIED
     assert answers == []
 
 
 def test_a_gateway_that_is_nowhere_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inbox may be in Kafka, and its owner on another machine."""
-    monkeypatch.setattr(supervisor, "discover", lambda _: None)
+    monkeypatch.setattr(supervisor, "find_running", lambda _: None)
     assert "no gateway answers on this machine. Reload again" in scene.reload(line("a/#", "c/#"))["texts"][0]
     assert scene.lines() == BEFORE
 
@@ -350,7 +350,7 @@ def test_a_mistake_is_told_as_check_tells_it(
 
 
 def test_whatever_goes_wrong_the_bridge_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "changes", lambda *_: 1 / 0)
+    monkeypatch.setattr(supervisor, "line_changes", lambda *_: 1 / 0)
     assert "[TL-B55]" in scene.reload(line("a/#"))["texts"][0]
 
 

@@ -300,7 +300,7 @@ def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Serve
 def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statuses, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(statuses, "_ANSWER_TIMEOUT_S", 0.2)
     line = read(GOOD, tmp_path).uplinks[0]
     with served(line.gateway.state_dir, name="telemetry") as one:
         one.add(10)
@@ -346,7 +346,7 @@ def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tu
 
 def test_it_waits_for_each_gateway_that_it_begins_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At committed it would begin too early there: only the checkpoint knew how far it had come."""
-    monkeypatch.setattr(statuses, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(statuses, "_ANSWER_TIMEOUT_S", 0.2)
     line = line_of(tmp_path)
     with served(tmp_path / "g1", name="g1") as one:
         with served(tmp_path / "g2", name="g2") as other:

@@ -58,7 +58,7 @@ def test_each_writer_has_all_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_handed_out_once_is_not_written_by_a_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_attempt", lambda: 1)
+    monkeypatch.setattr(reader, "_task_attempt", lambda: 1)
     partition = WriterPartition(SLICES, 0, 1)
     with pytest.raises(GatewayError, match="TL-G62"):
         list(LineReader(ReadPlan(LOCAL, replays_batches=False), 1, None, {}).read(partition))

@@ -123,7 +123,7 @@ def test_a_gateway_that_was_drained_is_not_started_again(
     state = BridgeState("plant", tmp_path, {line.name: "up"})
     child = GatewaySupervisor(line, bridge, state, stopping)
     monkeypatch.setattr(child_supervisors, "ensure", ensure)
-    monkeypatch.setattr(child_supervisors, "ASK_S", 0.01)
+    monkeypatch.setattr(child_supervisors, "STATUS_POLL_S", 0.01)
     child.start()
     child.join(20)
     assert not child.is_alive()
@@ -170,8 +170,8 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are killed, the gateways at the same time; what was acknowledged is on disk."""
-    monkeypatch.setattr(supervisor_module, "FINISH_S", 0.5)
-    monkeypatch.setattr(supervisor_module, "END_S", 0.5)
+    monkeypatch.setattr(supervisor_module, "DRIVER_STOP_S", 0.5)
+    monkeypatch.setattr(supervisor_module, "GATEWAY_STOP_S", 0.5)
     head, uplink, telemetry = GOOD.partition("[[uplink]]")
     bridge = read(head + uplink + telemetry + uplink + telemetry.replace("telemetry", "events"), tmp_path)
     bridge.log_dir.mkdir(parents=True)
@@ -228,7 +228,7 @@ def test_kafka_is_asked_again_whatever_went_wrong(
         child.ready.set()
         stopping.set()
 
-    monkeypatch.setattr(child, "_round", refusing(1, answered, error))
+    monkeypatch.setattr(child, "_run_once", refusing(1, answered, error))
     child.start()
     child.join(20)
     assert child.ready.is_set()

@@ -56,8 +56,8 @@ def test_a_limit_is_for_all_topics_together(
         given.append(limit)
         return deadletters.ReplayCounts(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
 
-    monkeypatch.setattr(deadletters, "shelves", lambda _bridge: topics)
-    monkeypatch.setattr(deadletters, "replay", replay)
+    monkeypatch.setattr(deadletters, "dead_letter_topics", lambda _bridge: topics)
+    monkeypatch.setattr(deadletters, "replay_text", replay)
     code, out, _ = ran(capsys, "dlq", "replay", str(file), "--limit", "5")
     assert (code, given) == (0, [5, 3, 1])
     assert "3  written to t" in out
@@ -79,7 +79,7 @@ def test_a_letter_of_no_time_is_shown(
         entries=lambda _wanted: iter(entries),
         line_of=lambda _letter: None,
     )
-    monkeypatch.setattr(deadletters, "shelves", lambda _bridge: [topic])
+    monkeypatch.setattr(deadletters, "dead_letter_topics", lambda _bridge: [topic])
     code, out, err = ran(capsys, "dlq", "show", str(file))
     assert (code, err) == (0, "")
     assert "19" in out

@@ -65,7 +65,7 @@ def test_what_is_kept_is_counted_and_shown_where_it_is_asked_for(
     checks: Callable[..., Any] = Check
     well = checks("TL-D42", "disk", lambda _: [Finding(Verdict.HOLDS, "quick")])
     monkeypatch.setattr(machine, "CHECKS", (well,))
-    monkeypatch.setattr(doctor, "targets_of", lambda _bridge: ())
+    monkeypatch.setattr(doctor, "broker_targets", lambda _bridge: ())
     monkeypatch.setattr(kafka, "CHECKS", ())
     code, out, _ = ran(capsys, "doctor", str(file), "--rate", "200")
     assert (code, out.splitlines()[-1], "quick" in out) == (0, "1 kept (-v)", False)

@@ -67,7 +67,7 @@ def test_examples_are_written_and_none_is_replaced(
     code, out, err = ran(capsys, "init", "--examples", str(kept))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "it can't be written (" in err
-    monkeypatch.setattr(answers, "ROOT", tmp_path)
+    monkeypatch.setattr(answers, "SOURCE_ROOT", tmp_path)
     assert ran(capsys, "init", "--examples", str(place))[2].endswith("[TL-S70]\n")
 
 

@@ -215,7 +215,7 @@ def test_nothing_ends_in_a_traceback(
     vars(module)["fake"] = fake
     monkeypatch.setitem(sys.modules, "towline.cli.fake", module)
     monkeypatch.setitem(COMMANDS, "fake", "fails")
-    monkeypatch.setattr("towline.cli._present", lambda _name: True)
+    monkeypatch.setattr("towline.cli._is_installed", lambda _name: True)
     assert ran(capsys, "fake") == (code, "", line)
 
 

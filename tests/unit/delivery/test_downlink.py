@@ -54,8 +54,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(time, "monotonic", lambda: set_by_test.now)
     monkeypatch.setattr(time, "time_ns", set_by_test.wall_ns)
     monkeypatch.setattr(time, "clock_gettime_ns", set_by_test.boottime_ns)
-    monkeypatch.setattr(timing, "_boot", lambda: set_by_test.boot)
-    monkeypatch.setattr(timing, "_BEGAN_US", 1_000_000_000)
+    monkeypatch.setattr(timing, "_boot_id", lambda: set_by_test.boot)
+    monkeypatch.setattr(timing, "_PROCESS_START_US", 1_000_000_000)
     return set_by_test
 
 
@@ -286,7 +286,7 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, ...], told: int | None
 ) -> None:
     """MQTT 3.x has no Maximum Packet Size: a broker may end the connection there."""
-    monkeypatch.setattr(culprits, "_QUIET_S", 0.0)
+    monkeypatch.setattr(culprits, "_LOG_INTERVAL_S", 0.0)
     line = Line(tmp_path, 0)
     for size in (*before, 60):
         line.outbox.append_batch(
@@ -327,7 +327,7 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for them any more."""
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(module, "_READ_BYTES", 1)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
     for _ in range(12):
         outbox.append_batch(

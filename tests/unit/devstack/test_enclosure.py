@@ -75,7 +75,7 @@ def test_python_is_among_what_is_given_and_the_working_directory_is_not() -> Non
 
 
 def test_where_nobody_may_mount_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark, "_WAYS", (("false",), ("no-such-program",)))
+    monkeypatch.setattr(spark, "_UNSHARE_COMMANDS", (("false",), ("no-such-program",)))
     spark._unshare.cache_clear()
     try:
         with pytest.raises(SetupError) as caught:

@@ -14,8 +14,8 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the archive would be, in a directory whose name has a blank."""
     place = tmp_path / "a b" / "spark.jsa"
     place.parent.mkdir()
-    monkeypatch.setattr(spark, "light_home", lambda: place.parent)
-    monkeypatch.setattr(spark, "archive_of", lambda _home: place)
+    monkeypatch.setattr(spark, "light_spark_home", lambda: place.parent)
+    monkeypatch.setattr(spark, "spark_archive_path", lambda _home: place)
     return place
 
 

@@ -176,7 +176,7 @@ def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.Monke
     def fails(_place: Path) -> list[float]:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(machine, "syncs", fails)
+    monkeypatch.setattr(machine, "measure_syncs", fails)
     found = rows(CHECKS, MachineProbe(bridge_case(tmp_path, "b", "k:9092", state=tmp_path)))["TL-D42"]
     assert (found.verdict, "input/output error" in found.evidence) == (BROKEN, True)
 

@@ -109,7 +109,7 @@ def test_a_silent_broker_is_given_up_when_that_is_wanted(tmp_path: Path, broker:
 
 
 def test_a_slow_broker_has_the_time_to_connect(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.gateway.sessions._ENDING_S", 0.1)
+    monkeypatch.setattr("towline.gateway.sessions._SESSION_END_TIMEOUT_S", 0.1)
 
     def answer() -> None:
         line, _ = broker.listener.accept()

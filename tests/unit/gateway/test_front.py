@@ -291,8 +291,8 @@ def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
 
 def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose power is off: its connections stay."""
-    monkeypatch.setattr("towline.gateway.client.SILENCE_S", 0.3)
-    monkeypatch.setattr("towline.gateway.client.BRING_S", 0.5)
+    monkeypatch.setattr("towline.gateway.client.READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("towline.gateway.client.WRITE_TIMEOUT_S", 0.5)
     end = fronted.server.add(1)
     with fronted.driver() as driver:
         driver.status()
@@ -384,7 +384,7 @@ def test_what_a_task_brings_that_was_killed_is_there_as_a_whole_or_not_at_all(
         assert client.send(writer, 0, half, is_last=False).rows == 20
         outcomes: list[str] = []
         with monkeypatch.context() as patched:
-            patched.setattr(service, "take_batch", partial(told, service.store_batch, outcomes))
+            patched.setattr(service, "store_batch", partial(told, service.store_batch, outcomes))
             given = [location, f"Bearer {TOKEN}", str(fronted.pki.directory / "ca.pem"), writer, "20", str(many)]
             with subprocess.Popen(
                 [sys.executable, "-c", TASK, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -207,7 +207,7 @@ def test_a_gateway_that_another_way_started_first_wins(
             hidden.rename(endpoint)
             return child
 
-        monkeypatch.setattr(launch, "_start", start)
+        monkeypatch.setattr(launch, "_spawn", start)
         with ensure_running(settings(state_dir), owner_pid=4711) as client:
             assert client.location == server.location
 
@@ -230,7 +230,7 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
             ending.close()
         return child
 
-    monkeypatch.setattr(launch, "_start", start)
+    monkeypatch.setattr(launch, "_spawn", start)
     with ensure_running(settings(state_dir), owner_pid=4711) as client:
         assert client.status()["pid"] == tries[1].pid
 
@@ -284,7 +284,7 @@ def test_an_end_without_a_word_names_the_log(state_dir: Path, gateway_program: C
 def test_a_gateway_that_hangs_is_given_up(
     state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "START_S", 0.3)
+    monkeypatch.setattr(launch, "START_TIMEOUT_S", 0.3)
     gateway_program("import time\ntime.sleep(1)\n")
     with pytest.raises(GatewayError, match=r"has been starting for 0 s\. See .*/gateway\.log.*TL-G02"):
         ensure_running(settings(state_dir), owner_pid=4711)
@@ -396,7 +396,7 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
 def test_a_task_on_another_machine_than_the_driver_starts_none(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(link, "GATEWAY_TIMEOUT_S", 0.2)
     me = mark()
     place = place_of(state_dir, ProcessIdentity(me.pid, me.started, "the driver's machine"))
     with pytest.raises(GatewayUnreachable, match=r"It is on the driver's machine: tasks elsewhere need .*TL-G01"):
@@ -438,7 +438,7 @@ def test_a_drain_ends_the_gateway_of_this_machine_and_no_other_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
     """A state directory that came from another machine, or container, tells of a pid there."""
-    monkeypatch.setattr(launch, "START_S", 5.0)
+    monkeypatch.setattr(launch, "START_TIMEOUT_S", 5.0)
     with subprocess.Popen(["sleep", "60"]) as other:
         there = mark(other.pid)
         host = f"{there.host}-before" if elsewhere else there.host

@@ -279,7 +279,7 @@ def test_a_port_alone_is_one_of_loopback() -> None:
 
 def test_a_reader_on_a_network_sends_signs_of_life(far: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch may take longer than its lease; what has ended sends none, and somebody else reads on."""
-    monkeypatch.setattr("towline.gateway.client.BEAT_S", 0.02)
+    monkeypatch.setattr("towline.gateway.client.HEARTBEAT_S", 0.02)
     with as_driver(far) as client:
         client.acquire(Lease("default"))
         held = far.server.service._leases._leases["default"]

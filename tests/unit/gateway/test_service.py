@@ -315,7 +315,7 @@ def test_what_nobody_foresaw_is_told_with_its_cause_and_the_log(
 
     monkeypatch.setattr(server.service, "_status", fail)
     log = tmp_path / "gateway-telemetry.log"
-    monkeypatch.setattr("towline.gateway.service.own_log", lambda: log)
+    monkeypatch.setattr("towline.gateway.service.stderr_log", lambda: log)
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, "status")
     line = str(error_of(caught.value))

@@ -82,7 +82,7 @@ class Stream:
 def test_rows_of_any_size_enter_the_outbox_in_frames_of_a_bounded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr(service, "largest_frame", lambda _limit: BOUND)
+    monkeypatch.setattr(service, "max_frame_bytes", lambda _limit: BOUND)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=Unsynced())
     frames: list[pa.RecordBatch] = []
 

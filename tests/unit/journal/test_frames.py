@@ -106,6 +106,6 @@ def test_an_arrow_batch_is_not_copied() -> None:
 
 
 def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_LARGEST", 100)
+    monkeypatch.setattr(frames, "_MAX_PAYLOAD_BYTES", 100)
     with pytest.raises(JournalError, match=r"a batch of 101 bytes is too large for one frame.*TL-J08"):
         encode_frame(FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=0, rows=1, payload=b"x" * 101)

@@ -153,7 +153,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        if not hasattr(self, "outbox"):
+        if not hasattr(self, "outbox_offset"):
             return
         outbox = self.outbox
         assert outbox.end == self.end
@@ -168,7 +168,7 @@ class Life(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "outbox"):
+            if hasattr(self, "outbox_offset"):
                 self.outbox.close()
                 assert segments(self.directory)
         finally:

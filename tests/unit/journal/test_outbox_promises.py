@@ -149,7 +149,7 @@ def test_a_batch_whose_query_is_gone_makes_room(shelf: Shelf, monkeypatch: pytes
     sending = Sending(outbox)
     for start in range(0, 200, 20):
         outbox.append_batch(rows(start, 20), Batch("gone/0", 0, attempt="a"), start=start, whole=False)
-    monkeypatch.setattr("towline.journal.outbox._IDLE_FULL_S", 0.0)
+    monkeypatch.setattr("towline.journal.outbox._IDLE_BATCH_FULL_S", 0.0)
     number, refused = 0, 0
     while number < 20:
         try:

@@ -232,7 +232,7 @@ def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> Non
 
 def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.MonkeyPatch) -> None:
     """`TimeoutError` of a future of the admin client (confluent-kafka 2.16.1) passed every except that knows Kafka."""
-    monkeypatch.setattr(admin, "_GRACE_S", 0.0)
+    monkeypatch.setattr(admin, "_ANSWER_GRACE_S", 0.0)
     with pytest.raises(faults.CLIENT_ERRORS) as caught:
         admin.wait_for_result(Future(), 0.001)
     assert faults.error_text(caught.value) == "no answer in time"

@@ -219,7 +219,7 @@ def test_what_a_function_may_return_as_a_token(given: object, taken: bool, monke
 
 def test_a_source_of_tokens_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It held up the main thread of the driver, and so every line."""
-    monkeypatch.setattr(clientconfig, "TOKEN_S", 0.05)
+    monkeypatch.setattr(clientconfig, "TOKEN_TIMEOUT_S", 0.05)
     with pytest.raises(KafkaError, match=r"gave no token within .*TL-K73"):
         resolve({**BEARER, "sasl.oauthbearer.token.provider": f"{__name__}:hanging"}, "here")
     GO_ON.set()

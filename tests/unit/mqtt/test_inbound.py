@@ -399,7 +399,7 @@ def test_a_repeat_that_the_screen_leaves_out_has_one_puback_too() -> None:
 @pytest.mark.parametrize("plain", [False, True])
 def test_what_waits_long_for_its_puback_is_not_kept_in_memory(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four bytes a message are, once it is stored: a window may have 65,535 messages of any size."""
-    monkeypatch.setattr(module, "_MOST_KEPT", 5_000)
+    monkeypatch.setattr(module, "_MAX_UNDIGESTED_BYTES", 5_000)
     inbound = Inbound()
     for first in range(1, 100, 3):
         delivery = take(inbound, *(publish(i, bytes(1000), qos=1) for i in range(first, first + 3)), plain=plain)

@@ -183,7 +183,7 @@ def test_tries_in_vain_become_rare_and_a_run_ends_that() -> None:
 
 
 def test_lengths_that_a_device_may_choose_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "_MOST_SHAPES", 20)
+    monkeypatch.setattr(plain, "_MAX_CACHED_PREFIXES", 20)
     runs = PlainRuns(by_hand, 1 << 20, properties=True)
     for size in range(100):
         data = publish(payload=bytes(size)).write()

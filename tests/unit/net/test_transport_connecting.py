@@ -277,7 +277,7 @@ def test_a_websocket_server_that_says_nothing() -> None:
 
 def test_an_attempt_that_was_given_up_ends_though_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then of an answer without end: each attempt would leave a thread and a socket behind."""
-    monkeypatch.setattr("towline.net.connecting._LEFT_BEHIND_S", 0.2)
+    monkeypatch.setattr("towline.net.connecting._ABANDONED_ATTEMPT_S", 0.2)
     with socket.create_server((LOOPBACK, 0)) as server:
         uri = f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
         assert "[TL-M14]" in refusal(uri, timeout_s=0.2)

@@ -112,8 +112,8 @@ def test_the_logs_of_a_run_that_was_not_good_stay(tmp_path: Path, monkeypatch: p
     place, rig = tmp_path / "runs", MagicMock()
     place.mkdir()
     monkeypatch.setattr("towline_prove.scenario.tempfile.mkdtemp", lambda **_: str(place))
-    monkeypatch.setattr(Scenario, "rig", lambda *_: rig)
-    monkeypatch.setattr("towline_prove.scenario._Running", MagicMock())
+    monkeypatch.setattr(Scenario, "create_rig", lambda *_: rig)
+    monkeypatch.setattr("towline_prove.scenario._RunInProgress", MagicMock())
     monkeypatch.setattr(Run, "ok", good)
     list(prove(Scenario(runs=1), None, MagicMock()))
     assert place.exists() is not good

@@ -149,8 +149,8 @@ def test_a_row_to_be_set_aside_stays(tmp_path: Path) -> None:
 
 def test_what_waits_for_its_second_turn_may_be_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receipt comes with the last answer to what is under way; the rest was to be sent again."""
-    monkeypatch.setattr(outbound, "_MOST_OPEN", 2)
-    monkeypatch.setattr(outbound, "_CHUNK_BYTES", 1500)
+    monkeypatch.setattr(outbound, "_MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(outbound, "_READ_BYTES", 1500)
     life = Life(tmp_path, rows=ROWS, qos=1)
     life.connect()
     life.serve()
@@ -171,9 +171,9 @@ def test_rows_read_again_behind_a_batch_that_became_whole_may_be_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came after the batch was delivered before it, and goes as soon as the batch is done too."""
-    monkeypatch.setattr(outbound, "_MOST_OPEN", 2)
-    monkeypatch.setattr(outbound, "_CHUNK_BYTES", 1500)
-    monkeypatch.setattr(outbound, "_FLUSH_S", 0.0)
+    monkeypatch.setattr(outbound, "_MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(outbound, "_READ_BYTES", 1500)
+    monkeypatch.setattr(outbound, "_FLUSH_DELAY_S", 0.0)
     life = Life(tmp_path, receipts=False)
     row = add_arrival(rows_from_messages([{"topic": "d", "payload": bytes(1000), "qos": 1}]), Timestamp(0))
     for start in (0, 1):

@@ -26,7 +26,7 @@ SCHEMA = StructType([StructField("value", StringType())])
 @pytest.fixture(autouse=True)
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers at k1; what is asked there is tested on a real Kafka."""
-    monkeypatch.setattr(kafka_sink, "require_named_topics", lambda _: None)
+    monkeypatch.setattr(kafka_sink, "require_configured_topics", lambda _: None)
 
 
 def noted(checkpoint: Path, batch: int) -> dict[str, int]:

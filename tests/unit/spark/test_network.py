@@ -211,7 +211,7 @@ def test_a_gateway_that_is_being_started_again_is_waited_for(
             raise GatewayUnreachable("TL-G01", "x", "no gateway answers")
         return real(client, writer, **more)
 
-    monkeypatch.setattr(GatewayClient, "sign_writer", at_the_third)
+    monkeypatch.setattr(GatewayClient, "request_write_ticket", at_the_third)
     stream_writer(options(far, checkpointLocation=checkpoint(tmp_path / "ck", "q")), SCHEMA)
     assert tries == ["q", "q", "q"]
 

@@ -114,7 +114,7 @@ def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting:
 def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
     server.add(3)
     at = stream.latestOffset(stream.initialOffset(), ALL)
-    monkeypatch.setattr(trigger, "TICK_S", 0.02)
+    monkeypatch.setattr(trigger, "IDLE_BATCH_S", 0.02)
     ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
     assert ticked == {**at, "tick": 1}
     (part,) = stream.partitions(at, ticked)
@@ -136,7 +136,7 @@ def test_ticks_come_before_workers_die() -> None:
 
 
 def test_a_busy_query_does_not_tick(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trigger, "TICK_S", 0.0)
+    monkeypatch.setattr(trigger, "IDLE_BATCH_S", 0.0)
     server.add(1)
     assert stream.latestOffset(stream.initialOffset(), ALL)["tick"] == 0
 
@@ -182,7 +182,7 @@ def test_available_now_ends_where_it_began(server: Served, stream: MqttStreamRea
 
 
 def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trigger, "TICK_S", 0.0)
+    monkeypatch.setattr(trigger, "IDLE_BATCH_S", 0.0)
     made = MqttStreamReader(replace(plan, poll_s=30))
     made.prepareForTriggerAvailableNow()
     at = made.initialOffset()

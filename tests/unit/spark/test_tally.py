@@ -48,7 +48,7 @@ def test_totals_go_on_behind_a_batch_that_was_not_noted() -> None:
 
 
 def test_the_newest_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_note, "_KEPT", 3)
+    monkeypatch.setattr(sink_note, "_KEPT_BATCHES", 3)
     place, note = Checkpoint(str(tmp_path)), SinkNote()
     for batch in range(9):
         note = note.with_batch(batch, result(2))

@@ -179,8 +179,8 @@ _KEYS_WITHOUT_EFFECT: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeT
 )
 #: Keys of which a guarantee takes some values alone: what it does with them, and the values.
 _KEYS_OF_GUARANTEE: Final = (
-    ("qos", "publishes with QoS", "publish_levels"),
-    ("isolation_level", "reads", "isolations"),
+    ("qos", "publishes with QoS", "publish_qos_choices"),
+    ("isolation_level", "reads", "isolation_levels"),
 )
 
 
