@@ -73,9 +73,7 @@ def test_only_the_owner_reads_it_whatever_was_there_and_whatever_the_umask(tmp_p
 
 
 def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
-    program = (
-        "import sys; from towline import files; print(files.locked(files.open_lock(sys.argv[1])), flush=True); input()"
-    )
+    program = "import sys; from towline import files; print(files.try_lock(files.open_lock(sys.argv[1])), flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -58,7 +58,7 @@ def test_every_thread_is_under_the_guard_and_listed() -> None:
             called = ast.unparse(node.func).rpartition(".")[2]
             if (
                 isinstance(node.func, ast.Name)
-                and called in {"guarded_thread", "later"}
+                and called in {"guarded_thread", "call_in_thread"}
                 and place != "towline/threads.py"
             ):
                 name = node.args[1]

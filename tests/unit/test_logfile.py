@@ -15,11 +15,11 @@ from towline.logfile import LogStream, log_settings, rotate_log, stderr_log
 
 PROGRAM = """
 import sys
-from towline.logfile import LogStream, own_log
-log = LogStream(sys.stderr, most=1000)
+from towline.logfile import LogStream, stderr_log
+log = LogStream(sys.stderr, max_bytes=1000)
 for number in range(100):
     print(f"line {number:03} " + "x" * 40, file=log, flush=True)
-print(own_log())
+print(stderr_log())
 """
 
 
@@ -68,7 +68,7 @@ def test_a_full_disk_ends_nobody() -> None:
 
 
 def test_standard_error_may_be_no_file() -> None:
-    program = "from towline.logfile import own_log; print(own_log())"
+    program = "from towline.logfile import stderr_log; print(stderr_log())"
     done = subprocess.run(
         [sys.executable, "-c", program], stderr=subprocess.PIPE, capture_output=False, stdout=-1, check=True
     )

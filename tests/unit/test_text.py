@@ -119,10 +119,10 @@ def test_dlq_show(
     )
     shelf = SimpleNamespace(
         topic=HOSTILE,
-        absent=True,
-        nobodys=Counter([HOSTILE]),
-        strange=0,
-        entries=lambda _: [deadletters.StoredLetter(0, 7, 0, letter)],
+        is_missing=True,
+        unknown_sources=Counter([HOSTILE]),
+        unreadable_records=0,
+        waiting_letters=lambda _: [deadletters.StoredLetter(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
     monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
@@ -146,7 +146,7 @@ def test_dlq_replay(
     done.dead_by_reason[HOSTILE] = 1
     shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]), strange=0)
     monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
-    monkeypatch.setattr("towline.bridge.deadletters.replay_text", lambda *_, **__: done)
+    monkeypatch.setattr("towline.bridge.deadletters.replay", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
 
 

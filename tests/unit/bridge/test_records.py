@@ -258,7 +258,10 @@ def test_without_a_place_for_them_messages_of_no_route_are_left_out() -> None:
 
 
 def test_topics_without_end_are_forgotten() -> None:
-    with patch.object(module, "_MAX_CACHED_TOPICS", 3), patch.object(Pattern, "takes", autospec=True, side_effect=takes) as asked:
+    with (
+        patch.object(module, "_MAX_CACHED_TOPICS", 3),
+        patch.object(Pattern, "takes", autospec=True, side_effect=takes) as asked,
+    ):
         table = RouteTable(compiled(*TABLES[:2]))
         for numbers in ((0, 1), (0, 1), (2, 3), (0, 1)):
             rows = batch_of([row(f"a/{n}/x") for n in numbers])

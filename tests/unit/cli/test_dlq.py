@@ -57,7 +57,7 @@ def test_a_limit_is_for_all_topics_together(
         return deadletters.ReplayCounts(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
 
     monkeypatch.setattr(deadletters, "dead_letter_topics", lambda _bridge: topics)
-    monkeypatch.setattr(deadletters, "replay_text", replay)
+    monkeypatch.setattr(deadletters, "replay", replay)
     code, out, _ = ran(capsys, "dlq", "replay", str(file), "--limit", "5")
     assert (code, given) == (0, [5, 3, 1])
     assert "3  written to t" in out

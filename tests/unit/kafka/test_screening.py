@@ -137,7 +137,9 @@ def test_a_request_that_is_too_large_though_none_of_its_records_is_makes_request
 
 @pytest.fixture(autouse=True)
 def _known_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordcheck, "topic_limits", lambda _settings, names: {n: TOPICS[n] for n in names if n in TOPICS})
+    monkeypatch.setattr(
+        recordcheck, "topic_limits", lambda _settings, names: {n: TOPICS[n] for n in names if n in TOPICS}
+    )
 
 
 def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> RecordCheck:
