@@ -65,11 +65,7 @@ def kafka_offsets_in(values: Iterable[Any]) -> dict[str, dict[str, int]]:
     """Return the offsets of Spark's Kafka sources among source offsets, by topic and partition."""
     offsets: dict[str, dict[str, int]] = {}
     for value in values:
-        if (
-            isinstance(value, dict)
-            and "gateways" not in value
-            and all(isinstance(partitions, dict) for partitions in value.values())
-        ):
+        if isinstance(value, dict) and "gateways" not in value and all(isinstance(v, dict) for v in value.values()):
             offsets |= value
     return offsets
 
@@ -296,6 +292,9 @@ class Checkpoint:
             return sorted(int(entry.name) for entry in (self._path / log).iterdir() if entry.name.isdecimal())
         return []
 
+    def _entries(self, log: str) -> list[Path]:
+        return [self._path / log / str(batch) for batch in reversed(self._batches(log))]
+
     @contextlib.contextmanager
     def _map_disk_errors(self) -> Iterator[None]:
         """Raise an OSError of the disk as TL-J20."""
@@ -326,9 +325,7 @@ class Checkpoint:
     def _torn_entries(self) -> list[Path]:
         """Return the torn log entries to remove, newest first."""
         metadata = self._path / _METADATA
-        offsets, commits = (
-            [self._path / log / str(batch) for batch in reversed(self._batches(log))] for log in (_OFFSETS, _COMMITS)
-        )
+        offsets, commits = (self._entries(log) for log in (_OFFSETS, _COMMITS))
         if offsets and _is_torn(metadata):
             if commits:
                 raise _damaged_entry(metadata, commits[0].name)

@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 
 
 #: Characters of a part of an error: a topic alone may have 65,535.
-_MAX_PART_LENGTH = 4000
+_MAX_LENGTH = 4000
 
 
 #: The code at the end of an error's line.
@@ -67,11 +67,9 @@ def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None
     for option_name, sentence in translations.get(_normalized(word), {}).items():
         if option_name == "*" or _normalized(option_name) in choice_by_letters:
             return sentence or f'Did you mean "{choice_by_letters[_normalized(option_name)]}"?'
-    close_matches = difflib.get_close_matches(
-        _normalized(word), choice_by_letters.keys() - unsafe_names, n=1, cutoff=0.6
-    )
-    if close_matches:
-        return f'Did you mean "{choice_by_letters[close_matches[0]]}"?'
+    matches = difflib.get_close_matches(_normalized(word), choice_by_letters.keys() - unsafe_names, n=1, cutoff=0.6)
+    if matches:
+        return f'Did you mean "{choice_by_letters[matches[0]]}"?'
     return f"Known here: {', '.join(choice_by_letters.values())}." if otherwise is None else otherwise
 
 
@@ -124,11 +122,8 @@ class TowlineError(Exception):
 
     def __str__(self) -> str:
         # Topics, client ids and reasons of brokers are in it: no character of theirs may act on a terminal [I13].
-        location, problem, remedy = (
-            printable(self.location, _MAX_PART_LENGTH),
-            printable(self.problem, _MAX_PART_LENGTH),
-            printable(self.remedy),
-        )
+        location, problem = printable(self.location, _MAX_LENGTH), printable(self.problem, _MAX_LENGTH)
+        remedy = printable(self.remedy)
         return f"{location}: {problem}.{f' {remedy}' if remedy else ''}   [{self.code}]"
 
 
@@ -186,9 +181,8 @@ class ProtocolViolation(BrokerError):
     """
 
     def __init__(self, location: str, problem: str, *, reason: int = 0x82) -> None:
-        super().__init__(
-            "TL-M30", location, problem, "The connection is dropped and made anew; nothing acknowledged is lost."
-        )
+        remedy = "The connection is closed and opened again; nothing acknowledged is lost."
+        super().__init__("TL-M30", location, problem, remedy)
         self.reason = reason
 
 

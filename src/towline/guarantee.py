@@ -181,10 +181,7 @@ def promise_problem(guarantee: Guarantee, promise: Guarantee, qos: int | None = 
     """
     setting = f'promise = "{promise}"'
     if guarantee is not Guarantee.EXACTLY_ONCE:
-        return (
-            f"{setting} is for a route of a line with guarantee exactly_once, not {guarantee}",
-            "Change one of the two.",
-        )
+        return f"{setting} is for a route of a line with exactly_once, not {guarantee}", "Change one of the two."
     if promise is guarantee:
         return f"{setting} is what the line promises", "Remove it, or write at_least_once or at_most_once."
     if qos not in (None, promise_qos := POLICIES[promise].qos):
@@ -207,13 +204,8 @@ def sharing_problem(guarantee: Guarantee, brokers: int, publish_qos: int | None 
     if publish_qos == 2 and guarantee is not Guarantee.EXACTLY_ONCE:
         promise, alternative = "QoS 2", "publish with QoS 1"
     brokers_text = f"{brokers} brokers" if brokers > 1 else "follow_redirects"
-    problem = (
-        f"{promise} with {brokers_text} needs them to share sessions: one that takes over would double what is under "
-        "way"
-    )
-    remedy = (
-        f"Set brokers_share_sessions = true if they are one cluster that does, or give one address; or {alternative}."
-    )
+    problem = f"{promise} with {brokers_text} needs them to share sessions: a takeover would double messages in flight"
+    remedy = f"Set brokers_share_sessions = true if they are one such cluster, or give one address; or {alternative}."
     return problem, remedy
 
 

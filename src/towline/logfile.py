@@ -26,6 +26,7 @@ OLD_LOGS: Final = 2
 
 _LEVELS: Final = {name: logging.getLevelNamesMapping()[name.upper()] for name in ("debug", "info", "warning", "error")}
 _FORMATS: Final = ("auto", "json", "text")
+_DEFAULTS: Final = (("LEVEL", "info"), ("FORMAT", "auto"))
 
 
 def log_settings(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -38,15 +39,12 @@ def log_settings(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
     Raises:
         ConfigError: TL-C147, a variable has an unknown value.
     """
-    level, log_format = (
-        environ.get("TOWLINE_LOG_LEVEL", "info").lower(),
-        environ.get("TOWLINE_LOG_FORMAT", "auto").lower(),
-    )
-    for name, value, choices in (("LEVEL", level, [*_LEVELS]), ("FORMAT", log_format, [*_FORMATS])):
+    level, form = (environ.get(f"TOWLINE_LOG_{name}", value).lower() for name, value in _DEFAULTS)
+    for name, value, choices in (("LEVEL", level, [*_LEVELS]), ("FORMAT", form, [*_FORMATS])):
         if value not in choices:
             problem = f'"{value}" is none of {", ".join(choices)}'
             raise ConfigError("TL-C147", f"TOWLINE_LOG_{name}", problem, "Set one of them, or leave the variable out.")
-    return _LEVELS[level], log_format
+    return _LEVELS[level], form
 
 
 def rotate_log(log: Path, max_bytes: int = MAX_LOG_BYTES, old_logs: int = OLD_LOGS) -> None:

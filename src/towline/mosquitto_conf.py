@@ -206,12 +206,8 @@ class MosquittoConf(ConfSection):
     @property
     def local_only(self) -> bool:
         """True if the broker listens on loopback only, because no listener is configured [mosquitto.conf(5)]."""
-        (first_listener, *other_listeners) = self.listeners
-        return (
-            first_listener.header is None
-            and not other_listeners
-            and not any(map(first_listener.get_all, _DEFAULT_LISTENER_SETTINGS))
-        )
+        (listener, *others) = self.listeners
+        return not (others or listener.header or any(map(listener.get_all, _DEFAULT_LISTENER_SETTINGS)))
 
     @property
     def session_expiry_s(self) -> float | None:
@@ -222,13 +218,8 @@ class MosquittoConf(ConfSection):
     def access_control(self, port: int) -> str:
         """Return the setting that controls access at a port, as ``acl_file /etc/acl``; "" if everybody has access."""
         names = ("plugin", "auth_plugin", "acl_file")
-        settings = [
-            setting
-            for section in self._sections_of_port(port)
-            for name in names
-            if (setting := section.get(name)) is not None
-        ]
-        return f"{settings[-1].name} {settings[-1].value}" if settings else ""
+        settings = [section.get(name) for section in self._sections_of_port(port) for name in names]
+        return next((f"{setting.name} {setting.value}" for setting in reversed(settings) if setting), "")
 
     def shares_session(self, port: int) -> bool:
         """Return True if all clients of a user at this port share one session (``use_username_as_clientid``)."""
@@ -244,27 +235,22 @@ class MosquittoConf(ConfSection):
         database, else as ``user`` of its file, which is ``mosquitto`` for a broker started by root.
         """
         location = self.text("persistence_location")
-        persistence_directory, database = Path(location), Path(location, self.text("persistence_file", "mosquitto.db"))
+        directory, database = Path(location), Path(location, self.text("persistence_file", "mosquitto.db"))
         if not location:
             return ""  # its working directory, which is not known
         try:
-            if not persistence_directory.is_dir():
-                return "is no directory" if persistence_directory.exists() else "does not exist"
-            directory_stat, user = (
-                persistence_directory.stat(),
-                self.text("user", "mosquitto" if persistence_directory.stat().st_uid == 0 else ""),
-            )
-            if os.statvfs(persistence_directory).f_flag & os.ST_RDONLY:
+            if not directory.is_dir():
+                return "is no directory" if directory.exists() else "does not exist"
+            status = directory.stat()
+            user = self.text("user", "mosquitto" if status.st_uid == 0 else "")
+            if os.statvfs(directory).f_flag & os.ST_RDONLY:
                 return "is on a file system that can only be read"
             owner = pwd.getpwuid(database.stat().st_uid) if database.exists() else pwd.getpwnam(user)
         except (OSError, KeyError):
             return ""  # not seen from here
-        owns_directory, in_group = (
-            directory_stat.st_uid == owner.pw_uid,
-            directory_stat.st_gid in os.getgrouplist(owner.pw_name, owner.pw_gid),
-        )
-        required_mode = 0o300 if owns_directory else 0o030 if in_group else 0o003
-        may_write = owner.pw_uid == 0 or directory_stat.st_mode & required_mode == required_mode
+        groups = os.getgrouplist(owner.pw_name, owner.pw_gid)
+        mode = 0o300 if status.st_uid == owner.pw_uid else 0o030 if status.st_gid in groups else 0o003
+        may_write = owner.pw_uid == 0 or status.st_mode & mode == mode
         return "" if may_write else f"may not be written by the broker's user {owner.pw_name}"
 
 

@@ -144,10 +144,8 @@ def _parser_of(setting: str, value_type: Any) -> Callable[[str], object]:
         return parse_size
     if Path in value_types:
         return parse_path
-    is_enumeration = any(
-        get_origin(part) is Literal or (isinstance(part, type) and hasattr(part, "__members__")) for part in value_types
-    )
-    return str.lower if is_enumeration else str
+    is_enum = any(get_origin(t) is Literal or (isinstance(t, type) and hasattr(t, "__members__")) for t in value_types)
+    return str.lower if is_enum else str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +181,10 @@ class FormatOptions:
         """
         texts = without_table_properties(texts)
         spelling = {name.lower(): name for name in self.names}
-        known_texts = {
-            spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling
-        }
-        ConfigErrors.raise_any(
-            self._unknown_option(key) for key in texts if key.lower() not in {*spelling, *self.ignored_names}
-        )
-        return OptionValues(self, known_texts)
+        known = {spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling}
+        unknown = [key for key in texts if key.lower() not in {*spelling, *self.ignored_names}]
+        ConfigErrors.raise_any(map(self._unknown_option, unknown))
+        return OptionValues(self, known)
 
     def _unknown_option(self, key: str) -> ConfigError:
         if error_parts := self.rejected.get(key.lower()):

@@ -34,9 +34,8 @@ def check_provider(name: str, location: str) -> None:
         ConfigError: TL-C179 at `location`, the name is not ``module:function``.
     """
     if not _PROVIDER_NAME.fullmatch(name):
-        raise ConfigError(
-            "TL-C179", location, f'"{name}" is not module:function', "Name a function of a Python module."
-        )
+        remedy = "Name a function of a Python module."
+        raise ConfigError("TL-C179", location, f'"{name}" is not module:function', remedy)
 
 
 def call_provider(name: str, location: str, parse: Callable[[Any], T], expected_form: str, *arguments: object) -> T:

@@ -34,9 +34,7 @@ _ROW_COLUMNS = (
 )
 SPARK_SCHEMA = ", ".join(f"{name} {column_type}" for name, column_type, _ in _ROW_COLUMNS)
 #: With comments, which ``DESCRIBE`` of a table shows.
-DESCRIBED_SCHEMA = ", ".join(
-    f"{name} {column_type} COMMENT '{description}'" for name, column_type, description in _ROW_COLUMNS
-)
+DESCRIBED_SCHEMA = ", ".join(f"{name} {kind} COMMENT '{comment}'" for name, kind, comment in _ROW_COLUMNS)
 
 _PROPERTY = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
 #: As Spark converts its types.
@@ -72,14 +70,8 @@ TIMED_SCHEMA = ROW_SCHEMA.append(pa.field(EVENT_TIME, pa.timestamp("us", "UTC"))
 NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 
 #: What a received message has and a message to be sent has too: what came up can be sent down as it is.
-_SENDABLE_COLUMNS = (
-    "topic",
-    "payload",
-    "qos",
-    "retain",
-    *(name for name in OPTIONAL_COLUMNS if name != "subscription_ids"),
-)
-MESSAGE_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in _SENDABLE_COLUMNS])
+_SENDABLE = ("topic", "payload", "qos", "retain", *(n for n in OPTIONAL_COLUMNS if n != "subscription_ids"))
+MESSAGE_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in _SENDABLE])
 ARRIVAL_SCHEMA = pa.schema(
     [("arrived_at", pa.timestamp("us", "UTC")), ("arrived_boottime_us", pa.int64()), ("arrived_boot", pa.int64())]
 )

@@ -59,9 +59,8 @@ def column_types(fields: Sequence[Any], location: str) -> dict[str, str]:
     """
     types = {field.name.lower(): field.dataType.simpleString() for field in fields}
     if len(types) < len(fields):
-        raise ConfigError(
-            "TL-C48", location, f"two of the columns {', '.join(types)} have one name", "Select one of them."
-        )
+        problem = f"two of the columns {', '.join(types)} have one name"
+        raise ConfigError("TL-C48", location, problem, "Select one of them.")
     return types
 
 
@@ -72,11 +71,7 @@ def with_lower_case_names(batch: RecordBatch) -> RecordBatch:
 
 
 def check_columns(
-    location: str,
-    system: str,
-    types: Mapping[str, str],
-    accepted_types: Mapping[str, tuple[str, ...]],
-    topic: str | None,
+    location: str, system: str, types: Mapping[str, str], accepted: Mapping[str, tuple[str, ...]], topic: str | None
 ) -> None:
     """Check the columns of a DataFrame against those that a sink accepts.
 
@@ -84,20 +79,20 @@ def check_columns(
         location: Name of the sink in error texts.
         system: Name of the system that the sink writes to.
         types: Column types from `column_types`.
-        accepted_types: Accepted types by column, preferred type first. The first column is required.
+        accepted: Accepted types by column, preferred type first. The first column is required.
         topic: Option ``topic``; without it a column ``topic`` is required.
 
     Raises:
         ConfigError: TL-C48 for a missing or unknown column, or one of another type.
     """
     for name, column_type in types.items():
-        if name not in accepted_types:
-            remedy = f"{system} takes {', '.join(accepted_types)}; leave others out with select()."
+        if name not in accepted:
+            remedy = f"{system} takes {', '.join(accepted)}; leave others out with select()."
             raise ConfigError("TL-C48", location, f'unknown column "{name}"', remedy)
-        if column_type not in accepted_types[name]:
-            problem = f'column "{name}" is {column_type}, {system} takes {" or ".join(accepted_types[name])}'
-            raise ConfigError("TL-C48", location, problem, _conversion_hint(name, column_type, accepted_types[name]))
-    if (body_column := next(iter(accepted_types))) not in types:
+        if column_type not in accepted[name]:
+            problem = f'column "{name}" is {column_type}, {system} takes {" or ".join(accepted[name])}'
+            raise ConfigError("TL-C48", location, problem, _conversion_hint(name, column_type, accepted[name]))
+    if (body_column := next(iter(accepted))) not in types:
         remedy = f"Select it, binary or string; there are: {', '.join(types) or 'none'}."
         raise ConfigError("TL-C48", location, f'column "{body_column}" is missing', remedy)
     if topic is None and "topic" not in types:

@@ -92,9 +92,8 @@ def requirements(load: Load) -> list[Requirement]:
     sql = load.sql or writers > 1
     cores = max(1, math.ceil(rate * _SPARK_US[sql] / 1e6 / _TARGET_UTILIZATION))
     spark_basis = f"{rate:,.0f} msg/s at {_SPARK_US[sql]:g} us{' with SQL' if sql else ''}, half of each core free"
-    broker_basis = (
-        f"{rate:,.0f} msg/s at {receive_us:g} + {send_us:g} us in and out of its one thread, half of that free"
-    )
+    costs = f"{receive_us:g} + {send_us:g} us"
+    broker_basis = f"{rate:,.0f} msg/s at {costs} in and out of its one thread, half of that free"
     gateway_basis = f"one for each Mosquitto; {gateway_rate:,.0f} msg/s are half of what one drains with QoS {qos}"
     return [
         Requirement("Mosquittos", brokers, "", broker_basis),
