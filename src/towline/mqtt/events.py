@@ -453,7 +453,7 @@ class Close:
     Attributes:
         error: Reason of the end; None after `Stop`.
         fatal: Every further attempt will fail in the same way.
-        again_at_once: Reconnect without a pause.
+        reconnect_at_once: Reconnect without a pause.
         server_reference: Other servers named by the broker (Server Reference), "" for none.
         version_refused: The broker does not support this protocol version.
         permanent_redirect: With `server_reference`: server moved (0x9D), not use another server (0x9C).
@@ -463,7 +463,7 @@ class Close:
 
     error: BrokerError | None
     fatal: bool = False
-    again_at_once: bool = False
+    reconnect_at_once: bool = False
     server_reference: str = ""
     version_refused: bool = False
     permanent_redirect: bool = False

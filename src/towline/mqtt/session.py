@@ -408,10 +408,12 @@ class Session:
             return
         check_connack(packet, self.config, discard_session=self._discarding_session)
         if self.probing_version:
-            self._end_connection(Close(None, again_at_once=True, version_confirmed=True), actions, send_disconnect=True)
+            self._end_connection(
+                Close(None, reconnect_at_once=True, version_confirmed=True), actions, send_disconnect=True
+            )
         elif self._discarding_session:
             self._discarding_session = False
-            self._end_connection(Close(None, again_at_once=True), actions, send_disconnect=True)
+            self._end_connection(Close(None, reconnect_at_once=True), actions, send_disconnect=True)
         elif self._session_present and not self._session_known:
             self._meet_unknown_session(now, actions)
         else:
@@ -424,7 +426,7 @@ class Session:
             return
         if unknown_session == "discard":
             self._discarding_session = True
-            self._end_connection(Close(None, again_at_once=True), actions, send_disconnect=True)
+            self._end_connection(Close(None, reconnect_at_once=True), actions, send_disconnect=True)
             return
         self._save_record(None, actions)
         error = SessionUnknown(

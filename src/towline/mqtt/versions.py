@@ -72,7 +72,7 @@ class VersionNegotiation:
         older_level, problem = self._older_level(config)
         if older_level is not None:
             self.level, self._level_confirmed = older_level, False
-            return Close(None, again_at_once=True)
+            return Close(None, reconnect_at_once=True)
         explained_close = self._explained_close(close, problem)
         self._reset_levels()
         return explained_close

@@ -362,7 +362,7 @@ class SessionDriver:
         reason = action.error.problem if action.error else ""
         action = self.versions.decide_close(self.schedule.follow_redirect(action), self.session.config)
         self._apply_version(reason)
-        if action.again_at_once:
+        if action.reconnect_at_once:
             if action.server_reference:
                 self._hooks.log_notice("sent to another server", code="TL-M26", reason=str(action.error))
             self.schedule.due_at = 0.0
@@ -570,7 +570,7 @@ class ReconnectSchedule:
         self._moved_server = None
 
     def follow_redirect(self, close: Close) -> Close:
-        """Follow the server reference of a closed connection: ``again_at_once`` is set if there is one to follow."""
+        """Follow the server reference of a closed connection: ``reconnect_at_once`` is set if there is one."""
         if not self._follow_redirects or not close.server_reference:
             return close
         if self._redirect_count >= MAX_REDIRECTS:
@@ -587,7 +587,7 @@ class ReconnectSchedule:
         self._redirect_count += 1
         self._redirect_targets = deque(servers)
         self._moved_server = self.endpoint if close.permanent_redirect else None
-        return replace(close, fatal=False, again_at_once=True)
+        return replace(close, fatal=False, reconnect_at_once=True)
 
     def record_delivery(self) -> None:
         """Record a delivered message; a dropped one says nothing about the broker."""

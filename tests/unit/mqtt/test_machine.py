@@ -222,7 +222,7 @@ def test_the_same_steps_are_the_same_life() -> None:
 
 
 def _broken(monkeypatch: pytest.MonkeyPatch, target: str, substitute: Any) -> None:
-    monkeypatch.setattr(target, substitute)
+    monkeypatch.setattr(f"towline.mqtt.{target}", substitute)
     random = Random(1)
     for _ in range(300):
         live(draw_plan(random.choice), draw_steps(random, 60))
@@ -231,7 +231,7 @@ def _broken(monkeypatch: pytest.MonkeyPatch, target: str, substitute: Any) -> No
 def test_the_model_sees_an_ack_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = Inbound.raise_ack_watermark
     with pytest.raises(AssertionError, match=r"\[I[123]\]|is lost|settled"):
-        _broken(monkeypatch, "towline.mqtt.inbound.Inbound.settle", lambda self, _upto: settle(self, self.next_number))
+        _broken(monkeypatch, "inbound.Inbound.raise_ack_watermark", lambda self, _upto: settle(self, self.next_number))
 
 
 def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatc
         return b"".join(b"\x70\x02" + packet_id.to_bytes(2) for packet_id in packet_ids)
 
     with pytest.raises(AssertionError, match="held ids differ"):
-        _broken(monkeypatch, "towline.mqtt.inbound.Inbound.release", release)
+        _broken(monkeypatch, "inbound.Inbound.take_pubrels", release)
 
 
 def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPat
         publishes(self, run)
 
     with pytest.raises(AssertionError, match=r"twice \[MQTT-4.3.3-10\]"):
-        _broken(monkeypatch, "towline.mqtt.inbound.Inbound.publishes", trusting)
+        _broken(monkeypatch, "inbound.Inbound.take_publishes", trusting)
 
 
 def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) 
     steps = {**outbound._TRANSITIONS, (2, outbound.Phase.PUBLISHED, PubRecPacket): forgetful}
     steps[2, outbound.Phase.PUBLISHED, PubCompPacket] = Outbound._finish_message
     with pytest.raises(AssertionError, match=r"\[MQTT-4.3.3-6\]"):
-        _broken(monkeypatch, "towline.mqtt.outbound._STEPS", steps)
+        _broken(monkeypatch, "outbound._TRANSITIONS", steps)
 
 
 def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,11 +277,11 @@ def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> Non
         connected(self, server, window + 1, **more)
 
     with pytest.raises(AssertionError, match=r"\[MQTT-3.3.4-9\]"):
-        _broken(monkeypatch, "towline.mqtt.outbound.Outbound.connected", greedy)
+        _broken(monkeypatch, "outbound.Outbound.start_connection", greedy)
 
 
 def test_the_model_sees_a_session_that_is_taken_for_that_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subscriptions, "doubt", lambda _self: None)
+    monkeypatch.setattr(Subscriptions, "mark_unsure", lambda _self: None)
     with pytest.raises(AssertionError, match=r"online with \{.*\} instead of"):
         live(*FINDINGS["a filter is added while we are at another server"])
 
@@ -289,7 +289,7 @@ def test_the_model_sees_a_session_that_is_taken_for_that_of_another_server(monke
 def test_the_model_sees_a_subscribe_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     forget = Inbound.drop_session_state
     with pytest.raises(AssertionError, match=r"SUBSCRIBE in a new session leaves before .* \[I3\]"):
-        _broken(monkeypatch, "towline.mqtt.inbound.Inbound.forget", lambda self: forget(self) and None)
+        _broken(monkeypatch, "inbound.Inbound.drop_session_state", lambda self: forget(self) and None)
 
 
 def test_the_model_sees_retained_messages_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def test_the_model_sees_retained_messages_that_come_again(monkeypatch: pytest.Mo
         return replace(wanted, retain_handling=0)
 
     with pytest.raises(AssertionError, match=r"retained messages of . would come again"):
-        _broken(monkeypatch, "towline.mqtt.subscriptions.Subscriptions._asked", careless)
+        _broken(monkeypatch, "subscriptions.Subscriptions._with_retain_handling", careless)
 
 
 def test_the_model_keeps_to_our_receive_maximum() -> None:

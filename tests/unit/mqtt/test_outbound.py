@@ -309,7 +309,7 @@ def test_our_own_limit_lets_so_many_be_without_an_answer(monkeypatch: pytest.Mon
     """QoS 0 has none, and goes on once there is room for it."""
     outbound = connected()
     limits: list[int | None] = [1]
-    monkeypatch.setattr(outbound.culprit_finder, "limit", lambda _now: limits[-1])
+    monkeypatch.setattr(outbound.culprit_finder, "max_unanswered", lambda _now: limits[-1])
     assert len(publish(outbound, 1)) == 1
     assert publish(outbound, 2, qos=0) == []
     answer(outbound, PubRecPacket(1))

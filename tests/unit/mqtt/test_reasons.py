@@ -59,7 +59,7 @@ def test_a_disconnect_counts_against_a_message_where_it_may_be_about_one(name: s
     session = online()
     close = only(receive(session, DisconnectPacket(reason_code=DisconnectReasonCode(code))), Close)
     assert session.ended_by_broker is (name in ABOUT_A_PACKET)
-    assert (close.fatal, close.again_at_once) == (name == "SERVER_MOVED", False)
+    assert (close.fatal, close.reconnect_at_once) == (name == "SERVER_MOVED", False)
 
 
 #: What the next try would meet again.
@@ -75,7 +75,7 @@ ADVICE |= {"NOT_AUTHORIZED": "access rules", "UNSUPPORTED_PROTOCOL_VERSION": "pr
 def test_a_refused_connect_is_tried_again_unless_it_is_for_good(name: str, code: int) -> None:
     packet = ConnAckPacket(reason_code=ConnAckReasonCode(code), reason_str="it says\nso")
     close = connection_refused(packet, "line")
-    assert (close.fatal, close.again_at_once) == (name in FOR_GOOD, False)
+    assert (close.fatal, close.reconnect_at_once) == (name in FOR_GOOD, False)
     assert close.version_refused is (name == "UNSUPPORTED_PROTOCOL_VERSION")
     assert isinstance(close.error, Unreachable) is not close.fatal
     assert ADVICE.get(name, "") in str(close.error)

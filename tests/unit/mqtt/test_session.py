@@ -390,11 +390,11 @@ def test_an_unknown_session_can_be_adopted() -> None:
 def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept() -> None:
     session = Session(replace(CONFIG, unknown_session="discard"))
     session.handle(ConnectionOpened(), 0.0)
-    assert only(receive(session, ConnAckPacket(session_present=True)), Close).again_at_once
+    assert only(receive(session, ConnAckPacket(session_present=True)), Close).reconnect_at_once
     (connect,) = sent(session.handle(ConnectionOpened(), 1.0))
     assert isinstance(connect, ConnectPacket)
     assert (connect.clean_start, connect.session_expiry_interval) == (True, 0)
-    assert only(receive(session, ConnAckPacket()), Close).again_at_once
+    assert only(receive(session, ConnAckPacket()), Close).reconnect_at_once
     (connect,) = sent(session.handle(ConnectionOpened(), 2.0))
     assert isinstance(connect, ConnectPacket)
     assert not connect.clean_start, "Mosquitto saves only sessions whose last CONNECT had Clean Start 0"
@@ -509,7 +509,7 @@ def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
     session.probing_version = True
     session.handle(ConnectionOpened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True))
-    assert only(actions, Close) == Close(None, again_at_once=True, version_confirmed=True)
+    assert only(actions, Close) == Close(None, reconnect_at_once=True, version_confirmed=True)
     assert [type(packet) for packet in sent(actions)] == [DisconnectPacket]
     assert session.record is not None
     assert session.record.subscriptions == {"a/#": -1, "b": -1}, "asked for anew, as its answer was not seen"
@@ -556,7 +556,7 @@ def test_a_connection_that_broke_is_told_by_what_had_come(items: list[ConnAckPac
         receive(session, *items)
     close = session.connection_break("broker")
     session.handle(ConnectionLost(), 2.0)
-    assert (close.no_connack, close.again_at_once, close.fatal) == (not items, False, False)
+    assert (close.no_connack, close.reconnect_at_once, close.fatal) == (not items, False, False)
     assert session.ended_by_broker is bool(items), "of one that was taken in a message may be to blame"
     assert ("TL-M05" if items else "TL-M03") in str(close.error)
 

@@ -159,7 +159,7 @@ def test_no_connack_in_time_is_an_error() -> None:
     assert session.handle(Tick(), 14.9) == []
     close = only(session.handle(Tick(), 15.0), Close)
     assert "no CONNACK within 10 s" in str(close.error)
-    assert (close.no_connack, close.again_at_once, close.fatal) == (True, False, False)
+    assert (close.no_connack, close.reconnect_at_once, close.fatal) == (True, False, False)
 
 
 def test_a_connack_byte_by_byte_has_the_same_time() -> None:

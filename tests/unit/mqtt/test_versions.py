@@ -12,7 +12,7 @@ SILENT = Close(Unreachable("TL-M03", "w", "no CONNACK within 10 s", "Trying agai
 REFUSED = Close(
     BrokerRefused("TL-M08", "w", "unsupported protocol version", "Set it."), fatal=True, version_refused=True
 )
-ANSWERED = Close(None, again_at_once=True, version_confirmed=True)
+ANSWERED = Close(None, reconnect_at_once=True, version_confirmed=True)
 CONFIG = SessionConfig("plant-7", "w")
 
 
@@ -58,7 +58,7 @@ def test_a_round_without_any_answer_tells_what_was_tried_and_begins_again() -> N
         told = versions.decide_close(SILENT, CONFIG)
         assert isinstance(told.error, Unreachable)
         assert "MQTT 5, MQTT 3.1.1, MQTT 3.1 were tried" in str(told.error)
-        assert not told.again_at_once
+        assert not told.reconnect_at_once
         assert versions.level == 5
 
 

@@ -53,7 +53,7 @@ def test_nothing_is_followed_unless_asked_for() -> None:
 
 
 def test_for_now_means_the_next_connection(attempts: ReconnectSchedule) -> None:
-    assert attempts.follow_redirect(sent_to("a.example")).again_at_once
+    assert attempts.follow_redirect(sent_to("a.example")).reconnect_at_once
     assert attempts.next_endpoint() == A
     attempts.record_online(0.0)
     assert attempts.next_endpoint() == HOME
@@ -61,7 +61,7 @@ def test_for_now_means_the_next_connection(attempts: ReconnectSchedule) -> None:
 
 def test_for_good_counts_from_the_moment_the_new_server_serves(attempts: ReconnectSchedule) -> None:
     judged = attempts.follow_redirect(sent_to("a.example b.example", moved=True))
-    assert (judged.again_at_once, judged.fatal) == (True, False)
+    assert (judged.reconnect_at_once, judged.fatal) == (True, False)
     assert attempts.next_endpoint() == A
     attempts.record_failure(0.0, was_online=False)
     assert attempts.rounds == 0, "the other server comes first"
@@ -97,11 +97,11 @@ def test_a_reference_to_nobody_else_is_an_error_to_show(attempts: ReconnectSched
 
 def test_after_a_few_hops_it_is_given_up_and_begun_anew(attempts: ReconnectSchedule) -> None:
     for there in [A, B] * (MAX_REDIRECTS // 2):
-        assert attempts.follow_redirect(sent_to(there.host)).again_at_once
+        assert attempts.follow_redirect(sent_to(there.host)).reconnect_at_once
         assert attempts.next_endpoint() == there
     judged = attempts.follow_redirect(sent_to("a.example"))
-    assert not judged.again_at_once
+    assert not judged.reconnect_at_once
     assert judged.error is not None
     assert judged.error.code == "TL-M27"
     assert attempts.next_endpoint() == HOME
-    assert attempts.follow_redirect(sent_to("a.example")).again_at_once
+    assert attempts.follow_redirect(sent_to("a.example")).reconnect_at_once

@@ -42,7 +42,7 @@ def test_a_good_run_is_one_line() -> None:
         ({"account": RunAccount(replace(KEPT, acked=19))}, "19 of 20 messages were acknowledged"),
         ({"account": None}, "it has not ended"),
         ({"peaks": Peaks(rss=400_000_001)}, "the gateway took 400 MB"),
-        ({"dropped": 3}, "the broker itself dropped 3 messages"),
+        ({"broker_dropped": 3}, "the broker itself dropped 3 messages"),
         ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
         ({"scenario": replace(SCENARIO, looks=3)}, "0 looks at memory, not 3"),
         ({"peaks": Peaks()}, "the gateway's memory was never seen"),
