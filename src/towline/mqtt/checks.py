@@ -7,7 +7,7 @@ There are three kinds of check, because the codec is written in Rust:
   ends beyond its Property Length takes the bytes there. `check_fields` reads the fields of a packet, each within its
   given length, and costs more than decoding. So PUBLISH, which comes by the thousand, is checked by its
   `publish_offsets`: ASCII only, and a payload that begins where the lengths say (`check_payload`);
-- after decoding PUBLISH (`towline.mqtt.codec.check_publish_run`), and before encoded bytes are sent.
+- after decoding PUBLISH (`towline.mqtt.codec.check_run`), and before encoded bytes are sent.
 
 All functions raise `MalformedPacket`, with the violated statement and the reason code for our DISCONNECT.
 """
@@ -26,15 +26,15 @@ from mqtt5 import PublishPacket
 MAX_PROPERTIES: Final = 1_000
 #: Identifiers of the properties that may come more than once.
 SUBSCRIPTION_ID, USER_PROPERTY = 0x0B, 0x26
-#: First bytes of a PUBLISH that say where its Property Length is: remaining length of up to two bytes, topic length.
+#: First bytes of a PUBLISH, which determine its offsets: remaining length of up to two bytes, topic length.
 PREFIX_BYTES: Final = 5
-#: A Property Length that is none: of more than one byte, or of a packet of which is not known where it stands.
+#: In place of a Property Length of more than one byte, or at an unknown position.
 UNKNOWN_LENGTH: Final = 0x80
 #: Properties of one byte that is 0 or 1: any other value is a protocol error [MQTT 5 section 3.2.2.3].
 _BOOLEAN_PROPERTIES: Final = frozenset({0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A})
 _TEXT_PROPERTIES: Final = frozenset({0x03, 0x08, 0x12, 0x15, 0x1A, 0x1C, 0x1F})
-#: Bytes of the value of each property but the user property [MQTT 5 section 2.2.2.2]; `_COUNTED` for one behind a
-#: length of two bytes, `_VARIABLE` for a variable byte integer.
+#: Bytes of the value of each property but the user property [MQTT 5 section 2.2.2.2]; `_LENGTH_PREFIXED` for one
+#: behind a length of two bytes, `_VARIABLE_INTEGER` for a variable byte integer.
 _LENGTH_PREFIXED, _VARIABLE_INTEGER = -1, 0
 _VALUE_SIZES: Final = {
     **dict.fromkeys(_BOOLEAN_PROPERTIES, 1),
@@ -49,17 +49,15 @@ MAX_REMAINING_LENGTH: Final = 268_435_455
 #: A user property with both strings of 65,535 bytes.
 _MAX_USER_PROPERTY_BYTES: Final = 5 + 2 * 65_535
 #: Every string of CONNECT at its longest: client id, user name, password, two of authentication, five of the will.
-_MAX_FIXED_STRINGS_BYTES: Final = 12 * (3 + 65_535)
-_SAFE_LENGTH: Final = MAX_REMAINING_LENGTH - _MAX_FIXED_STRINGS_BYTES
+_MAX_STRINGS_BYTES: Final = 12 * (3 + 65_535)
+_SAFE_LENGTH: Final = MAX_REMAINING_LENGTH - _MAX_STRINGS_BYTES
 _NULL_PROBLEM: Final = "a string with U+0000 [MQTT-1.5.4-2]"
-_FIELD_TOO_LONG: Final = (
-    "a field that ends behind the length given for it, which is too short [MQTT 5 sections 2.1.4, 2.2.2]"
-)
-#: What is wrong with a packet id that is none.
+_TOO_LONG: Final = "a field that ends behind the length given for it, which is too short [MQTT 5 sections 2.1.4, 2.2.2]"
+#: Error text for packet id 0.
 PACKET_ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
 
 ReceivedBytes: TypeAlias = bytes | bytearray | memoryview
-#: Of a PUBLISH: its size, where its topic begins and ends, and where its Property Length stands, or its payload.
+#: Offsets in a PUBLISH: its size, start and end of its topic, and its Property Length, or its payload in 3.x.
 PublishOffsets: TypeAlias = tuple[int, int, int, int]
 
 
@@ -80,7 +78,7 @@ class PacketTooLarge(ValueError):
     """Packet longer than the maximum remaining length [MQTT-1.5.5-1]."""
 
 
-#: What the codec says of a packet that it could read, and MQTT 5 forbids → reason code.
+#: Error text of the codec for a readable packet that MQTT 5 forbids → reason code.
 _CODEC_ERRORS: Final = (("Duplicate value", 0x82), ("Topic alias must be != 0", 0x94), ("must be != 0", 0x82))
 
 
@@ -94,7 +92,7 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-# Before reading ------------------------------------------------------------------------------------------------------
+# Before decoding ------------------------------------------------------------------------------------------------------
 
 
 def check_fields(packet: bytes) -> None:
@@ -109,9 +107,9 @@ def check_fields(packet: bytes) -> None:
     check = _FIELD_CHECKS.get(packet[0] >> 4)
     if check is not None:
         try:
-            check(FieldReader(packet, variable_integer(packet, 1)[1]), packet[0])
+            check(FieldReader(packet, read_varint(packet, 1)[1]), packet[0])
         except IndexError:
-            raise MalformedPacket(_FIELD_TOO_LONG) from None
+            raise MalformedPacket(_TOO_LONG) from None
 
 
 def publish_offsets(prefix: bytes, *, properties: bool) -> PublishOffsets:
@@ -141,7 +139,7 @@ class PublishHead(NamedTuple):
 
     topic: bytes
     packet_id: int | None
-    #: Bytes of the properties, and where they begin.
+    #: Bytes of the properties, and their position.
     properties_length: int
     properties_at: int
 
@@ -155,7 +153,7 @@ def publish_head(data: ReceivedBytes, at: int, header: int, *, properties: bool)
             packet_id = data[position] << 8 | data[position + 1]
             position += 2
         if properties:
-            properties_length, position = variable_integer(data, position)
+            properties_length, position = read_varint(data, position)
     except IndexError:
         return None
     return PublishHead(topic, packet_id, properties_length, position) if position <= len(data) else None
@@ -167,12 +165,12 @@ def check_payload(packet: bytes, payload_length: int) -> None:
     Raises:
         MalformedPacket: A property value ended beyond the Property Length.
     """
-    head = publish_head(packet, variable_integer(packet, 1)[1], packet[0], properties=True)
+    head = publish_head(packet, read_varint(packet, 1)[1], packet[0], properties=True)
     if head is None or head.properties_at + head.properties_length + payload_length != len(packet):
-        raise MalformedPacket(_FIELD_TOO_LONG)
+        raise MalformedPacket(_TOO_LONG)
 
 
-def variable_integer(data: ReceivedBytes, at: int) -> tuple[int, int]:
+def read_varint(data: ReceivedBytes, at: int) -> tuple[int, int]:
     """Return the variable byte integer at a position, and its end.
 
     Raises:
@@ -202,7 +200,7 @@ def property_value_end(identifier: int, data: bytes, at: int) -> int:
         raise MalformedPacket(f"property {identifier:#04x} is none of MQTT 5 [MQTT 5 section 2.2.2.2]")
     if size == _LENGTH_PREFIXED:
         return at + 2 + (data[at] << 8 | data[at + 1])
-    return at + size if size else variable_integer(data, at)[1]
+    return at + size if size else read_varint(data, at)[1]
 
 
 def decode_text(data: bytes) -> str:
@@ -237,7 +235,7 @@ class FieldReader:
         """Skip bytes and return the position of the first one."""
         self.position += count
         if self.position > self._end_position:
-            raise MalformedPacket(_FIELD_TOO_LONG)
+            raise MalformedPacket(_TOO_LONG)
         return self.position - count
 
     def take_bytes(self, count: int) -> bytes:
@@ -255,7 +253,7 @@ class FieldReader:
 
     def variable_integer(self) -> int:
         """Read a variable byte integer."""
-        value, end = variable_integer(self.data, self.position)
+        value, end = read_varint(self.data, self.position)
         self.skip(end - self.position)
         return value
 
@@ -353,7 +351,7 @@ def _check_connect(fields: FieldReader, _header: int) -> None:
         fields.string()
 
 
-#: Packet type → the walk over its fields [MQTT 5 chapter 3].
+#: Packet type → check of its fields [MQTT 5 chapter 3].
 _FIELD_CHECKS: Final[dict[int, Callable[[FieldReader, int], None]]] = {
     1: _check_connect,
     2: _ack_check(2),
@@ -368,7 +366,7 @@ _FIELD_CHECKS: Final[dict[int, Callable[[FieldReader, int], None]]] = {
 }
 
 
-# Before writing ------------------------------------------------------------------------------------------------------
+# Before encoding ------------------------------------------------------------------------------------------------------
 
 
 def check_size(packet: mqtt5.Packet) -> None:
@@ -392,21 +390,15 @@ def _publish_length(packet: PublishPacket) -> int:
     """Return the exact remaining length: a message of the largest size must pass."""
     texts = [*(part for pair in packet.user_properties for part in pair), packet.content_type, packet.response_topic]
     length = sum(len(text.encode()) for text in texts if text is not None)
-    length += 5 * len(packet.user_properties) + sum(1 + _varint_bytes(i) for i in packet.subscription_ids)
+    length += 5 * len(packet.user_properties) + sum(1 + _varint_size(i) for i in packet.subscription_ids)
     length += 3 * sum(value is not None for value in (packet.content_type, packet.response_topic, packet.topic_alias))
     length += 0 if packet.correlation_data is None else 3 + len(packet.correlation_data)
     length += (0 if packet.message_expiry_interval is None else 5) + (2 if packet.payload_format_indicator else 0)
-    return (
-        2
-        + len(packet.topic.encode())
-        + 2 * bool(packet.packet_id)
-        + _varint_bytes(length)
-        + length
-        + len(packet.payload)
-    )
+    length += _varint_size(length) + len(packet.payload)
+    return length + 2 + len(packet.topic.encode()) + 2 * bool(packet.packet_id)
 
 
-def _varint_bytes(value: int) -> int:
+def _varint_size(value: int) -> int:
     return next((size for size in range(1, _MAX_LENGTH_BYTES) if value < 1 << 7 * size), _MAX_LENGTH_BYTES)
 
 
@@ -416,14 +408,10 @@ def _max_length(packet: mqtt5.Packet) -> int:
     user_properties = [*getattr(packet, "user_properties", ()), *(will.user_properties if will else ())]
     filters = [topic_filter.pattern for topic_filter in getattr(packet, "topic_filters", ())]
     texts = [*(part for pair in user_properties for part in pair), *filters, *getattr(packet, "patterns", ())]
-    return (
-        _MAX_FIXED_STRINGS_BYTES
-        + sum(5 + len(text.encode()) for text in texts)
-        + len(getattr(packet, "reason_codes", ()))
-    )
+    return _MAX_STRINGS_BYTES + sum(5 + len(text.encode()) for text in texts) + len(getattr(packet, "reason_codes", ()))
 
 
-# After reading, or instead of it ----------------------------------------------------------------------
+# After decoding, or instead of it ----------------------------------------------------------------------
 
 
 def check_topics(topics: Iterable[str]) -> None:

@@ -20,14 +20,7 @@ from operator import attrgetter
 from typing import ClassVar, Final, Self, TypeAlias, TypeVar
 
 import mqtt5
-from mqtt5 import (
-    ConnAckReasonCode,
-    PubAckPacket,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-)
+from mqtt5 import ConnAckReasonCode, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket
 
 from towline.mqtt import checks, codec3
 from towline.mqtt.checks import MAX_PROPERTIES, PREFIX_BYTES, UNKNOWN_LENGTH, MalformedPacket
@@ -43,15 +36,15 @@ LEVEL_5: Final = 5
 _PUBLISH_TYPE: Final = 3
 #: Longest variable byte integer [MQTT-1.5.5-1].
 _MAX_LENGTH_BYTES: Final = 4
-#: First byte of CONNACK, its remaining length in 3.x, and where its code stands.
-_CONNACK, _CONNACK_3_LENGTH, _CONNACK_CODE_INDEX = 0x20, 2, 3
-#: Reason codes of a "no" begin here; the return codes of 3.x are all below.
+#: First byte of CONNACK, its remaining length in 3.x, and the position of its code.
+_CONNACK, _CONNACK_3_LENGTH, _CODE_INDEX = 0x20, 2, 3
+#: Lowest reason code of a refusal; the return codes of 3.x are all below.
 _FIRST_ERROR_CODE: Final = 0x80
-#: PUBLISHes of a chunk larger than this are read without a look at their UTF-8 first, which would cost half as much
-#: as reading them; after one panic there is no more trust in this process.
+#: PUBLISHes of a larger chunk are decoded without checking their UTF-8 first, which would cost half as much as
+#: decoding; after a panic all chunks of this process are checked.
 _TRUSTED_CHUNK_BYTES: Final = 16 << 10
-#: A PUBLISH may be crowded with properties, or larger than the limit, if the second byte of its remaining length, which
-#: counts 128s, is at least this: an identifier takes 2 bytes, so a shorter packet holds no more than is allowed.
+#: A PUBLISH may have too many properties, or be larger than the limit, only if the second byte of its remaining length,
+#: which counts 128s, is at least this: an identifier takes 2 bytes, so a shorter packet has no more than allowed.
 _LARGE_PUBLISH_128S: Final = 2 * MAX_PROPERTIES // 128
 
 
@@ -105,12 +98,12 @@ class AckRun:
 
 
 _TOPIC_OF: Final = attrgetter("topic")
-#: Received bytes, copied or not where a part of them is taken.
+#: Received bytes; a slice of them is a copy or not.
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 Item: TypeAlias = PublishRun | PlainRun | AckRun | Packet
 
-#: Fixed header of an answer of four bytes, the length included, the same in every version → its type.
+#: Fixed header of an acknowledgement with four bytes, the same in every version → its type.
 _SHORT_ACK_TYPES: Final[dict[bytes, type[Acknowledgement]]] = {
     b"\x40\x02": PubAckPacket,
     b"\x50\x02": PubRecPacket,
@@ -130,7 +123,7 @@ class Decoder:
         plain_reader: Builder of columns from packets without properties; None to get every packet as an object.
     """
 
-    #: A panic was seen: its message is on the screen once and not again.
+    #: The codec has panicked in this process: check all text from now on, so that it prints no second message.
     _codec_panicked: ClassVar[bool] = False
 
     def __init__(
@@ -141,14 +134,14 @@ class Decoder:
             PlainRuns(plain_reader, max_packet_bytes, properties=version == LEVEL_5) if plain_reader else None
         )
         self._version = version
-        #: See `_CROWDED_128S`; lower where the limit is.
+        #: As `_LARGE_PUBLISH_128S`; lower for a lower limit.
         self._large_128s = max(1, min(_LARGE_PUBLISH_128S, (max_packet_bytes - 1 - _MAX_LENGTH_BYTES) // 128))
-        #: Received and not yet decoded; never holds a whole packet between calls.
+        #: Bytes not decoded yet; never a whole packet between calls.
         self._chunks: list[bytes] = []
         self._buffered_bytes = 0
-        #: Bytes needed before decoding can succeed; 0 when not known.
+        #: Bytes needed before decoding can succeed; 0 for unknown.
         self._needed_bytes = 0
-        #: The packet too large that is passing; nothing is held meanwhile.
+        #: Skips a packet that is too large; nothing is buffered meanwhile.
         self._skipper: PublishSkipper | None = None
 
     def feed(self, data: bytes) -> list[Item]:
@@ -176,14 +169,14 @@ class Decoder:
                 data = self._skipper.feed(data)
                 if not self._skipper.is_complete:
                     return items
-                _append_publish_run(items, [self._skipper.to_truncated()], bytearray((self._skipper.header,)))
+                _append_run(items, [self._skipper.to_truncated()], bytearray((self._skipper.header,)))
                 self._skipper = None
             self._chunks.append(data)
             self._buffered_bytes += len(data)
             if self._buffered_bytes < self._needed_bytes:
                 return items
             buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            self._chunks = []  # before it is read: a large packet need not be here a third time
+            self._chunks = []  # before decoding, which copies: at most two copies of a large packet
             consumed = self._decode_packets(buffer, items)
             rest = buffer[consumed:]
             self._needed_bytes, header_size = _next_packet_size(rest, 0) if rest else (0, 0)
@@ -207,7 +200,7 @@ class Decoder:
         position, buffer_size, read_packet, large_128s = 0, len(buffer), mqtt5.read, self._large_128s
         is_mqtt5, plain_runs = self._version == LEVEL_5, self._plain_runs
         check_utf8 = buffer_size <= _TRUSTED_CHUNK_BYTES or Decoder._codec_panicked
-        # ASCII within the Property Length says nothing of a value that ends behind it.
+        # ASCII within the Property Length does not exclude a value that ends behind it.
         ascii_properties_limit = 1 if Decoder._codec_panicked else UNKNOWN_LENGTH
         run: list[ReceivedPublish] = []
         headers = bytearray()
@@ -217,62 +210,57 @@ class Decoder:
             while position < buffer_size:
                 header = buffer[position]
                 if header >> 4 != _PUBLISH_TYPE:
-                    item_and_end: tuple[Item, int] | None = _read_ack_run(buffer, position) or self._read_other_packet(
-                        buffer, position
-                    )
+                    item_end: tuple[Item, int] | None = _ack_run(buffer, position) or self._read_other(buffer, position)
                 else:
-                    item_and_end = plain_runs.find_run(buffer, position) if plain_runs is not None else None
-                if item_and_end is not None:
-                    _append_publish_run(items, run, headers, already_checked=not is_mqtt5)
+                    item_end = plain_runs.find_run(buffer, position) if plain_runs is not None else None
+                if item_end is not None:
+                    _append_run(items, run, headers, checked=not is_mqtt5)
                     run, headers = [], bytearray()
-                    items.append(item_and_end[0])
-                    position = item_and_end[1]
+                    items.append(item_end[0])
+                    position = item_end[1]
                     continue
                 prefix = buffer[position : position + PREFIX_BYTES]
                 offsets = offsets_cache.get(prefix)
                 if offsets is None:
                     offsets = offsets_cache[prefix] = checks.publish_offsets(prefix, properties=is_mqtt5)
                 _, topic_start, topic_end, properties_at = offsets
-                properties_length = (
+                property_length = (
                     0 if not is_mqtt5 else buffer[position + properties_at] if properties_at else UNKNOWN_LENGTH
                 )
                 packet: ReceivedPublish
                 if not is_mqtt5:
-                    packet, packet_length = self._read_publish_3(buffer, position, offsets, topic_cache)
+                    packet, size = self._read_publish_3(buffer, position, offsets, topic_cache)
                 elif (
                     buffer[position + 1] > 127
                     and buffer[position + 2] >= large_128s
                     and (
                         truncated_message := truncate_crowded_publish(
-                            packet_view := self._whole_packet(view, position), properties_length
+                            packet_view := self._whole_packet(view, position), property_length
                         )
                     )
                     is not None
                 ):
-                    packet, packet_length = truncated_message, len(packet_view)
+                    packet, size = truncated_message, len(packet_view)
                 else:
                     if check_utf8 and not (
                         buffer[position + topic_start : position + topic_end].isascii()
-                        and properties_length < ascii_properties_limit
+                        and property_length < ascii_properties_limit
                         and buffer[
-                            (properties_start := position + properties_at + 1) : properties_start + properties_length
+                            (properties_start := position + properties_at + 1) : properties_start + property_length
                         ].isascii()
                     ):
                         checks.check_fields(self._whole_packet(buffer, position))
-                    packet, packet_length = read_packet(view[position:])  # type: ignore[assignment]  # the nibble says PUBLISH
-                if properties_length and packet.payload is not None:
-                    payload_length = len(packet.payload)
-                    if (
-                        properties_length >= UNKNOWN_LENGTH
-                        or properties_at + 1 + properties_length + payload_length != packet_length
-                    ):
-                        checks.check_payload(buffer[position : position + packet_length], payload_length)
+                    packet, size = read_packet(view[position:])  # type: ignore[assignment]  # the type is PUBLISH
+                if property_length and packet.payload is not None:
+                    payload_size = len(packet.payload)
+                    if property_length >= UNKNOWN_LENGTH or properties_at + 1 + property_length + payload_size != size:
+                        checks.check_payload(buffer[position : position + size], payload_size)
                 run.append(packet)
                 headers.append(header)
-                position += packet_length
+                position += size
         except IndexError:
-            pass  # the last packet is still arriving
-        _append_publish_run(items, run, headers, already_checked=not is_mqtt5)
+            pass  # the last packet is incomplete
+        _append_run(items, run, headers, checked=not is_mqtt5)
         return position
 
     def _read_publish_3(
@@ -285,7 +273,7 @@ class Decoder:
             raise ValueError(codec3.INVALID_PUBLISH_HEADER)
         if not size:
             packet = self._whole_packet(buffer, position)
-            head_at = checks.variable_integer(packet, 1)[1]
+            head_at = checks.read_varint(packet, 1)[1]
             head = checks.publish_head(packet, head_at, packet[0], properties=False)
             if head is None:
                 raise ValueError("PUBLISH is too short")
@@ -307,7 +295,7 @@ class Decoder:
         payload = buffer[payload_at : position + size]
         return PublishPacket(topic, payload, qos=qos, retain=retain, packet_id=packet_id, duplicate=duplicate), size
 
-    def _read_other_packet(self, buffer: bytes, position: int) -> tuple[Packet, int]:
+    def _read_other(self, buffer: bytes, position: int) -> tuple[Packet, int]:
         """Read a packet other than PUBLISH and its end; these are rare, so every field is checked."""
         data = self._whole_packet(buffer, position)
         end = position + len(data)
@@ -323,7 +311,7 @@ class Decoder:
         Raises:
             IndexError: It is incomplete, or larger than the limit.
         """
-        length, body_at = checks.variable_integer(buffer, position + 1)
+        length, body_at = checks.read_varint(buffer, position + 1)
         end = body_at + length
         if end > len(buffer) or end - position > self._max_packet_bytes:
             raise IndexError("Not enough bytes")
@@ -333,7 +321,7 @@ class Decoder:
 def _next_packet_size(buffer: bytes, position: int) -> tuple[int, int]:
     """Return the size of the packet at `position` and of its fixed header; 0 if its length is incomplete."""
     try:
-        length, body_at = checks.variable_integer(buffer, position + 1)
+        length, body_at = checks.read_varint(buffer, position + 1)
     except IndexError:
         return 0, 0
     return body_at - position + length, body_at - position
@@ -368,29 +356,23 @@ def _connack_as_mqtt5(connack: bytes) -> bytes:
     A CONNACK with two bytes comes from a server without MQTT 5, which may have misread our CONNECT: it becomes 0x84.
     Other servers answer in MQTT 5 form with a return code of 3.x: Moquette does [MQTT 3.1.1 table 3.1].
     """
-    if len(connack) <= _CONNACK_CODE_INDEX:
+    if len(connack) <= _CODE_INDEX:
         return connack
-    code = connack[_CONNACK_CODE_INDEX]
+    code = connack[_CODE_INDEX]
     if connack[1] == _CONNACK_3_LENGTH:
         version_unsupported = int(ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
         return bytes((_CONNACK, 3, 0, code if code >= _FIRST_ERROR_CODE else version_unsupported, 0))
     if 0 < code < len(codec3.CONNACK_CODES):
-        return (
-            connack[:_CONNACK_CODE_INDEX]
-            + bytes((int(codec3.CONNACK_CODES[code]),))
-            + connack[_CONNACK_CODE_INDEX + 1 :]
-        )
+        return connack[:_CODE_INDEX] + bytes((int(codec3.CONNACK_CODES[code]),)) + connack[_CODE_INDEX + 1 :]
     return connack
 
 
 def _is_mqtt5_refusal(packet: bytes) -> bool:
     """Return whether this is a CONNACK with a code of MQTT 5 only: such servers may answer 3.x so [MQTT-3.1.2-2]."""
-    return (
-        packet[0] == _CONNACK and len(packet) > _CONNACK_CODE_INDEX and packet[_CONNACK_CODE_INDEX] >= _FIRST_ERROR_CODE
-    )
+    return packet[0] == _CONNACK and len(packet) > _CODE_INDEX and packet[_CODE_INDEX] >= _FIRST_ERROR_CODE
 
 
-def _read_ack_run(buffer: bytes, position: int) -> tuple[AckRun, int] | None:
+def _ack_run(buffer: bytes, position: int) -> tuple[AckRun, int] | None:
     """Return the run of short acknowledgements at `position` and its end; None if there is none.
 
     Raises:
@@ -414,33 +396,29 @@ def _read_ack_run(buffer: bytes, position: int) -> tuple[AckRun, int] | None:
     return AckRun(packet_type, packet_ids), end
 
 
-def _append_publish_run(
-    items: list[Item], run: list[ReceivedPublish], headers: bytearray, *, already_checked: bool = False
-) -> None:
+def _append_run(items: list[Item], run: list[ReceivedPublish], headers: bytearray, *, checked: bool = False) -> None:
     if run:
         publish_run = PublishRun.from_packets(run, bytes(headers))
-        if not already_checked:
-            check_publish_run(run, publish_run.headers, publish_run.topics, publish_run.packet_ids)
+        if not checked:
+            check_run(run, publish_run.headers, publish_run.topics, publish_run.packet_ids)
         items.append(publish_run)
 
 
-# What the codec lets pass --------------------------------------------------------------------------------
+# Checks after decoding --------------------------------------------------------------------------------
 
 
 _DUP_PROBLEM: Final = "DUP at QoS 0 [MQTT-3.3.1-2]"
 #: First bytes of a PUBLISH with DUP and QoS 0.
 _DUP_QOS0_HEADERS: Final = (b"\x38", b"\x39")
-#: What `check_run` looks at, beside what it is given.
+#: Further fields that `check_run` checks.
 _CHECKED_FIELDS: Final = attrgetter("response_topic", "payload_format_indicator", "content_type", "user_properties")
 
 
-def check_publish_run(
-    packets: Sequence[ReceivedPublish], headers: bytes, topics: Sequence[str], packet_ids: Sequence[int]
-) -> None:
+def check_run(run: Sequence[ReceivedPublish], headers: bytes, topics: Sequence[str], packet_ids: Sequence[int]) -> None:
     """Refuse invalid PUBLISH packets that the codec accepts.
 
     Args:
-        packets: The packets.
+        run: The packets.
         headers: The first byte of each.
         topics: The topic of each.
         packet_ids: The packet id of each, 0 for none.
@@ -452,10 +430,10 @@ def check_publish_run(
     """
     if _DUP_QOS0_HEADERS[0] in headers or _DUP_QOS0_HEADERS[1] in headers:
         raise MalformedPacket(_DUP_PROBLEM)
-    if 0 in packet_ids and 0 in [packet.packet_id for packet in packets]:
+    if 0 in packet_ids and 0 in [packet.packet_id for packet in run]:
         raise MalformedPacket(checks.PACKET_ID_ZERO)
     checks.check_topics(topics)
-    response_topics, payload_formats, content_types, user_properties = zip(*map(_CHECKED_FIELDS, packets), strict=True)
+    response_topics, payload_formats, content_types, user_properties = zip(*map(_CHECKED_FIELDS, run), strict=True)
     if response_topics.count(None) < len(response_topics):
         if "" in response_topics:
             raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
@@ -478,13 +456,13 @@ def check_encoded(packet: mqtt5.Packet, data: bytes) -> None:
         data: Its bytes.
 
     Raises:
-        MalformedPacket: As `check_publish_run` and `check_fields`.
+        MalformedPacket: As `check_run` and `check_fields`.
     """
     if not isinstance(packet, PublishPacket):
         checks.check_fields(data)
     elif packet.user_properties or packet.response_topic is not None or packet.content_type:
-        check_publish_run([packet], data[:1], [packet.topic], [packet.packet_id or 0])
-    else:  # the same for what most messages have
+        check_run([packet], data[:1], [packet.topic], [packet.packet_id or 0])
+    else:  # the same checks, faster, for most messages
         if data[:1] in _DUP_QOS0_HEADERS:
             raise MalformedPacket(_DUP_PROBLEM)
         if packet.packet_id == 0:

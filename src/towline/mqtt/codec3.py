@@ -16,20 +16,13 @@ from typing import Any, Final
 
 import mqtt5
 
-from towline.mqtt.checks import (
-    MAX_REMAINING_LENGTH,
-    FieldReader,
-    check_null,
-    check_topics,
-    decode_text,
-    variable_integer,
-)
+from towline.mqtt.checks import MAX_REMAINING_LENGTH, FieldReader, check_null, check_topics, decode_text, read_varint
 
 #: Protocol levels as they stand in CONNECT [MQTT-3.1.2-2].
 LEVEL_31: Final = 3
 LEVEL_311: Final = 4
 
-# The enumerations of `mqtt5` are no integers, and each member is true: `int()` and `==` are what they know.
+# The enumerations of `mqtt5` are no integers, and each member is true: compare with `int()` or `==`.
 CONNECT, CONNACK, _PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE, SUBACK = range(1, 10)
 UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = range(10, 15)
 
@@ -68,7 +61,7 @@ def _publish_flags(header: int) -> tuple[mqtt5.QoS, bool, bool, bool] | None:
 
 #: First byte → (QoS, has a packet id, DUP, RETAIN) of a well-formed PUBLISH, None for anything else.
 PUBLISH_FLAGS: Final = tuple(_publish_flags(header) for header in range(256))
-#: What is wrong with any other first byte.
+#: Error text for any other first byte.
 INVALID_PUBLISH_HEADER: Final = "PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]"
 #: First byte of a PUBLISH → QoS, RETAIN, DUP, for `bytes.translate` [MQTT 5 section 3.3.1].
 QOS_OF_HEADER: Final = bytes(byte >> 1 & 3 for byte in range(256))
@@ -95,12 +88,12 @@ def read_packet(packet: bytes, version: int) -> mqtt5.Packet:
     reader = READERS.get(packet_type)
     if reader is None:
         raise ValueError(f"PacketType {packet_type} is not part of MQTT 3")
-    # Reserved bits of the fixed header are as prescribed [MQTT-2.2.2-1, -2]; 3.1 sets DUP when it sends one again.
+    # Reserved bits of the fixed header are as prescribed [MQTT-2.2.2-1, -2]; 3.1 sets DUP on a repeat.
     expected_flags = FLAGS_0010 if packet_type in {PUBREL, SUBSCRIBE, UNSUBSCRIBE} else 0
     flags = header & 7 if version == LEVEL_31 and expected_flags else header & 15
     if flags != expected_flags:
         raise ValueError(f"Invalid flags {flags:#x} for packet type {packet_type}")
-    return reader(FieldReader(packet, variable_integer(packet, 1)[1]), version)
+    return reader(FieldReader(packet, read_varint(packet, 1)[1]), version)
 
 
 def topic_name(raw: bytes) -> str:
@@ -120,7 +113,7 @@ def _read_connack(body: FieldReader, version: int) -> mqtt5.ConnAckPacket:
     flags, code = body.byte(), body.byte()
     body.check_end()
     if version == LEVEL_31:
-        flags = 0  # the byte is reserved and not used
+        flags = 0  # the byte is reserved
     if flags > 1:
         raise ValueError("reserved flags of CONNACK are set [MQTT-3.2.2-1]")
     if code >= len(CONNACK_CODES):
@@ -154,7 +147,7 @@ def _read_pingresp(body: FieldReader, _version: int) -> mqtt5.PingRespPacket:
     return mqtt5.PingRespPacket()
 
 
-#: Packet type → how its body is read; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
+#: Packet type → reader of its body; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
 READERS: Final[dict[int, Callable[[FieldReader, int], mqtt5.Packet]]] = {
     CONNACK: _read_connack,
     PUBACK: _ack_reader(mqtt5.PubAckPacket),

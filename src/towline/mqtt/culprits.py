@@ -27,14 +27,14 @@ from typing import Final
 
 from towline.mqtt.events import MessageToken
 
-#: So many connections in a row must end at a message that was alone.
+#: Connections in a row that must end at a message that was sent alone.
 CULPRIT_STRIKES: Final = 3
-#: So many in a row with the same messages unanswered, before messages go one at a time.
+#: Connections in a row with the same messages unanswered, before messages are sent one at a time.
 _CUTS_BEFORE_CAUTION: Final = 2
-#: A connection that ends within so many seconds after something has left may have ended because of it.
+#: Seconds after a packet was sent within which the end of a connection may be caused by it.
 _PROMPT_S: Final = 5.0
-#: Seconds that a connection has to last before the first message leaves, while one of them is suspected: a broker that
-#: ends every connection would make each of them a suspect.
+#: Seconds that a connection must last before the first message is sent, while there are suspects: a broker that ends
+#: every connection would make each message one.
 _QUIET_S: Final = 1.0
 
 
@@ -42,16 +42,16 @@ class CulpritFinder:
     """Finder of the message that makes the broker end connections; while there are suspects, one is sent at a time."""
 
     def __init__(self) -> None:
-        #: Whether a token names a message that may be given up; the owner's word.
+        #: Returns whether a message may be dropped; set by the owner.
         self.is_droppable: Callable[[MessageToken], bool] = lambda _token: True
-        #: Without an answer at the last cut, and at those before it that had any of them.
+        #: Messages without an answer at the last cut and at the cuts before it.
         self._candidate_tokens: frozenset[MessageToken] = frozenset()
-        #: Cuts in a row that had one of the candidates without an answer; 0 while nothing is suspected.
+        #: Cuts in a row with a candidate unanswered; 0 without suspects.
         self.candidate_cuts = 0
-        #: The message that was alone at the last end of a connection, None where there were several.
+        #: The only unanswered message at the last end of a connection; None if there were several.
         self._lone_token: MessageToken | None = None
         self._strikes = 0
-        #: When the first message may leave this connection, while one is suspected.
+        #: Time at which the first message may be sent on this connection, while there are suspects.
         self.first_send_at = 0.0
 
     @property
@@ -97,10 +97,8 @@ class CulpritFinder:
             self._lone_token, self._strikes = None, 0
             return None
         common_tokens = self._candidate_tokens.intersection(unanswered_tokens)
-        self._candidate_tokens, self.candidate_cuts = (
-            common_tokens or frozenset(unanswered_tokens),
-            self.candidate_cuts + 1 if common_tokens else 1,
-        )
+        self._candidate_tokens = common_tokens or frozenset(unanswered_tokens)
+        self.candidate_cuts = self.candidate_cuts + 1 if common_tokens else 1
         if len(unanswered_tokens) > 1 or not only_acked_sent:
             self._lone_token, self._strikes = None, 0
             return None

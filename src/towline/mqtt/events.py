@@ -18,7 +18,7 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.truncated import ReceivedPublish
 
-#: The owner's name for a message that it publishes; the session hands it back untouched, whatever it is.
+#: The owner's name for a message that it publishes; the session returns it unchanged.
 MessageToken: TypeAlias = Hashable
 
 
@@ -56,7 +56,7 @@ class Filter:
         """
         return self.qos | self.no_local << 2 | self.retain_as_published << 3 | (self.identifier or 0) << 8
 
-    def to_topic_filter(self) -> TopicFilter:
+    def topic_filter(self) -> TopicFilter:
         """Return the filter as the codec's `TopicFilter`."""
         return TopicFilter(
             self.pattern,

@@ -12,21 +12,14 @@ from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, Disc
 
 from towline.errors import BrokerError, BrokerRefused, TakenOver, Unreachable
 from towline.mqtt.events import Authenticator, BrokerProtocolError, Close, Filter, SessionConfig
-from towline.mqtt.reasons import (
-    CONNECT_ADVICE,
-    SERVER_MOVED,
-    SUBSCRIBE_ADVICE,
-    TAKEN_OVER,
-    USE_ANOTHER_SERVER,
-    reason_name,
-)
+from towline.mqtt.reasons import CONNECT_ADVICE, SERVER_MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_name
 from towline.text import printable
 
 _T = TypeVar("_T")
 
-#: Characters of a peer's text that are shown.
+#: Most characters of a peer's text in an error.
 _MAX_SHOWN_CHARACTERS: Final = 200
-#: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
+#: Size of PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
 _SHORT_ACK_BYTES: Final = 4
 #: format("mqtt") has no such option.
 _FOLLOW_ADVICE: Final = "Name that server, or let a bridge or a Client go there by itself (follow_redirects)."
@@ -75,7 +68,7 @@ def connect_packet(config: SessionConfig, auth_data: bytes | None, *, discard_se
     """
     # Clean Start 0 always, also the first time: Mosquitto saves only sessions whose last CONNECT had it.
     clean_start = discard_session or config.clean_start
-    if config.protocol < 5:  # one flag says both: no session at the start, none after the end
+    if config.protocol < 5:  # one flag for both: no session at the start, none after the end
         clean_start = clean_start or config.session_expiry_s == 0
     return ConnectPacket(
         config.client_id,
@@ -149,7 +142,7 @@ def connection_refused(packet: ConnAckPacket, location: str) -> Close:
         location: Name of the line in errors.
     """
     reason = int(packet.reason_code)
-    if reason in {USE_ANOTHER_SERVER, SERVER_MOVED}:
+    if reason in {USE_ANOTHER, SERVER_MOVED}:
         return _redirect_close(reason, packet.server_reference, location)
     problem = f"the broker refused the connection: {_reason_text(reason, packet.reason_str)}"
     if reason in CONNECT_ADVICE:
@@ -161,7 +154,7 @@ def connection_refused(packet: ConnAckPacket, location: str) -> Close:
 def connection_ended(packet: DisconnectPacket, client_id: str, location: str) -> Close:
     """Return the end of a connection after the broker's DISCONNECT."""
     reason = int(packet.reason_code)
-    if reason in {USE_ANOTHER_SERVER, SERVER_MOVED}:
+    if reason in {USE_ANOTHER, SERVER_MOVED}:
         return _redirect_close(reason, packet.server_reference, location)
     if reason == TAKEN_OVER:
         problem = f'another client took over the client id "{client_id}"'
@@ -191,13 +184,9 @@ def _redirect_close(reason: int, reference: str | None, location: str) -> Close:
 def subscription_refused(topic_filter: TopicFilter, code: int, location: str) -> BrokerRefused | None:
     """Return the error of a refused or degraded subscription; None if it was granted."""
     if code >= 0x80:
-        problem = f'the broker refused the subscription "{topic_filter.pattern}": {reason_name(code)} (0x{code:02X})'
-        return BrokerRefused(
-            "TL-M10", location, problem, SUBSCRIBE_ADVICE.get(code, "Change the filter, or the broker.")
-        )
+        text = f'the broker refused the subscription "{topic_filter.pattern}": {reason_name(code)} (0x{code:02X})'
+        return BrokerRefused("TL-M10", location, text, SUBSCRIBE_ADVICE.get(code, "Change the filter, or the broker."))
     if code < (qos := int(topic_filter.max_qos)):
-        problem = f'the broker grants "{topic_filter.pattern}" QoS {code} instead of {qos}, so the promise can\'t hold'
-        return BrokerRefused(
-            "TL-M11", location, problem, "Raise the broker's maximum QoS, or choose a weaker guarantee."
-        )
+        text = f'the broker grants "{topic_filter.pattern}" QoS {code} instead of {qos}, so the promise can\'t hold'
+        return BrokerRefused("TL-M11", location, text, "Raise the broker's maximum QoS, or choose a weaker guarantee.")
     return None

@@ -64,20 +64,20 @@ _PUBCOMP_WORD: Final = 0x70020000
 _ID_NOT_FOUND: Final = PubCompReasonCode.PACKET_ID_NOT_FOUND
 #: First byte of a PUBLISH → 1 with QoS 1 and DUP.
 _QOS1_DUP_HEADER: Final = bytes(byte & 0b1110 == 0b1010 for byte in range(256))
-#: Bytes of messages that are kept for their digests while they wait: ``ack_after = kafka``, or for a client's user.
+#: Memory for messages whose digests are not computed yet, in bytes; they wait with ``ack_after = kafka``.
 _MAX_UNDIGESTED_BYTES: Final = 16 << 20
-#: `Held._make` in half the time.
+#: `UnreleasedMessage._make` in half the time.
 _new_unreleased: Final = partial(tuple.__new__, UnreleasedMessage)
-#: What the publisher sent beside topic and payload, and the values of a message without any of it.
+#: Properties of the publisher that are part of the content, and their values in a message without them.
 _PUBLISHER_PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
 _NO_PROPERTIES: Final[tuple[Any, ...]] = (0, None, None, None, [])
-#: Of a QoS 2 message that is left out: below every number, as the journal does not have it.
+#: Entry of a QoS 2 duplicate: below every number, as the journal does not have it.
 _DUPLICATE_ENTRY: Final = UnreleasedMessage(-1, 0)
-#: 1 for each message that is stored, by its byte of `Screening.left_out`.
+#: Byte of `FilterResult.duplicate_flags` → 1 for a message that is stored.
 _STORED_FLAG: Final = b"\x01" + bytes(255)
-#: Nothing is left out.
+#: `FilterResult.duplicate_flags` without duplicates.
 NO_DUPLICATES: Final = b""
 
 
@@ -93,9 +93,9 @@ class FilterResult(NamedTuple):
     tags: Sequence[Any]
 
 
-#: The owner's word on messages, their topic aliases resolved.
+#: The owner's check of messages and their topics, with topic aliases resolved.
 DuplicateFilter = Callable[[Sequence[ReceivedPublish], Sequence[str]], FilterResult]
-#: Of an owner that says nothing.
+#: Result without a filter.
 _EMPTY_RESULT: Final = FilterResult(NO_DUPLICATES, ())
 
 
@@ -109,23 +109,20 @@ class _PendingAcks:
     #: Number of the first message that is stored.
     first_number: int
     compute_digests: Callable[[], Sequence[int]]
-    #: Bytes that are kept for it; 0 once the digests are taken.
+    #: Memory for its messages in bytes; 0 once the digests are computed.
     undigested_bytes: int
     computed_digests: Sequence[int] | None = None
     #: One big-endian 32-bit word each: type, length 2, packet id.
     ack_words: array[int] = field(default_factory=lambda: array("I"))
-    #: The word leaves when `settled` is above its number; never descending, as long as `words`.
+    #: The word is sent when `ack_watermark` is above its number; never descending, as long as `ack_words`.
     message_numbers: Sequence[int] = ()
 
     @property
     def digests(self) -> Sequence[int]:
         """Digest of each stored message."""
         if self.computed_digests is None:
-            self.computed_digests, self.compute_digests, self.undigested_bytes = (
-                array("I", self.compute_digests()),
-                list,
-                0,
-            )
+            self.computed_digests = array("I", self.compute_digests())
+            self.compute_digests, self.undigested_bytes = list, 0
         return self.computed_digests
 
 
@@ -134,7 +131,7 @@ class _Chunk:
     """Messages and packet ids of one read that are not delivered yet."""
 
     first_number: int
-    #: None is empty.
+    #: No run is empty.
     runs: list[PublishRun | PlainRun] = field(default_factory=list)
     tags: list[Any] = field(default_factory=list)
     unreleased_messages: dict[int, UnreleasedMessage] = field(default_factory=dict)
@@ -172,31 +169,31 @@ class Inbound:
         self.next_number = next_number
         #: Everything below may be acknowledged. Never above `next_number`, never goes back.
         self.ack_watermark = next_number
-        #: QoS 2 packet ids between PUBLISH and PUBREL; outlives connections and, through the journal, the process. A
-        #: number below 0 is that of a message that was left out, which the journal does not have.
+        #: QoS 2 packet ids between PUBLISH and PUBREL; they outlive connections and, in the journal, the process. A
+        #: number below 0 is that of a duplicate, which the journal does not have.
         self.unreleased_messages: dict[int, UnreleasedMessage] = dict(unreleased_messages or {})
         #: Times the broker had more unacknowledged messages open than Receive Maximum allows [MQTT 5 section 4.9].
         self.window_overruns = 0
-        #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The driver
-        #: takes both counts away as it carries them into its ledger.
+        #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The owner resets
+        #: this count and the next two when it has added them to its own.
         self.reused_ids = 0
-        #: Messages that were not stored: what the owner left out, and what came again. Taken away as the counts above.
+        #: Messages that were not stored: duplicates by the owner's filter, and repeats.
         self.duplicates = 0
         #: QoS > 0 messages of this connection that are not acknowledged.
         self.unacknowledged_count = 0
-        #: PUBACKs and PUBRECs that left, of messages that were taken in; taken away as the counts above.
+        #: PUBACKs and PUBRECs sent.
         self.acknowledged_count = 0
-        #: The owner's word on messages before they are taken in; None for none.
+        #: The owner's check of messages before they are stored; None for none.
         self.duplicate_filter: DuplicateFilter | None = None
         self._receive_maximum = receive_maximum
-        self._topic_alias_maximum = topic_alias_maximum
+        self._alias_maximum = topic_alias_maximum
         self._has_reason_codes = has_reason_codes
         self._topic_aliases: dict[int, str] = {}
         #: In order of arrival; empty while offline.
         self._pending: deque[_PendingAcks] = deque()
-        #: Bytes that their contents keep.
+        #: Memory for their messages in bytes.
         self._undigested_bytes = 0
-        #: PUBCOMPs by the ticket of the `Deliver` that makes their release durable.
+        #: PUBCOMPs by the id of the `Deliver` that makes their release durable.
         self._pubcomps: deque[tuple[int, bytes]] = deque()
         self._last_delivery_id = 0
         self._chunk = _Chunk(next_number)
@@ -213,24 +210,18 @@ class Inbound:
             run = self._with_resolved_topics(run)
             if self.duplicate_filter is not None:
                 duplicate_flags, tags = self.duplicate_filter(run.packets, run.topics)
-        elif self.duplicate_filter is not None:  # what it could say of them stands in properties
+        elif self.duplicate_filter is not None:  # it goes by properties, and these have none
             tags = [None] * len(run)
-        if (b"\x02" in qos and not self._all_ids_free(qos, packet_ids)) or self._may_repeat_qos1(
-            run.headers, packet_ids
-        ):
-            self._take_possible_repeats(run, qos, tags, duplicate_flags)
+        if (b"\x02" in qos and not self._all_ids_free(qos, packet_ids)) or self._may_repeat(run.headers, packet_ids):
+            self._take_one_by_one(run, qos, tags, duplicate_flags)
             return
         if duplicate_flags:
             stored_flags = _stored_flags(duplicate_flags)
             run, tags = _select_packets(run, stored_flags), list(compress(tags, stored_flags))
         self._chunk.add_run(run, tags)
         undigested_bytes = run.columns.nbytes if isinstance(run, PlainRun) else _MAX_UNDIGESTED_BYTES + 1
-        self._take_new_messages(
-            qos,
-            packet_ids,
-            _PendingAcks(self.next_number, partial(_content_digests, run), undigested_bytes),
-            duplicate_flags,
-        )
+        pending = _PendingAcks(self.next_number, partial(_content_digests, run), undigested_bytes)
+        self._take_new(qos, packet_ids, pending, duplicate_flags)
 
     def take_pubrels(self, packet_ids: Sequence[int]) -> bytes:
         """Handle PUBRELs and return the PUBCOMPs that may be sent at once."""
@@ -242,7 +233,7 @@ class Inbound:
                 reason = PubCompReasonCode.SUCCESS if message or not self._has_reason_codes else _ID_NOT_FOUND
                 pubcomps.append(PubCompPacket(packet_id, reason_code=reason).write())
                 continue
-            # An id held and released within one chunk never reaches the journal.
+            # A message that comes and is released within one chunk leaves no packet id in the journal.
             if chunk.unreleased_messages.pop(packet_id, None) is None:
                 chunk.released_ids.append(packet_id)
             chunk.pubcomp_words.append(_PUBCOMP_WORD | packet_id)
@@ -257,10 +248,8 @@ class Inbound:
         self._last_delivery_id += 1
         if chunk.pubcomp_words:
             self._pubcomps.append((self._last_delivery_id, _big_endian(array("I", chunk.pubcomp_words))))
-        messages = Messages(chunk.runs, chunk.tags)
-        return Deliver(
-            self._last_delivery_id, chunk.first_number, messages, chunk.unreleased_messages, tuple(chunk.released_ids)
-        )
+        messages, released_ids = Messages(chunk.runs, chunk.tags), tuple(chunk.released_ids)
+        return Deliver(self._last_delivery_id, chunk.first_number, messages, chunk.unreleased_messages, released_ids)
 
     def raise_ack_watermark(self, end_number: int) -> bytes:
         """Raise the acknowledgement watermark and return the PUBACKs and PUBRECs that may be sent."""
@@ -275,10 +264,8 @@ class Inbound:
             if ready_count == len(oldest.ack_words):
                 self._undigested_bytes -= self._pending.popleft().undigested_bytes
             else:
-                oldest.ack_words, oldest.message_numbers = (
-                    oldest.ack_words[ready_count:],
-                    oldest.message_numbers[ready_count:],
-                )
+                oldest.ack_words = oldest.ack_words[ready_count:]
+                oldest.message_numbers = oldest.message_numbers[ready_count:]
         return b"".join(acks)
 
     def confirm_stored(self, delivery_id: int) -> bytes:
@@ -308,9 +295,7 @@ class Inbound:
         Returns:
             Id of the next delivery, which frees them; None if there are none.
         """
-        self._chunk.released_ids += [
-            packet_id for packet_id, message in self.unreleased_messages.items() if message.number >= 0
-        ]
+        self._chunk.released_ids += [i for i, message in self.unreleased_messages.items() if message.number >= 0]
         self.unreleased_messages.clear()
         return self._last_delivery_id + 1 if self._chunk.released_ids else None
 
@@ -324,22 +309,18 @@ class Inbound:
         assert all(0 < i <= 0xFFFF and h.number < self.next_number for i, h in self.unreleased_messages.items())
         assert list(self._pubcomps) == sorted(self._pubcomps)
 
-    def _all_ids_free(self, qos: bytes, packet_ids: Sequence[int]) -> bool:
+    def _all_ids_free(self, qos: bytes, ids: Sequence[int]) -> bool:
         """Return whether these are only QoS 2 messages with free packet ids: the case that must be fast."""
-        return qos.count(2) == len(packet_ids) == len(set(packet_ids)) and self.unreleased_messages.keys().isdisjoint(
-            packet_ids
-        )
+        return qos.count(2) == len(ids) == len(set(ids)) and self.unreleased_messages.keys().isdisjoint(ids)
 
-    def _may_repeat_qos1(self, headers: bytes, packet_ids: Sequence[int]) -> bool:
+    def _may_repeat(self, headers: bytes, packet_ids: Sequence[int]) -> bool:
         """Return whether a QoS 1 message with DUP has the packet id of an unacknowledged one."""
         dup_flags = headers.translate(_QOS1_DUP_HEADER)
         if 1 not in dup_flags:
             return False
         ack_words = {_ACK_WORD[1] | packet_id for packet_id in compress(packet_ids, dup_flags)}
-        nonzero_ids = list(filter(None, packet_ids))
-        return len(set(nonzero_ids)) < len(nonzero_ids) or any(
-            not ack_words.isdisjoint(p.ack_words) for p in self._pending
-        )
+        ids = list(filter(None, packet_ids))
+        return len(set(ids)) < len(ids) or any(not ack_words.isdisjoint(p.ack_words) for p in self._pending)
 
     def _pending_qos1_digests(self) -> dict[int, int]:
         """Return packet id → content digest of each unacknowledged QoS 1 message."""
@@ -352,63 +333,49 @@ class Inbound:
         self._undigested_bytes = 0
         return digests_by_id
 
-    def _take_new_messages(
-        self, qos: bytes, packet_ids: Sequence[int], pending: _PendingAcks, duplicate_flags: bytes = NO_DUPLICATES
-    ) -> None:
+    def _take_new(self, qos: bytes, ids: Sequence[int], pending: _PendingAcks, duplicates: bytes) -> None:
         """Number new messages, register the QoS 2 ids, and add their pending acknowledgements.
 
         Args:
             qos: QoS of each message.
-            packet_ids: Packet id of each message.
+            ids: Packet id of each message.
             pending: Acknowledgements and digests of the stored ones.
-            duplicate_flags: As in `FilterResult`.
+            duplicates: As in `FilterResult`.
         """
         first_number = self.next_number
-        numbers: Sequence[int] = range(first_number, first_number + len(packet_ids))
-        stored_ids = packet_ids
-        if duplicate_flags:
-            numbers = _message_numbers(first_number, duplicate_flags)
-            stored_ids = list(compress(packet_ids, _stored_flags(duplicate_flags)))
-            self.duplicates += len(packet_ids) - len(stored_ids)
+        numbers: Sequence[int] = range(first_number, first_number + len(ids))
+        stored_ids = ids
+        if duplicates:
+            numbers = _message_numbers(first_number, duplicates)
+            stored_ids = list(compress(ids, _stored_flags(duplicates)))
+            self.duplicates += len(ids) - len(stored_ids)
         self.next_number += len(stored_ids)
         if b"\x02" in qos:
             number_digest_pairs = zip(range(first_number, self.next_number), pending.digests, strict=True)
             unreleased_by_id = dict(zip(stored_ids, map(_new_unreleased, number_digest_pairs), strict=True))
-            if duplicate_flags:
-                self.unreleased_messages.update(dict.fromkeys(packet_ids, _DUPLICATE_ENTRY))
+            if duplicates:
+                self.unreleased_messages.update(dict.fromkeys(ids, _DUPLICATE_ENTRY))
             self.unreleased_messages.update(unreleased_by_id)
             self._chunk.unreleased_messages.update(unreleased_by_id)
         ack_type = _ACK_WORD[2 if b"\x02" in qos else 1]
         if b"\x00" not in qos:
-            self._add_pending_acks(list(map(ack_type.__or__, packet_ids)), numbers, pending)
+            self._add_pending_acks(list(map(ack_type.__or__, ids)), numbers, pending)
         else:
-            ack_words = [
-                (ack_type | packet_id, number)
-                for packet_id, number in zip(packet_ids, numbers, strict=True)
-                if packet_id
-            ]
-            self._add_pending_acks(
-                [ack_word for ack_word, _ in ack_words], [number for _, number in ack_words], pending
-            )
+            acks = [(ack_type | packet_id, number) for packet_id, number in zip(ids, numbers, strict=True) if packet_id]
+            self._add_pending_acks([word for word, _ in acks], [number for _, number in acks], pending)
 
-    def _take_possible_repeats(
-        self, run: PublishRun | PlainRun, qos: bytes, tags: Sequence[Any], duplicate_flags: bytes = NO_DUPLICATES
-    ) -> None:
+    def _take_one_by_one(self, run: PublishRun | PlainRun, qos: bytes, tags: Sequence[Any], duplicates: bytes) -> None:
         """Take messages that may contain repeats."""
         packet_ids, digests = run.packet_ids, _content_digests(run)
         dup_flags = run.headers.translate(_QOS1_DUP_HEADER)
-        pending_digests = self._pending_qos1_digests() if 1 in dup_flags else {}
+        pending = self._pending_qos1_digests() if 1 in dup_flags else {}
         first_number, stored_flags = self.next_number, bytearray(len(run))
         ack_words: list[int] = []
         message_numbers: list[int] = []
         for index, level in enumerate(qos):
             packet_id = packet_ids[index]
-            is_duplicate = bool(duplicate_flags and duplicate_flags[index])
-            if (
-                dup_flags[index]
-                and packet_id in pending_digests
-                and (is_duplicate or pending_digests[packet_id] == digests[index])
-            ):
+            is_duplicate = bool(duplicates and duplicates[index])
+            if dup_flags[index] and packet_id in pending and (is_duplicate or pending[packet_id] == digests[index]):
                 self.duplicates += 1
                 continue
             if is_duplicate:
@@ -419,7 +386,7 @@ class Inbound:
                 stored_flags[index] = 1
                 self.next_number += 1
             if level == 1:
-                pending_digests[packet_id] = digests[index]
+                pending[packet_id] = digests[index]
             if level:
                 ack_words.append(_ACK_WORD[level] | packet_id)
                 # A repeat waits for everything that came before it.
@@ -438,17 +405,14 @@ class Inbound:
             self.reused_ids += 1
             if packet_id not in self._chunk.unreleased_messages:
                 self._chunk.released_ids.append(packet_id)  # a PUBREL of this chunk must find nothing of the older one
-        self.unreleased_messages[packet_id] = self._chunk.unreleased_messages[packet_id] = UnreleasedMessage(
-            self.next_number, digest
-        )
+        message = UnreleasedMessage(self.next_number, digest)
+        self.unreleased_messages[packet_id] = self._chunk.unreleased_messages[packet_id] = message
         return False
 
-    def _add_pending_acks(
-        self, ack_words: Sequence[int], message_numbers: Sequence[int], pending: _PendingAcks
-    ) -> None:
+    def _add_pending_acks(self, ack_words: Sequence[int], numbers: Sequence[int], pending: _PendingAcks) -> None:
         if not ack_words:
             return
-        pending.ack_words, pending.message_numbers = array("I", ack_words), message_numbers
+        pending.ack_words, pending.message_numbers = array("I", ack_words), numbers
         self._pending.append(pending)
         self._undigested_bytes += pending.undigested_bytes
         self.unacknowledged_count += len(ack_words)
@@ -465,10 +429,8 @@ class Inbound:
     def _resolve_topic(self, alias: int | None, topic: str) -> str:
         if alias is None:
             return topic
-        if not 0 < alias <= self._topic_alias_maximum:
-            raise BrokerProtocolError(
-                f"used topic alias {alias}, we allow {self._topic_alias_maximum} [MQTT-3.3.2-9]", 0x94
-            )
+        if not 0 < alias <= self._alias_maximum:
+            raise BrokerProtocolError(f"used topic alias {alias}, we allow {self._alias_maximum} [MQTT-3.3.2-9]", 0x94)
         if topic:
             self._topic_aliases[alias] = topic
         elif alias not in self._topic_aliases:
@@ -476,12 +438,10 @@ class Inbound:
         return self._topic_aliases[alias]
 
 
-def _select_packets(run: PublishRun | PlainRun, stored_flags: bytes | bytearray) -> PublishRun:
-    """Return the packets with a 1 in `stored_flags`, perhaps none."""
-    selected_run = PublishRun.from_packets(
-        list(compress(run.packets, stored_flags)), bytes(compress(run.headers, stored_flags))
-    )
-    return replace(selected_run, topics=list(compress(run.topics, stored_flags)))
+def _select_packets(run: PublishRun | PlainRun, flags: bytes | bytearray) -> PublishRun:
+    """Return the packets with a 1 in `flags`, perhaps none."""
+    selected = PublishRun.from_packets(list(compress(run.packets, flags)), bytes(compress(run.headers, flags)))
+    return replace(selected, topics=list(compress(run.topics, flags)))
 
 
 def _content_digests(run: PublishRun | PlainRun) -> list[int]:
@@ -490,16 +450,14 @@ def _content_digests(run: PublishRun | PlainRun) -> list[int]:
     if isinstance(run, PlainRun):
         contents, properties = run.columns.payloads(), [_NO_PROPERTIES] * len(run)
     else:
-        # A stub has no payload, but the facts of the one that came; the packet it keeps may differ next time.
+        # A truncated message has facts in place of a payload; the packet in it may differ the next time.
         contents = [p.comparable_facts if p.payload is None else p.payload for p in run.packets]
         properties = list(map(_PUBLISHER_PROPERTIES, run.packets))
     digests = list(map(zlib.crc32, contents, map(seeds.__getitem__, topics)))
     if 1 not in retain_flags and properties.count(_NO_PROPERTIES) == len(properties):
         return digests
-    packet_contents = zip(run.packets, retain_flags, properties, digests, strict=True)
-    return [
-        d if p.payload is None else zlib.crc32(_encode_properties(r, *values), d) for p, r, values, d in packet_contents
-    ]
+    rows = zip(run.packets, retain_flags, properties, digests, strict=True)
+    return [d if p.payload is None else zlib.crc32(_encode_properties(r, *values), d) for p, r, values, d in rows]
 
 
 def _encode_properties(

@@ -11,9 +11,9 @@ from towline.mqtt import checks
 
 #: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
 MAX_EXPIRY_S: Final = 0xFFFFFFFF
-#: Bytes of a payload whose copy would be felt.
+#: Bytes of a payload that is too expensive to copy.
 LARGE_PAYLOAD_BYTES: Final = 1 << 20
-#: The codec makes no PUBLISH of QoS > 0 without a packet id; this one never leaves.
+#: The codec builds no PUBLISH of QoS > 0 without a packet id; this one is never sent.
 _PLACEHOLDER_ID: Final = 1
 _QOS_LEVELS: Final = (QoS.AT_MOST_ONCE, QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE)
 
@@ -56,13 +56,13 @@ class OutboundMessage:
             user_properties=user_properties if isinstance(user_properties, list) else list(user_properties),
         )
         checks.check_size(self._packet)
-        #: Where it goes.
+        #: Topic name.
         self.topic = topic
-        #: 0, 1 or 2.
+        #: QoS 0, 1 or 2.
         self.qos = qos
-        #: The broker keeps it for later subscribers.
+        #: RETAIN flag.
         self.retain = retain
-        #: The packet, whose bytes are made right by `renumbered`; None where that would copy a large payload.
+        #: Packet to encode and change by `with_packet_id`; None where that would copy a large payload.
         self.template = self._packet if len(payload) <= LARGE_PAYLOAD_BYTES else None
 
     @property

@@ -45,9 +45,9 @@ class _Message:
     phase: Phase = Phase.PUBLISHED
     #: Sent at least once: the next PUBLISH of it carries DUP [MQTT-3.3.1-1].
     was_sent: bool = False
-    #: When its message expiry interval ends, None to send the message's own.
+    #: End of its message expiry interval; None to send the message's own.
     expires_at: float | None = None
-    #: Of QoS 2, once released: what PUBREC said, or why it was given up and only its packet id is still to be freed.
+    #: QoS 2 after release: reason code of PUBREC; or of the drop, when only its packet id has to be freed.
     pubrec_reason: int = 0
     is_dropped: bool = False
 
@@ -73,59 +73,53 @@ class Outbound:
         self._encode = encode
         self._save_in_flight = save_in_flight
         self._require_qos2 = require_qos2
-        #: With `exactly`: the broker of this connection has not shown yet that it knows QoS 2.
+        #: With `require_qos2`: the broker of this connection has not proven yet that it supports QoS 2.
         self._qos2_unproven = require_qos2
-        #: With `exactly`: a broker has taken one as QoS 1; no other leaves.
+        #: With `require_qos2`: a broker took a QoS 2 message at QoS 1; no other is sent.
         self._qos2_degraded = False
-        #: The server's limits of this connection, None while there is none.
+        #: CONNACK with the server's limits; None while offline.
         self._server_limits: mqtt5.ConnAckPacket | None = None
-        #: Messages of QoS > 0 that may be open at once on this connection; 0 before there is one.
+        #: Messages of QoS > 0 that may be open at once on this connection; 0 before the first.
         self.window = 0
-        #: Packet ids in use by us → their message, in the order of their first PUBLISH; never the broker's ids.
-        self._unfinished_messages: dict[int, _Message] = {}
-        #: Packet ids whose PUBLISH or PUBREL has to leave again on this connection, in order.
+        #: Packet id assigned by us → message, in the order of the first PUBLISH.
+        self._unfinished: dict[int, _Message] = {}
+        #: Packet ids whose PUBLISH or PUBREL must be sent again on this connection, in order.
         self._resend_ids: deque[int] = deque()
-        #: Ids published on this connection and not finished: what counts against the server's Receive Maximum.
+        #: Packet ids that count against the server's Receive Maximum: published on this connection, not finished.
         self._open_ids: set[int] = set()
-        #: Not sent yet, in order.
-        self._unsent_messages: deque[_Message] = deque()
-        #: Ids of SUBSCRIBE and UNSUBSCRIBE; they come from the same numbers [MQTT-2.2.1-3].
+        #: Messages to be sent, in order.
+        self._queue: deque[_Message] = deque()
+        #: Packet ids of SUBSCRIBE and UNSUBSCRIBE, from the same range [MQTT-2.2.1-3].
         self.reserved_ids: set[int] = set()
-        #: Messages that a session now gone had released: the broker owned them, nothing is left to do.
+        #: Final answers to yield: of a lost session, and of dropped messages.
         self._finished_acks: list[PublishAcknowledged] = []
-        #: PUBRELs that answer what came, in its order [MQTT-4.6.0-4].
+        #: PUBRELs in the order of their PUBRECs [MQTT-4.6.0-4].
         self._pubrels: list[mqtt5.PubRelPacket] = []
-        #: With `durable`: ids released with their reason, and ids of a session now gone, that no `Flying` has told yet.
+        #: With `save_in_flight`: PUBREC reasons by id, and ids of a lost session, that are not saved yet.
         self._unsaved_pubrecs: dict[int, int] = {}
         self._discarded_ids: list[int] = []
         self._last_id = 0
-        #: Which message makes the broker end connections, and the one that was found when the last one ended.
+        #: Search for the message that makes the broker end connections, and the result at the end of the last one.
         self.culprit_finder = CulpritFinder()
         self.culprit_token: MessageToken | None = None
-        #: Messages that may be without an answer at once because of them; None for no limit.
-        self._culprit_limit: int | None = None
-        #: What has not left is answered as the one before it of its topic and QoS when the server puts that off (0x97):
-        #: the owner sends them again, in their order.
+        #: Messages that may be unanswered at once during that search; None for no limit.
+        self._send_limit: int | None = None
+        #: When the server postpones a message (0x97), later ones of its topic and QoS get the same answer: the owner
+        #: sends them again in order.
         self.in_order = False
-        #: On the clock of `actions`: when something was published or released last.
+        #: Time of the last PUBLISH or PUBREL, on the clock of `actions`.
         self.last_sent_at = 0.0
-        #: QoS 0 messages, which have no answer, have left since the last answer to another.
+        #: QoS 0 messages, which have no answer, were sent since the last acknowledgement.
         self.qos0_since_ack = False
         self._last_unanswered: tuple[MessageToken, ...] = ()
 
     def __len__(self) -> int:
-        return len(self._unsent_messages) + len(self._unfinished_messages)
+        return len(self._queue) + len(self._unfinished)
 
     @property
     def idle(self) -> bool:
         """True if there is nothing to send and no acknowledgement is pending."""
-        return not (
-            self._unsent_messages
-            or self._unfinished_messages
-            or self._pubrels
-            or self._finished_acks
-            or self._discarded_ids
-        )
+        return not (self._queue or self._unfinished or self._pubrels or self._finished_acks or self._discarded_ids)
 
     @property
     def open_count(self) -> int:
@@ -135,19 +129,17 @@ class Outbound:
     @property
     def in_flight(self) -> dict[int, tuple[MessageToken, Phase]]:
         """Packet id → token and phase of every unfinished message, in order."""
-        return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished_messages.items()}
+        return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished.items()}
 
     @property
     def unfinished_qos_2(self) -> bool:
         """True if a QoS 2 message is unfinished: its outcome is unknown if the broker loses the session."""
-        return any(message.content.qos == mqtt5.QoS.EXACTLY_ONCE for message in self._unfinished_messages.values())
+        return any(message.content.qos == mqtt5.QoS.EXACTLY_ONCE for message in self._unfinished.values())
 
     @property
     def next_send_at(self) -> float | None:
         """Time at which more messages may be sent; None if it does not depend on time."""
-        return (
-            self.culprit_finder.first_send_at if self._server_limits is not None and self._culprit_limit == 0 else None
-        )
+        return self.culprit_finder.first_send_at if self._server_limits is not None and self._send_limit == 0 else None
 
     @property
     def unanswered_tokens(self) -> tuple[MessageToken, ...]:
@@ -156,41 +148,37 @@ class Outbound:
 
     def _unanswered_on_connection(self) -> Iterator[MessageToken]:
         resend_ids = set(self._resend_ids)
-        for packet_id, message in self._unfinished_messages.items():
+        for packet_id, message in self._unfinished.items():
             if packet_id not in resend_ids and (packet_id in self._open_ids or message.phase is Phase.RELEASED):
                 yield message.token
 
-    def start_connection(
-        self, server_limits: mqtt5.ConnAckPacket, window: int, *, session_resumed: bool, now: float = 0.0
-    ) -> None:
+    def start_connection(self, limits: mqtt5.ConnAckPacket, window: int, *, resumed: bool, now: float = 0.0) -> None:
         """Start a connection: all unfinished messages are sent again.
 
         Args:
-            server_limits: CONNACK with the server's limits.
+            limits: CONNACK with the server's limits.
             window: Messages of QoS > 0 that may be open at once.
-            session_resumed: The broker kept the session. Otherwise a message without PUBREC is sent as new, doubled at
+            resumed: The broker kept the session. Otherwise a message without PUBREC is sent as new, doubled at
                 worst; a released one belongs to the broker, lost at worst.
             now: Time on the clock of `actions`.
         """
-        self._server_limits, self.window = server_limits, window
+        self._server_limits, self.window = limits, window
         self.culprit_finder.start_connection(now)
         self.qos0_since_ack, self._qos2_unproven = False, self._require_qos2
-        if session_resumed:
-            self._resend_ids = deque(self._unfinished_messages)
+        if resumed:
+            self._resend_ids = deque(self._unfinished)
             return
-        unreleased_messages = [m for m in self._unfinished_messages.values() if m.phase is Phase.PUBLISHED]
+        unreleased = [m for m in self._unfinished.values() if m.phase is Phase.PUBLISHED]
         self._finished_acks += [
             PublishAcknowledged(m.token, m.pubrec_reason, packet_id=packet_id, delivery_unknown=not m.is_dropped)
-            for packet_id, m in self._unfinished_messages.items()
+            for packet_id, m in self._unfinished.items()
             if m.phase is Phase.RELEASED
         ]
         if self._save_in_flight:
-            self._discarded_ids += self._unfinished_messages
-        self._unfinished_messages.clear()
+            self._discarded_ids += self._unfinished
+        self._unfinished.clear()
         self._unsaved_pubrecs.clear()
-        self._unsent_messages.extendleft(
-            reversed([_Message(m.token, m.content, expires_at=m.expires_at) for m in unreleased_messages])
-        )
+        self._queue.extendleft(reversed([_Message(m.token, m.content, expires_at=m.expires_at) for m in unreleased]))
 
     def end_connection(self, now: float = 0.0, *, ended_by_broker: bool = False) -> None:
         """End the connection, and drop the message that made the broker end it, if it is found.
@@ -214,7 +202,7 @@ class Outbound:
 
     def publish(self, token: MessageToken, message: OutboundMessage, expires_at: float | None = None) -> None:
         """Queue a message."""
-        self._unsent_messages.append(_Message(token, message, expires_at=expires_at))
+        self._queue.append(_Message(token, message, expires_at=expires_at))
 
     def restore(
         self,
@@ -227,7 +215,7 @@ class Outbound:
     ) -> None:
         """Restore a message that was in flight before a restart, with PUBREC's reason; call it in PUBLISH order."""
         restored = _Message(token, message, phase, was_sent=True, expires_at=expires_at, pubrec_reason=pubrec_reason)
-        self._unfinished_messages[packet_id] = restored
+        self._unfinished[packet_id] = restored
         self._last_id = max(self._last_id, packet_id)
 
     def drop_message(self, token: MessageToken, reason: int) -> None:
@@ -236,7 +224,7 @@ class Outbound:
         A QoS 2 packet id is freed with PUBREL: a broker that still has the message would take the next one with that id
         for a repeat, and drop it. After PUBREC the message belongs to the broker: it is finished with unknown delivery.
         """
-        for packet_id, message in self._unfinished_messages.items():
+        for packet_id, message in self._unfinished.items():
             if message.token == token:
                 self._drop_message(packet_id, message, reason)
                 return
@@ -246,7 +234,7 @@ class Outbound:
         if message.content.qos == mqtt5.QoS.EXACTLY_ONCE and message.phase is Phase.PUBLISHED:
             message.pubrec_reason, message.is_dropped, message.phase = reason, True, Phase.RELEASED
             return
-        del self._unfinished_messages[packet_id]
+        del self._unfinished[packet_id]
         self._open_ids.discard(packet_id)
         ack_reason = message.pubrec_reason if owned_by_broker else reason
         self._finished_acks.append(
@@ -255,8 +243,8 @@ class Outbound:
 
     def withdraw_unsent(self) -> list[MessageToken]:
         """Drop all messages that were never sent, and return their tokens."""
-        tokens = [message.token for message in self._unsent_messages if not message.was_sent]
-        self._unsent_messages.clear()
+        tokens = [message.token for message in self._queue if not message.was_sent]
+        self._queue.clear()
         return tokens
 
     def actions(self, now: float = 0.0) -> Iterator[Action]:
@@ -267,7 +255,7 @@ class Outbound:
         """
         if self._server_limits is None:
             return
-        self._culprit_limit = self.culprit_finder.max_unanswered(now)
+        self._send_limit = self.culprit_finder.max_unanswered(now)
         packets = [self._encode(packet) for packet in self._pubrels]
         self._pubrels.clear()
         self._resend(packets, now)
@@ -295,16 +283,16 @@ class Outbound:
             now: See `actions`.
         """
         finished_acks: list[PublishAcknowledged] = []
-        while self._unsent_messages and not self._resend_ids:
-            message = self._unsent_messages[0]
+        while self._queue and not self._resend_ids:
+            message = self._queue[0]
             qos = message.content.qos
             if (qos and len(self._open_ids) >= self.window) or (not self._limit_allows()):
                 break
-            if self._qos2_unproven and self._must_wait_for_qos2(qos):
+            if self._must_wait_for_qos2(qos):
                 break
             packet_id = self.new_id() if qos else 0
             reason, data = self._encode_publish(message, packet_id, now)
-            self._unsent_messages.popleft()
+            self._queue.popleft()
             if not reason:
                 packets.append(data)
             if reason or not qos:
@@ -312,20 +300,20 @@ class Outbound:
                 finished_acks.append(PublishAcknowledged(message.token, reason))
             else:
                 message.was_sent = True
-                self._unfinished_messages[packet_id] = message
+                self._unfinished[packet_id] = message
                 self._open_ids.add(packet_id)
                 assigned_ids[qos - 1][packet_id] = message.token
         return finished_acks
 
     def _limit_allows(self) -> bool:
         """Return whether the limit of the culprit search allows another message."""
-        return self._culprit_limit is None or sum(1 for _ in self._unanswered_on_connection()) < self._culprit_limit
+        return self._send_limit is None or sum(1 for _ in self._unanswered_on_connection()) < self._send_limit
 
     def _must_wait_for_qos2(self, qos: int) -> bool:
         """Return whether a QoS 2 message must wait: for the answer to another, or for ever."""
-        if qos != mqtt5.QoS.EXACTLY_ONCE:
+        if qos != mqtt5.QoS.EXACTLY_ONCE or not self._qos2_unproven:
             return False
-        return self._qos2_degraded or any(self._unfinished_messages[i].content.qos == qos for i in self._open_ids)
+        return self._qos2_degraded or any(self._unfinished[i].content.qos == qos for i in self._open_ids)
 
     def _encode_publish(self, message: _Message, packet_id: int, now: float) -> tuple[int, bytes]:
         """Return our reason code, 0 for none, and the bytes of a PUBLISH to this server [MQTT-3.2.2-11, -14, -15]."""
@@ -351,7 +339,7 @@ class Outbound:
         Raises:
             BrokerProtocolError: The standard does not allow it in this phase.
         """
-        message = self._unfinished_messages.get(ack.packet_id)
+        message = self._unfinished.get(ack.packet_id)
         if message is None:
             self._answer_unknown_id(ack)
             return
@@ -367,30 +355,28 @@ class Outbound:
         """Return an unused packet id [MQTT-2.2.1-3]; ids rotate, so that a late answer is not taken for a new one."""
         for _ in range(MAX_PACKET_ID):
             self._last_id = self._last_id % MAX_PACKET_ID + 1
-            if self._last_id not in self._unfinished_messages and self._last_id not in self.reserved_ids:
+            if self._last_id not in self._unfinished and self._last_id not in self.reserved_ids:
                 return self._last_id
         raise AssertionError("more packet ids in use than any window allows")
 
     def validate(self) -> None:
         """Assert every invariant of the fields above; for tests."""
-        assert self._open_ids <= set(self._unfinished_messages)
+        assert self._open_ids <= set(self._unfinished)
         assert self._server_limits is None or len(self._open_ids) <= self.window
-        assert not set(self._unfinished_messages) & self.reserved_ids
-        assert all(0 < i <= MAX_PACKET_ID for i in (*self._unfinished_messages, *self.reserved_ids))
+        assert not set(self._unfinished) & self.reserved_ids
+        assert all(0 < i <= MAX_PACKET_ID for i in (*self._unfinished, *self.reserved_ids))
 
     # -- steps --
 
     def _resend(self, packets: list[bytes], now: float) -> None:
         while self._resend_ids:
             packet_id = self._resend_ids[0]
-            message = self._unfinished_messages.get(packet_id)
+            message = self._unfinished.get(packet_id)
             if message is not None:
                 if not self._limit_allows():
                     return
                 if message.phase is Phase.PUBLISHED:
-                    if len(self._open_ids) >= self.window or (
-                        self._qos2_unproven and self._must_wait_for_qos2(message.content.qos)
-                    ):
+                    if len(self._open_ids) >= self.window or self._must_wait_for_qos2(message.content.qos):
                         return
                     self._resend_publish(packet_id, message, packets, now)
                 if message.phase is Phase.RELEASED:
@@ -407,28 +393,25 @@ class Outbound:
         packets.append(data)
 
     def _finish_message(self, ack: PublishAck, message: _Message) -> Iterator[Action]:
-        del self._unfinished_messages[ack.packet_id]
+        del self._unfinished[ack.packet_id]
         self._open_ids.discard(ack.packet_id)
         qos_degraded = message.content.qos == mqtt5.QoS.EXACTLY_ONCE and isinstance(ack, mqtt5.PubAckPacket)
         self._qos2_degraded |= qos_degraded and self._require_qos2
-        # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already, and
-        # what became of the message PUBREC has said.
+        # After PUBREC the broker owns the message: 0x92 for a repeated PUBREL means that it had finished already, and
+        # PUBREC's reason is the result.
         reason = message.pubrec_reason if message.phase is Phase.RELEASED else int(ack.reason_code)
         yield PublishAcknowledged(message.token, reason, qos_degraded=qos_degraded, packet_id=ack.packet_id)
         if reason == QUOTA_EXCEEDED and self.in_order:
             yield from self._return_later_messages(message.content)
 
-    def _return_later_messages(self, postponed_message: OutboundMessage) -> Iterator[PublishAcknowledged]:
+    def _return_later_messages(self, postponed: OutboundMessage) -> Iterator[PublishAcknowledged]:
         """Return the queued messages that would overtake a postponed one of the same topic [MQTT-4.6.0-1]."""
         later_messages: list[_Message] = []
         other_messages: deque[_Message] = deque()
-        for message in self._unsent_messages:
-            same_order = (message.content.topic, message.content.qos) == (
-                postponed_message.topic,
-                postponed_message.qos,
-            )
+        for message in self._queue:
+            same_order = (message.content.topic, message.content.qos) == (postponed.topic, postponed.qos)
             (later_messages if same_order else other_messages).append(message)
-        self._unsent_messages = other_messages
+        self._queue = other_messages
         for message in later_messages:
             yield PublishAcknowledged(message.token, QUOTA_EXCEEDED)
 
@@ -453,7 +436,7 @@ class Outbound:
 
 _Transition: TypeAlias = Callable[[Outbound, PublishAck, _Message], Iterator[Action]]
 
-#: (QoS, phase, answer) → what it does. RabbitMQ answers QoS 2 with PUBACK: done, at QoS 1, and told so.
+#: (QoS, phase, acknowledgement) → transition. RabbitMQ answers QoS 2 with PUBACK: finished as QoS 1 (degraded).
 _TRANSITIONS: Final[dict[tuple[int, Phase, type], _Transition]] = {
     (1, Phase.PUBLISHED, mqtt5.PubAckPacket): Outbound._finish_message,
     (2, Phase.PUBLISHED, mqtt5.PubRecPacket): Outbound._on_pubrec,

@@ -19,15 +19,14 @@ from mqtt5 import PublishPacket
 from towline.mqtt.checks import PREFIX_BYTES, publish_offsets
 from towline.mqtt.codec3 import PUBLISH_FLAGS
 
-#: Fields of a packet that `PlainRuns` tells the lengths of: up to the topic's length, topic, packet id and property
-#: length, payload.
+#: Fields whose lengths `PlainRuns` finds: up to the topic's length, topic, packet id and property length, payload.
 FIELD_COUNT: Final = 4
 _LENGTHS_STRUCT: Final = struct.Struct(f"={FIELD_COUNT}i")
-#: Lengths remembered; then they are forgotten, because a device may choose them.
+#: Most cached prefixes; then the cache is cleared, because devices choose the lengths.
 _MAX_CACHED_PREFIXES: Final = 10_000
-#: For a packet that is not plain.
+#: Entry for a packet that is not plain.
 _NOT_PLAIN: Final = (0, b"")
-#: Packets looked at after a try in vain, and the longest pause then, as a power of 2.
+#: Packets searched after a failure, and the longest pause between searches, as a power of 2.
 _PACKETS_AFTER_FAILURE: Final = 200
 _MAX_PAUSE_EXPONENT: Final = 10
 
@@ -116,9 +115,9 @@ class PlainRuns:
         self._has_properties = properties
         #: First bytes → size of the packet and the packed lengths of its fields; size 0 for one that is not plain.
         self._cached_lengths: dict[bytes, tuple[int, bytes]] = {}
-        #: Tries in vain since the last run.
+        #: Failed searches since the last run.
         self._failed_searches = 0
-        #: PUBLISH packets to be read one by one before the next try.
+        #: PUBLISH packets to be decoded one by one before the next search.
         self._packets_to_skip = 0
 
     def find_run(self, buffer: bytes, position: int) -> tuple[PlainRun, int] | None:
@@ -131,9 +130,8 @@ class PlainRuns:
         if self._packets_to_skip:
             self._packets_to_skip -= 1
             return None
-        field_lengths = self._plain_field_lengths(
-            buffer, position, _PACKETS_AFTER_FAILURE if self._failed_searches else len(buffer)
-        )
+        max_packets = _PACKETS_AFTER_FAILURE if self._failed_searches else len(buffer)
+        field_lengths = self._plain_field_lengths(buffer, position, max_packets)
         run_and_end = self._reader(buffer, position, field_lengths, properties=self._has_properties)
         if run_and_end is None:
             self._packets_to_skip = 1 << min(self._failed_searches, _MAX_PAUSE_EXPONENT)
@@ -161,14 +159,12 @@ class PlainRuns:
             append(lengths)
             position += size
         if position > buffer_end:
-            field_lengths.pop()  # still arriving
+            field_lengths.pop()  # incomplete
         return field_lengths
 
     def _field_lengths(self, prefix: bytes) -> tuple[int, bytes]:
         size, topic_start, topic_end, properties_at = publish_offsets(prefix, properties=self._has_properties)
         if topic_end == topic_start or size > self._max_packet_bytes or PUBLISH_FLAGS[prefix[0]] is None:
             return _NOT_PLAIN
-        middle_bytes = properties_at - topic_end + self._has_properties
-        return size, _LENGTHS_STRUCT.pack(
-            topic_start, topic_end - topic_start, middle_bytes, size - topic_end - middle_bytes
-        )
+        middle = properties_at - topic_end + self._has_properties
+        return size, _LENGTHS_STRUCT.pack(topic_start, topic_end - topic_start, middle, size - topic_end - middle)

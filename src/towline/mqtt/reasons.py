@@ -6,27 +6,27 @@ from typing import Final
 
 import mqtt5
 
-#: The server took the message, and nobody is subscribed to its topic [MQTT 5 section 3.4.2.1].
+#: Accepted, but nobody is subscribed to the topic [MQTT 5 section 3.4.2.1].
 NO_SUBSCRIBERS: Final = 0x10
 #: Another client has connected with our client id [MQTT 5 section 3.14.2.1].
 TAKEN_OVER: Final = 0x8E
-#: What to do where a session was lost, if nothing more is known.
+#: Advice after a lost session, if nothing more is known.
 KEEP_SESSIONS_ADVICE: Final = "Let the broker keep sessions on disk."
-#: About the packet id of the request, not about what it asks for [MQTT 5 section 3.9.3].
+#: About the packet id of the request, not its content [MQTT 5 section 3.9.3].
 PACKET_ID_IN_USE: Final = 0x91
 #: The server may take the message later [MQTT 5 section 3.4.2.1].
 QUOTA_EXCEEDED: Final = 0x97
-#: The server has said that it takes less, or none of this one.
+#: The server's maximum QoS is lower.
 QOS_NOT_SUPPORTED: Final = 0x9B
 #: Reason codes that come with a Server Reference [MQTT 5 section 4.11].
-USE_ANOTHER_SERVER: Final = 0x9C
+USE_ANOTHER: Final = 0x9C
 SERVER_MOVED: Final = 0x9D
 #: Reason codes of a DISCONNECT that may be about a packet of ours [MQTT 5 section 3.14.2.1].
 PACKET_ERROR_CODES: Final = frozenset({0x80, 0x81, 0x82, 0x83, 0x87, 0x90, 0x94, 0x95, 0x99, 0x9A, 0x9B})
-#: A reason of ours, beyond MQTT's: each time the message was sent, the broker ended the connection.
+#: Towline's own reason, beyond MQTT's: the broker ended the connection each time the message was sent.
 CONNECTION_CUT: Final = 0x100
 
-#: The codec's names where they are not the standard's words.
+#: Words of the codec's names → words of the standard.
 _STANDARD_WORDS: Final = {
     "client id": "client identifier",
     "packet id ": "packet identifier ",
@@ -56,7 +56,7 @@ _REASON_NAMES: Final = {
 }
 _REASON_NAMES[CONNECTION_CUT] = "the broker ends the connection at this message"
 
-#: CONNACK reasons that another try will meet again, and what to change.
+#: CONNACK reason that every attempt would meet → advice.
 CONNECT_ADVICE: Final = {
     0x81: "The broker could not read our CONNECT; is it an MQTT 5 broker?",
     0x82: "The broker could not read our CONNECT; is it an MQTT 5 broker?",
@@ -69,9 +69,9 @@ CONNECT_ADVICE: Final = {
     0x95: "The broker's Maximum Packet Size is too small for our CONNECT.",
 }
 
-#: SUBACK reasons, and what to change.
+#: SUBACK reason → advice.
 SUBSCRIBE_ADVICE: Final = {
-    0x80: "Grant this client the right to read it, or see the broker's log.",  # all that MQTT 3.x can say
+    0x80: "Grant this client the right to read it, or see the broker's log.",  # the only one of MQTT 3.x
     0x83: "The reason is in the broker's log.",
     0x87: "Grant this client the right to read it, or change the filter.",
     0x8F: "Change the filter.",

@@ -10,17 +10,17 @@ from towline.mqtt.checks import MAX_REMAINING_LENGTH
 from towline.mqtt.events import SessionConfig
 from towline.mqtt.message import MAX_EXPIRY_S
 
-#: Of a PUBLISH beside texts and payload: length of the topic, packet id, property length, payload format indicator,
+#: Bytes of a PUBLISH beside texts and payload: topic length, packet id, property length, payload format indicator,
 #: message expiry interval, topic alias, each with its identifier.
 _FIXED_FIELDS_BYTES: Final = 2 + 2 + 4 + 2 + 5 + 3
-#: A text with what stands before it.
+#: Longest text with its length and identifier.
 _MAX_TEXT_BYTES: Final = 0xFFFF + 5
-#: Characters that are no more than 65,535 bytes, whichever they are.
+#: Characters that never exceed 65,535 bytes.
 _SAFE_CHARACTERS: Final = 0xFFFF // 4
 
 
-#: Why nothing is published with QoS 2 to brokers of which each has its own session, and what to do: the packet id of a
-#: message that one took and has not released may be given to another message there, and that would be dropped.
+#: Problem and remedy for QoS 2 with brokers that don't share sessions: a packet id that one of them has not released
+#: may be assigned to another message there, which it would drop.
 QOS2_NEEDS_SHARED_SESSIONS: Final = (
     "QoS 2 with several brokers needs them to share sessions",
     "Set brokers_share_sessions=True if they are one cluster that does, or give one broker, or use QoS 1.",

@@ -51,14 +51,14 @@ from towline.mqtt.reasons import PACKET_ERROR_CODES, PACKET_ID_IN_USE, TAKEN_OVE
 from towline.mqtt.rules import check_config
 from towline.mqtt.subscriptions import Subscriptions
 
-#: Servers that a record names: where brokers point to others, new ones may come for ever.
+#: Most servers in a record: redirects may name new ones for ever.
 _MAX_SERVERS: Final = 100
 _PINGREQ: Final = mqtt5.PingReqPacket().write()
-#: Packet ids tried for a SUBSCRIBE: a broker that calls more of them in use says so of any.
+#: Packet ids tried for a SUBSCRIBE: a broker that refuses more as in use refuses any.
 _MAX_ID_RETRIES: Final = 16
-#: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
+#: Share of the keep alive after which PINGREQ is sent if nothing else was: early enough for a slow link.
 _PING_AFTER_SHARE: Final = 0.75
-#: A silent peer is found within 1.5 × keep alive: 0.75 until the PINGREQ and as much for its answer.
+#: Share of the keep alive for PINGRESP: a silent peer is detected within 1.5 × keep alive, 0.75 before PINGREQ.
 PONG_TIMEOUT_SHARE: Final = 0.75
 
 
@@ -113,7 +113,7 @@ class SessionState(Enum):
 
     OFFLINE = "offline"
     CONNECTING = "connecting"  # CONNECT sent, no CONNACK yet
-    SUBSCRIBING = "subscribing"  # CONNACK seen, a SUBACK or UNSUBACK is missing; messages may already come
+    SUBSCRIBING = "subscribing"  # CONNACK received, a SUBACK or UNSUBACK pending; messages may come
     ONLINE = "online"
 
 
@@ -140,9 +140,9 @@ class Session:
         check_config(config)
         self.config = config
         self.state = SessionState.OFFLINE
-        #: As last given to `Remember`.
+        #: As in the last `SaveSessionRecord`.
         self.record = record
-        #: The server's limits of this connection, None before CONNACK.
+        #: CONNACK with the server's limits; None before it.
         self.server_limits: mqtt5.ConnAckPacket | None = None
         self._encode: Callable[[Packet], bytes] = partial(encode, version=config.protocol)
         self.inbound = Inbound(
@@ -154,32 +154,32 @@ class Session:
         )
         self.outbound = Outbound(self._encode, save_in_flight=config.durable_ids, require_qos2=config.exactly_once)
         self.subscriptions = Subscriptions(_protocol_filters(config), record.subscriptions if record else {})
-        #: Filters that are to be wanted as soon as the answers have come that are missing; None for no change.
+        #: Change to request when the pending answers have come; None for none.
         self._pending_change: events.ChangeSubscriptions | None = None
-        #: Those before, while the broker is asked for such a change.
+        #: Filters before a pending change that may be reverted.
         self._previous_filters: tuple[Filter, ...] | None = None
-        #: Why the last change of filters was taken back; None where it was not.
+        #: Reason why the last change of filters was reverted; None if it was not.
         self.filter_refusal: BrokerError | None = None
-        #: The session is online, and only asks for other filters.
+        #: The session is online, and changes its filters.
         self._changing_filters = False
-        #: PINGREQs of this connection without an answer: answers come in their order.
+        #: Number of PINGREQs of this connection without an answer; answers come in their order.
         self._unanswered_pings = 0
-        #: Each SUBSCRIBE or UNSUBSCRIBE without an answer, by its packet id.
+        #: Packet id → SUBSCRIBE or UNSUBSCRIBE without an answer.
         self._pending_requests: dict[int, mqtt5.SubscribePacket | mqtt5.UnsubscribePacket] = {}
-        #: The last connection was ended by the broker, for a reason that may be something we sent.
+        #: The broker ended the last connection, perhaps because of a packet of ours.
         self.ended_by_broker = False
-        #: Only to see whether the broker answers this version: the connection ends at CONNACK.
+        #: The connection only tests the protocol version and ends at CONNACK.
         self.probing_version = False
         self._session_known = record is not None
-        #: The server of this connection, whether what we remember is of another one, and whether it may be.
-        self._server_name, self._on_other_server, self._maybe_on_other_server = "", False, False
-        #: Ticket of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
+        #: Server of this connection; whether the record is of another one, and whether it may be.
+        self._server, self._on_other_server, self._maybe_on_other_server = "", False, False
+        #: Id of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
         self._freeing_delivery_id: int | None = None
         self._discarding_session = False
-        #: Times the broker called the packet id of a SUBSCRIBE in use, on this connection.
+        #: Times the broker refused the packet id of a SUBSCRIBE as in use, on this connection.
         self._id_retries = 0
         self._liveness = Liveness(config.connect_timeout_s)
-        #: Of the event at hand.
+        #: Time of the current event.
         self._event_time = 0.0
 
     # -- for the driver --
@@ -216,7 +216,7 @@ class Session:
         deadlines = [self._liveness.answer_deadline] if self._awaits_answer else []
         keep_alive_s = self.keep_alive_s
         if keep_alive_s and self.state is not SessionState.CONNECTING:
-            # Also while an answer is missing: a packet that takes long to arrive must not silence us [MQTT-3.1.2-22].
+            # Also while an answer is pending: a packet that takes long must not stop our pings [MQTT-3.1.2-22].
             deadlines += [self._liveness.ping_deadline(keep_alive_s), self._liveness.pong_deadline(keep_alive_s)]
         if self.outbound.next_send_at is not None:
             deadlines.append(self.outbound.next_send_at)
@@ -246,10 +246,8 @@ class Session:
     @property
     def subscribed(self) -> bool:
         """True if the session is online and the confirmed subscriptions are exactly the configured ones."""
-        configured_options = {
-            topic_filter.pattern: topic_filter.encoded_options for topic_filter in _protocol_filters(self.config)
-        }
-        return self.state is SessionState.ONLINE and self.subscriptions.known_options == configured_options
+        configured = {f.pattern: f.encoded_options for f in _protocol_filters(self.config)}
+        return self.state is SessionState.ONLINE and self.subscriptions.known_options == configured
 
     def validate(self) -> None:
         """Assert every invariant of the session; for tests."""
@@ -265,30 +263,30 @@ class Session:
 
     def _on_connection_opened(self, event: events.ConnectionOpened, now: float, actions: list[Action]) -> None:
         self.ended_by_broker, self.outbound.culprit_token = False, None
-        self._server_name = event.server_name
+        self._server = event.server_name
         last_server = self.record.servers[-1] if self.record and self.record.servers else ""
         self._maybe_on_other_server = bool(event.server_name) and event.server_name != last_server
-        # The one server there is may have got another name: then its packet ids still hold.
+        # The only server may have got another name: then its packet ids are still valid.
         self._on_other_server = self._maybe_on_other_server and bool(last_server) and not event.is_only_server
         self._liveness = Liveness(self.config.connect_timeout_s, last_answer_at=now)
         self._id_retries = 0
         if event.config is not None:
             self.config = event.config
         if self.record is None:
-            # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
+            # Durable before CONNECT is sent: after a crash here the broker may have a session of ours.
             self._save_record(SessionRecord(self.config.client_id), actions)
         self.subscriptions.expect_connack()
         self._save_subscriptions(actions)
         try:
             auth_data = authenticate(self.config, lambda method: method.start())
         except BrokerRefused as error:
-            self._end_connection(Close(error, fatal=True), actions)
+            self._close(Close(error, fatal=True), actions)
             return
         self.state = SessionState.CONNECTING
         self._send(connect_packet(self.config, auth_data, discard_session=self._discarding_session), actions)
 
     def _on_packets_received(self, event: events.PacketsReceived, now: float, actions: list[Action]) -> None:
-        if event.items or self.state is not SessionState.CONNECTING:  # a CONNACK byte by byte is none
+        if event.items or self.state is not SessionState.CONNECTING:  # an incomplete CONNACK is no answer
             self._liveness.last_answer_at = now
         self._liveness.mark_alive(now)
         for item in event.items:
@@ -303,16 +301,16 @@ class Session:
             except BrokerProtocolError as error:
                 self._end_with_violation(str(error), error.reason, actions)
             except BrokerRefused as error:
-                self._end_connection(Close(error, fatal=True), actions)
+                self._close(Close(error, fatal=True), actions)
             if self.state is SessionState.OFFLINE:
                 break
         if not self.outbound.idle:
-            actions += self.outbound.actions(now)  # once for all answers: one write, and one sync where ids are durable
+            actions += self.outbound.actions(now)  # once for all acks: one write and one sync
         delivery = self.inbound.next_delivery()
         if self.state is not SessionState.OFFLINE and (
             data := self.inbound.raise_ack_watermark(self.inbound.ack_watermark)
         ):
-            # Repeats of what is settled; before the delivery, whose own acknowledgements come after [MQTT-4.6.0-3].
+            # Acks of repeats; before the delivery, whose own acks come after [MQTT-4.6.0-3].
             actions.append(Send(data))
         if delivery:
             actions.append(delivery)
@@ -326,7 +324,7 @@ class Session:
         if self._freeing_delivery_id is not None and event.delivery_id >= self._freeing_delivery_id:
             self._freeing_delivery_id = None
             if self.state is SessionState.SUBSCRIBING:
-                self._liveness.last_answer_at = now  # the time for the answer to SUBSCRIBE begins here
+                self._liveness.last_answer_at = now  # the timeout of SUBSCRIBE begins here
                 self._start_session(now, actions)
 
     def _on_publish(self, event: events.Publish, now: float, actions: list[Action]) -> None:
@@ -349,19 +347,14 @@ class Session:
             return
         location = self.config.location
         if self._awaits_answer and now >= self._liveness.answer_deadline:
-            timeout_text, no_connack = (
-                f"within {self.config.connect_timeout_s:g} s",
-                self.state is SessionState.CONNECTING,
-            )
+            timeout_text = f"within {self.config.connect_timeout_s:g} s"
+            no_connack = self.state is SessionState.CONNECTING
             problem = f"no {'CONNACK' if no_connack else 'answer to SUBSCRIBE'} {timeout_text}"
-            self._end_connection(
-                Close(Unreachable("TL-M03", location, problem, "Trying again."), no_connack=no_connack), actions
-            )
+            error = Unreachable("TL-M03", location, problem, "Trying again.")
+            self._close(Close(error, no_connack=no_connack), actions)
         elif now >= self._liveness.pong_deadline(self.keep_alive_s):
             problem = f"no answer to PINGREQ within {self.keep_alive_s * PONG_TIMEOUT_SHARE:g} s"
-            self._end_connection(
-                Close(Unreachable("TL-M04", location, problem, "The connection is made anew.")), actions
-            )
+            self._close(Close(Unreachable("TL-M04", location, problem, "The connection is made anew.")), actions)
         elif self.outbound.next_send_at is not None and now >= self.outbound.next_send_at:
             actions += self.outbound.actions(now)
         else:
@@ -388,14 +381,12 @@ class Session:
         """Return the `Close` for a broken transport without an error of its own; `ConnectionLost` follows."""
         if self.state is not SessionState.CONNECTING:
             return Close(Unreachable("TL-M05", location, "the connection broke", "Trying again."))
-        return Close(
-            Unreachable("TL-M03", location, "the connection ended in place of CONNACK", "Trying again."),
-            no_connack=True,
-        )
+        error = Unreachable("TL-M03", location, "the connection ended in place of CONNACK", "Trying again.")
+        return Close(error, no_connack=True)
 
     def _on_stop(self, _event: events.Stop, _now: float, actions: list[Action]) -> None:
         if self.state is not SessionState.OFFLINE:
-            self._end_connection(Close(None), actions, send_disconnect=True)
+            self._close(Close(None), actions, disconnect=True)
 
     # -- connecting --
 
@@ -404,16 +395,14 @@ class Session:
         if int(packet.reason_code):
             self.subscriptions.restore_options()
             self._save_subscriptions(actions)
-            self._end_connection(connection_refused(packet, self.config.location), actions)
+            self._close(connection_refused(packet, self.config.location), actions)
             return
         check_connack(packet, self.config, discard_session=self._discarding_session)
         if self.probing_version:
-            self._end_connection(
-                Close(None, reconnect_at_once=True, version_confirmed=True), actions, send_disconnect=True
-            )
+            self._close(Close(None, reconnect_at_once=True, version_confirmed=True), actions, disconnect=True)
         elif self._discarding_session:
             self._discarding_session = False
-            self._end_connection(Close(None, reconnect_at_once=True), actions, send_disconnect=True)
+            self._close(Close(None, reconnect_at_once=True), actions, disconnect=True)
         elif self._session_present and not self._session_known:
             self._meet_unknown_session(now, actions)
         else:
@@ -426,7 +415,7 @@ class Session:
             return
         if unknown_session == "discard":
             self._discarding_session = True
-            self._end_connection(Close(None, reconnect_at_once=True), actions, send_disconnect=True)
+            self._close(Close(None, reconnect_at_once=True), actions, disconnect=True)
             return
         self._save_record(None, actions)
         error = SessionUnknown(
@@ -435,7 +424,7 @@ class Session:
             f'the broker holds a session for client id "{self.config.client_id}" that this journal knows nothing of',
             'Restore the journal, or set unknown_session = "adopt" to take what it has queued or "discard" to drop it.',
         )
-        self._end_connection(Close(error, fatal=True), actions, send_disconnect=True)
+        self._close(Close(error, fatal=True), actions, disconnect=True)
 
     def _enter_session(self, now: float, actions: list[Action]) -> None:
         self._session_known = True
@@ -452,18 +441,15 @@ class Session:
         session_resumed = self.session_resumed
         if not self._session_present:
             self.subscriptions.clear_options()
-        elif not (self._maybe_on_other_server or self.config.protocol == 3):  # MQTT 3.1 can't say Session Present
+        elif not (self._maybe_on_other_server or self.config.protocol == 3):  # MQTT 3.1 lacks Session Present
             self.subscriptions.restore_options()
         subscription_changes = self.subscriptions.pending_changes()
-        servers = (
-            tuple(s for s in self.record.servers if s != self._server_name) if self.record and self._server_name else ()
-        )
-        servers = (*servers[1 - _MAX_SERVERS :], self._server_name) if self._server_name else ()
-        self._save_record(
-            SessionRecord(self.config.client_id, True, self.subscriptions.known_options, servers), actions
-        )
+        servers = tuple(s for s in self.record.servers if s != self._server) if self.record and self._server else ()
+        servers = (*servers[1 - _MAX_SERVERS :], self._server) if self._server else ()
+        record = SessionRecord(self.config.client_id, True, self.subscriptions.known_options, servers)
+        self._save_record(record, actions)
         window = self.server_limits.receive_max if self.config.protocol == 5 else self.config.window_3
-        self.outbound.start_connection(self.server_limits, window, session_resumed=session_resumed, now=now)
+        self.outbound.start_connection(self.server_limits, window, resumed=session_resumed, now=now)
         actions += self.outbound.actions(now)
         self._request_subscriptions(*subscription_changes, actions)
 
@@ -477,13 +463,11 @@ class Session:
         assert self.server_limits is not None
         error = unsupported_subscription(self.server_limits, filters, self.config.location)
         if error and not self._revert_filters(error):
-            self._end_connection(Close(error, fatal=True), actions, send_disconnect=True)
+            self._close(Close(error, fatal=True), actions, disconnect=True)
             return
         if not error:
             for identifier in dict.fromkeys(f.identifier for f in filters):  # one each [MQTT 5 section 3.8.2.1.2]
-                self._subscribe(
-                    [f.to_topic_filter() for f in filters if f.identifier == identifier], identifier, actions
-                )
+                self._subscribe([f.topic_filter() for f in filters if f.identifier == identifier], identifier, actions)
             if surplus_patterns:
                 self._request(mqtt5.UnsubscribePacket(self.outbound.new_id(), surplus_patterns), actions)
         self._come_online(actions)
@@ -492,7 +476,7 @@ class Session:
         self._request(mqtt5.SubscribePacket(self.outbound.new_id(), filters, subscription_id=identifier), actions)
 
     def _request(self, packet: mqtt5.SubscribePacket | mqtt5.UnsubscribePacket, actions: list[Action]) -> None:
-        if self.server_limits is None:  # one before it was too large
+        if self.server_limits is None:  # an earlier one was too large
             return
         data, limit = self._encode(packet), self.server_limits.max_packet_size
         if limit is None or len(data) <= limit:
@@ -502,7 +486,7 @@ class Session:
             return
         problem = f"the broker takes packets of {limit:,} bytes, our subscription has {len(data):,} [MQTT-3.2.2-15]"
         error = BrokerRefused("TL-M16", self.config.location, problem, "Subscribe to fewer filters.")
-        self._end_connection(Close(error, fatal=True), actions)
+        self._close(Close(error, fatal=True), actions)
 
     def _pop_request(self, packet_id: int) -> mqtt5.SubscribePacket | mqtt5.UnsubscribePacket | None:
         self.outbound.reserved_ids.discard(packet_id)
@@ -520,7 +504,7 @@ class Session:
             elif (error := subscription_refused(topic_filter, code, self.config.location)) is None:
                 granted_patterns.append(topic_filter.pattern)
             elif not self._revert_filters(error):
-                self._end_connection(Close(error, fatal=code != PACKET_ID_IN_USE), actions, send_disconnect=True)
+                self._close(Close(error, fatal=code != PACKET_ID_IN_USE), actions, disconnect=True)
                 return
         self.subscriptions.confirm_granted(granted_patterns)
         self._save_subscriptions(actions)
@@ -531,17 +515,13 @@ class Session:
 
     def _on_unsuback(self, packet: mqtt5.UnsubAckPacket, _now: float, actions: list[Action]) -> None:
         if packet.packet_id not in self._pending_requests:
-            return  # nothing of ours depends on it
-        request, reason_codes = self._pop_request(packet.packet_id), packet.reason_codes
-        has_codes = self.config.protocol == 5  # MQTT 3.x has no way to refuse
-        if not isinstance(request, mqtt5.UnsubscribePacket) or (
-            has_codes and len(request.patterns) != len(reason_codes)
-        ):
+            return  # not ours
+        request, codes = self._pop_request(packet.packet_id), packet.reason_codes
+        has_codes = self.config.protocol == 5  # MQTT 3.x can't refuse
+        if not isinstance(request, mqtt5.UnsubscribePacket) or (has_codes and len(request.patterns) != len(codes)):
             raise BrokerProtocolError("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]")
-        refused_patterns = {
-            pattern for pattern, code in zip(request.patterns, reason_codes, strict=False) if int(code) >= 0x80
-        }
-        self.subscriptions.confirm_removed(set(request.patterns) - refused_patterns)
+        refused = {pattern for pattern, code in zip(request.patterns, codes, strict=False) if int(code) >= 0x80}
+        self.subscriptions.confirm_removed(set(request.patterns) - refused)
         self._save_subscriptions(actions)
         self._come_online(actions)
 
@@ -556,10 +536,10 @@ class Session:
 
     def _on_change_subscriptions(self, event: events.ChangeSubscriptions, now: float, actions: list[Action]) -> None:
         self._pending_change, self.filter_refusal = event, None
-        if self._pending_requests:  # each answer is judged by what was wanted when it was asked for
+        if self._pending_requests:  # each answer is checked against its request
             return
         if self.state is SessionState.ONLINE:
-            self._liveness.last_answer_at = now  # the time for the answer begins here
+            self._liveness.last_answer_at = now  # the timeout begins here
             self._change_subscriptions(actions)
         else:
             self._apply_filters()
@@ -578,7 +558,7 @@ class Session:
         """Restore the filters from before this change, if it may be reverted; return whether it may."""
         if self._previous_filters is None:
             return False
-        if self._pending_change is None:  # else others are wanted anyway
+        if self._pending_change is None:  # else a newer change follows
             self._pending_change = events.ChangeSubscriptions(self._previous_filters)
         self.filter_refusal = self.filter_refusal or error
         return True
@@ -610,12 +590,12 @@ class Session:
         if packet.session_expiry_interval is not None:
             raise BrokerProtocolError("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
         self.ended_by_broker = int(packet.reason_code) in PACKET_ERROR_CODES
-        if int(packet.reason_code) == TAKEN_OVER:  # and perhaps made anew: then Session Present says so of an empty one
+        if int(packet.reason_code) == TAKEN_OVER:  # its session may be new and empty though Session Present is set
             self.subscriptions.mark_unsure()
             self._save_subscriptions(actions)
-        self._end_connection(connection_ended(packet, self.config.client_id, self.config.location), actions)
+        self._close(connection_ended(packet, self.config.client_id, self.config.location), actions)
 
-    # -- what it knows, and what it can ask for --
+    # -- session state and records --
 
     @property
     def session_resumed(self) -> bool:
@@ -640,7 +620,7 @@ class Session:
         if record is None or not record.established or self._session_present:
             return False
         had_state = record.subscriptions or self.inbound.unreleased_messages or self.outbound.unfinished_qos_2
-        return bool(had_state) and (not self._on_other_server or self._server_name in record.servers)
+        return bool(had_state) and (not self._on_other_server or self._server in record.servers)
 
     def _send(self, packet: Packet, actions: list[Action]) -> None:
         actions.append(Send(self._encode(packet)))
@@ -659,15 +639,13 @@ class Session:
         self._save_record(replace(self.record, subscriptions=self.subscriptions.known_options), actions)
 
     def _end_with_violation(self, problem: str, reason: int, actions: list[Action]) -> None:
-        if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
+        if self.config.protocol == 5:  # 3.x has no reason codes: just close [MQTT-4.8.0-1 of 3.1.1]
             self._send(mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode(reason)), actions)
-        self._end_connection(
-            Close(ProtocolViolation(self.config.location, f"the broker {problem}", reason=reason)), actions
-        )
+        self._close(Close(ProtocolViolation(self.config.location, f"the broker {problem}", reason=reason)), actions)
 
-    def _end_connection(self, close: Close, actions: list[Action], *, send_disconnect: bool = False) -> None:
+    def _close(self, close: Close, actions: list[Action], *, disconnect: bool = False) -> None:
         """End the connection, optionally with DISCONNECT: it carries no expiry, so the broker keeps the session."""
-        if send_disconnect:
+        if disconnect:
             self._send(mqtt5.DisconnectPacket(), actions)
         self._go_offline()
         actions.append(close)
@@ -681,14 +659,14 @@ class Session:
 
     def _go_offline(self) -> None:
         if self.state is SessionState.CONNECTING:
-            self._session_known = True  # the session that the broker may have made is ours
+            self._session_known = True  # the broker may have created our session
         self.state = SessionState.OFFLINE
         self.server_limits = None
         self._pending_requests.clear()
         self._changing_filters, self._unanswered_pings, self._previous_filters = False, 0, None
         if self._pending_change is not None:
             self._apply_filters()
-        # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
+        # Pending packet ids end with the connection: the broker sends unacknowledged messages again.
         self.inbound.drop_connection_state()
         self.outbound.end_connection(self._event_time, ended_by_broker=self.ended_by_broker)
 
@@ -733,7 +711,7 @@ _CONNECTED_HANDLERS: Final[dict[type, _Handler]] = {
     mqtt5.UnsubAckPacket: Session._on_unsuback,
 }
 
-#: A resumed session may deliver right after CONNACK, before SUBACK: PUBLISH is at home in both connected states.
+#: A resumed session may deliver between CONNACK and SUBACK: PUBLISH is valid in both connected states.
 _PACKET_HANDLERS: Final[dict[tuple[SessionState, type], _Handler]] = {
     (SessionState.CONNECTING, mqtt5.ConnAckPacket): Session._on_connack,
     (SessionState.CONNECTING, mqtt5.AuthPacket): Session._on_auth,

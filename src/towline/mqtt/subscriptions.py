@@ -18,7 +18,7 @@ from typing import Final
 
 from towline.mqtt.events import Filter
 
-#: In place of `Filter.terms`: the filter may be there or not, with whatever terms. Equal to those of no filter.
+#: In place of `Filter.encoded_options`: the broker may have the filter or not, with any options.
 UNSURE: Final = -1
 
 
@@ -31,15 +31,15 @@ class Subscriptions:
     """
 
     def __init__(self, filters: Iterable[Filter], known_options: Mapping[str, int]) -> None:
-        self._wanted_filters = {f.pattern: f for f in filters}
-        #: Topic filter → `Filter.terms` or `UNSURE`. To be durable before anything leaves that is decided after it;
+        self._filters = {f.pattern: f for f in filters}
+        #: Topic filter → `Filter.encoded_options` or `UNSURE`. Durable before any packet that depends on it is sent;
         #: replaced with each step and never changed, so that a record can hold it.
         self.known_options = dict(known_options)
         self._options_before_connect = self.known_options
 
     def set_filters(self, filters: Iterable[Filter]) -> None:
         """Replace the requested filters; only while no SUBSCRIBE or UNSUBSCRIBE is unanswered."""
-        self._wanted_filters = {f.pattern: f for f in filters}
+        self._filters = {f.pattern: f for f in filters}
 
     def expect_connack(self) -> None:
         """Mark all subscriptions unsure before CONNECT: the broker may have lost the session and create an empty one.
@@ -66,33 +66,22 @@ class Subscriptions:
 
         They stay unsure even if the packet can't be sent: the broker may apply it though its answer never comes.
         """
-        changed_filters = [
-            self._with_retain_handling(f)
-            for f in self._wanted_filters.values()
-            if self.known_options.get(f.pattern) != f.encoded_options
-        ]
-        surplus_patterns = [pattern for pattern in self.known_options if pattern not in self._wanted_filters]
-        self.known_options = self.known_options | dict.fromkeys(
-            [*(f.pattern for f in changed_filters), *surplus_patterns], UNSURE
-        )
-        return changed_filters, surplus_patterns
+        known = self.known_options
+        changed = [f for f in self._filters.values() if known.get(f.pattern) != f.encoded_options]
+        surplus = [pattern for pattern in known if pattern not in self._filters]
+        filters = list(map(self._with_retain_handling, changed))
+        self.known_options = known | dict.fromkeys([*(f.pattern for f in changed), *surplus], UNSURE)
+        return filters, surplus
 
     def _with_retain_handling(self, topic_filter: Filter) -> Filter:
-        handling = (
-            int(topic_filter.pattern in self.known_options)
-            if topic_filter.retain_handling is None
-            else topic_filter.retain_handling
-        )
-        return replace(topic_filter, retain_handling=handling)
+        if topic_filter.retain_handling is not None:
+            return topic_filter
+        return replace(topic_filter, retain_handling=int(topic_filter.pattern in self.known_options))
 
     def confirm_granted(self, patterns: Iterable[str]) -> None:
         """Record the filters that SUBACK granted, with the requested options."""
-        self.known_options = self.known_options | {
-            pattern: self._wanted_filters[pattern].encoded_options for pattern in patterns
-        }
+        self.known_options = self.known_options | {p: self._filters[p].encoded_options for p in patterns}
 
     def confirm_removed(self, patterns: Collection[str]) -> None:
         """Remove the filters that UNSUBACK confirmed; a refused one stays unsure."""
-        self.known_options = {
-            pattern: terms for pattern, terms in self.known_options.items() if pattern not in patterns
-        }
+        self.known_options = {p: options for p, options in self.known_options.items() if p not in patterns}

@@ -17,16 +17,11 @@ from mqtt5 import PublishPacket, QoS
 from towline.mqtt import checks, codec3
 from towline.mqtt.checks import MAX_PROPERTIES, SUBSCRIPTION_ID, UNKNOWN_LENGTH, USER_PROPERTY
 
-#: Why there is only a stub: the values of ``towline-reason``.
+#: Reasons of a truncated message: the values of ``towline-reason``.
 PACKET_TOO_LARGE: Final = "packet_too_large"
 TOO_MANY_PROPERTIES: Final = "too_many_properties"
-#: Names of the facts of a stub.
-REASON_NAME, SIZE_NAME, DIGEST_NAME, PROPERTY_COUNT_NAME = (
-    "towline-reason",
-    "towline-size",
-    "towline-sha256",
-    "towline-properties",
-)
+#: Names of the properties of a truncated message.
+REASON_KEY, SIZE_KEY, DIGEST_KEY, COUNT_KEY = ("towline-reason", "towline-size", "towline-sha256", "towline-properties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ class TruncatedMessage:
         Without reason and size: a server may send the same message with another number of bytes the next time, with or
         without a topic alias, and the limit may have changed by then.
         """
-        return repr([pair for pair in self.user_properties if pair[0] not in (REASON_NAME, SIZE_NAME)]).encode()
+        return repr([pair for pair in self.user_properties if pair[0] not in (REASON_KEY, SIZE_KEY)]).encode()
 
     @property
     def reason(self) -> str:
@@ -78,15 +73,15 @@ class TruncatedMessage:
         return self.user_properties[0][1]
 
 
-#: What comes of a PUBLISH.
+#: A received PUBLISH, whole or truncated.
 ReceivedPublish: TypeAlias = PublishPacket | TruncatedMessage
 
-#: A block of properties up to this many bytes can't hold more: an identifier takes 2.
+#: Bytes of properties that can't exceed `MAX_PROPERTIES`: an identifier takes 2.
 _SAFE_PROPERTIES_BYTES: Final = 2 * MAX_PROPERTIES
-#: Begins the names of the facts of a stub, and of the marks of publishers that want receipts.
+#: Prefix of the facts of a truncated message, and of the marks of publishers that ask for receipts.
 _TOWLINE_PREFIX: Final = b"towline-"
-_FACT_NAMES: Final = frozenset({REASON_NAME, SIZE_NAME, DIGEST_NAME, PROPERTY_COUNT_NAME})
-#: So many of a stub's own properties that begin like that are kept: a mark has two or three.
+_FACT_NAMES: Final = frozenset({REASON_KEY, SIZE_KEY, DIGEST_KEY, COUNT_KEY})
+#: Most properties of the message with that prefix that are kept: a mark has two or three.
 _MAX_MARK_PROPERTIES: Final = 8
 #: Properties of PUBLISH beside the user property [MQTT 5 section 3.3.2.3].
 _TOPIC_ALIAS: Final = 0x23
@@ -116,14 +111,14 @@ class PublishSkipper:
         self._size = size
         self._remaining_bytes = remaining_bytes
         self._has_properties = has_properties
-        #: What came before the head was whole.
+        #: Bytes received before the head was complete.
         self._head_bytes = bytearray()
         self._head: checks.PublishHead | None = None
-        #: Bytes of properties that have not come, and the property of which not all has come.
+        #: Bytes of properties still to come, and an incomplete property.
         self._unread_properties, self._partial_property = 0, b""
         self._user_property_count = self._subscription_id_count = 0
         self._topic_alias: int | None = None
-        #: Properties with a name like ours.
+        #: Properties of the message with a ``towline-`` name.
         self._mark_properties: list[tuple[str, str]] = []
         self._payload_digest = hashlib.sha256()
 
@@ -224,24 +219,10 @@ class PublishSkipper:
         if not head.topic and self._topic_alias is None:
             raise ValueError("topic is empty [MQTT-4.7.3-1]")
         qos, _, duplicate, retain = self._flags
-        digest = self._payload_digest.hexdigest()
-        facts = [
-            (REASON_NAME, reason),
-            (SIZE_NAME, str(self._size)),
-            (DIGEST_NAME, digest),
-            (PROPERTY_COUNT_NAME, str(self._user_property_count)),
-        ]
-        user_properties = [*facts, *self._mark_properties]
-        return TruncatedMessage(
-            checks.decode_text(head.topic),
-            qos,
-            retain,
-            duplicate,
-            head.packet_id,
-            self._topic_alias,
-            user_properties,
-            packet,
-        )
+        topic, alias = checks.decode_text(head.topic), self._topic_alias
+        pairs = [(REASON_KEY, reason), (SIZE_KEY, str(self._size)), (DIGEST_KEY, self._payload_digest.hexdigest())]
+        pairs += [(COUNT_KEY, str(self._user_property_count)), *self._mark_properties]
+        return TruncatedMessage(topic, qos, retain, duplicate, head.packet_id, alias, pairs, packet)
 
 
 def truncate_crowded_publish(packet: memoryview, properties_length: int) -> TruncatedMessage | None:
@@ -256,7 +237,7 @@ def truncate_crowded_publish(packet: memoryview, properties_length: int) -> Trun
     """
     if properties_length < UNKNOWN_LENGTH:
         return None
-    header, (_, head_at) = packet[0], checks.variable_integer(packet, 1)
+    header, (_, head_at) = packet[0], checks.read_varint(packet, 1)
     head = checks.publish_head(packet, head_at, header, properties=True)
     if head is None or head.properties_length <= _SAFE_PROPERTIES_BYTES:
         return None

@@ -15,7 +15,7 @@ from towline.errors import BrokerRefused, Unreachable
 from towline.mqtt.events import Close, SessionConfig
 from towline.mqtt.rules import version_problem
 
-#: Protocol as a setting → levels to try, in this order.
+#: Setting `protocol` → levels to try, in this order.
 LEVELS_OF_SETTING: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4, 3)}
 VERSION_NAMES: Final = {5: "MQTT 5", 4: "MQTT 3.1.1", 3: "MQTT 3.1"}
 
@@ -29,13 +29,13 @@ class VersionNegotiation:
 
     def __init__(self, levels: tuple[int, ...]) -> None:
         self._levels = levels
-        #: The one in use.
+        #: Protocol level in use.
         self.level = levels[0]
-        #: A session was online with it: silence says nothing about the version any more.
+        #: A session was online with it: a later silence is no sign of the version.
         self._level_confirmed = False
         #: Levels without an answer since the newest was tried.
         self._unanswered_levels: list[int] = []
-        #: An older level that got an answer; the newest is tried once more.
+        #: Older level that got an answer; the newest is tried once more.
         self._answered_level: int | None = None
 
     @property
@@ -98,11 +98,9 @@ class VersionNegotiation:
         assert error is not None
         names = [VERSION_NAMES[level] for level in self._levels if level >= self.level]
         if not self._unanswered_levels:  # the broker says that it knows none of them
-            advice = (
-                'Set protocol = "5", or "auto" to let the gateway find out.'
-                if self.level < max(VERSION_NAMES)
-                else error.remedy
-            )
+            advice = error.remedy
+            if self.level < max(VERSION_NAMES):
+                advice = 'Set protocol = "5", or "auto" to let the gateway find out.'
             advice = f"It takes none of {', '.join(names)}: ask which it speaks." if len(names) > 1 else advice
             advice = "Change that setting, or use a broker that speaks MQTT 5." if problem else advice
             return replace(close, error=BrokerRefused(error.code, error.location, error.problem + problem, advice))

@@ -91,7 +91,7 @@ def fate(message: OutgoingMessage, version: int, now: float, *, restored: bool) 
     refused: int | None = None
     packets: list[Any] = []
     for _ in range(2):
-        outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
+        outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
         actions = list(outbound.actions(now))
         packets = sent(actions) if version == 5 else [action for action in actions if isinstance(action, Send)]
         for one in packets:
@@ -163,7 +163,7 @@ def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
     outbound = Outbound(encode)
     assert isinstance(message.content_or_reason, OutboundMessage)
     outbound.publish(0, message.content_or_reason, float(2**40))
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     (packet,) = sent(list(outbound.actions(0.0)))
     assert packet.message_expiry_interval == MAX_EXPIRY_S
 
@@ -171,12 +171,12 @@ def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
 def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> None:
     """[MQTT-3.2.2-15]: what the limit of the connection before allowed may be too large for this one."""
     outbound = Outbound(encode)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     outbound.publish(1, OutboundMessage("d", bytes(2000), qos=1))
     outbound.publish(2, OutboundMessage("d", b"small", qos=1))
     assert len(sent(list(outbound.actions()))) == 2
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True, max_packet_size=1000), 10, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True, max_packet_size=1000), 10, resumed=True)
     actions = list(outbound.actions())
     assert [(a.token, a.reason) for a in actions if isinstance(a, PublishAcknowledged)] == [(1, 0x95)]
     (again,) = sent(actions)

@@ -25,7 +25,7 @@ from towline.mqtt.outbound import MAX_PACKET_ID, Outbound, Phase
 
 def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
     outbound = Outbound(encode)
-    outbound.start_connection(connack or ConnAckPacket(), window, session_resumed=False)
+    outbound.start_connection(connack or ConnAckPacket(), window, resumed=False)
     return outbound
 
 
@@ -81,7 +81,7 @@ def test_after_pubrel_a_message_is_never_published_again() -> None:
     released, published = first_id(publish(outbound, 1)), first_id(publish(outbound, 2))
     answer(outbound, PubRecPacket(released))
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
     pubrel, again = sent(outbound.actions())
     assert isinstance(pubrel, PubRelPacket)
     assert pubrel.packet_id == released
@@ -95,7 +95,7 @@ def test_a_lost_session_publishes_what_was_not_released_as_new() -> None:
     publish(outbound, 2)
     answer(outbound, PubRecPacket(released))
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     actions = list(outbound.actions())
     assert done(actions) == [(1, 0, False)]
     (again,) = sent(actions)
@@ -156,7 +156,7 @@ def test_a_smaller_window_after_a_reconnect_is_kept_to() -> None:
     for token in range(4):
         publish(outbound, token, 1)
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 2, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 2, resumed=True)
     again = sent(outbound.actions())
     assert [p.topic for p in again if isinstance(p, PublishPacket)] == ["t/0", "t/1"]
     outbound.validate()
@@ -171,7 +171,7 @@ def test_an_answer_before_the_resend_finishes_a_message_that_still_waits_for_the
     outbound = connected(window=5)
     ids = [first_id(publish(outbound, token, 1)) for token in range(3)]
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 1, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 1, resumed=True)
     assert len(sent(outbound.actions())) == 1
     assert done(answer(outbound, PubAckPacket(ids[2]))) == [(2, 0, False)]
     answer(outbound, PubAckPacket(ids[0]))
@@ -238,7 +238,7 @@ def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> 
 def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
     """[I10]: assigned before PUBLISH, released before PUBREL, each once; answers of a chunk together."""
     outbound = Outbound(encode, save_in_flight=True)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     for token in (7, 8):
         outbound.publish(token, OutboundMessage("t", qos=2))
     flying, publishes = list(outbound.actions())
@@ -250,7 +250,7 @@ def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
     assert flying == SaveInFlight((), {}, {1: 0, 2: 0})
     assert [type(p) for p in sent([pubrels])] == [PubRelPacket, PubRelPacket]
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     lost = list(outbound.actions())
     assert [(a.token, a.delivery_unknown) for a in lost if isinstance(a, PublishAcknowledged)] == [(7, True), (8, True)]
     assert lost[-1] == SaveInFlight((1, 2), {}, {})
@@ -260,7 +260,7 @@ def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
     outbound = Outbound(encode, save_in_flight=True)
     outbound.restore(5, 50, OutboundMessage("t/5", qos=2), Phase.RELEASED)
     outbound.restore(9, 51, OutboundMessage("t/9", qos=2), Phase.PUBLISHED)
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
     pubrel, again = sent(outbound.actions())
     assert (type(pubrel), type(again)) == (PubRelPacket, PublishPacket)
     assert isinstance(again, PublishPacket)
@@ -272,7 +272,7 @@ def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
 def test_an_expiry_counts_down_while_a_message_waits() -> None:
     """[MQTT-3.3.2-6] is the server's; here the same holds for what waited with us."""
     outbound = Outbound(encode)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     message = OutboundMessage("t", qos=1, message_expiry_interval=60)
     outbound.publish(1, message, 160.0)
     outbound.publish(2, message, 100.5)
@@ -299,7 +299,7 @@ def test_a_message_sent_again_says_what_is_left_of_its_expiry_then() -> None:
     list(outbound.actions(now=100.0))
     for resumed in (True, False):
         outbound.end_connection()
-        outbound.start_connection(ConnAckPacket(session_present=resumed), 10, session_resumed=resumed)
+        outbound.start_connection(ConnAckPacket(session_present=resumed), 10, resumed=resumed)
         (again,) = sent(outbound.actions(now=130.0))
         assert isinstance(again, PublishPacket)
         assert (again.message_expiry_interval, again.duplicate) == (30, resumed)
@@ -319,7 +319,7 @@ def test_our_own_limit_lets_so_many_be_without_an_answer(monkeypatch: pytest.Mon
     unanswered = [outbound.unanswered_tokens]
     limits.append(0)
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
     assert sent(outbound.actions()) == []
     unanswered.append(outbound.unanswered_tokens)
     limits.append(None)
@@ -336,7 +336,7 @@ def test_what_has_no_answer_counts_until_one_to_another_shows_that_it_was_read()
         lambda: answer(outbound, PubAckPacket(9)),
         lambda: answer(outbound, PubAckPacket(1)),
         lambda: publish(outbound, 3, qos=0),
-        lambda: outbound.start_connection(ConnAckPacket(), 10, session_resumed=False),
+        lambda: outbound.start_connection(ConnAckPacket(), 10, resumed=False),
     ):
         act()
         seen.append(outbound.qos0_since_ack)
@@ -356,11 +356,11 @@ def test_what_left_is_known_until_the_next_connection() -> None:
 
 def test_exactly_once_sends_one_until_the_broker_has_answered_it_with_pubrec() -> None:
     outbound = Outbound(encode, require_qos2=True)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     assert len(publish(outbound, 1)) == 1
     assert publish(outbound, 2) == []
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
     assert len(sent(outbound.actions())) == 1, "the same one again, of a broker that may be another"
     assert [type(packet) for packet in sent(answer(outbound, PubRecPacket(1)))] == [PubRelPacket, PublishPacket]
     assert len(publish(outbound, 3)) == 1
@@ -368,19 +368,19 @@ def test_exactly_once_sends_one_until_the_broker_has_answered_it_with_pubrec() -
 
 def test_exactly_once_sends_no_other_after_one_was_taken_as_less() -> None:
     outbound = Outbound(encode, require_qos2=True)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     publish(outbound, 1)
     publish(outbound, 2)
     publish(outbound, 3, qos=1)
     assert done(answer(outbound, PubAckPacket(1))) == [(1, 0, True)]
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
     assert sent(outbound.actions()) == []
 
 
 def test_other_qos_is_on_no_trial() -> None:
     outbound = Outbound(encode, require_qos2=True)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     assert [len(publish(outbound, token, qos)) for token, qos in ((1, 1), (2, 2), (3, 0))] == [1, 1, 1]
 
 
@@ -398,7 +398,7 @@ def test_what_another_server_can_not_take_again_is_given_up(
     if received:
         answer(outbound, PubRecPacket(packet_id))
     outbound.end_connection()
-    outbound.start_connection(connack, 10, session_resumed=True)
+    outbound.start_connection(connack, 10, resumed=True)
     (pubrel,) = sent(outbound.actions())
     assert isinstance(pubrel, PubRelPacket)
     assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0 if received else reason, False)]
@@ -417,7 +417,7 @@ def test_a_message_that_is_given_up(qos: int, received: bool, answers: list[tupl
     outbound.end_connection()
     outbound.drop_message(7, 0x100)
     outbound.drop_message(1, 0x100)
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, session_resumed=True)
+    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
     actions = list(outbound.actions())
     assert [(a.token, a.reason, a.delivery_unknown) for a in actions if isinstance(a, PublishAcknowledged)] == answers
     assert [type(packet) for packet in sent(actions)] == ([] if answers else [PubRelPacket])
@@ -456,7 +456,7 @@ def test_a_negative_answer_to_what_nobody_knows_is_no_question() -> None:
 
 def test_qos_1_is_noted_beside_qos_2_where_ids_are_durable() -> None:
     outbound = Outbound(encode, save_in_flight=True)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     for token, qos in ((7, 2), (8, 1), (9, 0)):
         outbound.publish(token, OutboundMessage("t", qos=qos))
     flying, publishes, acknowledged = list(outbound.actions())
@@ -473,7 +473,7 @@ NOBODY = PubRecReasonCode.NO_MATCHING_SUBSCRIBERS
 def test_what_pubrec_said_of_a_message_is_what_became_of_it(lost: str) -> None:
     """PUBCOMP says nothing of it [MQTT 5 section 3.7.2.1]: 0x10, nobody is subscribed, is known for QoS 2, too."""
     outbound = Outbound(encode, save_in_flight=True)
-    outbound.start_connection(ConnAckPacket(), 10, session_resumed=False)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
     packet_id = first_id(publish(outbound, 7))
     actions = answer(outbound, PubRecPacket(packet_id, reason_code=NOBODY))
     assert [a.pubrec_reasons for a in actions if isinstance(a, SaveInFlight)] == [{packet_id: 0x10}]
@@ -481,7 +481,7 @@ def test_what_pubrec_said_of_a_message_is_what_became_of_it(lost: str) -> None:
         outbound = Outbound(encode, save_in_flight=True)
         outbound.restore(packet_id, 7, OutboundMessage("t/7", b"x", qos=2), Phase.RELEASED, pubrec_reason=0x10)
     outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=lost != "session"), 10, session_resumed=lost != "session")
+    outbound.start_connection(ConnAckPacket(session_present=lost != "session"), 10, resumed=lost != "session")
     actions = list(outbound.actions())
     if lost != "session":
         answer(outbound, PubRecPacket(packet_id))  # asked twice, it may see another answer; the first one counts

@@ -25,7 +25,7 @@ def test_named_codes_are_those_of_the_standard() -> None:
     assert int(PubAckReasonCode.PACKET_ID_IN_USE) == reasons.PACKET_ID_IN_USE
     assert int(PubAckReasonCode.QUOTA_EXCEEDED) == reasons.QUOTA_EXCEEDED
     assert int(ConnAckReasonCode.QUALITY_NOT_SUPPORTED) == reasons.QOS_NOT_SUPPORTED
-    assert int(ConnAckReasonCode.USE_ANOTHER_SERVER) == reasons.USE_ANOTHER_SERVER
+    assert int(ConnAckReasonCode.USE_ANOTHER_SERVER) == reasons.USE_ANOTHER
     assert int(ConnAckReasonCode.SERVER_MOVED) == reasons.SERVER_MOVED
 
 

@@ -84,9 +84,7 @@ class World:
     def connection(self) -> bool:
         """One connection; whether the broker has ended it."""
         self.now += 10
-        self.outbound.start_connection(
-            ConnAckPacket(session_present=True), self.window, session_resumed=True, now=self.now
-        )
+        self.outbound.start_connection(ConnAckPacket(session_present=True), self.window, resumed=True, now=self.now)
         queue = self.heard(self.leaving())
         while queue:
             packet = queue.pop(0)
