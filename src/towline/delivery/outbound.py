@@ -31,7 +31,6 @@ from towline.errors import BrokerRefused, ConfigError, JournalError, JournalFull
 from towline.journal import InFlight, Outbox
 from towline.journal.outbox import PHASE_PUBLISHED, PHASE_QOS1, PHASE_RELEASED
 from towline.journal.ranges import Ranges
-from towline.mqtt.culprits import CULPRIT_STRIKES
 from towline.mqtt.events import (
     Action,
     Event,
@@ -44,7 +43,7 @@ from towline.mqtt.events import (
     SessionRecord,
 )
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import Outbound, Phase
+from towline.mqtt.outbound import CULPRIT_STRIKES, Outbound, Phase
 from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, reason_name
 from towline.mqtt.session import Session, SessionState
 from towline.timing import Timestamp

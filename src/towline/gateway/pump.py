@@ -45,8 +45,7 @@ from towline.journal import Journal, Outbox
 from towline.mqtt import events
 from towline.mqtt.events import Action, Event, Filter, Online, PublishAcknowledged
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
-from towline.mqtt.session import Session, SessionState
-from towline.mqtt.subscriptions import UNSURE
+from towline.mqtt.session import UNSURE, Session, SessionState
 from towline.mqtt.versions import VERSION_NAMES
 from towline.net.driver import Hooks, SessionDriver
 from towline.processes import notify

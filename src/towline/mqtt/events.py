@@ -156,7 +156,7 @@ class SessionRecord:
         client_id: Client id that the session belongs to.
         established: True after a CONNACK for it; before that, a crash may or may not have left a session at the broker.
         subscriptions: Topic filter → `Filter.encoded_options` as the broker last confirmed them, or -1 while unsure
-            (`towline.mqtt.subscriptions`).
+            (`towline.mqtt.session.Subscriptions`).
         servers: Names of the servers that had a session of ours, the last one in use last; empty for a cluster that
             shares sessions.
     """

@@ -35,7 +35,7 @@ IDLE = 1.5
 #: is not made, and which of its calls that is.
 STEPS: dict[str, tuple[str, str, str]] = {
     "nothing is asked of the broker": ("towline.gateway.pump:Pump.run", "before", "any"),
-    "UNSUBSCRIBE was made, and has not left": ("towline.mqtt.subscriptions:Subscriptions.ask", "after", "any"),
+    "UNSUBSCRIBE was made, and has not left": ("towline.mqtt.session:Subscriptions.pending_changes", "after", "any"),
     "UNSUBACK has come, and was not looked at": ("towline.mqtt.session:Session.handle", "before", "unsuback"),
     "UNSUBACK was looked at, and not written down": ("towline.mqtt.session:Session.handle", "after", "unsuback"),
     "some of it is taken": ("towline.journal.journal:Journal.append", "after", "rows"),

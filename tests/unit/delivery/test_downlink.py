@@ -25,7 +25,7 @@ from towline.delivery.outbound import Outcome
 from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
-from towline.mqtt import culprits
+from towline.mqtt import outbound as culprits
 from towline.mqtt.events import ConnectionLost, PacketsReceived, SaveInFlight, Tick
 from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA

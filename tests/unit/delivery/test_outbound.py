@@ -24,7 +24,7 @@ from towline.delivery.outbound import OutboxSender
 from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import JournalFull
 from towline.journal import Batch, Disk, Limits, Outbox
-from towline.mqtt import culprits as module
+from towline.mqtt import outbound as module
 from towline.mqtt.events import (
     ConnectionLost,
     ConnectionOpened,

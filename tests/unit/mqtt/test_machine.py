@@ -28,7 +28,7 @@ from towline.mqtt.events import Filter
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.outbound import Outbound
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.subscriptions import Subscriptions
+from towline.mqtt.session import Subscriptions
 
 FIVE: Final[Step] = ("offer", 2, 2, 2, 2, 2)
 ONLINE: Final[tuple[Step, ...]] = (("connect",), ("exchange",), ("exchange",))
@@ -297,7 +297,7 @@ def test_the_model_sees_retained_messages_that_come_again(monkeypatch: pytest.Mo
         return replace(wanted, retain_handling=0)
 
     with pytest.raises(AssertionError, match=r"retained messages of . would come again"):
-        _broken(monkeypatch, "subscriptions.Subscriptions._with_retain_handling", careless)
+        _broken(monkeypatch, "session.Subscriptions._with_retain_handling", careless)
 
 
 def test_the_model_keeps_to_our_receive_maximum() -> None:

@@ -55,7 +55,7 @@ ABOUT_A_PACKET |= {"PAYLOAD_FORMAT_INVALID", "RETAIN_NOT_SUPPORTED", "QOS_NOT_SU
 
 @pytest.mark.parametrize(("name", "code"), codes(DisconnectReasonCode).items())
 def test_a_disconnect_counts_against_a_message_where_it_may_be_about_one(name: str, code: int) -> None:
-    """One that makes the broker end the connection is found by it (`towline.mqtt.culprits`)."""
+    """One that makes the broker end the connection is found by it (`towline.mqtt.outbound.CulpritFinder`)."""
     session = online()
     close = only(receive(session, DisconnectPacket(reason_code=DisconnectReasonCode(code))), Close)
     assert session.ended_by_broker is (name in ABOUT_A_PACKET)

@@ -144,7 +144,7 @@ def test_only_the_reason_codes_of_a_packet_are_its(kind: int) -> None:
     header, before, _ = SOUND[kind]
     for code in range(256):
         if kind == CONNACK and 0 < code < 6:
-            continue  # those of 3.x, see test_fence
+            continue  # those of 3.x, see test_checks
         if kind in {SUBACK, UNSUBACK}:
             data = bytes((header, 4)) + before + bytes((0, code))
         else:

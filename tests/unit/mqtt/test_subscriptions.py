@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from towline.mqtt.events import Filter
-from towline.mqtt.subscriptions import UNSURE, Subscriptions
+from towline.mqtt.session import UNSURE, Subscriptions
 
 A, B = Filter("a/#", 1), Filter("b", 2)
 BOTH = {"a/#": A.encoded_options, "b": B.encoded_options}

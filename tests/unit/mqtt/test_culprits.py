@@ -13,7 +13,6 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from tests.helpers import read_all
 from towline.mqtt.codec import encode
-from towline.mqtt.culprits import CULPRIT_STRIKES, CulpritFinder
 from towline.mqtt.events import (
     Action,
     ConnectionLost,
@@ -30,7 +29,7 @@ from towline.mqtt.events import (
     Tick,
 )
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import Outbound
+from towline.mqtt.outbound import CULPRIT_STRIKES, CulpritFinder, Outbound
 from towline.mqtt.reasons import CONNECTION_CUT
 from towline.mqtt.session import Session
 
