@@ -12,8 +12,8 @@ from benchmarks.intake import gateway_at
 from benchmarks.rig import machine
 from benchmarks.stub_broker import StubBroker
 from towline.checkpoint import Checkpoint
+from towline_prove.history import decode_message
 from towline_prove.load import run_load
-from towline_prove.numbered import decode_message
 from towline_prove.reader import TopicTail
 from towline_prove.rig import TOPIC, Rig
 from towline_prove.subject import LINE

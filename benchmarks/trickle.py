@@ -20,8 +20,8 @@ from benchmarks.latency import percentile
 from benchmarks.rig import UNLIMITED, machine, wait
 from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.history import decode_message
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.numbered import decode_message
 from towline_prove.reader import TopicTail
 from towline_prove.subject import BridgeRun
 

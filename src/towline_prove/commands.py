@@ -14,16 +14,14 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from towline.errors import TowlineError
-from towline_prove.account import RunAccount
-from towline_prove.evidence import append_record, revision
+from towline_prove.evidence import RunDisplay, append_record, revision
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
-from towline_prove.referee import judge_arrivals
+from towline_prove.referee import RunAccount, judge_arrivals
 from towline_prove.rig import BREAKS
 from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Scenario, prove
 from towline_prove.senders import publish_with_receipts
-from towline_prove.stage import RunDisplay
 
 F = TypeVar("F", bound=Callable[..., None])
 

@@ -1,4 +1,4 @@
-"""Record of a long run: one line of JSON in ``docs/proof``, written after the run.
+"""Display of a run in progress, and its record: one line of JSON in ``docs/proof``, written after the run.
 
 A line has the program, version, duration and result. It has no name of a machine or a directory.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,3 +68,37 @@ def _git(*arguments: str) -> str:
     except OSError:
         return ""
     return result.stdout.strip()
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """Progress of a run; counts of messages since it began.
+
+    Attributes:
+        offered_count: Sent, or about to be sent.
+        acked_count: Acknowledged to their publisher.
+        journal_count: Durable at the gateway.
+        uncommitted_count: Durable at the gateway and not in a committed batch.
+        kafka_count: Distinct messages found in Kafka.
+    """
+
+    offered_count: int = 0
+    acked_count: int = 0
+    journal_count: int = 0
+    uncommitted_count: int = 0
+    kafka_count: int = 0
+
+
+class RunDisplay:
+    """Display of a run; prints a line for each event."""
+
+    def step(self, title: str, text: str) -> None:
+        """Show a finished step."""
+        typer.echo(f"{title}: {text}")
+
+    def fault(self, text: str) -> None:
+        """Show a fault that is over."""
+        typer.echo(f"  {text}")
+
+    def show_progress(self, progress: RunProgress, total: int) -> None:
+        """Show the progress of a run; called several times a second."""

@@ -32,8 +32,7 @@ from mqtt5 import (
 )
 
 from towline.errors import BrokerRefused, ConfigError, Unreachable
-from towline_prove.history import HistoryWriter, SenderClaim
-from towline_prove.numbered import MIN_SIZE, encoder
+from towline_prove.history import MIN_SIZE, HistoryWriter, SenderClaim, encoder
 
 _MAX_PACKET_ID = 65535
 _FIRST_ERROR_CODE = 0x80

@@ -1,21 +1,27 @@
-"""Process tree, roles, CPU time and memory of processes; all from /proc.
+"""Process tree, roles, CPU time and memory of processes, from /proc; and the disk usage of spools and files.
 
 A process is identified by pid *and* start time (`towline_prove.devstack.process`), so a recycled pid is never killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from dataclasses import dataclass
+import subprocess
+import threading
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Self
 
 from towline import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from towline_prove.rig import Rig
+    from towline_prove.subject import BridgeRun
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _SIZE_LINE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
@@ -116,3 +122,146 @@ def memory_fields(pid: int) -> dict[str, int]:
 def memory_of(pid: int) -> int:
     """Return the resident bytes of a process; 0 if it is gone."""
     return memory_fields(pid).get("VmRSS", 0)
+
+
+_SAMPLE_INTERVAL_S: Final = 0.05
+#: Spools are looked for among the files of every process, so less often.
+_SAMPLES_PER_SPOOL: Final = 10
+#: A file that never had a name, open(2) ``O_TMPFILE``.
+_UNNAMED_FILE: Final = re.compile(r"/#\d+ \(deleted\)$")
+#: What is in the heap, in `jcmd PID GC.heap_info`: a line for each generation.
+_HEAP_USED: Final = re.compile(r"(?:generation|heap)\s+total \d+K, used (\d+)K")
+#: Growth that a process without a JVM may show between a tenth of the run and its end; buffers settle late.
+_PYTHON_GROWTH_MB: Final = 20.0
+#: The same for what lives in the JVM's heap. What is resident tells nothing: garbage stays until the heap is full.
+_HEAP_GROWTH_MB: Final = 20.0
+#: Files that a run may keep: Spark keeps 100 entries of each log with their checksums (``minBatchesToRetain``).
+_MAX_FILES: Final = 1_000
+
+
+@dataclass(slots=True)
+class Peaks:
+    """Largest values measured, in bytes.
+
+    Attributes:
+        rss: Resident memory, pages of mapped files included; the kernel's own peak if it is larger.
+        anonymous: The part of it without a file.
+        mapped: The part of it in mapped files, which the kernel may reclaim at any time.
+        spool: Files without a name below the temporary directory, of all processes together.
+    """
+
+    rss: int = 0
+    anonymous: int = 0
+    mapped: int = 0
+    spool: int = 0
+
+
+@dataclass
+class MemoryWatch:
+    """Thread that samples the memory of a gateway and the spools of all processes; a context manager.
+
+    Attributes:
+        bridge: Bridge to measure.
+        peaks: Peaks so far.
+    """
+
+    bridge: BridgeRun
+    peaks: Peaks = field(default_factory=Peaks)
+    _stop_event: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_event.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        sample_number = 0
+        while not self._stop_event.wait(_SAMPLE_INTERVAL_S):
+            self.take_sample(with_spools=sample_number % _SAMPLES_PER_SPOOL == 0)
+            sample_number += 1
+
+    def take_sample(self, *, with_spools: bool) -> None:
+        """Take a sample, with the spools or without."""
+        gateway, peaks = self.bridge.gateway_process(), self.peaks
+        if gateway is not None:
+            sizes = memory_fields(gateway.pid)
+            peaks.rss = max(peaks.rss, sizes.get("VmRSS", 0), sizes.get("VmHWM", 0))
+            peaks.anonymous = max(peaks.anonymous, sizes.get("RssAnon", 0))
+            peaks.mapped = max(peaks.mapped, sizes.get("RssFile", 0))
+        if with_spools:
+            peaks.spool = max(peaks.spool, sum(map(_spool_bytes, self.bridge.all_pids())))
+
+
+def _spool_bytes(pid: int) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if _UNNAMED_FILE.search(str(descriptor.readlink())):
+                    total += descriptor.stat().st_size
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Memory and file sample after some batches.
+
+    Attributes:
+        batches: Batches in the commit log so far.
+        memory_mb: Resident megabytes of the largest process of each role.
+        heap_mb: Live heap of Spark's JVM after a collection, in megabytes.
+        files: Files in the bridge's state directory, including the checkpoint.
+        kilobytes: Size of these files.
+    """
+
+    batches: int
+    memory_mb: dict[str, float]
+    heap_mb: float
+    files: int
+    kilobytes: int
+
+    @classmethod
+    def take(cls, rig: Rig) -> MemorySample | None:
+        """Take a sample now; None while no JVM answers ``jcmd``, as after a kill."""
+        heap_mb = _heap_mb(rig)
+        if heap_mb is None:
+            return None
+        memory: dict[str, int] = {}
+        for pid in rig.bridge.all_pids():
+            role = role_of(pid).value
+            memory[role] = max(memory.get(role, 0), memory_of(pid))
+        files = [path for path in (rig.directory / "state").rglob("*") if path.is_file()]
+        kilobytes = sum(path.stat().st_size for path in files if path.exists()) // 1000
+        megabytes = {role: round(size / 1e6, 1) for role, size in sorted(memory.items())}
+        return cls(rig.batches, megabytes, heap_mb, len(files), kilobytes)
+
+
+def _heap_mb(rig: Rig) -> float | None:
+    """Return the live heap in megabytes; runs a full garbage collection first."""
+    jvm = rig.bridge.find_process(Role.JVM)
+    if jvm is None:
+        return None
+    for command in ("GC.run", "GC.heap_info"):
+        answer = subprocess.run(["jcmd", str(jvm.pid), command], check=False, capture_output=True, text=True)
+        if answer.returncode:
+            return None
+    return round(sum(int(used) for used in _HEAP_USED.findall(answer.stdout)) / 1000, 1)
+
+
+def growth_problems(samples: Sequence[MemorySample]) -> list[str]:
+    """Return forbidden growth between a sample at a tenth of the run and the last one."""
+    early_sample, last_sample = samples[len(samples) // 10], samples[-1]
+    problems = [
+        f"{role} grew from {early_sample.memory_mb[role]:.0f} to {megabytes:.0f} MB"
+        for role, megabytes in last_sample.memory_mb.items()
+        if role != Role.JVM and megabytes - early_sample.memory_mb.get(role, megabytes) > _PYTHON_GROWTH_MB
+    ]
+    if last_sample.heap_mb - early_sample.heap_mb > _HEAP_GROWTH_MB:
+        problems.append(f"the JVM's heap grew from {early_sample.heap_mb:.0f} to {last_sample.heap_mb:.0f} MB")
+    if last_sample.files > _MAX_FILES:
+        problems.append(f"{last_sample.files:,} files in the state directory")
+    return problems

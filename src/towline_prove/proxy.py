@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.process import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from towline.checkpoint import Checkpoint
 from towline.net.client import Client
-from towline_prove.account import RunAccount, Watermarks
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 from towline_prove.devstack.process import wait_for
-from towline_prove.history import Claims, SenderClaim
+from towline_prove.history import Claims, SenderClaim, decode_message
 from towline_prove.load import LoadPlan, LoadResult, run_load
-from towline_prove.numbered import decode_message
 from towline_prove.processes import Role
 from towline_prove.proxy import FaultProxy
 from towline_prove.reader import TopicTail, read_topic
-from towline_prove.referee import judge_arrivals
+from towline_prove.referee import RunAccount, Watermarks, judge_arrivals
 from towline_prove.subject import LINE, TOPIC, BridgeRun, NotReady, bridge_file
 
 if TYPE_CHECKING:

@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from towline import files
 from towline.errors import ConfigError
-from towline_prove.evidence import run_record
+from towline_prove.evidence import RunProgress, run_record
 from towline_prove.history import SenderClaim
-from towline_prove.memory import MemorySample, MemoryWatch, Peaks, growth_problems
-from towline_prove.processes import Role
+from towline_prove.processes import MemorySample, MemoryWatch, Peaks, Role, growth_problems
 from towline_prove.rig import BREAKS, DELIVERY_TIMEOUT_S, UNLIMITED_QUEUE, Rig, Trial
 from towline_prove.senders import SenderProcess
-from towline_prove.stage import RunProgress
 from towline_prove.subject import LINE, TOPIC, NotReady
 
 if TYPE_CHECKING:
-    from towline_prove.account import RunAccount
-    from towline_prove.stage import RunDisplay
+    from towline_prove.evidence import RunDisplay
+    from towline_prove.referee import RunAccount
 
 #: A gateway may have this much resident memory, whatever waits in its journal.
 MAX_GATEWAY_RSS = 400 * 10**6

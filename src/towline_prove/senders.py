@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from towline.publisher import Publisher
 from towline_prove.devstack.process import spawn
-from towline_prove.history import HistoryWriter, SenderClaim
+from towline_prove.history import HistoryWriter, SenderClaim, encoder
 from towline_prove.load import devices_of_publisher
-from towline_prove.numbered import encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

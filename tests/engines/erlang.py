@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from towline.errors import SetupError
-from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.process import LOOPBACK
 from towline_prove.devstack.server import Server
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from tests.engines.alert_rules import EXAMPLES
 from tests.helpers import lacking, wait_until
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 __all__ = ["Prometheus"]
 

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from towline.cli.screen import is_terminal, terminal_text
-from towline_prove.stage import RunDisplay, RunProgress
+from towline_prove.evidence import RunDisplay, RunProgress
 
 if TYPE_CHECKING:
     from towline_prove.scenario import Run, Scenario

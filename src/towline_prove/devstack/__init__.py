@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto, MosquittoTooOld
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 from towline_prove.devstack.server import Server
 from towline_prove.devstack.stack import Stack
 

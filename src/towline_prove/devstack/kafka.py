@@ -26,8 +26,7 @@ from towline.spark.java import (
     find_java,
     resolve_jars,
 )
-from towline_prove.devstack.ports import LOOPBACK
-from towline_prove.devstack.process import wait_for
+from towline_prove.devstack.process import LOOPBACK, wait_for
 from towline_prove.devstack.server import Server, ServerGroup
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from mqtt5 import ConnectPacket, DisconnectPacket
 
 from towline.errors import BrokerRefused, SetupError, Unreachable
-from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.process import LOOPBACK
 from towline_prove.devstack.server import Server
 from towline_prove.load import connect
 

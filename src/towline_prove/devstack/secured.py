@@ -18,7 +18,7 @@ from towline import files
 from towline.errors import SetupError
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import SBIN_PATH, Mosquitto
-from towline_prove.devstack.ports import LOOPBACK, free_port
+from towline_prove.devstack.process import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from towline import files
 from towline.errors import ConfigError, SetupError
-from towline_prove.devstack.ports import free_port
-from towline_prove.devstack.process import Child, Process, is_stopped, spawn, wait_for
+from towline_prove.devstack.process import Child, Process, free_port, is_stopped, spawn, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

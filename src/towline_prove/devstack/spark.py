@@ -36,8 +36,7 @@ from towline.spark.java import (
     spark_archive_path,
 )
 from towline_prove.devstack.kafka import PERFORMANCE_VARIABLE
-from towline_prove.devstack.ports import LOOPBACK
-from towline_prove.devstack.process import wait_for
+from towline_prove.devstack.process import LOOPBACK, wait_for
 from towline_prove.devstack.server import Server, ServerGroup
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from towline.bridge.runtime.session import SCRATCH_DIRECTORY
 from towline.bridge.runtime.state import read_pause
 from towline.bridge.runtime.status import fetch_status
 from towline_prove.devstack import Kafka, Mosquitto
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 pytestmark = pytest.mark.spark
 

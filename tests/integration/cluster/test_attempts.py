@@ -19,7 +19,7 @@ from tests.integration.cluster.page import KEYS, PATIENCE
 from tests.integration.cluster.test_cluster import Load
 from tests.integration.spark.searching import read
 from towline_prove.devstack.kafka import Kafka
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 from towline_prove.devstack.stack import Stack, StackForm
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]

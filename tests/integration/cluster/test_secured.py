@@ -17,7 +17,7 @@ from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, 
 from tests.integration.cluster.page import KEYS, PATIENCE
 from tests.integration.kafka.reading import numbers
 from tests.integration.spark.searching import contents, rest_of
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 from towline_prove.devstack.secured import USER, SecuredKafka, SecuredMosquitto
 from towline_prove.devstack.stack import Stack, StackForm
 

@@ -19,7 +19,7 @@ from towline.doctor.table import Finding, Verdict, exit_code
 from towline.errors import SetupError
 from towline_prove.devstack import Mosquitto, MosquittoTooOld
 from towline_prove.devstack.mosquitto import find_mosquitto
-from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.process import LOOPBACK
 from towline_prove.devstack.secured import certificates
 
 pytestmark = pytest.mark.broker

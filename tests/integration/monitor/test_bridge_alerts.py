@@ -15,7 +15,7 @@ from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.monitor.looking import Scraped, Values
 from towline_prove.devstack import Kafka
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 # `make test` has the endpoint of a bridge in unit/monitor, its rules in unit/monitor/test_alert_rules.py.
 pytestmark = [pytest.mark.long, pytest.mark.spark]

@@ -14,7 +14,7 @@ from tests.conftest import NewMosquitto
 from tests.engines.prometheus import Prometheus
 from tests.helpers import wait_until
 from tests.integration.monitor.looking import Scraped
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 pytestmark = pytest.mark.long  # Prometheus' own binary
 

@@ -18,7 +18,7 @@ from tests.integration.net.conftest import Authority
 from towline import Client, ClientSettings, Filter, Message, Tls, WillSettings
 from towline.errors import BrokerRefused, TakenOver, TowlineError, Unreachable
 from towline_prove.devstack import Mosquitto
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 ROOT = Path(__file__).parents[3]
 KEEP = {"persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}

@@ -23,7 +23,7 @@ from tests.integration.net.test_authentication import PASSWORD, honest
 from tests.integration.net.ways import Relay, exactly
 from towline import Client, ClientSettings, Publisher, WillSettings
 from towline_prove.devstack import Mosquitto
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 HEADERS = {"X-Tenant": "plant 7", "Authorization": "Bearer s3cret"}
 WILL: dict[str, Any] = {

@@ -18,10 +18,10 @@ from towline.errors import SetupError
 from towline.spark.java import find_java
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
+from towline_prove.evidence import RunDisplay, RunProgress
 from towline_prove.processes import Role
 from towline_prove.rig import BREAKS
 from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Run, Scenario, prove
-from towline_prove.stage import RunDisplay, RunProgress
 
 pytestmark = [
     *(pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.faults),

@@ -31,7 +31,7 @@ from towline.mqtt.events import Filter
 from towline.net.client import Client
 from towline.spark.java import find_java
 from towline_prove.devstack import Mosquitto
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

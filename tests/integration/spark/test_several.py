@@ -18,7 +18,7 @@ from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway,
 from tests.integration.spark.test_source import LONG, begun
 from tests.unit.gateway.remote import TOKEN, Pki
 from towline_prove.devstack import Mosquitto
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 __all__ = ["new_gateway"]
 

@@ -24,7 +24,7 @@ from towline.bridge.runtime.status import collect_bridge_status, fetch_status, r
 from towline.errors import GatewayError
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import BridgeLines, serve
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 #: Another user's commands: forked by a process that has imported what they need, as that user may not read this Python.
 PROGRAM = """

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from towline_prove.devstack import ports
-from towline_prove.devstack.ports import LOOPBACK, free_port, is_free
+from towline_prove.devstack import process as ports
+from towline_prove.devstack.process import LOOPBACK, free_port, is_free
 
 
 def test_a_free_port_can_be_bound() -> None:
@@ -43,5 +43,5 @@ def test_a_listened_port_is_not_free() -> None:
 def test_a_taken_port_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         taken = server.getsockname()[1]
-        monkeypatch.setattr(ports, "_candidate_tokens", lambda: range(taken, taken + 1))
+        monkeypatch.setattr(ports, "_candidates", lambda: range(taken, taken + 1))
         assert free_port() != taken  # after a hundred tries the kernel is asked

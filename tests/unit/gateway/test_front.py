@@ -34,7 +34,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
 from towline.schema import NO_MESSAGES, OUTBOX_SCHEMA
 from towline.spark.link import GatewayAddress
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 
 def listens_at(front: NetworkFront) -> str:

@@ -14,7 +14,7 @@ from towline import Client, ClientSettings, Filter
 from towline.errors import BrokerRefused, ConfigError, Unreachable
 from towline.mqtt.events import PublishAcknowledged
 from towline.net.client import Message, PublishResult
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 URI = "mqtt://127.0.0.1:1"
 

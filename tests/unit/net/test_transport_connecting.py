@@ -24,7 +24,7 @@ from towline.errors import ConfigError, TowlineError, Unreachable
 from towline.net.connecting import Address, Transport, call_with_timeout, connect, interleave_families
 from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls
-from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.process import free_port
 
 LOOPBACK = "127.0.0.1"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towline_prove.account import RunAccount, Watermarks
-from towline_prove.referee import Verdict
+from towline_prove.referee import RunAccount, Verdict, Watermarks
 
 
 def verdict(**changes: int) -> Verdict:

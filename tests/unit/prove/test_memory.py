@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import wait_until
 from towline_prove.devstack.process import Process
-from towline_prove.memory import MemorySample, MemoryWatch, Peaks, growth_problems
+from towline_prove.processes import MemorySample, MemoryWatch, Peaks, growth_problems
 from towline_prove.subject import BridgeRun
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline_prove.numbered import MIN_SIZE, NumberedMessage, decode_message, encoder
+from towline_prove.history import MIN_SIZE, NumberedMessage, decode_message, encoder
 
 
 @given(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline_prove.history import Claims, SenderClaim
-from towline_prove.numbered import encoder
+from towline_prove.history import Claims, SenderClaim, encoder
 from towline_prove.referee import Arrival, Verdict, judge_arrivals
 
 

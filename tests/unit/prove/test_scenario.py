@@ -11,10 +11,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from towline.errors import ConfigError
-from towline_prove.account import RunAccount
-from towline_prove.memory import MemorySample, Peaks
-from towline_prove.processes import Role
-from towline_prove.referee import Verdict
+from towline_prove.processes import MemorySample, Peaks, Role
+from towline_prove.referee import RunAccount, Verdict
 from towline_prove.scenario import RECEIPT_FAULTS, Fault, Run, Scenario, prove
 
 DONE = Fault(Role.JVM, 0.5, at=11, back_s=0.5)

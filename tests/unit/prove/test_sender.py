@@ -7,8 +7,8 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket
 
 from tests.helpers import read_all
+from towline_prove.history import decode_message
 from towline_prove.load import LoadPlan, NumberedSender, devices_of_publisher, message_share
-from towline_prove.numbered import decode_message
 
 
 def make(*, total: int = 10, qos: int = 1, window: int = 1000, devices: int = 3) -> NumberedSender:
