@@ -16,12 +16,11 @@ import typer
 from towline.errors import TowlineError
 from towline_prove.evidence import RunDisplay, append_record, revision
 from towline_prove.history import read_history
-from towline_prove.load import LoadPlan, run_load
+from towline_prove.load import LoadPlan, publish_with_receipts, run_load
 from towline_prove.reader import read_topic
 from towline_prove.referee import RunAccount, judge_arrivals
 from towline_prove.rig import BREAKS
 from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Scenario, prove
-from towline_prove.senders import publish_with_receipts
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -47,12 +46,12 @@ def _options(options_class: type, *excluded_fields: str) -> Callable[[F], F]:
 
     def add_options(command: F) -> F:
         signature = inspect.signature(command, eval_str=True)
-        command_parameters = [
+        own = [
             parameter
             for parameter in signature.parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        command.__signature__ = signature.replace(parameters=[*command_parameters, *parameters])  # type: ignore[attr-defined] # typer reads it
+        command.__signature__ = signature.replace(parameters=[*own, *parameters])  # type: ignore[attr-defined] # typer reads it
         return command
 
     return add_options

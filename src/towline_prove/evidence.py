@@ -76,10 +76,7 @@ class RunProgress:
 
     Attributes:
         offered_count: Sent, or about to be sent.
-        acked_count: Acknowledged to their publisher.
-        journal_count: Durable at the gateway.
         uncommitted_count: Durable at the gateway and not in a committed batch.
-        kafka_count: Distinct messages found in Kafka.
     """
 
     offered_count: int = 0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import Counter
@@ -19,17 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import mqtt5
-from mqtt5 import (
-    ConnAckPacket,
-    ConnectPacket,
-    DisconnectPacket,
-    PubAckPacket,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-    QoS,
-)
+from mqtt5 import ConnAckPacket, ConnectPacket, DisconnectPacket, PublishPacket, PubRelPacket, QoS
 
 from towline.errors import BrokerRefused, ConfigError, Unreachable
 from towline_prove.history import MIN_SIZE, HistoryWriter, SenderClaim, encoder
@@ -44,6 +36,8 @@ _MAX_PAYLOAD_BYTES = 268_000_000
 _RECEIVE_BYTES = 1 << 18
 _RETRY_S = 0.2
 _TICK_S = 0.005
+#: Most seconds of a pause that a publisher with receipts makes up for.
+_MAX_CATCH_UP_S = 0.05
 #: A broker that never answered within this time was never there; later losses are part of the run.
 _FIRST_CONNECT_S = 10.0
 
@@ -104,12 +98,8 @@ class LoadResult:
     """Result of a load.
 
     Attributes:
-        attempted: Messages sent at least once.
         acked: Messages whose flow was completed by the broker.
-        refused: Messages the broker answered with an error.
-        resent: Messages published again after a reconnect.
         reconnects: Connections after the first one of each publisher.
-        seconds: Wall time.
     """
 
     attempted: int
@@ -204,14 +194,12 @@ class NumberedSender:
     def _resend(self, packet_id: int, message: _UnackedMessage, *, dup: bool) -> bytes:
         if message.pubrec_received:
             return PubRelPacket(packet_id).write()
-        return self._encode_publish(packet_id, message.number, dup=dup)
+        return self._encode_one(packet_id, message.number, dup=dup)
 
-    def _encode_publish(self, packet_id: int | None, number: int, *, dup: bool = False) -> bytes:
-        device_index = number % len(self._devices)
-        payload = self._encode(number, self._devices[device_index], time.time_ns())
-        return PublishPacket(
-            self._topics[device_index], payload, qos=self._qos, packet_id=packet_id, duplicate=dup
-        ).write()
+    def _encode_one(self, packet_id: int | None, number: int, *, dup: bool = False) -> bytes:
+        index = number % len(self._devices)
+        payload = self._encode(number, self._devices[index], time.time_ns())
+        return PublishPacket(self._topics[index], payload, qos=self._qos, packet_id=packet_id, duplicate=dup).write()
 
     def sendable_count(self) -> int:
         """Return the number of messages that may be sent now."""
@@ -224,36 +212,32 @@ class NumberedSender:
         Returns:
             The bytes, the first number in them, and how many.
         """
-        first_number = self.next_number
+        first = self.next_number
         count = max(0, min(limit, self.sendable_count()))
         self.next_number += count
         if self._qos == 0:
-            return (
-                b"".join(self._encode_publish(None, number) for number in range(first_number, self.next_number)),
-                first_number,
-                count,
-            )
-        return b"".join(map(self._encode_next, range(first_number, self.next_number))), first_number, count
+            return (b"".join(self._encode_one(None, number) for number in range(first, self.next_number)), first, count)
+        return b"".join(map(self._encode_next, range(first, self.next_number))), first, count
 
     def _encode_next(self, number: int) -> bytes:
         packet_id = next(candidate for candidate in self._packet_ids if candidate not in self._unacked_messages)
         self._unacked_messages[packet_id] = _UnackedMessage(number)
-        return self._encode_publish(packet_id, number)
+        return self._encode_one(packet_id, number)
 
     def feed(self, data: bytes) -> BrokerAnswers:
         """Decode bytes from the broker and return its answers."""
         answers = BrokerAnswers()
         for packet in self._read_packets(data):
             match packet:
-                case PubAckPacket():
+                case mqtt5.PubAckPacket():
                     self._finish_message(packet.packet_id, int(packet.reason_code), answers)
-                case PubRecPacket() if int(packet.reason_code) >= _FIRST_ERROR_CODE:
+                case mqtt5.PubRecPacket() if int(packet.reason_code) >= _FIRST_ERROR_CODE:
                     self._finish_message(packet.packet_id, int(packet.reason_code), answers)
-                case PubRecPacket():
+                case mqtt5.PubRecPacket():
                     if (message := self._unacked_messages.get(packet.packet_id)) is not None:
                         message.pubrec_received = True
                     answers.reply_bytes += PubRelPacket(packet.packet_id).write()
-                case PubCompPacket():
+                case mqtt5.PubCompPacket():
                     # "Packet id not found" ends the flow as well: the server has nothing more to do [MQTT-4.3.3-11].
                     self._finish_message(packet.packet_id, 0, answers)
                 case DisconnectPacket():
@@ -349,11 +333,7 @@ class _LoadRun:
     async def run(self, stop: threading.Event | None) -> LoadResult:
         """Publish until everything is answered, time is up or `stop` is set."""
         publish_tasks = asyncio.gather(*map(self._publish_all, self._senders))
-        while (
-            not publish_tasks.done()
-            and self._elapsed_s < self._plan.seconds
-            and not (stop is not None and stop.is_set())
-        ):
+        while not (publish_tasks.done() or self._elapsed >= self._plan.seconds or (stop is not None and stop.is_set())):
             await asyncio.wait([publish_tasks], timeout=_RETRY_S)
         publish_tasks.cancel()  # nothing, where it is done
         with suppress(asyncio.CancelledError):
@@ -364,24 +344,24 @@ class _LoadRun:
             refused=sum(sender.refused_count for sender in self._senders),
             resent=self._resent_count,
             reconnects=self._connection_counts.total() - len(self._connection_counts),
-            seconds=self._elapsed_s,
+            seconds=self._elapsed,
         )
 
     @property
-    def _elapsed_s(self) -> float:
+    def _elapsed(self) -> float:
         return time.monotonic() - self._began_at
 
     async def _publish_all(self, sender: NumberedSender) -> None:
         """Connect, and reconnect after a loss, until all messages of the sender are answered."""
         client_id = f"prove-{self._plan.run}-{sender.publisher}"
-        connect_packet = ConnectPacket(client_id, clean_start=False, session_expiry_interval=3600)
+        hello = ConnectPacket(client_id, clean_start=False, session_expiry_interval=3600)
         while not sender.is_done:
             try:
                 sock, connack, rest = await asyncio.to_thread(
-                    connect, connect_packet, self._plan.host, self._plan.port, timeout=5.0
+                    connect, hello, self._plan.host, self._plan.port, timeout=5.0
                 )
             except Unreachable:
-                if self._elapsed_s > min(_FIRST_CONNECT_S, self._plan.seconds / 2) and not self._connection_counts:
+                if self._elapsed > min(_FIRST_CONNECT_S, self._plan.seconds / 2) and not self._connection_counts:
                     raise
             else:
                 self._connection_counts[sender.publisher] += 1
@@ -431,7 +411,7 @@ class _LoadRun:
                 await writer.drain()
                 await asyncio.sleep(0)  # the answers come meanwhile
             elif self._plan.rate:  # paced loads act in ticks, or each answer would cost a round of its own
-                await asyncio.sleep(_TICK_S - self._elapsed_s % _TICK_S)
+                await asyncio.sleep(_TICK_S - self._elapsed % _TICK_S)
             else:
                 answer_event.clear()
                 await answer_event.wait()
@@ -442,7 +422,7 @@ class _LoadRun:
         """Return the number of due messages of the sender; the senders take turns within the time of one message."""
         if not self._plan.rate:
             return sender.total
-        due_share = self._elapsed_s * self._plan.rate * sender.total / self._plan.messages
+        due_share = self._elapsed * self._plan.rate * sender.total / self._plan.messages
         return max(0, int(due_share + sender.publisher / self._plan.publishers) - sender.next_number)
 
     async def _read_answers(
@@ -479,3 +459,44 @@ def run_load(plan: LoadPlan, history: Path, *, stop: threading.Event | None = No
     """
     with HistoryWriter(history, asdict(plan)) as writer:
         return asyncio.run(_LoadRun(plan, writer).run(stop))
+
+
+def publish_with_receipts(plan: LoadPlan, history: Path, outbox: Path, key_file: Path) -> int:
+    """Publish numbered messages with receipts; a restart continues where the process was killed.
+
+    A message counts as acknowledged when `Publisher.publish` has returned. At the end the receipt counts are printed as
+    a JSON object.
+
+    Args:
+        plan: Load to publish; `messages` is the total of all starts.
+        history: New file for the claims of this start.
+        outbox: The publisher's state directory.
+        key_file: Receipt key of the line.
+
+    Returns:
+        The exit code, 0 when all messages have their receipt.
+    """
+    from towline.publisher import Publisher  # noqa: PLC0415  the devstack needs only `connect`
+
+    devices = devices_of_publisher(0, 1, plan.devices)
+    encode = encoder(plan.run, 0, plan.size)
+    broker = f"mqtt://{plan.host}:{plan.port}"
+    with HistoryWriter(history, asdict(plan)) as claims:
+        publisher = Publisher(broker, state_dir=outbox, receipts=True, receipt_key_file=key_file, receipt_patience_s=2)
+        number = publisher.status()["accepted"]
+        last_check_at, due_messages = time.monotonic(), 0.0
+        while publisher.awaiting or number < plan.messages:
+            now = time.monotonic()
+            due_messages, last_check_at = due_messages + min(now - last_check_at, _MAX_CATCH_UP_S) * plan.rate, now
+            while number < plan.messages and due_messages >= 1:
+                device = devices[number % len(devices)]
+                claims.add_claim(SenderClaim.ATTEMPTED, 0, number)
+                claims.flush()  # before it may be on its way
+                payload = encode(number, device, time.time_ns())
+                publisher.publish(plan.topic.format(device=device), payload, qos=plan.qos)
+                claims.add_claim(SenderClaim.ACKED, 0, number)
+                number, due_messages = number + 1, due_messages - 1
+            claims.flush()
+            time.sleep(0.01)
+        sys.stdout.write(json.dumps(publisher.status()["receipts"]) + "\n")
+        return 1 if publisher.close() else 0

@@ -53,12 +53,7 @@ _ROLE_PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """CPU seconds, user and system together.
-
-    Attributes:
-        process_s: Of the process and its threads.
-        children_s: Of its children that have ended and were waited for.
-    """
+    """CPU seconds, user and system together."""
 
     own_s: float
     reaped_s: float
@@ -158,12 +153,7 @@ class Peaks:
 
 @dataclass
 class MemoryWatch:
-    """Thread that samples the memory of a gateway and the spools of all processes; a context manager.
-
-    Attributes:
-        bridge: Bridge to measure.
-        peaks: Peaks so far.
-    """
+    """Thread that samples the memory of a gateway and the spools of all processes; a context manager."""
 
     bridge: BridgeRun
     peaks: Peaks = field(default_factory=Peaks)

@@ -21,12 +21,12 @@ class TopicTail:
     Args:
         bootstrap: Kafka's bootstrap servers.
         topic: The topic; it must exist.
-        start_offsets: Partition → offset, as `start_offsets` of another reader; None for the beginning.
+        start: Partition → offset, as `start` of another reader; None for the beginning.
         timeout: Seconds to wait for Kafka's metadata.
         skip_existing: Start at the end of the topic.
 
     Attributes:
-        start_offsets: Partition → offset of the first record that is read.
+        start: Partition → offset of the first record that is read.
 
     Raises:
         KafkaError: Kafka does not answer or the topic does not exist (TL-K60).
@@ -37,7 +37,7 @@ class TopicTail:
         bootstrap: str,
         topic: str,
         *,
-        start_offsets: Mapping[int, int] | None = None,
+        start: Mapping[int, int] | None = None,
         timeout: float = 10.0,
         skip_existing: bool = False,
     ) -> None:
@@ -55,15 +55,14 @@ class TopicTail:
         self._consumer = Consumer(settings)
         try:
             self._ends_reached: dict[int, bool] = dict.fromkeys(self._partitions(timeout), False)
-            self.start_offsets = dict(
-                start_offsets
-                or {partition: self._offset_range(partition)[skip_existing] for partition in self._ends_reached}
+            self.start = dict(
+                start or {partition: self._offset_range(partition)[skip_existing] for partition in self._ends_reached}
             )
         except TowlineKafkaError:
             self.close()
             raise
         #: Partition -> the offset that is read next; never descending.
-        self._offsets = dict(self.start_offsets)
+        self._offsets = dict(self.start)
         #: Partitions that the client stopped reading: Kafka did not know the offset it asked for.
         self._stopped_partitions: set[int] = set()
         self._assign()
@@ -153,21 +152,21 @@ class TopicTail:
 
 
 def read_topic(
-    bootstrap: str, topic: str, *, start_offsets: Mapping[int, int] | None = None, seconds: float = 60.0
+    bootstrap: str, topic: str, *, start: Mapping[int, int] | None = None, seconds: float = 60.0
 ) -> Iterator[Arrival]:
     """Yield all records that a topic holds now; waits up to 10 s for open transactions.
 
     Args:
         bootstrap: Kafka's bootstrap servers.
         topic: The topic.
-        start_offsets: As `TopicTail`.
+        start: As `TopicTail`.
         seconds: Longest time to the end of the topic.
 
     Raises:
         KafkaError: Kafka does not answer (TL-K01), or it cannot be read to its end within the time (TL-K60).
     """
     KafkaAdmin(bootstrap).wait_for_open_transactions(topic)
-    tail = TopicTail(bootstrap, topic, start_offsets=start_offsets)
+    tail = TopicTail(bootstrap, topic, start=start)
     try:
         yield from tail.read_arrivals(seconds)
         if not tail.at_end:

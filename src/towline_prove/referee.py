@@ -28,14 +28,7 @@ MAX_STORIES = 20
 
 
 class Arrival(NamedTuple):
-    """Kafka record as read by an independent reader.
-
-    Attributes:
-        partition: Kafka partition; 0 where there are none.
-        offset: Offset in the partition.
-        key: Record key.
-        value: Record value, the payload that was sent.
-    """
+    """Kafka record as read by an independent reader."""
 
     partition: int
     offset: int
@@ -44,15 +37,7 @@ class Arrival(NamedTuple):
 
 
 class FaultStory(NamedTuple):
-    """Story of one faulty message: its position and its neighbours.
-
-    Attributes:
-        fault: ``lost``, ``unexpected``, ``doubled`` or ``late``.
-        publisher: Its publisher; -1 when unreadable.
-        number: Its number; -1 when unreadable.
-        device: Its device.
-        text: Actual or expected position, and its neighbours.
-    """
+    """Story of one faulty message: its position and its neighbours."""
 
     fault: str
     publisher: int
@@ -127,20 +112,18 @@ class Verdict:
 
     def adds_up(self) -> bool:
         """Return whether every attempt is counted once: delivered, lost, or missing."""
-        return (
-            self.attempted == self.delivered + self.lost + self.missing and self.copies == self.delivered + self.doubled
-        )
+        copies = self.delivered + self.doubled
+        return self.attempted == self.delivered + self.lost + self.missing and self.copies == copies
 
     def counts(self) -> dict[str, int]:
         """Return the counts for the record of a run (`towline_prove.evidence`)."""
         return {name: getattr(self, name) for name in ("attempted", "acked", "delivered", "lost", "doubled", "late")}
 
     @property
-    def disordered_devices(self) -> int:
+    def disordered(self) -> int:
         """Number of devices with a late message, or in more than one partition."""
-        return len(
-            self.late_devices | {device for device, partitions in self.device_partitions.items() if len(partitions) > 1}
-        )
+        split = {device for device, partitions in self.device_partitions.items() if len(partitions) > 1}
+        return len(self.late_devices | split)
 
     def summary_line(self) -> str:
         """Return one line: sent = in Kafka + lost + never confirmed, and further counts."""
@@ -154,7 +137,7 @@ class Verdict:
         return (
             f"sent {self.attempted:,}   acknowledged {self.acked:,}   delivered {self.delivered:,}   "
             f"lost {self.lost:,}   doubled {self.doubled:,}   "
-            f"out of order {self.disordered_devices} of {len(self.device_partitions)} devices{other_text}"
+            f"out of order {self.disordered} of {len(self.device_partitions)} devices{other_text}"
         )
 
 
@@ -171,10 +154,8 @@ class _Referee:
 
     def add_story(self, fault_kind: str, message: NumberedMessage | None, text: str) -> None:
         if sum(story.fault == fault_kind for story in self.verdict.stories) < MAX_STORIES:
-            publisher, number, device = (
-                (message.publisher, message.number, message.device) if message else (-1, -1, "?")
-            )
-            self.verdict.stories.append(FaultStory(fault_kind, publisher, number, device, text))
+            identity = (message.publisher, message.number, message.device) if message else (-1, -1, "?")
+            self.verdict.stories.append(FaultStory(fault_kind, *identity, text))
 
     def take_arrival(self, arrival: Arrival) -> None:
         message = decode_message(arrival.value)
@@ -182,10 +163,8 @@ class _Referee:
             self.verdict.foreign_records += 1
         elif message is None or not self.claims[message.run].flags_of(message.publisher, message.number):
             self.verdict.unexpected += 1
-            sample = (arrival.value or b"")[:60]
-            self.add_story(
-                "unexpected", message, f"partition {arrival.partition} offset {arrival.offset}, value {sample!r}"
-            )
+            text = f"partition {arrival.partition} offset {arrival.offset}, value {(arrival.value or b'')[:60]!r}"
+            self.add_story("unexpected", message, text)
         else:
             self._count_arrival(message, arrival)
 
@@ -207,12 +186,9 @@ class _Referee:
         self.verdict.doubled += 1
         claim = self.claims[message.run].flags_of(message.publisher, message.number)
         self.verdict.resent_doubled += bool(claim & SenderClaim.RESENT)
-        first_copy = self.first_positions[message.run, message.publisher, message.number]
-        self.add_story(
-            "doubled",
-            message,
-            f"first at partition {first_copy[0]} offset {first_copy[1]}, again at {position[0]} offset {position[1]}",
-        )
+        first = self.first_positions[message.run, message.publisher, message.number]
+        text = f"first at partition {first[0]} offset {first[1]}, again at {position[0]} offset {position[1]}"
+        self.add_story("doubled", message, text)
 
     def _check_order(self, message: NumberedMessage, position: tuple[int, int]) -> None:
         highest = self.highest_numbers.get((message.run, message.device))
@@ -252,14 +228,12 @@ class _Referee:
 
     def _report_lost(self, run: str, publisher: int, number: int) -> None:
         arrived = self.arrived_flags[run, publisher]
-        neighbour_numbers = arrived.rfind(1, 0, number), arrived.find(1, number + 1)
-        nearest_before, nearest_after = (
-            self._describe_number(run, publisher, neighbour) for neighbour in neighbour_numbers
-        )
-        text = f"acknowledged, not found; the publisher's nearest found: {nearest_before} before, {nearest_after} after"
+        neighbours = arrived.rfind(1, 0, number), arrived.find(1, number + 1)
+        before, after = (self._describe(run, publisher, neighbour) for neighbour in neighbours)
+        text = f"acknowledged, not found; the publisher's nearest found: {before} before, {after} after"
         self.add_story("lost", NumberedMessage(run, publisher, number, "", 0, 0), text)
 
-    def _describe_number(self, run: str, publisher: int, number: int) -> str:
+    def _describe(self, run: str, publisher: int, number: int) -> str:
         if number < 0:
             return "none"
         partition, offset = self.first_positions[run, publisher, number]
@@ -281,13 +255,7 @@ def judge_arrivals(claims: Claims | Sequence[Claims], arrivals: Iterable[Arrival
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Watermarks reported by a gateway; counts of messages since its journal began [I1].
-
-    Attributes:
-        received: Received from the broker.
-        journaled: Durable on disk.
-        committed: In a batch of Spark's commit log.
-    """
+    """Watermarks reported by a gateway; counts of messages since its journal began [I1]."""
 
     received: int
     journaled: int
@@ -298,11 +266,10 @@ class Watermarks:
         """Return the three watermarks in a gateway's status."""
         return cls(*(int(status[name]) for name in ("received", "journaled", "committed")))
 
-    def subtract(self, earlier: Watermarks) -> Watermarks:
+    def subtract(self, other: Watermarks) -> Watermarks:
         """Return the difference to earlier watermarks."""
-        return Watermarks(
-            self.received - earlier.received, self.journaled - earlier.journaled, self.committed - earlier.committed
-        )
+        names = ("received", "journaled", "committed")
+        return Watermarks(*(getattr(self, name) - getattr(other, name) for name in names))
 
     @property
     def uncommitted(self) -> int:
@@ -320,9 +287,6 @@ class RunAccount:
     """Account of one run against its promise.
 
     Attributes:
-        verdict: Verdict of the referee.
-        guarantee: Promise to check.
-        gateway: Watermarks of the gateway at the end; None if it did not answer.
         notes: Faults during the run, in order.
         line_account: Account of the bridge's line since its first message, as in ``towline status --json``; None if
             there is none.

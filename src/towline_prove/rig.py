@@ -214,7 +214,7 @@ class Trial:
     def __init__(self, rig: Rig, run_name: str) -> None:
         self._rig = rig
         self._run_name = run_name
-        self._claims_of_parts: list[Claims] = []
+        self._claims: list[Claims] = []
         self._tail = TopicTail(rig.bootstrap, TOPIC, skip_existing=True)
         self._arrived_messages: set[tuple[str, int, int]] = set()
         self._watermarks_before = rig.watermarks()
@@ -230,9 +230,9 @@ class Trial:
         self, messages: int, *, rate: float = 0.0, seconds: float = 600.0, size: int = 150, devices: int = 50
     ) -> tuple[LoadPlan, Path]:
         """Return the plan of the next part and its claim file, for loads in another process."""
-        part_name = f"{self._run_name}.{len(self._claims_of_parts) + 1}"
+        part_name = f"{self._run_name}.{len(self._claims) + 1}"
         path = self._rig.directory / f"claims-{part_name}"
-        self._claims_of_parts.append(Claims(path))
+        self._claims.append(Claims(path))
         publishers = min(8 if size < 1 << 20 else 4, messages, devices)
         plan = LoadPlan(
             port=self._rig.mosquitto.port,
@@ -263,9 +263,7 @@ class Trial:
 
     def count_claims(self, claim: SenderClaim) -> int:
         """Return the number of messages with this claim, over all parts."""
-        return sum(
-            claims.read_file().count(claim) for claims in self._claims_of_parts if claims.path and claims.path.exists()
-        )
+        return sum(claims.read_file().count(claim) for claims in self._claims if claims.path and claims.path.exists())
 
     def watermarks(self, timeout: float = 5.0) -> Watermarks | None:
         """Return the gateway's watermarks since the start of the trial; None if it does not answer in time."""
@@ -281,10 +279,8 @@ class Trial:
 
     def account(self) -> RunAccount:
         """Compare the claims with Kafka's records, read by a new consumer: that of `count_arrived` may be stuck."""
-        arrivals = read_topic(
-            self._rig.bootstrap, TOPIC, start_offsets=self._tail.start_offsets, seconds=DELIVERY_TIMEOUT_S
-        )
-        verdict = judge_arrivals([claims.read_file() for claims in self._claims_of_parts], arrivals)
+        arrivals = read_topic(self._rig.bootstrap, TOPIC, start=self._tail.start, seconds=DELIVERY_TIMEOUT_S)
+        verdict = judge_arrivals([claims.read_file() for claims in self._claims], arrivals)
         return RunAccount(verdict, self._rig.guarantee, self.watermarks(30), self.notes, self._rig.bridge.account())
 
 

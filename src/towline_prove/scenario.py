@@ -8,23 +8,25 @@ process is killed that a service manager watches, the harness restarts it.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from towline import files
 from towline.errors import ConfigError
+from towline_prove.devstack.process import spawn
 from towline_prove.evidence import RunProgress, run_record
 from towline_prove.history import SenderClaim
 from towline_prove.processes import MemorySample, MemoryWatch, Peaks, Role, growth_problems
 from towline_prove.rig import BREAKS, DELIVERY_TIMEOUT_S, UNLIMITED_QUEUE, Rig, Trial
-from towline_prove.senders import SenderProcess
 from towline_prove.subject import LINE, TOPIC, NotReady
 
 if TYPE_CHECKING:
@@ -40,6 +42,47 @@ _KAFKA_DEFAULT_MAX_BYTES = 1_000_000
 _LARGE_PAYLOAD_BYTES, _LARGE_HEAP_OPTIONS = 100_000, ("-Xmx2g",)
 #: Who can be killed by `Scenario.hurt`.
 KILLABLE_ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE, Role.WORKER, Role.KAFKA)
+
+
+class SenderProcess:
+    """Process of ``python -m towline_prove load``, restarted after kills; a context manager that ends it.
+
+    The publishers are in a process of their own, because they must not share our interpreter's lock.
+
+    Args:
+        log: File for its output.
+        command: Returns the arguments of the next start, with a new claim file.
+    """
+
+    def __init__(self, log: Path, command: Callable[[], list[str]]) -> None:
+        self.log = log
+        self._command = command
+        self.start()
+
+    def start(self) -> None:
+        """Start the process again."""
+        self._process, _ = spawn([sys.executable, "-m", "towline_prove", *self._command()], self.log)
+
+    @property
+    def running(self) -> bool:
+        """True while the process runs."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL, if it runs."""
+        self._process.kill()
+        self._process.wait(30)
+
+    def receipt_report(self) -> dict[str, Any]:
+        """Return the receipt counts that `publish_with_receipts` printed at its end; empty if it did not end."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return dict(json.loads(next((line for line in reversed(lines) if line.startswith("{")), "{}")))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 @dataclass(slots=True)
@@ -144,13 +187,8 @@ class Scenario:
 
     def create_rig(self, directory: Path) -> Rig:
         """Create the brokers and the bridge, without starting them."""
-        max_record_bytes = self.size + _RECORD_OVERHEAD_BYTES
-        large_record_settings = (
-            {"message.max.bytes": str(max_record_bytes), "replica.fetch.max.bytes": str(max_record_bytes)}
-            if max_record_bytes > _KAFKA_DEFAULT_MAX_BYTES
-            else {}
-        )
-        uplink_line = ""
+        max_bytes, uplink_line = self.size + _RECORD_OVERHEAD_BYTES, ""
+        is_large = max_bytes > _KAFKA_DEFAULT_MAX_BYTES
         if self.receipts:
             directory.mkdir(parents=True, exist_ok=True)
             files.replace(directory / "receipts.key", secrets.token_hex(32) + "\n")
@@ -159,8 +197,8 @@ class Scenario:
             directory,
             mosquitto={} if self.own_limits else UNLIMITED_QUEUE,
             guarantee=self.guarantee,
-            kafka=large_record_settings,
-            client={"message.max.bytes": max_record_bytes} if large_record_settings else {},
+            kafka=dict.fromkeys(("message.max.bytes", "replica.fetch.max.bytes"), str(max_bytes)) if is_large else {},
+            client={"message.max.bytes": max_bytes} if is_large else {},
             uplink_line=uplink_line,
             direct=not any(BREAKS[fault_name].needs_proxies for fault_name in self.hurt if fault_name in BREAKS),
         )
@@ -187,17 +225,10 @@ class Run:
     """Result of one run.
 
     Attributes:
-        scenario: Scenario of the run.
         number: Number from 1, among the runs with the same fault.
-        strikes: Faults of the run.
-        account: Account of the messages; None before the end.
-        peaks: Peak memory of the gateway, and peak size of the spools.
-        looks: Samples of memory and files, in order.
-        batches: Micro-batches of the bridge at the end.
         broker_dropped: Messages that the broker itself dropped.
         repeats: With receipts: messages that the publisher sent again, and messages that the gateway deduplicated.
         intake_s: Seconds until the senders had ended.
-        seconds: Seconds of the whole run.
     """
 
     scenario: Scenario
@@ -253,24 +284,19 @@ class Run:
     def record(self) -> dict[str, Any]:
         """Return the record of a run that has ended (`towline_prove.evidence`)."""
         assert self.account is not None
-        scenario_fields = asdict(replace(self.scenario, strikes=()))
-        kept_fields = {
-            name: value for name, value in scenario_fields.items() if name not in {"hurt", "strikes", "runs", "seconds"}
-        }
-        fault_records = [
-            {name: getattr(fault, name) for name in ("what", "at", "mended_at", "back_s", "backlog")}
-            for fault in self.strikes
-        ]
+        fields = asdict(replace(self.scenario, strikes=()))
+        omitted, recorded = {"hurt", "strikes", "runs", "seconds"}, ("what", "at", "mended_at", "back_s", "backlog")
+        fault_records = [{name: getattr(fault, name) for name in recorded} for fault in self.strikes]
         sizes = {f"gateway_peak_{name}": size for name, size in asdict(self.peaks).items() if name != "spool"}
         sizes["spool_peak"] = self.peaks.spool
         sizes["backlog"] = max((fault.backlog for fault in self.strikes), default=0) * self.scenario.size
         details = {
             "run": self.number,
-            **kept_fields,
+            **{name: value for name, value in fields.items() if name not in omitted},
             "longest_s": self.scenario.seconds,
             "struck": fault_records,
             **self.account.verdict.counts(),
-            "out_of_order_devices": self.account.verdict.disordered_devices,
+            "out_of_order_devices": self.account.verdict.disordered,
             **{f"{name}_mb": round(size / 1e6, 1) for name, size in sizes.items()},
             "made_batches": self.batches,
             "dropped": self.broker_dropped,
@@ -389,23 +415,17 @@ class _RunInProgress:
 
     def _advance_fault(self, fault: Fault) -> None:
         """Inject the fault at its time, one killed process at a time; then note when it is over."""
-        sent_count, is_break = self._progress.offered_count, fault.what in BREAKS
+        sent, is_break = self._progress.offered_count, fault.what in BREAKS
         if fault.at < 0:
-            process_down = any(
-                other_fault.at >= 0 > other_fault.back_s and other_fault.what not in BREAKS
-                for other_fault in self._run.strikes
-            )
-            if sent_count >= max(1, fault.start_share * self._scenario.messages) and (is_break or not process_down):
-                fault.at = sent_count if self._inject_fault(fault.what) else -1
+            process_down = any(other.at >= 0 > other.back_s and other.what not in BREAKS for other in self._run.strikes)
+            if sent >= max(1, fault.start_share * self._scenario.messages) and (is_break or not process_down):
+                fault.at = sent if self._inject_fault(fault.what) else -1
                 fault.began_at = time.monotonic()
         elif fault.back_s < 0:
-            elapsed_s = time.monotonic() - fault.began_at
-            by_share = fault.duration_s is None
-            is_over = (
-                sent_count >= fault.end_share * self._scenario.messages
-                if by_share
-                else elapsed_s >= (fault.duration_s or 0.0)
-            )
+            elapsed = time.monotonic() - fault.began_at
+            is_over = elapsed >= (fault.duration_s or 0.0)
+            if fault.duration_s is None:
+                is_over = sent >= fault.end_share * self._scenario.messages
             if is_break and is_over:
                 fault.backlog = self._progress.uncommitted_count
                 self._fixes.pop(fault.what)(self._rig)

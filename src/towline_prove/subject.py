@@ -152,7 +152,6 @@ class GatewayRun(_ProcessUnderTest):
     """Gateway process without Spark.
 
     Attributes:
-        settings: Settings that it reads from its standard input.
         log: File for its output; default ``prove.log`` in the state directory, which is created for it.
     """
 
@@ -233,9 +232,7 @@ class BridgeRun(_ProcessUnderTest):
     """Process of ``towline run <config>`` and everything below it.
 
     Attributes:
-        config: The bridge's TOML file.
         state_dir: The ``state_dir`` of one line, with its ``endpoint.json``.
-        log: File for its output.
     """
 
     config: Path

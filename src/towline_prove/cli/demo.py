@@ -100,22 +100,15 @@ def _print_account(run: Run) -> None:
     account = run.account
     assert account is not None
     verdict = account.verdict
-    missing_text = f" + never confirmed {verdict.missing:,}" if verdict.missing else ""
-    _print_line(
-        "account",
-        f"offered {verdict.attempted:,} = in Kafka {verdict.delivered:,} + lost {verdict.lost:,}{missing_text}",
-    )
-    order_text = (
-        f"   out of order {verdict.disordered_devices} of {len(verdict.device_partitions)} devices"
-        if account.ordered
-        else ""
-    )
-    _print_line("", f"doubled {verdict.doubled:,} ({account.guarantee}){order_text}")
+    missing = f" + never confirmed {verdict.missing:,}" if verdict.missing else ""
+    total = f"offered {verdict.attempted:,} = in Kafka {verdict.delivered:,} + lost {verdict.lost:,}{missing}"
+    _print_line("account", total)
+    order = f"   out of order {verdict.disordered} of {len(verdict.device_partitions)} devices"
+    order = order if account.ordered else ""
+    _print_line("", f"doubled {verdict.doubled:,} ({account.guarantee}){order}")
     if run.scenario.receipts:
-        resent_count, deduplicated_count = run.repeats
-        _print_line(
-            "", f"sent again by the publisher {resent_count:,}   repeats dropped by the gateway {deduplicated_count:,}"
-        )
+        resent, dropped = run.repeats
+        _print_line("", f"sent again by the publisher {resent:,}   repeats dropped by the gateway {dropped:,}")
     if account.gateway is not None:
         gateway = account.gateway
         watermarks = (

@@ -32,12 +32,8 @@ Directory = Annotated[
     Path | None,
     typer.Option("--dir", help="Where they keep data, logs and ports.", show_default="~/.local/state/towline/devstack"),
 ]
-Name = Annotated[
-    str,
-    typer.Argument(
-        help="mosquitto or kafka; of three kafka-1 to kafka-3; spark-master, spark-worker-1 ...", metavar="SERVER"
-    ),
-]
+_SERVERS = "mosquitto or kafka; of three kafka-1 to kafka-3; spark-master, spark-worker-1 ..."
+Name = Annotated[str, typer.Argument(help=_SERVERS, metavar="SERVER")]
 
 
 @app.command(
@@ -82,12 +78,10 @@ def up(
 def down(directory: Directory = None) -> None:
     """Stop all servers gently; data and ports stay for the next start."""
     stack = Stack(directory)
-    stopped_labels = [server.label for server in stack.servers if server.running]
+    stopped = [server.label for server in stack.servers if server.running]
     stack.stop()
     typer.echo(
-        f"stopped {' and '.join(stopped_labels)}; data stays in {stack.directory}"
-        if stopped_labels
-        else "nothing was running"
+        f"stopped {' and '.join(stopped)}; data stays in {stack.directory}" if stopped else "nothing was running"
     )
 
 

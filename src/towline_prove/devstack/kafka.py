@@ -145,8 +145,6 @@ class Kafka(Server):
     """Real single-node Kafka on loopback, without security and without automatic topics.
 
     Args:
-        directory: Directory for configuration, logs, data and state.
-        port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
         settings: Lines of server.properties over `DEFAULTS`.
 
     Attributes:
@@ -297,14 +295,7 @@ def new_cluster_id() -> str:
 
 
 class ClusterNode(Kafka):
-    """Broker of a `KafkaCluster`.
-
-    Args:
-        directory: Directory of this node.
-        number: Node id, from 1.
-        cluster_id: Id of the cluster.
-        settings: As `Kafka`.
-    """
+    """Broker of a `KafkaCluster`."""
 
     extra_jvm_options = _SMALL_JVM
 
@@ -328,13 +319,7 @@ class ClusterNode(Kafka):
 
 
 class KafkaCluster(ServerGroup):
-    """Kafka cluster; a single broker of it has no quorum and answers nobody, so all start at the same time.
-
-    Args:
-        directory: Each node has a folder in it.
-        brokers: Number of brokers.
-        settings: Lines of server.properties of every node.
-    """
+    """Kafka cluster; a single broker of it has no quorum and answers nobody, so all start at the same time."""
 
     name: Final = "kafka"
 

@@ -36,12 +36,7 @@ class MosquittoTooOld(UserWarning):
 
 
 class MosquittoBinary(NamedTuple):
-    """Installed Mosquitto program.
-
-    Attributes:
-        binary: The server program.
-        version: As numbers, such as ``(2, 0, 21)``.
-    """
+    """Installed Mosquitto program."""
 
     binary: Path
     version: tuple[int, ...]
@@ -56,8 +51,6 @@ class Mosquitto(Server):
     settings after it belong to it (``protocol websockets``).
 
     Args:
-        directory: Directory for configuration, log, persistence and state.
-        port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
         settings: Lines of mosquitto.conf(5), such as ``{"persistence": "true"}``.
         binary: The server program; None searches ``TOWLINE_MOSQUITTO``, PATH and the sbin directories.
     """
@@ -126,10 +119,10 @@ class Mosquitto(Server):
         return "\n".join(lines) + "\n"
 
     def _answers(self, port: int) -> bool:
-        connect_packet = ConnectPacket("towline-devstack-check", clean_start=True, keep_alive=10)
+        hello = ConnectPacket("towline-devstack-check", clean_start=True, keep_alive=10)
         try:
             sock, _, _ = connect(
-                connect_packet, LOOPBACK, port, timeout=ANSWER_SECONDS, tls=_any_certificate() if self._tls else None
+                hello, LOOPBACK, port, timeout=ANSWER_SECONDS, tls=_any_certificate() if self._tls else None
             )
         except BrokerRefused:  # for a missing user name: that is an answer too
             return True

@@ -36,15 +36,7 @@ _GATEWAY_COUNT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Certificates and keys as PEM files; keys have mode 0600.
-
-    Attributes:
-        authority: Certificate of the authority, which clients trust.
-        server: Certificate for localhost and 127.0.0.1.
-        server_key: Its key.
-        client: Certificate of a client, named ``towline``.
-        client_key: Its key.
-    """
+    """Certificates and keys as PEM files; keys have mode 0600."""
 
     authority: Path
     server: Path
@@ -60,50 +52,29 @@ def certificates(directory: Path) -> Certificates:
         SetupError: TL-S22, there is no ``openssl``, or it could not create them.
     """
     names = ("authority.pem", "server.pem", "server.key", "client.pem", "client.key")
-    certificate_files = Certificates(*(directory / name for name in names))
-    if certificate_files.client_key.exists():
-        return certificate_files
+    certs = Certificates(*(directory / name for name in names))
+    if certs.client_key.exists():
+        return certs
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority_key = directory / "authority.key"
     _make_certificate(
-        certificate_files.authority,
-        authority_key,
-        "Towline devstack",
-        "-addext",
-        "keyUsage=critical,keyCertSign,cRLSign",
+        certs.authority, authority_key, "Towline devstack", "-addext", "keyUsage=critical,keyCertSign,cRLSign"
     )
     # OpenSSL takes what it signs here for another authority, unless it is told: strict clients refuse that.
-    signing_options: list[str | Path] = ["-CA", certificate_files.authority, "-CAkey", authority_key]
-    signing_options += ["-addext", "basicConstraints=critical,CA:FALSE", "-addext"]
-    _make_certificate(
-        certificate_files.server, certificate_files.server_key, "localhost", *signing_options, _SERVER_NAMES
-    )
-    _make_certificate(
-        certificate_files.client,
-        certificate_files.client_key,
-        "towline",
-        *signing_options,
-        "extendedKeyUsage=clientAuth",
-    )
-    return certificate_files
+    signing: list[str | Path] = ["-CA", certs.authority, "-CAkey", authority_key]
+    signing += ["-addext", "basicConstraints=critical,CA:FALSE", "-addext"]
+    _make_certificate(certs.server, certs.server_key, "localhost", *signing, _SERVER_NAMES)
+    _make_certificate(certs.client, certs.client_key, "towline", *signing, "extendedKeyUsage=clientAuth")
+    return certs
 
 
-def _make_certificate(certificate: Path, key: Path, common_name: str, *options: str | Path) -> None:
+def _make_certificate(certificate: Path, key: Path, name: str, *extra: str | Path) -> None:
     program = shutil.which("openssl")
     if program is None:
         raise SetupError("TL-S22", "openssl", "is not on this machine", "Install it: apt-get install openssl.")
     command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    command += [
-        "-days",
-        _VALID_DAYS,
-        "-subj",
-        f"/CN={common_name}",
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-        *map(str, options),
-    ]
+    command += ["-days", _VALID_DAYS, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
+    command += map(str, extra)
     result = subprocess.run(command, capture_output=True, text=True, timeout=_OPENSSL_TIMEOUT_S, check=False)
     if result.returncode:
         last_line = (result.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -178,15 +149,11 @@ class SecuredKafka(Kafka):
         return f"{LOOPBACK}:{self.ports[2]}"
 
     def _listeners(self, ports: tuple[int, ...]) -> dict[str, str]:
-        port, controller, internal_port = ports
-        listeners = (
-            f"SASL_SSL://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller},OWN://{LOOPBACK}:{internal_port}"
-        )
-        certificate_files = certificates(self.directory / "tls")
+        port, controller, internal = ports
+        listeners = f"SASL_SSL://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller},OWN://{LOOPBACK}:{internal}"
+        certs = certificates(self.directory / "tls")
         store = self.directory / "tls" / "server-keystore.pem"
-        files.replace(
-            store, certificate_files.server_key.read_text() + certificate_files.server.read_text(), sync=False
-        )
+        files.replace(store, certs.server_key.read_text() + certs.server.read_text(), sync=False)
         module = "org.apache.kafka.common.security"
         plain_user = f'user_{CONNECTION_STRING}="{self.connection_string_file.read_text(encoding="utf-8")}"'
         return {
@@ -211,12 +178,7 @@ class SecuredKafka(Kafka):
 
 
 class SecuredMosquitto(Mosquitto):
-    """Mosquitto whose clients need a certificate of its authority, a user name and a password.
-
-    Args:
-        directory: As `Mosquitto`.
-        settings: Further lines of mosquitto.conf.
-    """
+    """Mosquitto whose clients need a certificate of its authority, a user name and a password."""
 
     def __init__(self, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:
         directory = Path(directory).absolute()
@@ -248,15 +210,7 @@ def _users_file(file: Path, password_file: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class GatewayFiles:
-    """Addresses and TLS files for ``[gateway]`` of a bridge file; the user starts the gateways.
-
-    Attributes:
-        addresses: ``HOST:PORT`` of each gateway.
-        cert_file: Certificate for localhost and 127.0.0.1.
-        key_file: Its key.
-        ca_file: Certificate of the authority that signed it.
-        token_file: The token.
-    """
+    """Addresses and TLS files for ``[gateway]`` of a bridge file; the user starts the gateways."""
 
     addresses: tuple[str, ...]
     cert_file: Path
@@ -271,15 +225,9 @@ def gateway_files(directory: Path) -> GatewayFiles:
     Raises:
         SetupError: TL-S22, a certificate can't be created.
     """
-    certificate_files = certificates(directory)
+    certs = certificates(directory)
     ports = directory / "ports.json"
     if not ports.exists():
         files.replace(ports, json.dumps([free_port() for _ in range(_GATEWAY_COUNT)]), sync=False)
     addresses = tuple(f"{LOOPBACK}:{port}" for port in json.loads(ports.read_text(encoding="ascii")))
-    return GatewayFiles(
-        addresses,
-        certificate_files.server,
-        certificate_files.server_key,
-        certificate_files.authority,
-        secret_file_at(directory / "token"),
-    )
+    return GatewayFiles(addresses, certs.server, certs.server_key, certs.authority, secret_file_at(directory / "token"))

@@ -48,12 +48,7 @@ class Server(ABC):
     is never signalled by its pid alone: its start time must match.
 
     Args:
-        directory: Directory for configuration, data, log and state; created with mode 0700.
         port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
-        settings: Lines for the broker's own configuration file, over our defaults.
-
-    Attributes:
-        label: Name among several servers.
     """
 
     name: ClassVar[str]
@@ -146,30 +141,18 @@ class Server(ABC):
         self._end_process(signal.SIGTERM, self.stop_seconds)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and wait until the process is gone; data and port stay.
-
-        Raises:
-            SetupError: It does not run (TL-S17).
-        """
+        """Kill it with SIGKILL and wait until it is gone; data and port stay. Raises SetupError TL-S17 if stopped."""
         self._require_process()
         self._end_process(signal.SIGKILL, self.stop_seconds)
 
     def pause(self) -> None:
-        """Pause it with SIGSTOP: it answers no client, and its connections stay open.
-
-        Raises:
-            SetupError: It does not run (TL-S17).
-        """
+        """Pause it with SIGSTOP: it answers no client, its connections stay open. Raises SetupError as `kill`."""
         process = self._require_process()
         process.send(signal.SIGSTOP)
         wait_for(lambda: self.paused or not process.alive, self.stop_seconds)
 
     def resume(self) -> None:
-        """Resume it with SIGCONT after `pause`.
-
-        Raises:
-            SetupError: It does not run (TL-S17).
-        """
+        """Resume it with SIGCONT after `pause`. Raises SetupError as `kill`."""
         self._require_process().send(signal.SIGCONT)
 
     def restart(self) -> Self:

@@ -129,12 +129,7 @@ class WorkerMachine:
 
 
 class SparkServer(Server):
-    """Spark master or worker; its web page serves as health check.
-
-    Args:
-        directory: Directory of the server; the only one that it may write.
-        secret: File with the secret of ``spark.authenticate``.
-    """
+    """Spark master or worker; its web page serves as health check."""
 
     port_count: ClassVar[int] = 2
     start_seconds: ClassVar[float] = 45.0
@@ -248,11 +243,7 @@ class SparkWorker(SparkServer):
     """Spark worker; its executors are child processes and see the same files.
 
     Args:
-        directory: Directory of the server.
-        secret: As `SparkServer`.
-        master: Master that it registers with.
         number: Number from 1; the worker's address is 127.0.0.1 plus that number.
-        machine: Content of its machine.
     """
 
     name: ClassVar[str] = "spark-worker"
@@ -292,8 +283,6 @@ class SparkCluster(ServerGroup):
     Args:
         directory: Each server has a folder in it; beside them the secret, and ``client.properties`` for
             ``spark-submit``.
-        workers: Number of workers.
-        machine: As `SparkWorker`, of each of them.
     """
 
     def __init__(self, directory: Path, *, workers: int = 2, machine: WorkerMachine = WorkerMachine()) -> None:
@@ -330,15 +319,13 @@ class SparkCluster(ServerGroup):
 
     def describe(self) -> None:
         """Write `properties_file`, once the master has its port."""
-        properties = {
+        settings = {
             "spark.master": self.master.address,
             "spark.authenticate": "true",
             "spark.authenticate.secret": _read_secret(self.secret_file),
             "spark.executor.memory": _EXECUTOR_MEMORY,
         }
-        files.replace(
-            self.properties_file, "".join(f"{key} {value}\n" for key, value in properties.items()), sync=False
-        )
+        files.replace(self.properties_file, "".join(f"{key} {value}\n" for key, value in settings.items()), sync=False)
 
 
 def _read_secret(file: Path) -> str:
@@ -358,17 +345,14 @@ def _pyspark_home() -> Path:
 
 
 def enclose_command(
-    command: Sequence[str | Path],
-    own_directory: Path,
-    visible_paths: Iterable[Path],
-    shared_directories: Iterable[Path] = (),
+    command: Sequence[str | Path], own_directory: Path, visible: Iterable[Path], shared_directories: Iterable[Path] = ()
 ) -> list[str | Path]:
     """Return a command line that runs a command in a root directory of its own and keeps its pid.
 
     Args:
         command: Command to run.
         own_directory: The directory that it may write, and its working directory; it exists.
-        visible_paths: Directories and files that it may read, beside the system's programs.
+        visible: Directories and files that it may read, beside the system's programs.
         shared_directories: Directories that it may write as others may, as on a shared file system.
 
     Raises:
@@ -376,11 +360,9 @@ def enclose_command(
     """
     root = own_directory.with_name(f".{own_directory.name}.root")
     root.mkdir(mode=0o700, exist_ok=True)
-    writable_paths = {own_directory, *shared_directories, *map(Path, _WRITABLE_PATHS)}
-    paths = [
-        path for path in _outermost_paths([*map(Path, _SYSTEM_PATHS), *visible_paths, *writable_paths]) if path.exists()
-    ]
-    bind_arguments = [f"{'+' * (path in writable_paths)}{path}" for path in paths]
+    writable = {own_directory, *shared_directories, *map(Path, _WRITABLE_PATHS)}
+    paths = [path for path in _outermost_paths([*map(Path, _SYSTEM_PATHS), *visible, *writable]) if path.exists()]
+    bind_arguments = [f"{'+' * (path in writable)}{path}" for path in paths]
     return [*_unshare(), "sh", "-c", _ENCLOSE_SCRIPT, "towline", root, own_directory, *bind_arguments, "--", *command]
 
 
@@ -419,13 +401,8 @@ def _outermost_paths(paths: Sequence[Path]) -> list[Path]:
 def _unshare() -> tuple[str, ...]:
     """Return the command by which this user gets a mount namespace with permission to mount."""
     for unshare_command in _UNSHARE_COMMANDS:
-        test_command = [
-            *unshare_command,
-            *_UNSHARE_OPTIONS,
-            "sh",
-            "-c",
-            "mount -t tmpfs towline /tmp && command -v pivot_root",
-        ]
+        test_script = "mount -t tmpfs towline /tmp && command -v pivot_root"
+        test_command = [*unshare_command, *_UNSHARE_OPTIONS, "sh", "-c", test_script]
         try:
             result = subprocess.run(test_command, capture_output=True, timeout=_UNSHARE_TEST_S, check=False)
         except (OSError, subprocess.TimeoutExpired):

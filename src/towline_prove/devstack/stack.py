@@ -76,8 +76,6 @@ class Stack(ServerGroup):
 
     Args:
         directory: Each broker has a folder of its name in it; None is `default_directory`.
-        mosquitto: Settings for mosquitto.conf.
-        kafka: Settings for server.properties.
         form: Form of the stack; None for the saved one, at first one broker of each without security.
     """
 

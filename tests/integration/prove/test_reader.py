@@ -102,7 +102,7 @@ def test_a_new_client_reads_from_where_another_began(kafka: Kafka, topic: NewTop
     tail = TopicTail(kafka.bootstrap, name, skip_existing=True)
     send(kafka, name, [b"0", b"1"])
     assert values(pulled(tail, 2)) == [b"0", b"1"]
-    assert values(read_topic(kafka.bootstrap, name, start_offsets=tail.start_offsets)) == [b"0", b"1"]
+    assert values(read_topic(kafka.bootstrap, name, start=tail.start)) == [b"0", b"1"]
     tail.close()
 
 
