@@ -167,7 +167,7 @@ class BrokerProbe(contextlib.ExitStack):
     def _publisher(self) -> Client:
         """The tested publisher; replaced by a new client if the broker closed its connection."""
         if not self._tested_publisher.online:
-            vars(self)["_pair"] = self._keep_connected(self._open_client(self._new_client_id()))
+            vars(self)["_tested_publisher"] = self._keep_connected(self._open_client(self._new_client_id()))
         return self._tested_publisher
 
     def _shared_session_error(self) -> ProbeSkipped:

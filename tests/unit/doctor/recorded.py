@@ -51,10 +51,10 @@ def broker_of(
     sound: Mapping[str, Any] = {
         "connack": ConnAckPacket(),
         "level": 5,
-        "topic": "towline-doctor/x",
-        "heard": {line.name: LineLoad(3.0, 300.0, "measured for 1 s") for line in bridge.uplinks},
-        "queue": QueueProbe(session_present=True, accepted_count=1500, numbers=range(1500)),
-        "window": (10, 11),
+        "probe_topic": "towline-doctor/x",
+        "measured_loads": {line.name: LineLoad(3.0, 300.0, "measured for 1 s") for line in bridge.uplinks},
+        "queue_probe": QueueProbe(session_present=True, accepted_count=1500, numbers=range(1500)),
+        "window_counts": (10, 11),
         "qos_2": True,
         "conf": None if conf is None else read_conf(directory / "m.conf"),
     }

@@ -118,9 +118,9 @@ def test_where_a_session_cannot_be_known_no_probe_is_sent(
     tmp_path: Path, hurt: Callable[[Path], contextlib.AbstractContextManager[None]], told: str
 ) -> None:
     one = broker_of(tmp_path)
-    for name in ("topic", "queue", "window"):
+    for name in ("probe_topic", "queue_probe", "window_counts"):
         vars(one).pop(name)
-    vars(one)["_pair"] = None  # whoever published would fail
+    vars(one)["_tested_publisher"] = None  # whoever published would fail
     journal_at(one.inputs.bridge.state_dir / "gone").close()
     with hurt(one.inputs.bridge.state_dir / "gone"):
         found = {code: row for code, row in rows(CHECKS, one).items() if "not asked" in row.evidence}
@@ -162,7 +162,7 @@ def row(code: str, one: Any) -> Finding:
 def test_the_outage_that_a_queue_holds(
     tmp_path: Path, conf: str | None, rate: float | None, queue: QueueProbe, verdict: Verdict, told: str
 ) -> None:
-    found = row("TL-D05", broker_of(tmp_path, conf=conf, rate=rate, queue=queue))
+    found = row("TL-D05", broker_of(tmp_path, conf=conf, rate=rate, queue_probe=queue))
     assert found.verdict is verdict
     assert told in f"{found.limit} | {found.evidence}"
 
@@ -173,7 +173,7 @@ def test_the_smaller_limit_counts(
 ) -> None:
     queue = kept(range(min(kept_, accepted)), accepted)
     directory = tmp_path_factory.mktemp("b")
-    found = row("TL-D05", broker_of(directory, conf=f"max_queued_messages {said}", rate=1.0, queue=queue))
+    found = row("TL-D05", broker_of(directory, conf=f"max_queued_messages {said}", rate=1.0, queue_probe=queue))
     limits = [*([kept_] if kept_ < accepted else []), *([said] if said else [])]
     if limits:
         assert f"{min(limits):,} message" in found.limit
@@ -260,9 +260,9 @@ def test_of_mqtt_3_the_expiry_and_the_window_are_not_known(tmp_path: Path) -> No
 
 
 def test_no_session_and_no_queue(tmp_path: Path) -> None:
-    lost = row("TL-D03", broker_of(tmp_path, queue=kept([], 10, present=False)))
+    lost = row("TL-D03", broker_of(tmp_path, queue_probe=kept([], 10, present=False)))
     assert (lost.verdict, "Session Present 0" in lost.evidence) == (BROKEN, True)
-    empty = row("TL-D03", broker_of(tmp_path, queue=kept([], 10)))
+    empty = row("TL-D03", broker_of(tmp_path, queue_probe=kept([], 10)))
     assert (empty.verdict, "none of 10 messages" in empty.evidence) == (BROKEN, True)
 
 
@@ -276,7 +276,7 @@ def test_lines_that_need_no_session_are_told_nothing_of_it(tmp_path: Path) -> No
 )
 def test_the_order_of_what_waited(tmp_path: Path, numbers: Iterable[int], verdict: Verdict) -> None:
     """A message that comes a second time is a repeat, and not out of order."""
-    assert row("TL-D13", broker_of(tmp_path, queue=kept(numbers))).verdict is verdict
+    assert row("TL-D13", broker_of(tmp_path, queue_probe=kept(numbers))).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_the_order_of_what_waited(tmp_path: Path, numbers: Iterable[int], verdic
     ],
 )
 def test_the_window(tmp_path: Path, window: tuple[int, int], lines: str, verdict: Verdict) -> None:
-    assert row("TL-D12", broker_of(tmp_path, lines, window=window)).verdict is verdict
+    assert row("TL-D12", broker_of(tmp_path, lines, window_counts=window)).verdict is verdict
 
 
 def test_qos_2(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_qos_2(tmp_path: Path) -> None:
     assert row("TL-D09", broker_of(tmp_path, UP_2, connack=lower)).verdict is BROKEN
     assert "PUBACK" in row("TL-D09", broker_of(tmp_path, UP_2, qos_2=False)).evidence
     less = BrokerRefused("TL-M11", "b", "the broker grants QoS 1 instead of 2", "Raise it.")
-    found = rows(CHECKS, broker_of(tmp_path, UP_2, heard={"telemetry": less}))
+    found = rows(CHECKS, broker_of(tmp_path, UP_2, measured_loads={"telemetry": less}))
     assert (found["TL-D09"].verdict, found["TL-D09"].promise) == (BROKEN, "granted QoS")
     assert "TL-D10" not in found
     assert "TL-D09" not in rows(CHECKS, broker_of(tmp_path, UP, connack=lower))
@@ -318,7 +318,7 @@ def test_qos_2(tmp_path: Path) -> None:
     ],
 )
 def test_the_right_to_read(tmp_path: Path, heard: LineLoad | BrokerRefused, conf: str | None, verdict: Verdict) -> None:
-    found = row("TL-D10", broker_of(tmp_path, conf=conf, heard={"telemetry": heard}))
+    found = row("TL-D10", broker_of(tmp_path, conf=conf, measured_loads={"telemetry": heard}))
     assert found.verdict is verdict
     if conf:
         assert conf.split()[0] in found.evidence or heard is SOME
@@ -360,9 +360,9 @@ def test_a_first_start_is_told_until_a_broker_has_taken_the_line_in(tmp_path: Pa
 def test_a_broker_that_is_not_met_is_broken_and_the_rest_unknown(tmp_path: Path) -> None:
     do = "Is this port an MQTT listener? Is it a port for TLS? That is mqtts://127.0.0.1:1883."
     cut = Unreachable("TL-M03", "mqtt://127.0.0.1", "the connection ended in place of CONNACK", do)
-    names = ("_first", "connack", "level", "topic", "queue", "window", "heard", "qos_2")
+    facts = "_first_client connack level probe_topic queue_probe window_counts qos_2 measured_loads"
     one = broker_of(tmp_path, UP_2)
-    for name in names:
+    for name in facts.split():
         vars(one).pop(name, None)
         vars(one)[f"no {name}"] = cut
     found = rows(CHECKS, one)
@@ -374,7 +374,7 @@ def test_a_broker_that_is_not_met_is_broken_and_the_rest_unknown(tmp_path: Path)
 
 def test_what_is_not_asked_says_why_in_each_of_its_rows(tmp_path: Path) -> None:
     one = broker_of(tmp_path)
-    for name in ("topic", "queue", "window"):
+    for name in ("probe_topic", "queue_probe", "window_counts"):
         vars(one).pop(name)
         vars(one)[f"no {name}"] = ProbeSkipped("a line would receive it", "Narrow the filters.")
     found = {code: one for code, one in rows(CHECKS, one).items() if one.verdict is UNKNOWN}

@@ -41,7 +41,7 @@ CONFIG = {
 EVERYTHING = frozenset({"READ", "WRITE", "DELETE", "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"})
 MARKERS = "towline.b.up.markers"
 #: What is asked of a cluster.
-FACTS = ("listed", "unreached", "described", "settings", "begun", "hidden")
+FACTS = ("cluster_info", "unreachable", "described_topics", "broker_settings", "begin_errors", "hidden_offsets")
 
 
 def seen(name: str, **config: str) -> TopicState:
@@ -57,9 +57,9 @@ def kafka(tmp_path: Path) -> ClusterProbe:
     there = {name: seen(name) for name in ("b.records", "b.commands", "b.dead-letters")}
     there[MARKERS] = seen(MARKERS, cleanup_policy="compact")
     brokers = {1: "a:9092", 2: "b:9092", 3: "c:9092"}
-    known(one, listed=ClusterInfo("x", brokers, dict.fromkeys(there, 2)), unreached={}, described=there)
+    known(one, cluster_info=ClusterInfo("x", brokers, dict.fromkeys(there, 2)), unreachable={}, described_topics=there)
     begun = {writer.probe_id: ("", "") for writer in one.writers}
-    return known(one, settings=dict.fromkeys(brokers, SETTINGS), begun=begun, hidden={})
+    return known(one, broker_settings=dict.fromkeys(brokers, SETTINGS), begin_errors=begun, hidden_offsets={})
 
 
 def known(one: ClusterProbe, **facts: Any) -> ClusterProbe:
@@ -68,13 +68,13 @@ def known(one: ClusterProbe, **facts: Any) -> ClusterProbe:
 
 
 def with_topic(one: ClusterProbe, topic: TopicState) -> ClusterProbe:
-    return known(one, described={**one.described_topics, topic.name: topic})
+    return known(one, described_topics={**one.described_topics, topic.name: topic})
 
 
 def with_settings(one: ClusterProbe, **changes: str) -> ClusterProbe:
     """One of the three brokers is set otherwise."""
     changed = SETTINGS | {key.replace("_", "."): value for key, value in changes.items()}
-    return known(one, settings={1: SETTINGS, 2: changed, 3: SETTINGS})
+    return known(one, broker_settings={1: SETTINGS, 2: changed, 3: SETTINGS})
 
 
 def found(one: ClusterProbe) -> list[Finding]:
@@ -91,7 +91,7 @@ def test_a_sound_cluster_has_no_complaint_and_an_answer_to_every_check(kafka: Cl
 
 
 def alone(one: ClusterProbe) -> ClusterProbe:
-    return known(one, listed=replace(one.cluster_info, brokers={1: "a:9092"}), begun={})
+    return known(one, cluster_info=replace(one.cluster_info, brokers={1: "a:9092"}), begin_errors={})
 
 
 #: What is wrong -> which row says so; what a real Kafka is asked is in tests/integration/doctor.
@@ -146,12 +146,12 @@ CASES: dict[str, tuple[Callable[[ClusterProbe], ClusterProbe], str, Verdict]] = 
         BROKEN,
     ),
     "a transaction does not begin": (
-        lambda one: known(one, begun={one.writers[0].probe_id: ("_TIMED_OUT", "no answer")}),
+        lambda one: known(one, begin_errors={one.writers[0].probe_id: ("_TIMED_OUT", "no answer")}),
         "TL-D31",
         BROKEN,
     ),
     "a transaction that stays open": (
-        lambda one: known(one, hidden={"b.commands": 50}),
+        lambda one: known(one, hidden_offsets={"b.commands": 50}),
         "TL-D31",
         WARNS,
     ),
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Callable[[ClusterProbe], ClusterProbe], str, Verdict]] = 
         BROKEN,
     ),
     "a topic that may not be seen": (
-        lambda one: known(one, described={**one.described_topics, "b.records": None}),
+        lambda one: known(one, described_topics={**one.described_topics, "b.records": None}),
         "TL-D39",
         BROKEN,
     ),
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[Callable[[ClusterProbe], ClusterProbe], str, Verdict]] = 
     ),
     "transactional ids by their full names": (
         lambda one: known(
-            one, begun={one.writers[0].probe_id: ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "not allowed")}
+            one, begin_errors={one.writers[0].probe_id: ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "not allowed")}
         ),
         "TL-D39",
         WARNS,
@@ -210,7 +210,7 @@ def test_what_is_wrong_is_said_once(kafka: ClusterProbe, what: str) -> None:
 
 def test_what_may_not_be_read_is_not_known_and_says_which_right_it_takes(kafka: ClusterProbe) -> None:
     blind = {name: None if one is None else replace(one, settings=None) for name, one in kafka.described_topics.items()}
-    one = known(kafka, settings={}, described=blind)
+    one = known(kafka, broker_settings={}, described_topics=blind)
     assert bad(one) == [("TL-D39", UNKNOWN)]
     rights = [row for row in found(one) if row.verdict is UNKNOWN]
     assert rights
@@ -219,7 +219,7 @@ def test_what_may_not_be_read_is_not_known_and_says_which_right_it_takes(kafka: 
 
 def test_a_topic_that_is_missing(kafka: ClusterProbe) -> None:
     there = {name: one for name, one in kafka.described_topics.items() if name != "b.commands"}
-    (row,) = (one for one in found(known(kafka, described=there)) if one.verdict is BROKEN)
+    (row,) = (one for one in found(known(kafka, described_topics=there)) if one.verdict is BROKEN)
     assert row.code == "TL-D26"
     assert "b.commands: does not exist" in row.evidence
 
@@ -239,9 +239,9 @@ def test_topics_that_will_be_made_are_judged_as_the_brokers_make_them(
     there = {name: one for name, one in kafka.described_topics.items() if name != "b.records"}
     one = known(
         kafka,
-        described=there,
-        may_create={"b.records": outcome},
-        settings=dict.fromkeys((1, 2, 3), SETTINGS | {"default.replication.factor": factor}),
+        described_topics=there,
+        create_errors={"b.records": outcome},
+        broker_settings=dict.fromkeys((1, 2, 3), SETTINGS | {"default.replication.factor": factor}),
     )
     assert bad(one) == expected
 
@@ -264,7 +264,7 @@ def test_records_stay_until_the_nearer_limit(
     )
     topic = seen("b.records", retention_ms=str(by_time), retention_bytes=str(by_size))
     use = (TopicUse("b.records", TopicRole.RECORDS, "up"),)
-    one = known(ClusterProbe(case), wanted=use, topics={"b.records": topic})
+    one = known(ClusterProbe(case), topic_uses=use, topics={"b.records": topic})
     [check] = [check for check in CHECKS if check.code == "TL-D34"]
     (row,) = run_checks([check], one)
     limits = [by_time] if by_time >= 0 else []
@@ -299,9 +299,9 @@ def test_what_the_file_asks_of_sound_topics(
 
 def lost(one: ClusterProbe, error: Exception) -> ClusterProbe:
     """Nothing but this error is known of a cluster."""
-    for name in (*FACTS, "topics", "wanted"):
+    for name in (*FACTS, "topics", "topic_uses"):
         vars(one).pop(name, None)
-    return known(one, **{"no listed": error})
+    return known(one, **{"no cluster_info": error})
 
 
 @pytest.mark.parametrize(
@@ -326,11 +326,11 @@ def test_a_kafka_that_does_not_answer_is_one_broken_row_and_the_rest_unknown(
 
 
 def test_brokers_that_can_not_be_reached_are_named(kafka: ClusterProbe) -> None:
-    one = known(kafka, unreached={2: "unknown host"})
+    one = known(kafka, unreachable={2: "unknown host"})
     (row,) = (row for row in found(one) if row.code == "TL-D25")
     assert (row.verdict, "broker 2" in row.evidence, "unknown host" in row.evidence) == (BROKEN, True, True)
     none = ClusterProbe(kafka.inputs)
-    known(none, listed=kafka.cluster_info, unreached=dict.fromkeys((1, 2, 3), "unknown host"))
+    known(none, cluster_info=kafka.cluster_info, unreachable=dict.fromkeys((1, 2, 3), "unknown host"))
     rows = [row for row in found(none) if row.code != "TL-D25"]
     assert {row.verdict for row in rows} == {UNKNOWN}
     with pytest.raises(ProbeSkipped):

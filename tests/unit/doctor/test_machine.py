@@ -36,7 +36,13 @@ from towline.text import duration_text
 HERE = Path("/var/lib/towline")
 LOAD = LineLoad(2_000, 400_000, "--rate")
 #: A file system that nothing is wrong with; changed by keywords.
-SOUND: dict[str, Any] = {"there": HERE, "mounted": "/var", "free": 30 * 10**9, "inodes": 10**6, "mode": 0o700}
+SOUND: dict[str, Any] = {
+    "existing_dir": HERE,
+    "mount_point": "/var",
+    "free_bytes": 30 * 10**9,
+    "free_inodes": 10**6,
+    "mode": 0o700,
+}
 
 
 def seen(
@@ -47,7 +53,7 @@ def seen(
 ) -> dict[str, Finding]:
     """The rows of a machine with one file system."""
     one = MachineProbe(bridge_case(tmp_path, "b", "k:9092", change))
-    sound = {"places": [place], "memory": (64 << 30, 60 << 30), "synchronised": True}
+    sound = {"file_systems": [place], "memory": (64 << 30, 60 << 30), "clock_synchronised": True}
     vars(one).update({**sound, **facts})
     return rows([check for check in CHECKS if check.code != "TL-D42"], one)
 
@@ -63,16 +69,16 @@ def test_a_sound_machine_has_no_complaint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({"kind": "ext4"}, HOLDS),
-        ({"kind": "xfs", "mode": None}, HOLDS),
-        ({"kind": "tmpfs"}, BROKEN),
-        ({"kind": "overlay"}, WARNS),
-        ({"kind": "nfs4"}, WARNS),
-        ({"kind": "fuse.sshfs"}, WARNS),
-        ({"kind": "vfat"}, WARNS),
-        ({"kind": ""}, UNKNOWN),
+        ({"fs_type": "ext4"}, HOLDS),
+        ({"fs_type": "xfs", "mode": None}, HOLDS),
+        ({"fs_type": "tmpfs"}, BROKEN),
+        ({"fs_type": "overlay"}, WARNS),
+        ({"fs_type": "nfs4"}, WARNS),
+        ({"fs_type": "fuse.sshfs"}, WARNS),
+        ({"fs_type": "vfat"}, WARNS),
+        ({"fs_type": ""}, UNKNOWN),
         ({"read_only": True}, BROKEN),
-        ({"kind": "tmpfs", "writable": False}, BROKEN),
+        ({"fs_type": "tmpfs", "writable": False}, BROKEN),
         ({"mode": 0o755}, HOLDS),
         ({"mode": 0o770}, WARNS),
     ],
@@ -86,7 +92,7 @@ def room(tmp_path: Path, spot: StateDir, **changes: Any) -> Finding:
 
 
 def test_room_is_told_as_time(tmp_path: Path) -> None:
-    found = room(tmp_path, StateDir("up", HERE, load=LOAD), free=29 * 10**9)
+    found = room(tmp_path, StateDir("up", HERE, load=LOAD), free_bytes=29 * 10**9)
     told = duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))
     assert found.verdict is LIMITED
     assert "29 GB free on /var" in found.evidence
@@ -114,12 +120,12 @@ def test_room_warns_exactly_when_it_is_over_within_the_hour(
 @pytest.mark.parametrize(
     ("spot", "changes", "verdict"),
     [
-        (StateDir("up", HERE), {"free": 10**8}, WARNS),  # no rate is known
+        (StateDir("up", HERE), {"free_bytes": 10**8}, WARNS),  # no rate is known
         (StateDir("up", HERE, max_bytes=10**8), {}, WARNS),
-        (StateDir("up", HERE), {"inodes": 5000}, WARNS),
-        (StateDir("up", HERE), {"inodes": 0}, BROKEN),
-        (StateDir("up", HERE), {"inodes": None}, LIMITED),
-        (StateDir("up", HERE, min_free_bytes=512 << 20), {"free": 0}, BROKEN),
+        (StateDir("up", HERE), {"free_inodes": 5000}, WARNS),
+        (StateDir("up", HERE), {"free_inodes": 0}, BROKEN),
+        (StateDir("up", HERE), {"free_inodes": None}, LIMITED),
+        (StateDir("up", HERE, min_free_bytes=512 << 20), {"free_bytes": 0}, BROKEN),
     ],
 )
 def test_room_without_a_rate(tmp_path: Path, spot: StateDir, changes: dict[str, Any], verdict: Verdict) -> None:
@@ -133,16 +139,17 @@ def test_room_is_no_time_without_kafka_for_a_line_that_the_broker_holds(tmp_path
     spots = [
         spot for spot in machine._state_dirs(bridge_case(tmp_path, "b", "k:9092", acked_late)) if spot.line == "up"
     ]
-    alone = machine._room_finding([replace(spot, load=LOAD) for spot in spots], FileSystem(**{**SOUND, "free": 10**9}))
+    loaded = [replace(spot, load=LOAD) for spot in spots]
+    alone = machine._room_finding(loaded, FileSystem(**{**SOUND, "free_bytes": 10**9}))
     assert alone.verdict is LIMITED
     assert alone.limit == "Kafka is away: intake stops, and the broker's queue has to hold (TL-D05)"
     beside = machine._room_finding(
         [*spots, StateDir("other", HERE, load=LOAD)],
-        FileSystem(**{**SOUND, "free": 29 * 10**9 + spots[0].min_free_bytes}),
+        FileSystem(**{**SOUND, "free_bytes": 29 * 10**9 + spots[0].min_free_bytes}),
     )
     assert "what comes to up waits in the broker" in beside.evidence
     assert beside.limit.startswith(f"Kafka is away for {duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))}")
-    full = machine._room_finding(spots, FileSystem(**{**SOUND, "free": 0}))
+    full = machine._room_finding(spots, FileSystem(**{**SOUND, "free_bytes": 0}))
     assert full.verdict is BROKEN
 
 
@@ -192,7 +199,7 @@ def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_what_synchronises_the_clock(tmp_path: Path, known: bool | None, servers: str, verdict: Verdict) -> None:
-    found = seen(tmp_path, on(), lambda text: text.replace("SERVERS", servers), synchronised=known)
+    found = seen(tmp_path, on(), lambda text: text.replace("SERVERS", servers), clock_synchronised=known)
     assert found["TL-D46"].verdict is verdict
 
 

@@ -41,9 +41,9 @@ class Line:
         self.ours, self.theirs = socket.socketpair()
         self.incoming: deque[bytes] = deque()
         self.sent = b""
-        self.unsent = 0
-        self.decrypted = True
-        self.problem = None
+        self.unsent_bytes = 0
+        self.has_buffered_input = True
+        self.error = None
         self.broken = False
 
     def fileno(self) -> int:
@@ -54,7 +54,7 @@ class Line:
 
     def write(self, data: bytes) -> bool:
         if self.broken:
-            self.unsent += len(data)
+            self.unsent_bytes += len(data)
         self.sent += data
         return not self.broken
 

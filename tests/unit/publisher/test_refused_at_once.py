@@ -218,7 +218,7 @@ def test_a_fault_on_the_mqtt_thread_ends_every_wait(
     def fail(_timeout: float) -> None:
         raise error
 
-    monkeypatch.setattr(publisher._driver, "turn", fail)
+    monkeypatch.setattr(publisher._driver, "run_once", fail)
     publisher._driver.wake()
     for wait in (receipt.at_broker.result, publisher.flush, lambda: publisher.publish("t", "3")):
         with pytest.raises(PublisherError, match=f"TL-O09|unexpected {type(error).__name__}"):
