@@ -18,7 +18,7 @@ from towline.doctor.inputs import DoctorInputs, LineLoad, broker_targets
 from towline.doctor.machine import MachineProbe
 from towline.doctor.table import Finding, run_checks
 
-#: Bytes of a message where only the number of messages is told.
+#: Assumed bytes of a message if only a message rate is configured.
 _TYPICAL_MESSAGE_BYTES: Final = 256
 
 

@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from mqtt5 import ConnAckPacket
 
 _PROTOCOL_NAMES: Final[Mapping[int, ProtocolName]] = {5: "5", 4: "3.1.1", 3: "3.1"}
-#: A client that has lost its connection does not come back: it would be in somebody's way, and its loss is a fact.
+#: Probe clients never reconnect: they could displace another client, and the loss is a finding.
 _NO_RECONNECT_S: Final = 3600.0
-#: Seconds the broker keeps what is to be kept, should nobody come to end it.
+#: Session and message expiry of probes in seconds, in case doctor can't remove them.
 _PROBE_EXPIRY_S: Final = 60
-#: Seconds that two clients are looked at: the second of two with one session throws the first out [MQTT-3.1.4-3].
+#: Seconds for which two clients must coexist: with one session the second displaces the first [MQTT-3.1.4-3].
 _COEXISTENCE_S: Final = 1.0
-#: Seconds for one answer, for all that is published into the queue, and for a message to come that surely comes.
+#: Timeouts in seconds: one answer, filling the queue, arrival of a message.
 _ANSWER_TIMEOUT_S, _FILL_TIMEOUT_S, _ARRIVAL_TIMEOUT_S = 5.0, 6.0, 5.0
-#: Seconds after which nothing more is taken to come without an acknowledgement.
+#: Seconds without a message after which the broker's window counts as full.
 _SILENCE_S: Final = 0.5
-#: Seconds for each line in turn while what comes is counted.
+#: Seconds per line and turn while its messages are counted.
 _POLL_S: Final = 0.05
-#: Receive Maximum of the probe that holds back its acknowledgements, and how much is published to it.
+#: Receive Maximum of the window probe, and the number of messages published to it.
 RECEIVE_MAXIMUM, _WINDOW_MESSAGES = 10, 40
-#: Receive Maximum that is sent and is as large as can be.
+#: Largest Receive Maximum that is sent in CONNECT.
 _MAX_WINDOW: Final = 65534
 _GRANT_REMEDY: Final = f"Give this user read and write on {PROBE_PREFIX}/#, if only for the time of the probe."
 
@@ -101,9 +101,9 @@ class BrokerProbe(contextlib.ExitStack):
         self.inputs = inputs
         self._suffix = secrets.token_hex(4)
         self._timeout_s = min(inputs.timeout_s, _ANSWER_TIMEOUT_S)
-        #: Client ids whose sessions the broker may have: ended at the end.
+        #: Client ids of doctor's sessions, which are ended at the end.
         self._client_ids: list[str] = []
-        #: Those that may be somebody else's sessions: left alone until it is shown that they are not.
+        #: Client ids whose session may be another client's; not ended until proven otherwise.
         self._unproven_ids: list[str] = []
 
     def _end_sessions(self) -> None:
@@ -126,13 +126,13 @@ class BrokerProbe(contextlib.ExitStack):
         """Parsed ``mosquitto.conf``; None if no file is configured. Raises ConfigError if it can't be read."""
         return None if self.inputs.mosquitto_conf is None else read_conf(self.inputs.mosquitto_conf)
 
-    # -- the way in --
+    # -- connections --
 
     @fact
     def connack(self) -> ConnAckPacket:
         """CONNACK for a client with a session; raises ProbeSkipped if the session is another client's."""
         if (connack := self._first_client.connack) is None:
-            raise self._shared_session_error()  # somebody has thrown it out already
+            raise self._shared_session_error()  # another client has displaced it already
         return connack
 
     @fact
@@ -152,7 +152,7 @@ class BrokerProbe(contextlib.ExitStack):
             second = self._harmless_client() if first_client.online else None
         except ProbeSkipped:
             if not connack.session_present and all(gateway.needs_session for gateway in self.target.gateways):
-                self._client_ids += self._unproven_ids[-1:]  # ours made it: there was none, and a line wants its own
+                self._client_ids += self._unproven_ids[-1:]  # created by this probe: no line had one
             raise
         deadline = time.monotonic() + _COEXISTENCE_S
         while second is not None and first_client.online and second.online and time.monotonic() < deadline:
@@ -180,10 +180,10 @@ class BrokerProbe(contextlib.ExitStack):
     @fact
     def probe_topic(self) -> str:
         """Topic that no line receives and on which a test message arrived; raises ProbeSkipped if there is none."""
-        self._tested_publisher  # noqa: B018 - asked first
+        self._tested_publisher  # noqa: B018 - must succeed first
         try:
             topic = probe_topic(topic_filters(self.inputs.bridge), self._suffix)
-        except (OSError, ValueError, JournalError) as error:  # ValueError: a segment that was replaced meanwhile
+        except (OSError, ValueError, JournalError) as error:  # ValueError: a segment was replaced meanwhile
             reason = f"what the session of a line takes is not known, and it might take the probe: {error}"
             raise ProbeSkipped(reason, "Ask as the user that runs the bridge, or mend what can't be read.") from error
         if topic is None:
@@ -209,7 +209,7 @@ class BrokerProbe(contextlib.ExitStack):
 
         For a shared subscription doctor uses a share name of its own.
         """
-        self._tested_publisher  # noqa: B018 - asked first
+        self._tested_publisher  # noqa: B018 - must succeed first
         errors: dict[str, LineLoad | BrokerError | ConfigError] = {}
         with contextlib.ExitStack() as stack:
             clients: dict[str, list[Client]] = {}
@@ -316,7 +316,7 @@ class BrokerProbe(contextlib.ExitStack):
         """Whether the broker answers a QoS 2 PUBLISH with PUBREC."""
         return not self._publish(self.probe_topic, b"probe", qos=2).degraded
 
-    # -- steps --
+    # -- helpers --
 
     def _new_client_id(self) -> str:
         """Return a unique client id within the 23 characters of MQTT 3.1."""
@@ -349,11 +349,11 @@ class BrokerProbe(contextlib.ExitStack):
             settings.authenticator,
             settings.websocket_headers_file,
         )
-        is_own_session = not any(identities)  # nothing else can name a session
+        is_own_session = not any(identities)  # no other identity can select a session
         (self._client_ids if is_own_session else self._unproven_ids).append(client_id := self._new_client_id())
         expiry_s = max(
             _PROBE_EXPIRY_S, *(gateway.settings.session_expiry_s for gateway in self.target.gateways)
-        )  # as a line asks for
+        )  # as a line requests
         try:
             return self._keep_connected(
                 self._open_client(client_id, expiry_s=expiry_s, receive_maximum=1, adopt_session=False)
@@ -381,7 +381,7 @@ class BrokerProbe(contextlib.ExitStack):
         anything is acknowledged.
         """
         connection_settings = {name: getattr(self.target.settings, name) for name in CONNECTION_KEYS}
-        level = vars(self).get("level", 0)  # what the broker answered to first
+        level = vars(self).get("level", 0)  # level of the first CONNACK
         settings = ClientSettings(
             **connection_settings | {"protocol": _PROTOCOL_NAMES.get(level, connection_settings["protocol"])},
             session_expiry_s=expiry_s,
@@ -409,17 +409,17 @@ def _receive_unacknowledged(client: Client) -> Iterator[Message]:
         yield message
 
 
-#: Outages that are shorter may well be over before anybody has looked: a limit below is near.
+#: Limits shorter than this are near: nobody may notice the outage in time. And a day, in seconds.
 _NEAR_LIMIT_S, _DAY_S = 3600.0, 86400
-#: Where it is not known how many bytes a second come, a queue of fewer bytes is small.
+#: Queue limit in bytes that is near if the load is unknown.
 _SMALL_QUEUE_BYTES: Final = 64 << 20
-#: What a broker loses when it is killed is small up to so many seconds of messages, or so many where none are counted.
+#: Small loss of a killed broker: seconds of messages, or a number of messages if the load is unknown.
 _SMALL_LOSS_S, _SMALL_LOSS_MESSAGES = 60.0, 100
-#: Session Expiry Interval of a session that never ends.
+#: Session Expiry Interval of a session without expiry.
 _NO_EXPIRY: Final = 0xFFFFFFFF
-#: Kafka's largest record by default, which a packet may have to carry; a limit for messages of sensors.
+#: Default limit of a Kafka record in bytes; and the largest typical sensor message.
 _KAFKA_RECORD_BYTES, _SENSOR_MESSAGE_BYTES = 1 << 20, 64 << 10
-#: A refusal for less than the QoS that was asked for (`towline.mqtt.handshake`).
+#: Error code of a subscription granted with a lower QoS (`towline.mqtt.handshake`).
 _LOWER_QOS_GRANTED: Final = "TL-M11"
 
 
@@ -690,7 +690,7 @@ def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D13: order of messages of one publisher on one topic [MQTT-4.6.0-5, -6]."""
     if not broker.session_lines:
         return
-    numbers = list(dict.fromkeys(broker.queue_probe.numbers))  # the first of each: a repeat may come later
+    numbers = list(dict.fromkeys(broker.queue_probe.numbers))  # first occurrence only: a repeat may come later
     reordered_count = sum(following < previous for previous, following in itertools.pairwise(numbers))
     if not reordered_count:
         yield Finding(

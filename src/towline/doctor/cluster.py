@@ -28,11 +28,11 @@ from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET_LOGGER, resolve
 from towline.kafka.options import SinkSettings
 
-#: Kafka's topic of transactions.
+#: Kafka's internal topic of transaction states.
 TRANSACTION_TOPIC: Final = "__transaction_state"
-#: Seconds that the way to one broker may take.
+#: Timeout in seconds of a connection to one broker.
 _CONNECT_TIMEOUT_S: Final = 3.0
-#: Settings of a new topic that promises rest on; brokers have them under the same names.
+#: Settings that a new topic inherits from its broker under the same name, as far as checks need them.
 _INHERITED_SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 
 
@@ -210,7 +210,7 @@ class ClusterProbe:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
             except OSError as error:
                 return files.os_error_text(error)
-            except ValueError as error:  # a name that no resolver is asked for, a port that is none
+            except ValueError as error:  # malformed host or port
                 return str(error)
             return ""
 
@@ -344,9 +344,7 @@ class ClusterProbe:
             producer = Producer(
                 {**resolve(self._client_config), **transaction_config, **quiet_config}, logger=QUIET_LOGGER
             )
-            producer.list_topics(
-                timeout=self.inputs.timeout_s
-            )  # else looking for the coordinator takes half a second more
+            producer.list_topics(timeout=self.inputs.timeout_s)  # saves half a second in the coordinator lookup
             producer.init_transactions(self.inputs.timeout_s)
         except faults.CLIENT_ERRORS as error:
             return _error_parts(error)

@@ -19,9 +19,9 @@ from towline.mqtt.filters import without_share
 from towline.net.endpoint import Endpoint
 from towline.text import count_text, duration_text
 
-#: How everything begins or ends that doctor makes: client ids, topics, transactional ids.
+#: Prefix or suffix of doctor's client ids, topics and transactional ids.
 PROBE_PREFIX: Final = "towline-doctor"
-#: Settings by which one way to a broker differs from another.
+#: Names of the settings that distinguish connections to one broker.
 CONNECTION_KEYS: Final = (
     *("username", "password_file", "token_provider", "authenticator", "tls", "proxy", "proxy_password_file"),
     *("protocol", "websocket_headers_file", "websocket_query_file"),
@@ -182,5 +182,7 @@ def _journaled_filters(state_dir: Path) -> set[str]:
 def _named_directories(directory: Path) -> list[Path]:
     """Return entries of a directory that have a valid name of a line or member; empty if it does not exist."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [entry for entry in directory.iterdir() if re.fullmatch(NAME, entry.name)]  # not lost+found, of root
+        return [
+            entry for entry in directory.iterdir() if re.fullmatch(NAME, entry.name)
+        ]  # not lost+found, which belongs to root
     return []

@@ -16,16 +16,16 @@ from towline.kafka.clientconfig import max_message_bytes
 from towline.kafka.faults import ErrorKind, is_kind
 from towline.text import duration_text
 
-#: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.
+#: librdkafka's name of an advertised broker, with the broker id; a bootstrap server has none.
 _BROKER_ADDRESS: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<why>.+)")
-#: Copies with which one broker may be lost while another one is away.
+#: Replicas that tolerate the loss of one broker while another is down.
 _SAFE_REPLICAS: Final = 3
-#: Bytes of a record that are not its payload.
+#: Bytes of a record besides its payload.
 _RECORD_OVERHEAD = 1024
-#: A day, and more than anybody asks for: Kafka's "no limit" is 292 million years.
+#: A day, and a retention that counts as unlimited (Kafka's own is 292 million years).
 _DAY_MS, _UNLIMITED_MS = 86_400_000, 3650 * 86_400_000
-#: Least times to keep a record: a consumer may be away over a lunch; who looks at dead letters, or mends a line that
-#: stands, comes the next morning. And who it is for.
+#: Minimum retention by role, and the outage it covers: a consumer may be down for a lunch break; dead letters and a
+#: stopped line are handled the next morning.
 _MIN_RETENTION: Final = {
     TopicRole.RECORDS: (3_600_000, "a consumer is away for {}"),
     TopicRole.NOTICES: (3_600_000, "a consumer is away for {}"),

@@ -41,30 +41,30 @@ from towline.sizing import journal_bytes_per_s
 from towline.spark.session import check_pyspark
 from towline.text import duration_text
 
-#: File systems in memory: gone with the machine. Of a container: removed with it.
+#: File systems in memory, lost at a restart; and in a container layer, removed with the container.
 _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _CONTAINER_TYPES: Final = frozenset({"overlay", "aufs"})
-#: On another machine: a sync is an answer of that one, and locks are its own.
+#: Network file systems: sync and locks depend on the server.
 _NETWORK_TYPES: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "virtiofs"}
 )
-#: With a journal or copy-on-write: what was synced survives a power failure, names too.
+#: File systems with a journal or copy-on-write: synced data and names survive a power failure.
 _JOURNALING_TYPES: Final = frozenset({"ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "nilfs2"})
-#: What is written before each sync, how often, and no longer in all than.
+#: Sync probe: bytes per write, number of syncs, total time limit in seconds.
 _SYNC_BYTES, _SYNC_COUNT, _SYNC_TIMEOUT_S = 4096, 100, 2.0
-#: No disk makes a block durable in less; a cache of a controller with a battery needs some 20 us.
+#: Shortest plausible sync; a controller cache with a battery needs some 20 us.
 _FASTEST_SYNC_S: Final = 5e-6
-#: A sync this slow can be felt: a message is acknowledged after one, with QoS 2 after two.
+#: Noticeably slow median and p99 of a sync: an acknowledgement waits for one, with QoS 2 for two.
 _SLOW_SYNC_S, _VERY_SLOW_SYNC_S = 0.1, 1.0
-#: Less than this to go on without Kafka is a near limit; where no rate is known, in bytes; and so few files.
+#: Near limits of the room without Kafka: seconds, bytes if the load is unknown, and free inodes.
 _NEAR_LIMIT_S, _NEAR_LIMIT_BYTES, _NEAR_LIMIT_INODES = 3600.0, 1e9, 10_000
 _LOCAL_DISK_REMEDY: Final = "Name a directory on a local disk in state_dir."
 _OTHER_DISK_REMEDY: Final = "Put state_dir on another disk; towline size says what a load needs."
-#: Of ``status`` of adjtimex(2): nothing disciplines the clock.
+#: Bit of ``status`` in adjtimex(2): the clock is not synchronised.
 _STA_UNSYNC: Final = 0x0040
 _MB: Final = 1_000_000
-#: Of the bridge and the driver's Python, of a gateway, of a further line in Spark, of the Python workers of the first,
-#: of a JVM beside its heap (docs/benchmarks.md).
+#: Memory of bridge and driver Python, a gateway, a further line in Spark, the first line's Python workers, and of a
+#: JVM beside its heap (docs/benchmarks.md).
 _BRIDGE_BYTES, _GATEWAY_BYTES, _LINE_BYTES, _WORKERS_BYTES, _JVM_OVERHEAD_BYTES = (
     222 * _MB,
     120 * _MB,
@@ -73,7 +73,7 @@ _BRIDGE_BYTES, _GATEWAY_BYTES, _LINE_BYTES, _WORKERS_BYTES, _JVM_OVERHEAD_BYTES 
     400 * _MB,
 )
 _PYSPARK_REMEDY: Final = 'Take one that it is tried with: pip install "towline[spark]"'
-#: Spark's spark.driver.memory where none is set.
+#: Default of spark.driver.memory.
 _DEFAULT_HEAP_BYTES: Final = 1 << 30
 _UNIT_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -111,7 +111,7 @@ class StateDir:
     max_bytes: int | None = None
     min_free_bytes: int = 0
     load: LineLoad | None = None
-    #: Its journal takes what comes while Kafka is away; with ``ack_after = "kafka"`` the broker's queue does.
+    #: The journal stores messages while Kafka is down; with ``ack_after = "kafka"`` the broker's queue does.
     journal_grows: bool = True
 
     @property
@@ -175,7 +175,7 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int]:
             line for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
         )
         cgroup = root / "sys/fs/cgroup" / cgroup_line.removeprefix("0::").strip("/")
-        for directory in (cgroup, *cgroup.parents):  # the tightest limit counts, of this group or one above it
+        for directory in (cgroup, *cgroup.parents):  # the lowest limit of this group and its parents counts
             if (directory / "memory.max").exists() and (
                 limit_text := (directory / "memory.max").read_text().strip()
             ) != "max":
@@ -186,7 +186,7 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int]:
 
 def clock_synchronised() -> bool | None:
     """Return whether NTP or PTP disciplines this machine's clock, by adjtimex(2); None if unknown."""
-    buffer = ctypes.create_string_buffer(512)  # struct timex has 208 bytes at most
+    buffer = ctypes.create_string_buffer(512)  # struct timex has at most 208 bytes
     try:
         if ctypes.CDLL(None, use_errno=True).adjtimex(buffer) < 0:
             return None
@@ -428,10 +428,10 @@ def _check_memory(machine: MachineProbe) -> Iterator[Finding]:
 
 def _needed_memory(bridge: Bridge) -> tuple[int, int, int]:
     """Return the bytes needed here: Spark heap, other memory of Spark, gateways."""
-    from towline.spark.session import is_cluster  # noqa: PLC0415 - where there is no PySpark, one row says so
+    from towline.spark.session import is_cluster  # noqa: PLC0415 - PySpark may be missing, which TL-D49 reports
 
     gateway_count = sum(len(line.all_gateways) for line in bridge.lines)
-    # A whole batch may be in memory twice on its way to the sink; the measured figures have one of 64 MiB.
+    # A batch may be in memory twice before the sink; the measured figures include one of 64 MiB.
     batch_bytes = sum(2 * max(0, line.max_bytes_per_trigger - DEFAULT_BATCH_BYTES) for line in bridge.uplinks)
     spark_bytes = (
         0 if is_cluster(bridge.spark.master) else _WORKERS_BYTES + _LINE_BYTES * (len(bridge.lines) - 1) + batch_bytes

@@ -18,9 +18,9 @@ class Verdict(StrEnum):
     """Verdict on a promise, from best to worst."""
 
     HOLDS = "holds"
-    LIMITED = "limited"  # up to a limit that is far enough away to be told and no more
-    UNKNOWN = "unknown"  # it could not be measured (no right, no answer): nobody knows [I19]
-    WARNS = "warns"  # until a limit that is near, or as long as something goes well that need not
+    LIMITED = "limited"  # holds up to a distant limit
+    UNKNOWN = "unknown"  # not measurable: no right, no answer [I19]
+    WARNS = "warns"  # holds up to a near limit, or depends on luck
     BROKEN = "broken"
 
 
@@ -28,7 +28,7 @@ HOLDS, LIMITED, UNKNOWN, WARNS, BROKEN = Verdict
 _SEVERITY: Final = {verdict: severity for severity, verdict in enumerate(Verdict)}
 _SATISFIED: Final = frozenset({Verdict.HOLDS, Verdict.LIMITED})
 _SYMBOLS: Final = dict(zip(Verdict, "✓✓?!✗", strict=True))
-#: Exit code by the worst row; 2 is for a mistake in the bridge file, as in every command.
+#: Exit code by verdict; 2 is an error in the bridge file, as in every command.
 _EXIT_CODES: Final = dict(zip(Verdict, (0, 0, 3, 3, 1), strict=True))
 _LABELS: Final = ("holds until", "because", "what to do")
 _RETRY_REMEDY: Final = "Mend that, and ask again."
@@ -78,7 +78,7 @@ class ProbeSkipped(Exception):
         self.remedy = remedy
 
 
-class fact(Generic[_T]):  # noqa: N801 - it stands where property and cached_property do
+class fact(Generic[_T]):  # noqa: N801 - used like property and cached_property
     """Cached property for a probed fact; an error is cached and raised again, too."""
 
     def __init__(self, probe: Callable[[Any], _T]) -> None:
@@ -111,10 +111,10 @@ def run_checks(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterat
     for check in checks:
         findings: list[Finding] = []
         try:
-            findings.extend(check.rule(facts))  # what it has said before it raises stays
+            findings.extend(check.rule(facts))  # findings before an exception are kept
         except ProbeSkipped as error:
             findings.append(Finding(Verdict.UNKNOWN, f"not asked: {error}", remedy=error.remedy))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are told
+        except Exception as error:  # noqa: BLE001 - the other checks still run
             detail = f"{type(error).__name__}: {error}"
             remedy = _RETRY_REMEDY if isinstance(error, OSError) else "Report it, with this row; the others hold."
             if isinstance(error, TowlineError):
@@ -203,7 +203,7 @@ def _summary(findings: Iterable[Finding], *, verbose: bool) -> str:
     return ", ".join(counts) or "nothing was examined"
 
 
-# -- how figures are told --
+# -- formats --
 
 
 def bytes_text(size_bytes: float) -> str:

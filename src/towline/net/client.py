@@ -39,15 +39,14 @@ from towline.net.endpoint import Endpoint
 from towline.net.settings import ClientSettings, reject_argument
 from towline.threads import Condition, guarded_thread
 
-#: Messages handed over to `publish` and not confirmed, before it waits.
+#: Unconfirmed messages above which `publish` blocks.
 _MAX_UNCONFIRMED: Final = 1000
-#: Nothing is handed over while so many bytes wait for the system: QoS 0, which has no answer, has no other bound.
+#: Bytes in the send buffer above which no event is passed to the session: QoS 0 has no other limit.
 _MAX_UNSENT_BYTES: Final = 1 << 20
-#: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped: nothing
-#: else holds its sender back. Receive Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages
-#: than it allows must be read too.
+#: Bytes of queued messages above which reading stops; from half of it QoS 0 is dropped, which nothing else throttles.
+#: Receive Maximum is no such limit: MQTT 3.x has none, and an answer behind more messages must be read too.
 _MAX_QUEUED_BYTES: Final = 64 << 20
-#: Bytes that a message takes beside what it carries.
+#: Memory of a message object in bytes, without its content.
 _MESSAGE_OVERHEAD_BYTES: Final = 1000
 
 
@@ -61,28 +60,28 @@ class Message:
 
     def __init__(self, packet: ReceivedPublish, topic: str, number: int, acknowledge: Callable[[int], None]) -> None:
         self.topic = topic
-        #: As it came; None if it was not taken in whole.
+        #: Payload; None if the message was truncated.
         self.payload = packet.payload
         self.qos = int(packet.qos)
-        #: Retained at the broker, or published so where the subscription keeps the flag.
+        #: Sent from the broker's retained messages, or published so if the subscription has Retain As Published.
         self.retain = packet.retain
-        #: The broker says that it may have come before [MQTT-3.3.1-1].
+        #: DUP flag: the message may be a repeat [MQTT-3.3.1-1].
         self.duplicate = packet.duplicate
-        #: Names it until it is acknowledged (QoS 1) or released (QoS 2); None for QoS 0.
+        #: Packet id until PUBACK (QoS 1) or PUBREL (QoS 2); None for QoS 0.
         self.packet_id = packet.packet_id
-        #: MQTT 5, as all that follow.
+        #: Content type; MQTT 5, as all following properties.
         self.content_type = packet.content_type
         self.payload_is_utf8 = packet.payload_format_indicator == 1
         self.response_topic = packet.response_topic
-        #: Goes into the answer; without a payload, the whole packet if it is within the limit.
+        #: Correlation data for the response; of a truncated message the whole packet, if within the limit.
         self.correlation_data = packet.correlation_data
-        #: Seconds left to it when the broker sent it.
+        #: Remaining message expiry in seconds when the broker sent it.
         self.expiry_s = packet.message_expiry_interval
-        #: Pairs, in order, repetitions kept [MQTT-3.3.2-18].
+        #: Pairs, in order, repetitions preserved [MQTT-3.3.2-18].
         self.user_properties = tuple(packet.user_properties or ())
-        #: Identifiers of our subscriptions that match.
+        #: Subscription Identifiers of the matching subscriptions.
         self.subscription_ids = tuple(packet.subscription_ids or ())
-        #: Of the session.
+        #: Message number within the session.
         self.number = number
         self._acknowledge = acknowledge
 
@@ -109,15 +108,15 @@ class ReceiveQueue:
     """Received messages in memory, in order, from arrival to acknowledgement; guarded by the client's lock."""
 
     def __init__(self) -> None:
-        #: Came and not handed out, in order.
+        #: Messages not yet returned to the caller, in order.
         self.messages: deque[Message] = deque()
-        #: What they take in memory.
+        #: Memory of `messages` in bytes.
         self._queued_bytes = 0
-        #: Number of each message that is to be acknowledged → its QoS, in order.
+        #: Numbers of unacknowledged messages → QoS, in order.
         self._unacknowledged: dict[int, int] = {}
-        #: Number of the message that comes next.
+        #: Number of the next message.
         self._next_number = 0
-        #: The connection whose beginning `connected` has seen.
+        #: Last connection number passed to `connection_opened`.
         self._connection_number = 0
 
     @property
@@ -241,13 +240,13 @@ class PublishResult:
     """Result of one `Client.publish` call."""
 
     def __init__(self, topic: str, condition: threading.Condition) -> None:
-        #: Where it went.
+        #: Topic of the message.
         self.topic = topic
-        #: The broker's reason code [MQTT 5 section 2.4], None while there is none. QoS 0: 0 when it was sent.
+        #: Reason code of the broker [MQTT 5 section 2.4]; None before its answer. QoS 0: 0 when it was sent.
         self.reason: int | None = None
-        #: The broker took a QoS 2 message at QoS 1.
+        #: The broker accepted a QoS 2 message with QoS 1.
         self.degraded = False
-        #: The client has ended before.
+        #: Error that ended the client before an answer.
         self.failure: BaseException | None = None
         self._condition = condition
 
@@ -314,21 +313,21 @@ class Client:
             new_session=lambda level: Session(self._connection.session_config_for(level)), perform=self._perform
         )
         self._driver = SessionDriver(self._connection, hooks)
-        #: Guards everything below; told of every change.
+        #: Guards all fields below; notified at every change.
         self._condition = Condition()
         self._closing = False
-        #: Patience in seconds with what is still to be sent when it ends.
+        #: Timeout in seconds for sending the remaining bytes at the end.
         self._disconnect_timeout_s = DISCONNECT_TIMEOUT_S
-        #: Set when the thread has ended: why, for those who still wait.
+        #: Error for waiting callers, set when the thread has ended.
         self._end_error: BaseException | None = None
-        #: Events for the session, from any thread.
+        #: Events for the session, queued by any thread.
         self._queued_events: deque[events.Event] = deque()
-        #: Of the messages that are not confirmed; each is its message's token.
+        #: Results of unconfirmed messages; each is the token of its message.
         self._pending_results: set[PublishResult] = set()
         self._receive_queue = ReceiveQueue()
-        #: Times the broker had forgotten our session, and with it what it held for us [MQTT-3.2.2-5].
+        #: Number of times that the broker lost the session with its queued messages [MQTT-3.2.2-5].
         self.sessions_lost = 0
-        #: QoS 0 messages that came while 32 MiB waited to be taken; QoS 1 and 2 are never dropped.
+        #: Number of QoS 0 messages dropped while 32 MiB were queued; QoS 1 and 2 are never dropped.
         self.dropped_messages = 0
         self._thread = guarded_thread(self._run, f"mqtt {client_id}")
         self._thread.start()
@@ -338,7 +337,7 @@ class Client:
             self.close(0)
             raise
 
-    # -- for everybody --
+    # -- any thread --
 
     def __enter__(self) -> Self:
         return self
@@ -502,7 +501,7 @@ class Client:
             if failure is None:
                 self._handle_queued_events()
                 self._driver.send_disconnect(self._disconnect_timeout_s)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, those who wait must know
+        except BaseException as error:  # noqa: BLE001  # waiting callers must see any error
             failure = error
         finally:
             with contextlib.suppress(OSError):
@@ -546,7 +545,7 @@ class Client:
 
     def _deliver(self, action: events.Deliver) -> None:
         session, messages = self._driver.session, action.messages
-        if session.server_limits is not None:  # else its connection has ended with it
+        if session.server_limits is not None:  # else the connection has ended already
             self._receive_queue.connection_opened(self._driver.connection_count, resumed=session.session_resumed)
         for number, (packet, topic) in enumerate(
             zip(messages.packets, messages.topics, strict=True), action.first_number

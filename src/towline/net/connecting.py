@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Most bytes taken in one read: a chunk of some ten thousand small messages.
+#: Largest read in bytes: a chunk of some ten thousand small messages.
 READ_BYTES: Final = 1 << 20
-#: How often a wait asks whether it should be given up, in seconds.
+#: Interval in seconds at which a wait checks for cancellation.
 _CANCEL_POLL_S: Final = 0.1
-#: Seconds after which an attempt that nobody waits for any more ends; who waits says first that the time is over.
+#: Further seconds after which an abandoned attempt ends; its caller has reported the timeout before.
 _ABANDONED_ATTEMPT_S: Final = 5.0
-#: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
+#: WebSocket subprotocol [MQTT-6.0.0-3], [MQTT-6.0.0-4].
 SUBPROTOCOL: Final = "mqtt"
-#: Bytes of the peer's own words that are shown.
+#: Characters of the peer's text shown in an error.
 _SHOWN_TEXT_BYTES: Final = 100
 #: A header's name [RFC 9110 section 5.6.2], and a value without control characters.
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
-#: What the request says by itself.
+#: Headers that wsproto writes itself.
 _RESERVED_HEADERS: Final = ("host", "upgrade", "connection")
 
 
@@ -95,7 +95,7 @@ def _start_call(call: Callable[[], T]) -> Future[T]:
         future = Future[T]()
         try:
             future.set_result(call())
-        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+        except Exception as error:  # noqa: BLE001 - raised by Future.result
             future.set_exception(error)
         return future
 
@@ -189,10 +189,10 @@ class WebSocketFraming:
                 else:
                     reply += self._handle_control(event)
                 if isinstance(event, web.TextMessage | web.CloseConnection):
-                    break  # nothing behind it counts
-        except RemoteProtocolError as error:  # of the answer: once it is open, wsproto closes it instead
+                    break  # frames behind it are ignored
+        except RemoteProtocolError as error:  # in the opening response: later, wsproto closes the WebSocket instead
             detail = printable(str(error), _SHOWN_TEXT_BYTES)
-            not_http = error.__context__ is not None  # of h11, which reads the answer
+            not_http = error.__context__ is not None  # raised by h11, which parses the response
             problem = "does not answer in HTTP" if not_http else f"answers, but opens no WebSocket ({detail})"
             raise self.websocket_error(f"the server {problem}") from None
         return b"".join(payloads), bytes(reply)
@@ -265,11 +265,11 @@ class Transport:
         self._framing = framing
         self._initial_data = initial_data
         self._send_buffer = bytearray()
-        #: Where reads land: one object of this size a read would have the heap grow and shrink each time.
+        #: Reused read buffer: a new object of this size per read would grow and shrink the heap each time.
         self._read_buffer = bytearray(READ_BYTES)
-        #: Linux takes this back by itself after a while, so it is asked for again and again.
+        #: Linux resets TCP_QUICKACK after a while, so it is set after each read.
         self._quick_ack = sock.family != socket.AF_UNIX and hasattr(socket, "TCP_QUICKACK")
-        #: TLS wants to send before it can read on (RFC 8446 section 4.6.3).
+        #: TLS must send before it can read on (RFC 8446 section 4.6.3).
         self._tls_wants_write = False
         self.error: BrokerError | None = None
 
@@ -323,7 +323,7 @@ class Transport:
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         except OSError:
-            return  # the connection has ended, as the next read tells
+            return  # the connection has ended; the next read reports it
 
     def _read_tls_records(self, tls: Tls) -> bytes | None:
         """Read all available TLS records; one call of ssl returns one record of at most 16 KiB."""
@@ -359,7 +359,7 @@ class Transport:
                 return True
             except OSError:
                 if self._tls is not None and self.error is None:
-                    self._read_tls_records(self._tls)  # the alert that says why may have arrived
+                    self._read_tls_records(self._tls)  # the peer's alert may have arrived
                 return False
             del self._send_buffer[:sent_bytes]
         return True
@@ -385,20 +385,20 @@ class Transport:
             self._sock.close()
 
 
-#: An attempt that has not succeeded after this many seconds gets company (RFC 8305 section 5).
+#: Seconds after which a further address is tried in parallel (RFC 8305 section 5).
 ATTEMPT_STAGGER_S: Final = 0.25
-#: Receive buffer asked of the system, in bytes: two chunks.
+#: Size of the socket's receive buffer in bytes: two chunks.
 RECEIVE_BUFFER: Final = 2 << 20
-#: Probes of the system's own keep alive that may go unanswered, half a keep alive all together.
+#: Unanswered TCP keep-alive probes, half an MQTT keep alive in total.
 _KEEPALIVE_PROBES: Final = 3
-#: Seconds that Linux takes for its pauses at most.
+#: Largest interval in seconds that Linux accepts.
 _MAX_KEEPALIVE_S: Final = 32767
-#: What to do about a proxy's answer.
+#: Remedies by the proxy's HTTP status.
 _PROXY_REMEDIES: Final = {
     403: "Ask who runs the proxy to allow this host and port.",
     407: "Set a user in the proxy's URI and proxy_password_file.",
 }
-#: Reasons told when no address answers.
+#: Number of reasons shown if no address answers.
 _SHOWN_REASONS: Final = 3
 
 
@@ -427,7 +427,7 @@ def connect(
         ConfigError: Unusable TLS files (TL-C30) or proxy password (TL-C31); python-socks is missing (TL-C34).
     """
     tls, proxy, timeout_s = settings.tls if endpoint.tls else None, settings.proxy_endpoint, settings.connect_timeout_s
-    context = tls.context() if tls else None  # its files first: what is wrong there, no broker mends
+    context = tls.context() if tls else None  # before connecting: errors in its files are permanent
     framing = WebSocketFraming(endpoint, headers, query) if endpoint.websocket else None
     attempt = _ConnectionAttempt(endpoint, settings.source_address, timeout_s + _ABANDONED_ATTEMPT_S)
 
@@ -447,10 +447,10 @@ def connect(
     try:
         return call_with_timeout(timeout_s, cancelled, open_transport, Transport.close)
     except (OSError, ValueError) as error:
-        raise attempt.translate_error(error) from None  # that of a proxy may carry its password
+        raise attempt.translate_error(error) from None  # the error of a proxy may contain its password
 
 
-#: Family of an answer of the resolver, and the address.
+#: Address family and address, as the resolver returns them.
 Address: TypeAlias = tuple[int, Any]
 
 
@@ -465,7 +465,7 @@ class _ConnectionAttempt:
         self._location = str(endpoint)
         self._source_address = source_address
         self._deadline = time.monotonic() + timeout_s
-        #: Of single addresses.
+        #: Errors of single addresses.
         self._failures: list[BaseException] = []
         self.translate_error: Callable[[Exception], TowlineError] = self._resolve_error
 
@@ -550,7 +550,7 @@ class _ConnectionAttempt:
                 )
                 return Unreachable("TL-M01", location, problem, "Is the proxy up, and the port right?")
             detail, code = error_text(error), getattr(error, "error_code", None) or 0
-            if http and isinstance(error, python_socks.ProxyError):  # never its own words
+            if http and isinstance(error, python_socks.ProxyError):  # never the proxy's own text
                 detail = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
             remedy = _PROXY_REMEDIES.get(
                 407 if "authentication" in detail else code, "Does the proxy reach the broker?"
@@ -566,7 +566,7 @@ class _ConnectionAttempt:
         }
         try:
             return connector.connect(self._endpoint.host, self._endpoint.port, **options)
-        except python_socks.ProxyError as error:  # no OSError
+        except python_socks.ProxyError as error:  # not an OSError
             raise translate_error(error) from None
 
     def start_tls(
@@ -587,7 +587,7 @@ class _ConnectionAttempt:
             certificate = _unverified_certificate(tls_socket)
             problem, remedy = certificate_problem(error.verify_code, error.verify_message, name, certificate)
             raise Unreachable("TL-M07", self._location, problem, remedy) from error
-        except ValueError:  # an ill-formed name; UnicodeError is one
+        except ValueError:  # invalid name; includes UnicodeError
             problem = f'"{name}" can\'t be the name of a server'
             raise ConfigError("TL-C30", self._location, problem, "Set tls.server_name.") from None
         return tls_socket
@@ -626,14 +626,14 @@ def interleave_families(addresses: Iterable[Address]) -> list[Address]:
 
 def _connect_socket(family: int, address: Any, source_address: str | None, timeout_s: float) -> socket.socket:
     deadline = time.monotonic() + timeout_s
-    sock = socket.socket(family, socket.SOCK_STREAM)  # fails where there is no IPv6
+    sock = socket.socket(family, socket.SOCK_STREAM)  # fails without IPv6
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(sock.close)
         sock.settimeout(timeout_s)
         if source_address is not None:
             sock.bind((source_address, 0))
         while (error_code := sock.connect_ex(address)) == errno.EAGAIN and time.monotonic() < deadline:
-            time.sleep(0.02)  # unix(7): the listener's queue is full; there is nothing to poll for
+            time.sleep(0.02)  # unix(7): the listener's backlog is full, and poll can't wait for it
         if error_code:
             raise OSError(error_code, os.strerror(error_code))
         cleanup.pop_all()
@@ -648,7 +648,7 @@ def _set_socket_options(sock: socket.socket, keep_alive_s: int) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
     if hasattr(socket, "TCP_USER_TIMEOUT") and keep_alive_s:
-        # Finds a half-open line also while nothing is read: our pings then go unacknowledged.
+        # Detects a half-open connection while nothing is read: PINGREQs stay unacknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(keep_alive_s * 1500))
     probe_interval_s = max(1, keep_alive_s // (2 * _KEEPALIVE_PROBES))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -33,32 +33,32 @@ from towline.net.endpoint import DEFAULT_PORTS, Endpoint, tls_port_hint
 from towline.net.settings import BrokerConnection, ConnectionSettings
 from towline.timing import Backoff
 
-#: Patience in seconds with the goodbye.
+#: Timeout in seconds for sending DISCONNECT.
 DISCONNECT_TIMEOUT_S: Final = 2.0
-#: A turn ends after this many seconds at the latest; everything that matters wakes it.
+#: Longest wait of `run_once` in seconds; every relevant event wakes it.
 _MAX_WAIT_S: Final = 60.0
-#: Patience in seconds with bytes that are still to be sent when a connection ends.
+#: Timeout in seconds for sending remaining bytes at the end of a connection.
 _FLUSH_TIMEOUT_S: Final = 0.2
-#: A chunk below may be the beginning of more, and waits `BrokerConnection.linger_s`; above, waiting gains nothing.
+#: A chunk below this size waits `BrokerConnection.linger_s` for more; a larger one gains nothing by it.
 _SMALL_CHUNK_BYTES: Final = 128 << 10
-#: Packets of a chunk in a stream.
+#: Packets from which a chunk counts as part of a stream.
 _STREAM_PACKETS: Final = 100
-#: How often the time that is set a chunk of a stream waits, and how often any other.
+#: Wait of a chunk in multiples of `linger_s`: in a stream, and elsewhere.
 _STREAM_LINGER_FACTOR: Final = 2
 _LINGER_FACTOR: Final = 3
-#: One step towards a window that is not full yet, in seconds: a broker fills it packet by packet.
+#: Pause in seconds until the window is checked again: a broker fills it packet by packet.
 _WINDOW_STEP_S: Final = 0.00025
-#: Chunks of other numbers in a row after which there is no window.
+#: Consecutive chunks of other sizes after which no window is assumed.
 _MAX_WINDOW_MISSES: Final = 3
-#: Seconds of silence since the last chunk was acknowledged after which a chunk may wait long.
+#: Seconds since the last chunk after which a chunk may wait `linger_after_silence_s`.
 _SILENCE_S: Final = 0.003
-#: Packets of a window after which the silence may be the way to the broker and back.
+#: Window size from which a silence may just be the round trip to the broker.
 _BURST_PACKETS: Final = 8
-#: Every so many chunks one is kept waiting all the same: what looked like a window may have been a low rate.
+#: Number of chunks after which one waits on trial: an assumed window may have been a low rate.
 _TRIAL_CHUNKS: Final = 64
 
 
-#: Items that are several packets.
+#: Item types that hold several packets.
 _RUN_TYPES: Final = (PublishRun, PlainRun, AckRun)
 
 
@@ -105,31 +105,31 @@ class SessionDriver:
         self._connection = connection
         self._settings = connection.settings
         self._hooks = hooks
-        #: Of the protocol; another one is taken only while nothing is connected.
+        #: Protocol versions; changes only while disconnected.
         self.versions = VersionNegotiation(connection.levels)
         self.session = hooks.new_session(connection.levels[0])
         self.schedule = ReconnectSchedule(connection.brokers, self._settings)
         self._decoder = self._new_decoder()
         self._transport: Transport | None = None
-        #: Connections opened so far: tells one from the next.
+        #: Number of connections opened so far; identifies the current one.
         self.connection_count = 0
         #: The session is online on the current connection.
         self.online = False
-        #: A session has been online: what fails from now on is tried again.
+        #: A session has been online: later failures are retried.
         self.ever_online = False
-        #: Why the last connection ended, or could not be made; None while one is online.
+        #: Error of the last connection or attempt; None while online.
         self.error: BrokerError | ConfigError | None = None
-        #: What no other try will mend; the owner has to stop.
+        #: Permanent error; the owner has to stop.
         self.fatal_error: BrokerError | ConfigError | None = None
         self._reading = True
         self._linger = Linger(connection.linger_s, connection.linger_after_silence_s)
-        #: When the last chunk had been handled, on `time.monotonic`.
+        #: End of handling of the last chunk, on `time.monotonic`.
         self._last_chunk_at = 0.0
         self._cancelled = threading.Event()
-        #: Read end and write end of what `wake` writes to; empty when disposed of.
+        #: Read and write end of the pipe of `wake`; empty after `dispose`.
         self._wake_pipe: tuple[int, ...] = os.pipe()
-        #: Held by whoever writes to it or closes it: a descriptor that is closed may be another's at once. A signal
-        #: handler may call `wake` on a thread that is in it.
+        #: Held for writes and close: a closed descriptor may be reused at once. Reentrant, because a signal handler may
+        #: call `wake` on a thread inside `wake`.
         self._pipe_lock = threading.RLock()
         for descriptor in self._wake_pipe:
             os.set_blocking(descriptor, False)
@@ -160,7 +160,7 @@ class SessionDriver:
         """Endpoint in use, or of the last attempt."""
         return self.schedule.endpoint
 
-    # -- for the owner --
+    # -- owner's thread --
 
     @property
     def connected(self) -> bool:
@@ -177,10 +177,10 @@ class SessionDriver:
         session = self.session
         for action in session.handle(event, time.monotonic()):
             if self.session is not session:
-                break  # what it decided is void: the owner could not make it durable, and has called `renew`
+                break  # the owner could not persist its decision and called `restart_session`
             if isinstance(action, Send):
                 if self._transport is not None:
-                    self._transport.write(action.data)  # of a line that broke the last words are read first
+                    self._transport.write(action.data)  # after a failed write, received bytes are read first
             elif isinstance(action, Close):
                 self._close(action)
             else:
@@ -277,7 +277,7 @@ class SessionDriver:
             if not self._cancelled.is_set():
                 self.versions.connection_failed()
                 self._apply_version("")
-                # What worked before may be a certificate that is being renewed.
+                # A configuration that worked before may be a certificate under renewal.
                 self._record_failure(error, permanent=isinstance(error, ConfigError) and not self.ever_online)
             return
         self._decoder = self._new_decoder()
@@ -292,7 +292,7 @@ class SessionDriver:
         poller.register(self._wake_pipe[0], select.POLLIN)
         if transport is not None:
             events = (select.POLLIN if self._reading else 0) | (select.POLLOUT if transport.unsent_bytes else 0)
-            if events:  # without any the end of the line would still be told, again and again
+            if events:  # with no events, poll would still report a hang-up, in a busy loop
                 poller.register(transport.fileno(), events)
         if any(ready == self._wake_pipe[0] for ready, _ in poller.poll(max(0.0, timeout_s) * 1000)):
             with contextlib.suppress(BlockingIOError):
@@ -348,7 +348,7 @@ class SessionDriver:
             self.schedule.record_online(time.monotonic())
             self.versions.confirm_level()
 
-    # -- its end --
+    # -- end of a connection --
 
     def _handle_connection_loss(self, transport: Transport) -> None:
         problem = transport.error
@@ -415,17 +415,17 @@ class Linger:
     def __init__(self, linger_s: float, after_silence_s: float = 0.0) -> None:
         self._linger_s = linger_s
         self._after_silence_s = after_silence_s
-        #: Whether the chunk at hand waits so.
+        #: The current chunk waits `linger_after_silence_s`.
         self._after_silence_now = False
-        #: Chunks until one may wait so again: the last wait was in vain.
+        #: Chunks until the next such wait, after one without a further message.
         self._chunks_until_retry = 0
-        #: Packets of the last chunk.
+        #: Number of packets in the last chunk.
         self._last_packets = 0
-        #: As many as the broker seems to send at a time; 0 for unknown.
+        #: Assumed window of the broker in packets; 0 for unknown.
         self._window_packets = 0
-        #: Chunks since the last one of a whole window; < _MISSES.
+        #: Chunks since the last one of a whole window; below _MAX_WINDOW_MISSES.
         self._window_misses = 0
-        #: Chunks of a whole window since the last one that was kept waiting; <= _TRIAL.
+        #: Chunks of a whole window since the last trial; at most _TRIAL_CHUNKS.
         self._chunks_without_wait = 0
 
     def initial_pause(self, silence_s: float = 0.0) -> float:
@@ -467,7 +467,7 @@ class Linger:
         if count == first_count:
             self._window_packets = first_count
         elif is_trial:
-            self._window_packets = 0  # more came than was taken for all
+            self._window_packets = 0  # more arrived than the assumed window
 
     def record_chunk(self, packets: int, *, wait_was_idle: bool = False) -> None:
         """Record the size of a complete chunk.
@@ -488,21 +488,21 @@ class Linger:
         self._last_packets = packets
 
 
-#: Part of a pause that is left to chance.
+#: Random share of a pause.
 _JITTER: Final = 0.75
-#: A connection that was online for so many seconds was of use, whatever it carried.
+#: Seconds online from which a connection counts as useful, even without a message.
 _STABLE_S: Final = 10.0
-#: After so many failures in a row a server that takes us in only to end the connection is left for the next one.
+#: Consecutive failures after which a broker that accepts and then closes is skipped.
 _MAX_BROKER_FAILURES: Final = 4
-#: So many culprits in a row, without a message that went through, begin the pauses anew.
+#: Consecutive culprits, without a delivered message, that reset the pause.
 _MAX_CULPRITS: Final = 8
-#: Redirections in a row without a connection that works: a load balancer needs one, a move while it balances two.
+#: Consecutive redirects without an online connection: a load balancer needs one, a move behind it two.
 MAX_REDIRECTS: Final = 4
-#: References of one packet that are looked at.
+#: References read from one packet.
 _MAX_REFERENCES: Final = 8
-#: ``name``, ``name:port``, ``[name with colons]``, ``[...]:port`` (section 4.11), or the same with a scheme before it.
+#: ``name``, ``name:port``, ``[name with colons]``, ``[...]:port`` (section 4.11), with or without a scheme.
 _SERVER_REFERENCE: Final = re.compile(r"(?:([a-z]+)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(\d{1,5}))?/?")
-#: A taken-over client id is given up when it happens twice in this many seconds.
+#: Seconds within which a second takeover of the client id ends the session.
 _TAKEOVER_WINDOW_S: Final = 60.0
 
 
@@ -526,30 +526,30 @@ class ReconnectSchedule:
     """
 
     def __init__(self, endpoints: Sequence[Endpoint], settings: ConnectionSettings) -> None:
-        #: A server that has moved is where it moved to.
+        #: Brokers of the list; a moved one is replaced by its new endpoint.
         self._endpoints = [*endpoints]
-        #: Place in the list of the next one, or of the one in use.
+        #: Index of the next broker, or of the one in use.
         self._endpoint_index = 0
         self._follow_redirects = settings.follow_redirects
-        #: Servers the last reference named and that are not tried yet, before the list goes on.
+        #: Untried servers of the last reference; they precede the list.
         self._redirect_targets: deque[Endpoint] = deque()
-        #: Who said "moved" and waits for the new server to prove itself.
+        #: Server that has moved, until the new one is online.
         self._moved_server: Endpoint | None = None
-        #: Redirections since the last connection that worked; at most `MOST_HOPS`.
+        #: Redirects since the last online connection; at most `MAX_REDIRECTS`.
         self._redirect_count = 0
         longest_s = settings.reconnect_max_delay_s
         self._backoff = Backoff(min(settings.reconnect_delay_s, longest_s), longest_s, _JITTER)
-        #: When the connection came online that has not ended, or whose pause is not taken.
+        #: Time at which the current connection came online; None after its pause was set.
         self._online_at: float | None = None
-        #: Culprits since the last message that went through.
+        #: Culprits since the last delivered message.
         self._culprit_count = 0
-        #: When the client id was taken over last.
+        #: Time of the last takeover of the client id.
         self._last_takeover = float("-inf")
-        #: The server in use or last tried, which may be one that a broker of the list has named.
+        #: Endpoint in use or of the last attempt; may be a redirect target.
         self.endpoint = endpoints[0]
-        #: Times all of the list were tried in vain, or a connection that worked has ended.
+        #: Number of rounds without success, and of useful connections that ended.
         self.rounds = 0
-        #: When the next attempt may be made; 0 for at once.
+        #: Time of the next attempt; 0 for at once.
         self.due_at = 0.0
 
     def next_endpoint(self) -> Endpoint:

@@ -15,17 +15,17 @@ from towline.providers import read_secret
 
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
 
-#: Ports when a URI names none (IANA; RFC 6455 section 3).
+#: Default ports (IANA; RFC 6455 section 3).
 DEFAULT_PORTS: Final[dict[str, int]] = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
-#: Path of a WebSocket URI that names none: what EMQX, HiveMQ, AWS and most front ends serve, and Mosquitto takes any.
+#: Default WebSocket path: as of EMQX, HiveMQ, AWS and most front ends; Mosquitto accepts any.
 DEFAULT_PATH: Final = "/mqtt"
 #: Longest path of a Unix socket in bytes (unix(7): sun_path has 108 with its final NUL).
 _MAX_UNIX_PATH_BYTES: Final = 107
-#: Names with the underscore that some have, addresses, and the zone of a link-local one (RFC 6874).
+#: Host name (underscores allowed) or address, with the zone of a link-local one (RFC 6874).
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
-#: A URI path as RFC 3986 section 3.3 allows it; no control character may reach a request line.
+#: URI path (RFC 3986 section 3.3); no control character may reach a request line.
 _URI_PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
-#: And a query, as section 3.4 does.
+#: URI query (RFC 3986 section 3.4).
 _URI_QUERY: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/?-]+")
 
 

@@ -35,19 +35,19 @@ from towline.options import OptionSpelling, parse_list
 from towline.providers import call_provider, read_secret
 from towline.validation import SettingsModel, requirement
 
-#: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
+#: MQTT version; ``auto`` is 5, or an older one if the broker does not support 5.
 ProtocolName = Literal["5", "3.1.1", "3.1", "auto"]
 
-#: Stands in a `SessionConfig` for a password that is read at each connection, so that rules about one hold.
+#: Placeholder in a `SessionConfig` for a password that is read at each connection, so that its rules apply.
 _UNREAD_PASSWORD: Final = b""
-#: Longest pause that can be asked for, in seconds.
+#: Largest configurable pause in seconds.
 _MAX_DELAY_S: Final = 3600.0
-#: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
+#: Largest MQTT packet in bytes, with its length field [MQTT-1.5.5-1].
 _MAX_PACKET_BYTES: Final = 268_435_455 + 5
 #: ``package.module:function``.
 _FUNCTION_PATTERN: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _NEVER_EXPIRES: Final = 0xFFFFFFFF
-#: MQTT's password is binary data with a length of two bytes [MQTT 5 section 3.1.3.6].
+#: Largest MQTT password in bytes: binary data with a length of two bytes [MQTT 5 section 3.1.3.6].
 _MAX_PASSWORD_BYTES: Final = 0xFFFF
 _WEBSOCKET_URL: Final = re.compile(r"wss?://[^?]*\?")
 
@@ -75,7 +75,7 @@ def _parse_user_properties(text: str) -> list[Any]:
     return [tuple(map(str, pair)) for pair in pairs]
 
 
-#: A setting that may hold a password, where a user put one.
+#: Setting that is never shown, because users may put a password into it.
 _Secret = Annotated[str, OptionSpelling(secret=True)]
 
 
@@ -85,7 +85,7 @@ def _check_function_name(value: str) -> str:
     return value
 
 
-#: The name of a function, for what is called at run time.
+#: Name of a function that is called at run time.
 FunctionName = Annotated[
     str, AfterValidator(_check_function_name), Field(json_schema_extra={"pattern": _FUNCTION_PATTERN})
 ]
@@ -294,7 +294,7 @@ def _parse_endpoints(value: object) -> object:
     return value
 
 
-#: Written as URIs, in a list or with commas between them.
+#: Broker URIs, as a list or separated by commas.
 Brokers = Annotated[
     tuple[Endpoint, ...],
     BeforeValidator(_parse_endpoints, json_schema_input_type=str | list[str]),

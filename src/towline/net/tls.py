@@ -18,18 +18,18 @@ from towline.providers import read_secret
 from towline.text import printable
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-#: A name of ALPN (RFC 7301 section 3.1), as far as people write them.
+#: ALPN protocol name (RFC 7301 section 3.1), printable ASCII only.
 _ALPN_NAME: Final = re.compile(r"[!-~]{1,255}")
 #: OpenSSL's X509_V_ERR_* (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED, _SELF_SIGNED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 18, 62, 64
 _UNKNOWN_ISSUER: Final = frozenset({2, 19, 20, 21})
-#: Those of X509_V_FLAG_X509_STRICT alone: what RFC 5280 asks of extensions, names and curves.
+#: Codes of X509_V_FLAG_X509_STRICT only: RFC 5280's rules for extensions, names and curves.
 _RFC_5280_ERRORS: Final = range(80, 95)
-#: Names of a certificate that are shown, and how long a shown name may be.
+#: Number of certificate names shown, and their longest shown length.
 _SHOWN_NAMES, _MAX_NAME_CHARS = 3, 100
-#: TLS alerts about the certificate that we showed, or did not show (RFC 8446 section 6.2).
+#: TLS alerts about a wrong or missing client certificate (RFC 8446 section 6.2).
 _CLIENT_CERTIFICATE_ALERTS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
-#: What both libraries say when the peers share no version of TLS.
+#: OpenSSL's reasons if the peers share no TLS version.
 _VERSION_ERRORS: Final = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE")
 
 
@@ -95,7 +95,7 @@ class Tls:
     def _trust_context(self) -> ssl.SSLContext:
         try:
             return ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             _raise_unusable_file(error, "tls.ca_file", self.ca_file)
 
     def _load_client_certificate(self, context: ssl.SSLContext, cert_file: Path) -> None:
@@ -103,7 +103,7 @@ class Tls:
         password = read_secret("tls.key_password_file", password_file, bytes) if password_file else None
         password_requested = False
 
-        def key_password() -> bytes:  # without it OpenSSL would ask on the terminal
+        def key_password() -> bytes:  # otherwise OpenSSL prompts on the terminal
             nonlocal password_requested
             password_requested = True
             return password or b""

@@ -25,12 +25,12 @@ from towline.errors import ConfigError
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
 
-#: Keeps the rows of messages that have no receipt.
+#: Outbox consumer that retains the rows of messages without a receipt.
 RECEIPT_CONSUMER: Final = "receipts"
 
-#: Longest pause between two questions, in seconds.
+#: Longest pause between two status requests, in seconds.
 _MAX_PAUSE_S: Final = 600.0
-#: Shortest, whatever happens.
+#: Shortest pause, in seconds.
 _MIN_PAUSE_S: Final = 1.0
 
 
@@ -68,9 +68,7 @@ class PendingReceipts:
         self.completed_ranges = Ranges(sent_ranges.watermark, sent_ranges.ranges_above())
         if RECEIPT_CONSUMER in outbox.consumers:
             self.completed_ranges = Ranges(outbox.consumers[RECEIPT_CONSUMER], note["above"])
-        sent_ranges.add(
-            0, self.completed_ranges.watermark
-        )  # what has its receipt need not be sent, also if the broker never said so
+        sent_ranges.add(0, self.completed_ranges.watermark)  # a message with a receipt needs no PUBACK
         self.request_count = 0
         self.resent_count = 0
         self.unverified_count = 0
@@ -79,13 +77,13 @@ class PendingReceipts:
         self._patience_s = max(patience_s, _MIN_PAUSE_S)
         self._new_nonce = new_nonce
         self._keys = keys
-        #: when the gateway is asked, and the pause after that; None while nothing is owed
+        #: time of the next request, None while nothing is pending; and the pause after it
         self._due_at: float | None = None
         self._pause_s = self._patience_s
         self._last_request_at = float("-inf")
-        #: shortest pause before a gateway that says it is new is asked: somebody may repeat what it said
+        #: shortest pause before a request to a new gateway: a third party may replay its receipt
         self._fresh_pause_s = _MIN_PAUSE_S
-        #: the question that is open: its name, the message that carries it, and the end of what was sent before it
+        #: open request: its nonce, its message number, and the end of the numbers sent before it
         self._request_nonce = ""
         self._request_number = -1
         self._request_end = 0
@@ -127,7 +125,7 @@ class PendingReceipts:
             for pending_range in self.completed_ranges.missing(start, end)
         ]
 
-    # -- what happens --
+    # -- events --
 
     def connection_opened(self, now: float) -> None:
         """Schedule a request at once: the broker may have lost messages."""
@@ -216,7 +214,7 @@ class PendingReceipts:
             "not_believed": self.unverified_count,
         }
 
-    # -- time, while the broker is there --
+    # -- schedule, while online --
 
     @property
     def due_at(self) -> float | None:

@@ -52,7 +52,7 @@ from towline.schema import OUTBOX_SCHEMA
 from towline.text import count_text
 from towline.threads import guarded_thread
 
-#: Patience with the broker's answers when the interpreter ends without `close`, in seconds.
+#: Timeout in seconds for the broker's answers at interpreter exit without `close`.
 _EXIT_TIMEOUT_S: Final = 5.0
 _UNVERIFIED_RECEIPT: Final = "a receipt without a code of our key: of a gateway without it, or a forged one"
 
@@ -141,11 +141,11 @@ class Publisher:
             session_config = replace(
                 connection.session,
                 client_id=client_id or f"towline-{self.journal_id}",
-                filters=(receipt_filter,) if receipts else (),  # the newest receipt is retained
+                filters=(receipt_filter,) if receipts else (),  # the broker retains the newest receipt
                 durable_ids=True,
             )
             self._connection = replace(connection, session=session_config)
-            #: its condition guards what the threads share
+            #: its condition guards the state shared by the threads
             location, refuse_when_full = str(connection.brokers[0]), overflow == "refuse"
             self._lifecycle = Lifecycle(
                 self._directory,
@@ -156,11 +156,11 @@ class Publisher:
                 max_bytes=max_bytes,
             )
             self._condition = self._lifecycle.condition
-            #: one of several threads that close it at the same time ends it, the others wait
+            #: of several threads in `close` one shuts down, the others wait
             self._close_lock = threading.RLock()
             self._abandoned_client_id = abandon_session
             self._on_outcome = on_outcome
-            #: outcomes of this turn of the mqtt thread, reported together
+            #: outcomes of one cycle of the mqtt thread, reported together
             self._outcomes: list[tuple[int, Outcome, int]] = []
             self._downlink = OutboxSender(
                 self._outbox,
@@ -208,7 +208,7 @@ class Publisher:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Publisher belongs to the process that made it: make one, with a directory of its own, there")
 
-    # -- for everybody --
+    # -- any thread --
 
     @property
     def journal_id(self) -> str:
@@ -346,7 +346,7 @@ class Publisher:
             log.warning(warning, code="TL-O03")
         return remaining
 
-    # -- inside --
+    # -- internals --
 
     def _count_unsent(self, *, end_to_end: bool = False) -> int:
         unsent_count = self._outbox.waiting_rows
@@ -368,11 +368,11 @@ class Publisher:
             if pending and driver.online and (request := pending.due_request(time.monotonic())):
                 self._downlink.resend(request, pending.is_pending)
             self._downlink.turn(unsent=driver.unsent_bytes)
-        except JournalFull as error:  # what can't be made durable must not be acted on
+        except JournalFull as error:  # actions that can't be persisted must not be performed
             problem = f"what is sent can't be recorded: {error.problem}"
             driver.restart_session(Unreachable("TL-M13", self._connection.session.location, problem, error.remedy))
         if driver.fatal_error is not None:
-            # What is on disk is safe, and another may mend the broker: go on trying, and say so.
+            # Messages on disk are safe, and the broker may be fixed meanwhile: log, and keep trying.
             log.warning("no connection", code=driver.fatal_error.code, reason=str(driver.fatal_error))
             driver.fatal_error = None
 
@@ -383,7 +383,7 @@ class Publisher:
         record = load_session_record(
             self._outbox.session, str(self._directory), self._connection.session, self._abandoned_client_id
         )
-        if record is not None and self._receipts is not None:  # to get the newest receipt, which the broker retains
+        if record is not None and self._receipts is not None:  # subscribes again, to get the retained newest receipt
             record = replace(record, subscriptions={})
         session = Session(self._connection.session_config_for(level), record)
         self._downlink.attach_session(session)
@@ -424,7 +424,7 @@ class Publisher:
         """Apply received receipts and acknowledge them at once: the broker retains the newest."""
         for message in action.messages.packets:
             if self._receipts is None or message.payload is None:
-                continue  # a stub is too large for a receipt of ours
+                continue  # a truncated message is too large for a receipt
             unverified_before = self._receipts.unverified_count
             receipt = self._receipts.verify(message.payload)
             if receipt is not None:
@@ -456,7 +456,7 @@ class Publisher:
             )
             self._downlink.resend(lost_ranges, pending.is_pending)
 
-    # -- inside: ending --
+    # -- shutdown --
 
     def _shut_down(self) -> None:
         with self._condition:
@@ -488,7 +488,7 @@ class Publisher:
 
     def _at_exit(self) -> None:
         """Close at interpreter exit: wait briefly for the broker and report the remaining messages."""
-        remaining = self.close(_EXIT_TIMEOUT_S, end_to_end=False)  # nothing, in a process that has inherited it
+        remaining = self.close(_EXIT_TIMEOUT_S, end_to_end=False)  # no effect in a forked process
         if remaining:
             sys.stderr.write(f"{_remaining_text(remaining, self._directory)}   [TL-O03]\n")
 
@@ -527,9 +527,9 @@ class AsyncPublisher:
     async def publish(self, topic: str, payload: bytes | str = b"", *, wait: bool = True, **properties: Any) -> Receipt:
         """Publish a message; see `Publisher.publish` for arguments and errors."""
         publisher = self.publisher
-        if properties.get("timeout") is not None:  # it takes the message back when it runs out
+        if properties.get("timeout") is not None:  # at the timeout the message is withdrawn
             return await asyncio.to_thread(publisher.publish, topic, payload, wait=wait, **properties)
-        if publisher.would_block:  # it would wait, and the loop must not
+        if publisher.would_block:  # it would block the event loop
             receipt = await asyncio.to_thread(publisher.publish, topic, payload, wait=False, **properties)
         else:
             receipt = publisher.publish(topic, payload, wait=False, **properties)

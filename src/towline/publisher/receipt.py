@@ -30,16 +30,16 @@ from towline.timing import Timestamp
 
 T = TypeVar("T")
 
-#: Messages stored in one frame, at most.
+#: Most messages of one frame.
 _MAX_GROUP_MESSAGES: Final = 10_000
-#: Messages that may wait for the disk thread, before `publish` waits; and their bytes, of more than one message.
+#: Queued messages, and queued bytes (of more than one message), above which `publish` waits.
 _MAX_QUEUED: Final = 20_000
 _MAX_QUEUED_BYTES: Final = 64 << 20
-#: How often a full disk or outbox is tried again, in seconds.
+#: Interval in seconds of retries with a full disk or outbox.
 _ROOM_RETRY_S: Final = 0.2
-#: Bytes of a row's other columns, and of a pair beside its text.
+#: Bytes of a row without its content, and of a user property without its text.
 _ROW_BYTES, _PAIR_BYTES = 64, 16
-#: The application's own logging: a library does not choose where its lines go.
+#: Logger name: the application configures its output.
 LOGGER_NAME: Final = "towline.publisher"
 
 
@@ -113,19 +113,19 @@ class Lifecycle:
         self._receipts = pending
         self._outbox = outbox
         self._refuse_when_full = refuse_when_full
-        #: of the messages of one frame, where there are several
+        #: most bytes of one frame with several messages
         self._group_bytes = max_frame_bytes(max_bytes)
         self._queue: deque[PendingMessage] = deque()
         self._queued_bytes = 0
-        #: what the disk thread is at work on
+        #: messages that the disk thread is writing
         self._group: list[PendingMessage] = []
-        #: that work waits for room, and a message may be taken out of it
+        #: the group waits for room; a message may be withdrawn from it
         self._group_waits_for_room = False
-        #: number of a message → its stage at the broker, as long as somebody holds it or has a callback on it
+        #: message number → stage at the broker, while referenced or with a callback
         self._broker_stages: _StagesByNumber[int] = weakref.WeakValueDictionary()
-        #: the same for their receipts
+        #: message number → receipt stage
         self._receipt_stages: _StagesByNumber[None] = weakref.WeakValueDictionary()
-        #: every message below has been entered in `_at_broker`; the disk thread's group has the numbers from here on
+        #: next message number to assign; the group gets the numbers from here on
         self._next_number = outbox.end
         self.no_receipt_stage: Completion[None] | None = None
         if pending is None:
@@ -261,7 +261,7 @@ class Lifecycle:
                 self.condition.wait_for(stage.done, deadline - time.monotonic())
                 while not stage.done():
                     if self._withdraw(message):
-                        message.fail(self._timeout_error())  # nobody has it to be called back
+                        message.fail(self._timeout_error())  # no callback can be registered yet
                         self.condition.notify_all()
                     else:
                         self.condition.wait()
@@ -307,7 +307,7 @@ class Lifecycle:
             return group
 
     def _store_group(self, group: list[PendingMessage]) -> None:
-        while group:  # less of it, or nothing, after a wait for room
+        while group:  # it may shrink during a wait for room
             rows = add_arrival(rows_from_messages([message.fields for message in group]), Timestamp.now())
             try:
                 end = self._outbox.append_batch(rows).end
@@ -343,7 +343,7 @@ class Lifecycle:
                     message.fail(failure)
         return retry
 
-    # -- what becomes of messages; the condition is held (`settling`) --
+    # -- outcomes; the condition is held (`completing_stages`) --
 
     def _assign_numbers(self, end: int) -> None:
         """Assign numbers to the durable messages of the group, unless the other thread did it first."""
