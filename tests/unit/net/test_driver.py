@@ -137,7 +137,7 @@ def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[NewWorld]:
 
     def make(*lines: Any, **given: Any) -> World:
         worlds.append(World(*lines, **given))
-        monkeypatch.setattr(connection_settings, "expect_connack", worlds[-1].connect)
+        monkeypatch.setattr(connection_settings, "connect", worlds[-1].connect)
         return worlds[-1]
 
     yield make
