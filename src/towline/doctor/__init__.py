@@ -41,7 +41,7 @@ def examine_brokers(inputs: DoctorInputs, report_progress: Callable[[str], None]
     findings: list[Finding] = []
     with contextlib.ExitStack() as stack:
         broker_probes = [stack.enter_context(BrokerProbe(target, inputs)) for target in broker_targets(inputs.bridge)]
-        report_progress("what the lines receive")
+        report_progress("load of the lines")
         inputs.loads.update(_line_loads(inputs, broker_probes))
         for broker_probe in broker_probes:
             report_progress(f"broker {broker_probe.target.endpoint}")

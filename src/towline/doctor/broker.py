@@ -53,7 +53,7 @@ _POLL_S: Final = 0.05
 RECEIVE_MAXIMUM, _WINDOW_MESSAGES = 10, 40
 #: Largest Receive Maximum that is sent in CONNECT.
 _MAX_WINDOW: Final = 65534
-_GRANT_REMEDY: Final = f"Give this user read and write on {PROBE_PREFIX}/#, if only for the time of the probe."
+_GRANT_REMEDY: Final = f"Give this user read and write on {PROBE_PREFIX}/#, at least during the probe."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +171,9 @@ class BrokerProbe(contextlib.ExitStack):
         return self._tested_publisher
 
     def _shared_session_error(self) -> ProbeSkipped:
-        reason = (
-            "the broker throws one client out when another comes, as with use_username_as_clientid, where all of a "
-        )
-        reason += "user's have one session: a probe would be in the place of a line"
-        return ProbeSkipped(reason, "Ask with a copy of the file that names a user which no line has.")
+        reason = "the broker disconnects one client when another connects, as with use_username_as_clientid, where all "
+        reason += "clients of a user share one session: a probe would displace a line"
+        return ProbeSkipped(reason, "Run doctor with a copy of the file that has a user no line uses.")
 
     @fact
     def probe_topic(self) -> str:
@@ -184,21 +182,23 @@ class BrokerProbe(contextlib.ExitStack):
         try:
             topic = probe_topic(topic_filters(self.inputs.bridge), self._suffix)
         except (OSError, ValueError, JournalError) as error:  # ValueError: a segment was replaced meanwhile
-            reason = f"what the session of a line takes is not known, and it might take the probe: {error}"
-            raise ProbeSkipped(reason, "Ask as the user that runs the bridge, or mend what can't be read.") from error
+            reason = f"the subscriptions of a line's session are unknown, and might match the probe: {error}"
+            raise ProbeSkipped(
+                reason, "Run doctor as the user of the bridge, or fix the file that can't be read."
+            ) from error
         if topic is None:
-            reason = "the filters of the file and of the lines' sessions take every topic, so a line would receive the "
+            reason = (
+                "the filters of the file and of the lines' sessions match every topic, so a line would receive the "
+            )
             raise ProbeSkipped(f"{reason}probe", "Narrow the filters, and start the line once.")
         try:
             with self._open_client(self._new_client_id(), subscribe=topic) as echo:
                 self._publish(topic, b"probe")
                 message = echo.receive(_ARRIVAL_TIMEOUT_S)
         except BrokerError as error:
-            raise ProbeSkipped(
-                f"the broker lets no probe through on {topic}: {error.problem}", _GRANT_REMEDY
-            ) from error
+            raise ProbeSkipped(f"the broker refuses probes on {topic}: {error.problem}", _GRANT_REMEDY) from error
         if message is None:
-            raise ProbeSkipped(f"a message on {topic} was acknowledged and never came", _GRANT_REMEDY)
+            raise ProbeSkipped(f"a message on {topic} was acknowledged and never delivered", _GRANT_REMEDY)
         return topic
 
     # -- facts --
@@ -443,7 +443,7 @@ def _check_connection(broker: BrokerProbe) -> Iterator[Finding]:
 
 
 def _check_probes(broker: BrokerProbe) -> Iterator[Finding]:
-    yield Finding(HOLDS, f"two clients live side by side, and a message on {broker.probe_topic} comes back")
+    yield Finding(HOLDS, f"two clients stay connected side by side, and a message on {broker.probe_topic} is delivered")
 
 
 def _check_session(broker: BrokerProbe) -> Iterator[Finding]:
@@ -453,13 +453,13 @@ def _check_session(broker: BrokerProbe) -> Iterator[Finding]:
     if probe.session_present and (probe.received_count or not probe.accepted_count):
         yield Finding(
             HOLDS,
-            f"a probe left and came back: Session Present 1, and {messages_text(probe.received_count, None)} waited",
+            f"a probe reconnected: Session Present 1, and {messages_text(probe.received_count, None)} queued",
         )
         return
-    evidence = "a probe with a session left and came back: Session Present 0"
+    evidence = "a probe with a session reconnected: Session Present 0"
     if probe.session_present:
-        evidence = f"a probe left and came back: Session Present 1, and none of {probe.accepted_count:,} messages"
-    remedy = "Let the broker keep sessions and their queues, or take another broker."
+        evidence = f"a probe reconnected: Session Present 1, and none of {probe.accepted_count:,} messages"
+    remedy = "Let the broker keep sessions and their queues, or use another broker."
     yield Finding(BROKEN, evidence, "the first broken connection", remedy)
 
 
@@ -481,12 +481,12 @@ def _expiry_finding(line: str, requested_s: int, broker: BrokerProbe) -> Finding
     if limits:
         seconds, evidence = min(limits)
         remedy = "Raise it to longer than any outage; Mosquitto's default has no limit, session_expiry_s none either."
-        limit = f"the intake is away for {duration_text(seconds)}"
-        evidence = f"{evidence}: the session and all that waits in it are gone then"
+        limit = f"the intake is down for {duration_text(seconds)}"
+        evidence = f"{evidence}: then the session and its queue are deleted"
         return Finding(LIMITED if seconds >= _DAY_S else WARNS, evidence, limit, remedy, line)
     if broker.level < 5 and conf is None:
-        remedy = "--mosquitto-conf FILE tells it; at RabbitMQ it is mqtt.subscription_ttl, a day by default."
-        evidence = "MQTT 3.x asks for no time and is told none"
+        remedy = "--mosquitto-conf FILE shows it; at RabbitMQ it is mqtt.subscription_ttl, a day by default."
+        evidence = "MQTT 3.x has no session expiry"
         return Finding(LIMITED, evidence, "the broker forgets the session", remedy, line)
     return Finding(HOLDS, "the line asks for a session that never ends, and nothing shortens it", line=line)
 
@@ -510,28 +510,26 @@ def _queue_finding(line: str, probe: QueueProbe, conf: MosquittoConf | None, loa
     if message_limit:
         facts = [f"max_queued_messages is {configured_limit:,}"] if configured_limit else []
         facts += (
-            [f"of {probe.accepted_count:,} acknowledged probe messages {probe.received_count:,} were kept"]
+            [f"of {probe.accepted_count:,} acknowledged probe messages {probe.received_count:,} were queued"]
             if probed_limit
             else []
         )
         facts += (
-            ["so the file is not what the broker runs with"]
+            ["so the broker does not run with this file"]
             if configured_limit and probed_limit and probed_limit < configured_limit
             else []
         )
-        facts += ["no message came while it was measured"] if load is None else []
+        facts += ["no message arrived during the measurement"] if load is None else []
         dropped = "newest" if 0 in probe.numbers or not probe.numbers else "oldest"
-        sizing_hint = f"{math.ceil(load.messages_s * _DAY_S):,} hold a day" if load else "--rate N tells the time"
-        remedy = (
-            f"Raise the broker's limit for a client that is away (Mosquitto: max_queued_messages 0). {sizing_hint}."
-        )
-        evidence = f"{', '.join(facts)}; the {dropped} are dropped, and nobody is told"
+        sizing_hint = f"{math.ceil(load.messages_s * _DAY_S):,} hold a day" if load else "--rate N shows the time"
+        remedy = f"Raise the broker's limit for an offline client (Mosquitto: max_queued_messages 0). {sizing_hint}."
+        evidence = f"{', '.join(facts)}; the {dropped} are dropped silently"
         verdict = LIMITED if load is not None and message_limit / load.messages_s >= _NEAR_LIMIT_S else WARNS
         return Finding(verdict, evidence, messages_text(message_limit, load), remedy, line)
     if conf is not None:
         return Finding(HOLDS, "max_queued_messages is 0, and so are the limits in bytes", line=line)
-    remedy = "--mosquitto-conf FILE tells the limit; --probe-messages looks further."
-    evidence = f"all {probe.received_count:,} probe messages were kept for a session that was away"
+    remedy = "--mosquitto-conf FILE shows the limit; a larger --probe-messages probes further."
+    evidence = f"all {probe.received_count:,} probe messages were queued for an offline session"
     return Finding(LIMITED, evidence, f"at least {messages_text(probe.accepted_count, load)}", remedy, line)
 
 
@@ -560,20 +558,20 @@ def _byte_limit_finding(line: str, byte_limit: int, setting: str, load: LineLoad
         "" if load is None or seconds is None else f", {duration_text(seconds)} at {load.bytes_s / 1000:,.1f} kB/s"
     )
     is_near = byte_limit < _SMALL_QUEUE_BYTES if seconds is None else seconds < _NEAR_LIMIT_S
-    evidence = f"{setting} is {byte_limit:,}; what comes then is dropped, and nobody is told"
+    evidence = f"{setting} is {byte_limit:,}; further messages are dropped silently"
     remedy = f"Raise {setting}, or set it to 0: then memory is the limit."
     return Finding(WARNS if is_near else LIMITED, evidence, f"{byte_limit:,} bytes{time_text}", remedy, line)
 
 
 def _check_restart(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D07: state that the broker persists across a restart or crash."""
-    conf, limit = broker.conf, "the broker ends, for whatever reason"
+    conf, limit = broker.conf, "the broker stops or crashes"
     if not broker.session_lines:
         return
     if conf is None:
-        evidence = "whether it saves sessions and queues, and how often, is not seen from outside"
-        remedy = "--mosquitto-conf FILE tells it; Mosquitto saves nothing by default."
-        yield Finding(LIMITED, evidence, "the broker ends, unless it saves what it keeps", remedy)
+        evidence = "whether and how often it saves sessions and queues is not visible to a client"
+        remedy = "--mosquitto-conf FILE shows it; Mosquitto saves nothing by default."
+        yield Finding(LIMITED, evidence, "the broker stops, unless it saves sessions and queues", remedy)
         return
     directory = conf.text("persistence_location")
     if not conf.flag("persistence"):
@@ -581,17 +579,17 @@ def _check_restart(broker: BrokerProbe) -> Iterator[Finding]:
         yield Finding(BROKEN, "persistence is false: every session and queue is in memory only", limit, remedy)
     elif error := conf.persistence_problem():
         evidence = f"persistence is true, and persistence_location {directory} {error}: nothing is saved"
-        remedy = "Make the directory, and give it to the broker's user; its log says whether it saves."
+        remedy = "Create the directory, and give it to the broker's user; its log says whether it saves."
         yield Finding(BROKEN, evidence, limit, remedy)
     else:
         verdict, loss = _loss_on_kill(conf, broker.inputs.load_of(broker.uplinks))
         evidence = f"persistence is true, autosave_interval is {conf.number('autosave_interval'):,}"
         evidence += " with autosave_on_changes true" if conf.flag("autosave_on_changes") else ""
-        evidence += ": what came since the last saving is lost"
+        evidence += ": messages since the last save are lost"
         if any(line.exactly_once for line in broker.session_lines.values()):
-            evidence += "; so is the phase of QoS 2 messages in flight, which are lost or doubled then"
-        evidence += "" if directory else "; it saves in its working directory, which is not seen from here"
-        receipts_hint = "Receipts close what is left (docs/receipts.md)."
+            evidence += "; so is the phase of QoS 2 messages in flight, which are then lost or duplicated"
+        evidence += "" if directory else "; it saves in its working directory, which is unknown here"
+        receipts_hint = "Receipts close the remaining gap (docs/receipts.md)."
         remedy = (
             receipts_hint
             if verdict is LIMITED
@@ -604,7 +602,7 @@ def _loss_on_kill(conf: MosquittoConf, load: LineLoad | None) -> tuple[Verdict, 
     """Return the verdict on a killed broker, and the messages it loses."""
     interval = conf.number("autosave_interval")
     if not interval:
-        return WARNS, "all since it was started"
+        return WARNS, "all messages since its start"
     if conf.flag("autosave_on_changes"):
         is_small = interval <= (
             _SMALL_LOSS_MESSAGES if load is None else max(_SMALL_LOSS_MESSAGES, load.messages_s * _SMALL_LOSS_S)
@@ -622,8 +620,8 @@ def _check_qos_2(broker: BrokerProbe) -> Iterator[Finding]:
         if int(broker.connack.max_qos) < 2:
             evidence = f"the broker announces Maximum QoS {int(broker.connack.max_qos)}"
         else:
-            evidence = "" if broker.qos_2 else "the broker answers QoS 2 with PUBACK: it serves it as 1"
-        remedy = "Take a broker with QoS 2, or guarantee at_least_once; for a downlink with receipts at the consumer."
+            evidence = "" if broker.qos_2 else "the broker answers QoS 2 with PUBACK: it treats it as QoS 1"
+        remedy = "Use a broker with QoS 2, or guarantee at_least_once; for a downlink with receipts at the consumer."
         if evidence:
             yield Finding(BROKEN, evidence, "the first message", remedy)
         else:
@@ -640,9 +638,9 @@ def _check_rights(broker: BrokerProbe) -> Iterator[Finding]:
             "an access rule" if broker.conf is None else broker.conf.access_control(broker.target.endpoint.port)
         )
         if isinstance(gateway.line, Downlink):
-            evidence = "without publishing on the line's own topics it is not seen who may"
-            limit = "a message is refused; it is set aside then, and counted"
-            finding = (LIMITED, evidence, limit) if access_rule else (HOLDS, "no plugin and no acl_file decides", "")
+            evidence = "write access is not visible without publishing on the line's topics"
+            limit = "a message is refused: it is stored in refused/ and counted"
+            finding = (LIMITED, evidence, limit) if access_rule else (HOLDS, "neither plugin nor acl_file is set", "")
             yield Finding(*finding, line=line, promise="right to write")
             continue
         load = broker.measured_loads[line]
@@ -650,13 +648,13 @@ def _check_rights(broker: BrokerProbe) -> Iterator[Finding]:
             if load.code != _LOWER_QOS_GRANTED:
                 yield Finding(BROKEN, load.problem, "now", load.remedy or "See the broker's log.", line)
         elif load.messages_s or not access_rule:
-            reason = f"messages came {load}" if load.messages_s else "no plugin and no acl_file decides"
+            reason = f"messages arrived {load}" if load.messages_s else "neither plugin nor acl_file is set"
             yield Finding(HOLDS, f"every filter is granted, and {reason}", line=line)
         else:
             evidence = (
-                f"every filter is granted; a broker may ask {access_rule} at each delivery, as Mosquitto does, and "
+                f"every filter is granted; a broker may check {access_rule} at each delivery, as Mosquitto does, and "
             )
-            evidence += f"tells nobody: no message came ({load.source})"
+            evidence += f"drop silently: no message arrived ({load.source})"
             yield Finding(LIMITED, evidence, f"{access_rule} denies what the subscription asks for", line=line)
 
 
@@ -667,22 +665,21 @@ def _check_window(broker: BrokerProbe) -> Iterator[Finding]:
             "" if broker.conf is None else f"; max_inflight_messages is {broker.conf.number('max_inflight_messages'):,}"
         )
         yield Finding(
-            LIMITED, f"MQTT 3.x announces none{conf_text}", "a publisher has more in flight than the broker takes"
+            LIMITED,
+            f"MQTT 3.x has no Receive Maximum{conf_text}",
+            "a publisher has more in flight than the broker accepts",
         )
         return
     before_ack, after_ack = broker.window_counts
     if before_ack <= RECEIVE_MAXIMUM and after_ack <= RECEIVE_MAXIMUM + 1:
-        evidence = f"Receive Maximum {RECEIVE_MAXIMUM}: {before_ack} came, {after_ack} after one acknowledgement"
-        yield Finding(HOLDS, f"{evidence}; the broker takes {broker.connack.receive_max:,} of ours")
+        evidence = f"Receive Maximum {RECEIVE_MAXIMUM}: {before_ack} received, {after_ack} after one acknowledgement"
+        yield Finding(HOLDS, f"{evidence}; the broker accepts {broker.connack.receive_max:,} in flight")
         return
     exactly_once = any(line.exactly_once for line in broker.target.gateways)
-    evidence = (
-        f"the broker breaks Receive Maximum {RECEIVE_MAXIMUM}: {before_ack} came unacknowledged, and {after_ack} after "
-        "one "
-    )
-    evidence += "acknowledgement"
-    evidence += "; with QoS 2 it then uses packet ids twice, and messages are lost" if exactly_once else ""
-    limit = "messages wait in the session" if exactly_once else "many messages wait: a restart repeats them"
+    evidence = f"the broker breaks Receive Maximum {RECEIVE_MAXIMUM}: {before_ack} received unacknowledged, "
+    evidence += f"and {after_ack} after one acknowledgement"
+    evidence += "; with QoS 2 it then reuses packet ids, and messages are lost" if exactly_once else ""
+    limit = "messages are queued in the session" if exactly_once else "many messages are queued: a restart repeats them"
     yield Finding(BROKEN if exactly_once else WARNS, evidence, limit, "Upgrade it (Mosquitto: 2.0.13 or newer).")
 
 
@@ -693,13 +690,11 @@ def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
     numbers = list(dict.fromkeys(broker.queue_probe.numbers))  # first occurrence only: a repeat may come later
     reordered_count = sum(following < previous for previous, following in itertools.pairwise(numbers))
     if not reordered_count:
-        yield Finding(
-            HOLDS, f"{messages_text(len(numbers), None)} of a session that was away came as they were published"
-        )
+        yield Finding(HOLDS, f"{messages_text(len(numbers), None)} queued for an offline session arrived in order")
         return
-    evidence = f"of {len(numbers):,} messages that waited {reordered_count:,} came after one that was published later"
-    limit = "a session that was away comes back"
-    yield Finding(WARNS, evidence, limit, "Sort by what the payload says, or take a broker that keeps order.")
+    evidence = f"of {len(numbers):,} queued messages {reordered_count:,} arrived after a later one"
+    limit = "an offline session reconnects"
+    yield Finding(WARNS, evidence, limit, "Sort by a field of the payload, or use a broker that preserves order.")
 
 
 def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
@@ -707,8 +702,10 @@ def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
     max_packet_size, size_limit = broker.connack.max_packet_size, _conf_number(broker.conf, "message_size_limit")
     downlinks = [gateway.line for gateway in broker.target.gateways if isinstance(gateway.line, Downlink)]
     if size_limit:
-        evidence = f"message_size_limit is {size_limit:,}: of a publisher of MQTT 3.x more is acknowledged and dropped"
-        remedy = "Raise message_size_limit at the broker, or set it to 0; only publishers of MQTT 5 are told."
+        evidence = (
+            f"message_size_limit is {size_limit:,}: larger messages of MQTT 3.x publishers are acknowledged and dropped"
+        )
+        remedy = "Raise message_size_limit at the broker, or set it to 0; only MQTT 5 publishers get an error."
         yield Finding(
             WARNS if size_limit < _SENSOR_MESSAGE_BYTES else LIMITED,
             evidence,
@@ -732,9 +729,12 @@ def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
             f"a message of {max_packet_size:,} bytes",
         )
     elif broker.conf is None:
-        evidence = "the broker announces no limit; one that it does not announce is not seen from outside"
+        evidence = "the broker announces no limit; an unannounced limit is not visible to a client"
         yield Finding(
-            LIMITED, evidence, "message_size_limit is set: more is dropped", "--mosquitto-conf FILE tells it."
+            LIMITED,
+            evidence,
+            "message_size_limit is set: larger messages are dropped",
+            "--mosquitto-conf FILE shows it.",
         )
     else:
         yield Finding(HOLDS, "no limit is announced, and none is set")
@@ -744,8 +744,10 @@ def _check_first_start(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D23: no queue before the first start: a broker queues only for a known session."""
     for line, gateway in broker.uplinks.items():
         if not read_session(gateway.settings.inbox_dir).get("established"):
-            evidence = f"{broker.target.endpoint} keeps nothing for it before: what is published until then is not in "
-            evidence += "Kafka, but for retained messages"
+            evidence = (
+                f"{broker.target.endpoint} queues nothing for it before: messages published until then are not in "
+            )
+            evidence += "Kafka, except retained ones"
             remedy = "Start the line before its publishers."
             yield Finding(LIMITED, evidence, "the line has been started once", remedy, line)
 

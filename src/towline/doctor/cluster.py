@@ -353,7 +353,7 @@ class ClusterProbe:
     def _reachable_admin(self) -> admin.KafkaAdmin:
         """Return the admin client; raises ProbeSkipped if no broker is reachable at its advertised listener."""
         if len(self.unreachable) == len(self.cluster_info.brokers):
-            raise ProbeSkipped("no broker can be reached at the address that it gives to clients")
+            raise ProbeSkipped("no broker is reachable at its advertised listener")
         return self._admin
 
 

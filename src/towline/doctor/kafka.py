@@ -27,10 +27,10 @@ _DAY_MS, _UNLIMITED_MS = 86_400_000, 3650 * 86_400_000
 #: Minimum retention by role, and the outage it covers: a consumer may be down for a lunch break; dead letters and a
 #: stopped line are handled the next morning.
 _MIN_RETENTION: Final = {
-    TopicRole.RECORDS: (3_600_000, "a consumer is away for {}"),
-    TopicRole.NOTICES: (3_600_000, "a consumer is away for {}"),
+    TopicRole.RECORDS: (3_600_000, "a consumer is down for {}"),
+    TopicRole.NOTICES: (3_600_000, "a consumer is down for {}"),
     TopicRole.DEAD_LETTERS: (_DAY_MS, "nobody replays a dead letter for {}"),
-    TopicRole.SOURCE: (_DAY_MS, "the line stands for {}: what Kafka deleted meanwhile is never sent"),
+    TopicRole.SOURCE: (_DAY_MS, "the line is stopped for {}: records deleted meanwhile are never sent"),
 }
 _ALTER: Final = "kafka-configs.sh --bootstrap-server SERVERS --alter --topic TOPIC --add-config"
 _ACL: Final = "kafka-acls.sh --bootstrap-server SERVERS --add --allow-principal User:THIS"
@@ -82,9 +82,9 @@ def _check_reachable(cluster: ClusterProbe) -> Iterator[Finding]:
 
 
 def _unreachable_finding(broker_id: int, address: str, reason: str) -> Finding:
-    evidence = f"broker {broker_id} tells its clients to come to {address}, which can't be reached: {reason}"
+    evidence = f"broker {broker_id} advertises {address}, which is unreachable: {reason}"
     limit = "now: the partitions that it leads can't be written or read from here"
-    return Finding(BROKEN, evidence, limit, "Correct its advertised.listeners, or the network between.")
+    return Finding(BROKEN, evidence, limit, "Correct its advertised.listeners, or the network.")
 
 
 def _check_topics(cluster: ClusterProbe) -> Iterator[Finding]:
@@ -104,32 +104,34 @@ def _check_topics(cluster: ClusterProbe) -> Iterator[Finding]:
         elif not error_name:
             created_topics.append(use.name)
         elif not is_kind(error_name, ErrorKind.ACCESS_RIGHTS) and error_name != "TOPIC_ALREADY_EXISTS":
-            remedy = "Correct [kafka] create_topics, or make it by hand."
+            remedy = "Correct [kafka] create_topics, or create it manually."
             limit = "never: the line does not start"
-            missing_topics.append((use.name, Finding(BROKEN, f"Kafka refuses to make it: {error_text}", limit, remedy)))
+            missing_topics.append(
+                (use.name, Finding(BROKEN, f"Kafka refuses to create it: {error_text}", limit, remedy))
+            )
     yield from _merge_topics(cluster, missing_topics)
     if created_topics:
-        yield Finding(LIMITED, f"Towline makes {names_text(created_topics)} at the start")
+        yield Finding(LIMITED, f"Towline creates {names_text(created_topics)} at the start")
     elif not missing_topics:
-        yield Finding(HOLDS, f"{len(cluster.described_topics)} topics are there")
+        yield Finding(HOLDS, f"{len(cluster.described_topics)} topics exist")
 
 
 def _check_replicas(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D27: number of brokers that may be lost; the transaction topic is checked like any other."""
     brokers, log_topic = cluster.cluster_info.brokers, cluster.topics.get(TRANSACTION_TOPIC)
     if cluster.writers and log_topic is not None and log_topic.is_planned and log_topic.replicas > len(brokers):
-        evidence = f"{TRANSACTION_TOPIC}: Kafka can't make {log_topic.replicas} copies on {len(brokers)} brokers"
+        evidence = f"{TRANSACTION_TOPIC}: Kafka can't create {log_topic.replicas} replicas on {len(brokers)} brokers"
         remedy = "Start as many brokers, or set transaction.state.log.replication.factor and "
         remedy += f"transaction.state.log.min.isr to what {len(brokers)} can hold."
         yield Finding(BROKEN, evidence, "never: no transaction begins", remedy)
     if len(brokers) == 1:
-        evidence = f"Kafka is one broker ({next(iter(brokers.values()))}): every topic has one copy"
-        limit = "its disk is lost, and with it what Kafka acknowledged; while it is away nothing reaches Kafka"
-        remedy = "For trying out that is all right. Else: three brokers, replication factor 3, min.insync.replicas 2."
+        evidence = f"Kafka is one broker ({next(iter(brokers.values()))}): every topic has one replica"
+        limit = "its disk is lost, with all acknowledged records; while it is down nothing reaches Kafka"
+        remedy = "Fine for tests. Else: three brokers, replication factor 3, min.insync.replicas 2."
         yield Finding(WARNS, evidence, limit, remedy)
         return
     topics = _topics_with_role(cluster)
-    evidence = f"{len(topics)} topics have {_SAFE_REPLICAS} copies or more, on {len(brokers)} brokers"
+    evidence = f"{len(topics)} topics have {_SAFE_REPLICAS} replicas or more, on {len(brokers)} brokers"
     default = Finding(HOLDS, evidence, "several brokers lose their disks at once") if topics else None
     yield from _merge_topics(
         cluster, ((topic.name, _replica_finding(topic, len(brokers))) for topic in topics), default
@@ -139,7 +141,7 @@ def _check_replicas(cluster: ClusterProbe) -> Iterator[Finding]:
 def _replica_finding(topic: TopicState, broker_count: int) -> Finding | None:
     if topic.replicas >= _SAFE_REPLICAS:
         return None
-    evidence = f"replication factor {topic.replicas}{' when it is made' if topic.is_planned else ''}"
+    evidence = f"replication factor {topic.replicas}{' when it is created' if topic.is_planned else ''}"
     remedy = "Move it to three brokers: kafka-reassign-partitions.sh."
     if topic.is_planned and topic.name == TRANSACTION_TOPIC:
         remedy = "Set transaction.state.log.replication.factor to 3."
@@ -148,7 +150,7 @@ def _replica_finding(topic: TopicState, broker_count: int) -> Finding | None:
     remedy = f"A third broker, then: {remedy}" if broker_count < _SAFE_REPLICAS else remedy
     if topic.replicas < 2:
         return Finding(WARNS, evidence, "the disk of one broker is lost", remedy)
-    return Finding(WARNS, evidence, "one broker is away: writing then stops, or rests on one copy", remedy)
+    return Finding(WARNS, evidence, "one broker is down: writing then stops, or depends on one replica", remedy)
 
 
 def _check_in_sync(cluster: ClusterProbe) -> Iterator[Finding]:
@@ -158,7 +160,7 @@ def _check_in_sync(cluster: ClusterProbe) -> Iterator[Finding]:
     limit = (
         ""
         if len(cluster.cluster_info.brokers) == 1
-        else "two brokers of a topic are away: writing waits for one of them"
+        else "two brokers of a topic are down: writing waits for one of them"
     )
     default = Finding(HOLDS, f"every replica is in sync, min.insync.replicas {min_isr}", limit) if topics else None
     yield from _merge_topics(
@@ -176,12 +178,12 @@ def _min_isr_finding(topic: TopicState) -> Finding | None:
     min_isr = topic.int_setting("min.insync.replicas")
     if min_isr is None or topic.replicas < _SAFE_REPLICAS or 1 < min_isr < topic.replicas:
         return None
-    evidence = f"min.insync.replicas = {min_isr} of {topic.replicas} copies"
+    evidence = f"min.insync.replicas = {min_isr} of {topic.replicas} replicas"
     remedy = f"{_ALTER} min.insync.replicas=2"
     if topic.is_planned:
         setting = "transaction.state.log.min.isr" if topic.name == TRANSACTION_TOPIC else "min.insync.replicas"
         remedy = f"Set the cluster's {setting} to 2."
-    limit = "one broker is away: nothing can be written then"
+    limit = "one broker is down: nothing can be written then"
     if min_isr == 1:
         limit = "the one broker that has an acknowledged record loses its disk"
     return Finding(WARNS, evidence, limit, remedy)
@@ -191,21 +193,21 @@ def _isr_finding(topic: TopicState) -> Finding | None:
     remedy = "Is a broker down, or slow? kafka-topics.sh --describe --under-replicated-partitions names it."
     if topic.leaderless_partitions:
         evidence = f"{topic.leaderless_partitions} of {topic.partitions} partitions have no leader"
-        return Finding(BROKEN, evidence, "now: nothing of them can be written or read", remedy)
+        return Finding(BROKEN, evidence, "now: they can't be written or read", remedy)
     if topic.in_sync >= topic.replicas:
         return None
     min_isr = min(topic.int_setting("min.insync.replicas") or 1, topic.replicas)
     evidence = f"{topic.in_sync} of {topic.replicas} replicas are in sync"
     if topic.in_sync < min_isr:
-        return Finding(BROKEN, f"{evidence}, min.insync.replicas is {min_isr}", "now: Kafka takes no record", remedy)
-    return Finding(WARNS, evidence, f"{topic.in_sync - min_isr + 1} more brokers are away", remedy)
+        return Finding(BROKEN, f"{evidence}, min.insync.replicas is {min_isr}", "now: Kafka accepts no record", remedy)
+    return Finding(WARNS, evidence, f"{topic.in_sync - min_isr + 1} more brokers are down", remedy)
 
 
 def _check_unclean_election(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D30: unclean leader election: whether a replica out of sync may lead. One replica has no alternative."""
     setting = "unclean.leader.election.enable"
     topics = [topic for topic in _topics_with_role(cluster) if topic.replicas > 1 and setting in (topic.settings or {})]
-    limit = "all replicas in sync are away: one that is behind may lead then, and what it lacks is gone"
+    limit = "all in-sync replicas are down: a replica out of sync may lead, and records it lacks are lost"
     warning = Finding(WARNS, f"{setting} = true", limit, f"{_ALTER} {setting}=false")
     findings = ((topic.name, warning) for topic in topics if (topic.settings or {})[setting] == "true")
     yield from _merge_topics(cluster, findings, Finding(HOLDS, f"{setting} = false") if topics else None)
@@ -214,12 +216,11 @@ def _check_unclean_election(cluster: ClusterProbe) -> Iterator[Finding]:
 def _check_transactions(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D31: start of a transaction with each writer's timeout, and transactions that stay open."""
     for name, hidden_count in cluster.hidden_offsets.items():
-        evidence = (
-            f"{name}: {hidden_count:,} offsets are behind a transaction that stays open, of a transactional id not "
-            "known"
-        )
+        evidence = f"{name}: {hidden_count:,} offsets are behind an open transaction of an unknown transactional id"
         remedy = f"Name its writer: kafka-transactions.sh --bootstrap-server {cluster.servers} find-hanging, or list."
-        yield Finding(WARNS, evidence, "now: nobody reads them before it ends, by its time-out at the latest", remedy)
+        yield Finding(
+            WARNS, evidence, "now: read_committed consumers wait until it ends, at the latest by its timeout", remedy
+        )
     if not cluster.writers:
         return
     setting, max_ms = "transaction.max.timeout.ms", cluster.lowest_setting("transaction.max.timeout.ms")
@@ -241,7 +242,7 @@ def _check_transactions(cluster: ClusterProbe) -> Iterator[Finding]:
         return
     for writer, (_, error_text) in failures:
         evidence = f"a transaction of {writer.probe_id} could not begin: {error_text}"
-        remedy = "Is a broker down, or Kafka busy? Mend that, and ask again."
+        remedy = "Is a broker down, or Kafka busy? Fix it, and run doctor again."
         yield Finding(BROKEN, evidence, "never: the line writes nothing", remedy, writer.line)
     if attempts and not failures and any(not error_name for _, (error_name, _) in attempts):
         yield Finding(HOLDS, f"{names_text(writer.line for writer, _ in attempts)} began a transaction; {timeouts}")
@@ -275,11 +276,11 @@ def _size_finding(line: Uplink, record_bytes: int, evidence_text: str) -> Findin
     if packet_bytes <= record_bytes - _RECORD_OVERHEAD:
         return Finding(HOLDS, evidence, line=line.name)
     if not policy(line.guarantee).replays_batches:
-        return Finding(LIMITED, evidence, f"{limit}, which is given up", line=line.name)
+        return Finding(LIMITED, evidence, f"{limit}, which is dropped", line=line.name)
     if line.dead_letter_topic:
         return Finding(LIMITED, evidence, f"{limit}, which becomes a dead letter, in parts", line=line.name)
     remedy = "Give the line a dead_letter_topic; or raise max.message.bytes, and message.max.bytes in [kafka] settings."
-    return Finding(WARNS, evidence, f"{limit}: it stops the line until somebody acts", remedy, line.name)
+    return Finding(WARNS, evidence, f"{limit}: it stops the line until an operator acts", remedy, line.name)
 
 
 def _check_retention(cluster: ClusterProbe) -> Iterator[Finding]:
@@ -337,9 +338,9 @@ def _compaction_finding(use: TopicUse, topic: TopicState) -> Finding | None:
     if use.role is TopicRole.DEAD_LETTERS:
         return Finding(BROKEN, evidence, "the first dead letter, at which the line stops (TL-K71)", delete_command)
     if use.role is TopicRole.RECORDS and not use.keyed:
-        evidence, remedy = f"{evidence}, and a route gives no key", f"Give the route a key, or: {delete_command}"
-        return Finding(BROKEN, evidence, "never: Kafka takes no record without a key there", remedy)
-    return Finding(LIMITED, evidence, "another record of the same key comes")
+        evidence, remedy = f"{evidence}, and a route has no key", f"Set a key for the route, or: {delete_command}"
+        return Finding(BROKEN, evidence, "never: Kafka accepts no record without a key there", remedy)
+    return Finding(LIMITED, evidence, "another record with the same key arrives")
 
 
 def _marker_topic_finding(use: TopicUse, topic: TopicState, evidence: str) -> Finding | None:
@@ -375,7 +376,7 @@ def _check_rights(cluster: ClusterProbe) -> Iterator[Finding]:
         evidence = "DescribeConfigs on the cluster is not granted: transaction.max.timeout.ms and others can't be read"
         remedy = f"{_ACL} --operation DescribeConfigs --cluster, for the user that runs doctor."
         findings.append(Finding(UNKNOWN, evidence, remedy=remedy.replace("SERVERS", cluster.servers)))
-    yield from findings or [Finding(HOLDS, "this user may do all that the lines need with their topics")]
+    yield from findings or [Finding(HOLDS, "this user has all rights on the lines' topics")]
 
 
 def _topic_rights(cluster: ClusterProbe) -> Iterator[tuple[str, Finding]]:
@@ -387,10 +388,10 @@ def _topic_rights(cluster: ClusterProbe) -> Iterator[tuple[str, Finding]]:
         if name in cluster.described_topics and topic is None:
             if any(use.required for use in uses):
                 remedy = f"{_ACL} {options} --operation DescribeConfigs --topic TOPIC"
-                yield name, Finding(BROKEN, "this user may not even see it (Describe)", "never", remedy)
+                yield name, Finding(BROKEN, "Describe is not granted", "never", remedy)
         elif topic is None or topic.is_planned:
             if is_kind(cluster.create_errors.get(name, ("", ""))[0], ErrorKind.ACCESS_RIGHTS):
-                remedy = f"{_ACL} --operation Create --topic TOPIC; or make it by hand."
+                remedy = f"{_ACL} --operation Create --topic TOPIC; or create it manually."
                 yield name, Finding(BROKEN, "Create is not granted, and it is missing", "never", remedy)
         elif denied := [
             operation
@@ -410,10 +411,10 @@ CHECKS: Final = (
     Check("TL-D26", "topics", _check_topics),
     Check("TL-D27", "loss of a broker", _check_replicas),
     Check("TL-D28", "in-sync replicas", _check_in_sync),
-    Check("TL-D30", "who may lead", _check_unclean_election),
+    Check("TL-D30", "unclean leader election", _check_unclean_election),
     Check("TL-D31", "transactions", _check_transactions),
     Check("TL-D33", "large messages", _check_record_size),
-    Check("TL-D34", "time to read", _check_retention),
+    Check("TL-D34", "retention", _check_retention),
     Check("TL-D38", "compaction", _check_compaction),
     Check("TL-D39", "rights", _check_rights),
 )

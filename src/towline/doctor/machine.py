@@ -58,8 +58,8 @@ _FASTEST_SYNC_S: Final = 5e-6
 _SLOW_SYNC_S, _VERY_SLOW_SYNC_S = 0.1, 1.0
 #: Near limits of the room without Kafka: seconds, bytes if the load is unknown, and free inodes.
 _NEAR_LIMIT_S, _NEAR_LIMIT_BYTES, _NEAR_LIMIT_INODES = 3600.0, 1e9, 10_000
-_LOCAL_DISK_REMEDY: Final = "Name a directory on a local disk in state_dir."
-_OTHER_DISK_REMEDY: Final = "Put state_dir on another disk; towline size says what a load needs."
+_LOCAL_DISK_REMEDY: Final = "Set state_dir to a directory on a local disk."
+_OTHER_DISK_REMEDY: Final = "Put state_dir on another disk; towline size shows the room that a load needs."
 #: Bit of ``status`` in adjtimex(2): the clock is not synchronised.
 _STA_UNSYNC: Final = 0x0040
 _MB: Final = 1_000_000
@@ -72,7 +72,7 @@ _BRIDGE_BYTES, _GATEWAY_BYTES, _LINE_BYTES, _WORKERS_BYTES, _JVM_OVERHEAD_BYTES 
     450 * _MB,
     400 * _MB,
 )
-_PYSPARK_REMEDY: Final = 'Take one that it is tried with: pip install "towline[spark]"'
+_PYSPARK_REMEDY: Final = 'Install a tested version: pip install "towline[spark]"'
 #: Default of spark.driver.memory.
 _DEFAULT_HEAP_BYTES: Final = 1 << 30
 _UNIT_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -243,7 +243,7 @@ def _state_directory_finding(state_dirs: Sequence[StateDir], file_systems: Seque
     file_system, fs_type, loss_text = (
         file_systems[0],
         file_systems[0].fs_type,
-        "messages, checkpoint and identity are gone then",
+        "messages, checkpoint and identity are lost",
     )
     location = (
         f"{file_system.existing_dir} is on {fs_type or 'a file system of unknown kind'}, mounted at "
@@ -253,11 +253,11 @@ def _state_directory_finding(state_dirs: Sequence[StateDir], file_systems: Seque
     writable_by_others = ", ".join(
         str(fs.existing_dir) for fs in file_systems if fs.mode is not None and fs.mode & 0o022
     )
-    start_limit, power_limit = "now: no line starts", "the power fails: names and contents that were synced may be gone"
-    network_limit = "another machine, or the way to it, keeps neither a sync nor a lock as a local disk does"
+    start_limit, power_limit = "now: no line starts", "the power fails: synced names and contents may be lost"
+    network_limit = "the server or the network fails: syncs and locks are not those of a local disk"
     volume_remedy, intruder_limit = (
-        "Mount a volume, and name it in state_dir.",
-        "another user of this machine puts something there",
+        "Mount a volume, and set state_dir to it.",
+        "another user of this machine writes there",
     )
     faults: tuple[tuple[object, Verdict, str, str, str], ...] = (
         (file_system.read_only, BROKEN, f"{location}, read-only", start_limit, _LOCAL_DISK_REMEDY),
@@ -283,11 +283,11 @@ def _state_directory_finding(state_dirs: Sequence[StateDir], file_systems: Seque
             network_limit,
             _LOCAL_DISK_REMEDY,
         ),
-        (not fs_type, UNKNOWN, location, "", f"Look at it with df -T. {_LOCAL_DISK_REMEDY}"),
+        (not fs_type, UNKNOWN, location, "", f"Check it with df -T. {_LOCAL_DISK_REMEDY}"),
         (
             fs_type not in _JOURNALING_TYPES,
             WARNS,
-            f"{location}, which has no journal that Towline is proved on",
+            f"{location}, a type that Towline was not tested on",
             power_limit,
             _LOCAL_DISK_REMEDY,
         ),
@@ -320,18 +320,18 @@ def _room_finding(state_dirs: Sequence[StateDir], file_system: FileSystem) -> Fi
         f"{mount_point}{f', {bytes_text(min_free_bytes)} of it stay free (min_free_bytes)' if min_free_bytes else ''}"
     )
     remedy = "Make room, raise max_bytes of [uplink.journal], or put state_dir on a larger disk."
-    stop_text = "intake then stops, and the broker's queue has to hold (TL-J02)"
+    stop_text = "intake then stops, and the broker has to queue (TL-J02)"
     if file_system.free_inodes is not None and file_system.free_inodes < _NEAR_LIMIT_INODES:
         inode_evidence = f"{file_system.free_inodes:,} inodes free on {mount_point}"
         return Finding(
-            WARNS if file_system.free_inodes else BROKEN, inode_evidence, "no file can be made there", remedy
+            WARNS if file_system.free_inodes else BROKEN, inode_evidence, "no file can be created there", remedy
         )
     if usable_bytes <= 0:
         return Finding(BROKEN, evidence, f"now: {stop_text}", "Make room, or lower min_free_bytes.")
     if kafka_acked_lines := names_text(state_dir.line for state_dir in state_dirs if not state_dir.journal_grows):
-        evidence += f'; what comes to {kafka_acked_lines} waits in the broker (ack_after = "kafka")'
+        evidence += f'; messages of {kafka_acked_lines} wait in the broker (ack_after = "kafka")'
     if not (state_dirs := [state_dir for state_dir in state_dirs if state_dir.journal_grows]):
-        return Finding(LIMITED, evidence, "Kafka is away: intake stops, and the broker's queue has to hold (TL-D05)")
+        return Finding(LIMITED, evidence, "Kafka is down: intake stops, and the broker has to queue (TL-D05)")
     limited_dirs = [state_dir for state_dir in state_dirs if state_dir.max_bytes is not None]
     evidence += "".join(f"; max_bytes = {state_dir.max_bytes:,} of {state_dir.line}" for state_dir in limited_dirs)
     growth_bytes_s = sum(state_dir.growth_bytes_s for state_dir in state_dirs)
@@ -349,7 +349,7 @@ def _room_finding(state_dirs: Sequence[StateDir], file_system: FileSystem) -> Fi
         is_near = time_left_s < _NEAR_LIMIT_S
         rate = sum(state_dir.load.messages_s for state_dir in state_dirs if state_dir.load)
         evidence += f"; {rate:,.0f} msg/s write {bytes_text(growth_bytes_s)}/s"
-        limit = f"Kafka is away for {duration_text(time_left_s)}: {stop_text}"
+        limit = f"Kafka is down for {duration_text(time_left_s)}: {stop_text}"
     return Finding(WARNS if is_near else LIMITED, evidence, limit, remedy if is_near else "")
 
 
@@ -361,9 +361,7 @@ def _check_syncs(machine: MachineProbe) -> Iterator[Finding]:
             try:
                 durations_s = measure_syncs(file_system.existing_dir)
             except OSError as error:
-                evidence = (
-                    f"a file in {file_system.existing_dir} could not be made durable: {files.os_error_text(error)}"
-                )
+                evidence = f"a file in {file_system.existing_dir} could not be synced: {files.os_error_text(error)}"
                 yield Finding(BROKEN, evidence, "now: nothing can be acknowledged", _OTHER_DISK_REMEDY)
             else:
                 yield _sync_finding(durations_s, file_system.fs_type)
@@ -375,9 +373,9 @@ def _sync_finding(durations_s: Sequence[float], fs_type: str) -> Finding:
         f"fdatasync took {median_s * 1000:.3g} ms, 99 % within {p99_s * 1000:.3g} ms ({len(durations_s)} on {fs_type})"
     )
     if median_s < _FASTEST_SYNC_S:
-        remedy = "Is the disk of a virtual machine set to cache=unsafe, or libeatmydata loaded? Let syncs be made."
-        evidence += ": no disk is as fast, so nothing is made durable"
-        return Finding(WARNS, evidence, "the power fails: what was acknowledged may be gone", remedy)
+        remedy = "Is the disk of a virtual machine set to cache=unsafe, or libeatmydata loaded? Enable real syncs."
+        evidence += ": no disk is so fast, so nothing is really synced"
+        return Finding(WARNS, evidence, "the power fails: acknowledged messages may be lost", remedy)
     if median_s >= _SLOW_SYNC_S or p99_s >= _VERY_SLOW_SYNC_S:
         return Finding(
             WARNS, evidence, "a message is acknowledged after a sync, with QoS 2 after two", _OTHER_DISK_REMEDY
@@ -391,13 +389,13 @@ def _check_clock(machine: MachineProbe) -> Iterator[Finding]:
     if all(server.strip().startswith(("127.", "localhost:", "[::1]:")) for server in servers):
         yield Finding(HOLDS, "Kafka is on this machine: one clock for both")
     elif machine.clock_synchronised is None:
-        remedy = "Look at it with timedatectl."
-        yield Finding(UNKNOWN, "whether something synchronises this clock can't be told (adjtimex)", remedy=remedy)
+        remedy = "Check it with timedatectl."
+        yield Finding(UNKNOWN, "whether this clock is synchronised is unknown (adjtimex)", remedy=remedy)
     elif machine.clock_synchronised:
         yield Finding(HOLDS, "this machine's clock is synchronised; those of the brokers are not compared")
     else:
         limit = "it drifts, by seconds a day, from Kafka's: the time of a record is this machine's"
-        remedy = "Let it be synchronised: timedatectl set-ntp true, or chrony."
+        remedy = "Enable NTP: timedatectl set-ntp true, or chrony."
         yield Finding(WARNS, "nothing synchronises this machine's clock (adjtimex: STA_UNSYNC)", limit, remedy)
 
 
@@ -419,10 +417,10 @@ def _check_memory(machine: MachineProbe) -> Iterator[Finding]:
     if needed_bytes <= available_bytes:
         yield Finding(HOLDS, evidence)
         return
-    limit = "other processes keep what they have: the kernel then ends one"
+    limit = "other processes keep their memory: OOM kill of one"
     if needed_bytes > total_bytes:
-        limit = "Spark is busy: the kernel then ends a process, and the line begins again and again"
-    remedy = "Lower spark.driver.memory in [spark.conf] or max_bytes_per_trigger, or take more memory."
+        limit = "Spark is under load: OOM kill, restart loop"
+    remedy = "Lower spark.driver.memory in [spark.conf] or max_bytes_per_trigger, or add memory."
     yield Finding(WARNS, evidence, limit, remedy)
 
 
@@ -452,7 +450,10 @@ def _check_spark(_machine: MachineProbe) -> Iterator[Finding]:
         yield Finding(BROKEN, error.problem, "now: no line starts", error.remedy)
         return
     untested_finding = Finding(
-        WARNS, f"PySpark is {version}; Towline was not tried with it", "something has changed in it", _PYSPARK_REMEDY
+        WARNS,
+        f"PySpark is {version}; Towline was not tested with it",
+        "a change in PySpark breaks Towline",
+        _PYSPARK_REMEDY,
     )
     yield Finding(HOLDS, f"PySpark is {version}, and finds a Java that it runs on") if is_tested else untested_finding
 

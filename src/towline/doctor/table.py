@@ -31,7 +31,7 @@ _SYMBOLS: Final = dict(zip(Verdict, "✓✓?!✗", strict=True))
 #: Exit code by verdict; 2 is an error in the bridge file, as in every command.
 _EXIT_CODES: Final = dict(zip(Verdict, (0, 0, 3, 3, 1), strict=True))
 _LABELS: Final = ("holds until", "because", "what to do")
-_RETRY_REMEDY: Final = "Mend that, and ask again."
+_RETRY_REMEDY: Final = "Fix it, and run doctor again."
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,17 @@ def run_checks(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterat
         try:
             findings.extend(check.rule(facts))  # findings before an exception are kept
         except ProbeSkipped as error:
-            findings.append(Finding(Verdict.UNKNOWN, f"not asked: {error}", remedy=error.remedy))
+            findings.append(Finding(Verdict.UNKNOWN, f"not probed: {error}", remedy=error.remedy))
         except Exception as error:  # noqa: BLE001 - the other checks still run
             detail = f"{type(error).__name__}: {error}"
-            remedy = _RETRY_REMEDY if isinstance(error, OSError) else "Report it, with this row; the others hold."
+            remedy = (
+                _RETRY_REMEDY
+                if isinstance(error, OSError)
+                else "Report this bug with this row; the other rows are valid."
+            )
             if isinstance(error, TowlineError):
                 detail, remedy = f"{error.location}: {error.problem} ({error.code})", error.remedy or _RETRY_REMEDY
-            findings.append(Finding(Verdict.UNKNOWN, f"could not be asked: {detail}", remedy=remedy))
+            findings.append(Finding(Verdict.UNKNOWN, f"check failed: {detail}", remedy=remedy))
         for finding in findings:
             evidence, limit, remedy = map(printable, (finding.evidence, finding.limit, finding.remedy))
             promise, line_name = finding.promise or check.promise, finding.line or line
@@ -196,7 +200,7 @@ def _code_suffix(finding: Finding) -> str:
 
 def _summary(findings: Iterable[Finding], *, verbose: bool) -> str:
     verdicts = [finding.verdict for finding in findings]
-    verdict_names = {Verdict.BROKEN: "broken", Verdict.WARNS: "near a limit", Verdict.UNKNOWN: "not known"}
+    verdict_names = {Verdict.BROKEN: "broken", Verdict.WARNS: "near a limit", Verdict.UNKNOWN: "unknown"}
     counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in verdict_names.items() if verdict in verdicts]
     if satisfied_count := sum(verdict in _SATISFIED for verdict in verdicts):
         counts.append(f"{satisfied_count} kept{'' if verbose else ' (-v)'}")

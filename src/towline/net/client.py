@@ -269,7 +269,7 @@ class PublishResult:
         with self._condition:
             if not self._condition.wait_for(lambda: self.done, timeout_s):
                 problem = f"no answer within {timeout_s:g} s to a message"
-                remedy = "It is sent again by itself. Receive what waits: the answer may lie behind 64 MiB of messages."
+                remedy = "It is resent automatically. Receive queued messages: the answer may be behind 64 MiB of them."
                 raise Unreachable("TL-M33", self.topic, problem, remedy)
         if self.failure is not None:
             raise self.failure
@@ -441,7 +441,9 @@ class Client:
                 raise self._end_error or self._closed_error()
             if len(self._pending_results) >= _MAX_UNCONFIRMED:
                 problem = f"{_MAX_UNCONFIRMED:,} messages are not confirmed after {timeout_s:g} s"
-                raise Unreachable("TL-M33", self._location, problem, "Is the broker alive? This message was not taken.")
+                raise Unreachable(
+                    "TL-M33", self._location, problem, "Is the broker alive? This message was not queued."
+                )
             result = PublishResult(topic, self._condition)
             self._pending_results.add(result)
             self._queued_events.append(events.Publish(result, content))
@@ -479,8 +481,8 @@ class Client:
     def _check_process(self) -> None:
         """Reject a forked process before a lock is taken: an inherited lock may be held for ever."""
         if os.getpid() != self._pid:
-            problem = f"this client belongs to the process that made it (pid {self._pid})"
-            raise Unreachable("TL-M34", self._location, problem, "Make a new one after the fork.")
+            problem = f"this client belongs to the process that created it (pid {self._pid})"
+            raise Unreachable("TL-M34", self._location, problem, "Create a new one after the fork.")
 
     def _acknowledge(self, number: int) -> None:
         with self._condition:
@@ -488,7 +490,7 @@ class Client:
         self._driver.wake()
 
     def _closed_error(self) -> Unreachable:
-        return Unreachable("TL-M32", self._location, "the client is closed", "Make a new one.")
+        return Unreachable("TL-M32", self._location, "the client is closed", "Create a new one.")
 
     # -- on the client's thread --
 

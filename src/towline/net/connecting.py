@@ -75,14 +75,14 @@ def call_with_timeout(
         BaseException: Any error of `call`.
     """
     if cancelled():
-        raise TimeoutError("given up")
+        raise TimeoutError("cancelled")
     deadline = time.monotonic() + timeout_s
     future = _start_call(call)
     while True:
         was_cancelled, remaining_s = cancelled(), deadline - time.monotonic()
         if was_cancelled or remaining_s <= 0:
             _discard_late_result(future, discard_result)
-            raise TimeoutError("given up" if was_cancelled else f"no answer within {timeout_s:g} s")
+            raise TimeoutError("cancelled" if was_cancelled else f"no answer within {timeout_s:g} s")
         if wait([future], min(remaining_s, _CANCEL_POLL_S)).done:
             return future.result()
 
@@ -109,13 +109,13 @@ def _discard_late_result(future: Future[T], discard_result: Callable[[T], object
 def header_problem(name: str, value: str) -> str | None:
     """Return the reason why an HTTP request can't have a header, or None; never with its value: it may be secret."""
     if not _HEADER_NAME.fullmatch(name):
-        return f'"{name}" is no name of an HTTP header'
+        return f'"{name}" is not a valid name of an HTTP header'
     if name.lower() in _RESERVED_HEADERS or name.lower().startswith("sec-websocket-"):
         return f'the header "{name}" is part of the WebSocket request itself'
     return (
         None
         if _HEADER_VALUE.fullmatch(value)
-        else f'the value of the header "{name}" has characters HTTP does not take'
+        else f'the value of the header "{name}" has characters that HTTP does not allow'
     )
 
 
@@ -159,7 +159,7 @@ class WebSocketFraming:
     def _http_error(self, status: int) -> Unreachable:
         remedy = f'Is "{self._endpoint.path}" the right path?'
         if status in {401, 403}:
-            remedy = "What stands before the broker wants a login; Towline has none for it."
+            remedy = "A server in front of the broker requires a login, which Towline does not support."
         elif status == 426 or status >= 500:
             remedy = "Is the broker behind it up, and does it take WebSockets?"
         return self.websocket_error(
@@ -500,7 +500,7 @@ class _ConnectionAttempt:
         targets = f" to any of {address_count} addresses" if address_count > 1 else ""
         targets += f" from {self._source_address}" if self._source_address else ""
         reasons = "; ".join([*dict.fromkeys(map(error_text, [*self._failures, error]))][:_SHOWN_REASONS])
-        question = "may we open its socket" if self._endpoint.scheme == "unix" else "the port right"
+        question = "its socket accessible" if self._endpoint.scheme == "unix" else "the port right"
         return Unreachable(
             "TL-M01", self._location, f"no connection{targets} ({reasons})", f"Is the broker up, and {question}?"
         )
@@ -541,7 +541,7 @@ class _ConnectionAttempt:
 
         def translate_error(error: Exception) -> TowlineError:
             if isinstance(error, UnicodeError):
-                problem = "the proxy's user or password has characters that can't be carried"
+                problem = "the proxy's user or password has characters that can't be sent"
                 return ConfigError("TL-C31", str(proxy), problem, "Use ASCII.")
             if isinstance(error, python_socks.ProxyConnectionError):
                 problem, location = (
@@ -555,7 +555,7 @@ class _ConnectionAttempt:
             remedy = _PROXY_REMEDIES.get(
                 407 if "authentication" in detail else code, "Does the proxy reach the broker?"
             )
-            return Unreachable("TL-M15", self._location, f"the proxy {proxy} did not let us through: {detail}", remedy)
+            return Unreachable("TL-M15", self._location, f"the proxy {proxy} refused the connection: {detail}", remedy)
 
         self.translate_error = translate_error
         proxy_type = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5

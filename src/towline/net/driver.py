@@ -364,7 +364,7 @@ class SessionDriver:
         self._apply_version(reason)
         if action.reconnect_at_once:
             if action.server_reference:
-                self._hooks.log_notice("sent to another server", code="TL-M26", reason=str(action.error))
+                self._hooks.log_notice("redirected to another server", code="TL-M26", reason=str(action.error))
             self.schedule.due_at = 0.0
         elif action.error is not None:
             contended = isinstance(action.error, TakenOver) and self.schedule.record_takeover(time.monotonic())
@@ -576,8 +576,8 @@ class ReconnectSchedule:
         if self._redirect_count >= MAX_REDIRECTS:
             self._redirect_count, self._moved_server = 0, None
             self._redirect_targets.clear()
-            problem = f"sent from server to server {MAX_REDIRECTS} times without being served"
-            remedy = "The brokers' redirections go round; tell their operator."
+            problem = f"redirected {MAX_REDIRECTS} times without a connection"
+            remedy = "The brokers redirect in a circle; report it to their operator."
             return Close(Unreachable("TL-M27", str(self.endpoint), problem, remedy))
         servers = [
             server for server in parse_references(close.server_reference, self.endpoint) if server != self.endpoint

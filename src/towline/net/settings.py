@@ -418,7 +418,7 @@ def _call_token_provider(name: str, session_config: SessionConfig, cancelled: Ca
     except ConfigError as error:
         raise Unreachable(error.code, error.location, error.problem, error.remedy) from None
     except TimeoutError as error:
-        raise Unreachable("TL-C179", location, f'"{name}" gave no password: {error}', "Trying again.") from None
+        raise Unreachable("TL-C179", location, f'"{name}" returned no password: {error}', "Trying again.") from None
 
 
 def _check_password(value: Any) -> bytes:
@@ -440,7 +440,7 @@ def _parse_headers(content: bytes) -> Headers:
     lines = (line for line in content.decode("latin-1").splitlines() if line.strip())
     parts = [[part.strip() for part in line.partition(":")] for line in lines]
     for number, (name, colon, value) in enumerate(parts, start=1):
-        if problem := header_problem(name, value) if colon else "it is no header, written as Name: value":
+        if problem := header_problem(name, value) if colon else "not a header of the form Name: value":
             raise ValueError(f"line {number}: {problem}")
     return tuple((name, value) for name, _, value in parts)
 
@@ -571,7 +571,7 @@ def _to_filters(subscribe: str | Filter | Sequence[str | Filter], location: str)
     values: Any = (subscribe,) if isinstance(subscribe, str | Filter) else subscribe
     if not isinstance(values, Iterable) or not all(isinstance(value, str | Filter) for value in values):
         reject_argument(
-            "subscribe", 'it is a topic filter, or a list of them, each a text or a Filter("telemetry/#", qos=2)'
+            "subscribe", 'must be a topic filter, or a list of them, each a string or a Filter("telemetry/#", qos=2)'
         )
     filters = tuple(Filter(value) if isinstance(value, str) else value for value in values)
     if len({topic_filter.pattern for topic_filter in filters}) != len(filters):

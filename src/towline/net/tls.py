@@ -166,9 +166,7 @@ def certificate_problem(code: int, message: str, name: str, certificate: Mapping
     clause = f" is not accepted: {detail}"
     if code in _RFC_5280_ERRORS:
         clause = f", or its authority's, breaks the rules of RFC 5280 ({detail})"
-        remedy = (
-            "Have it and its authority issued anew by these rules, or set tls.strict = false: the rest is verified."
-        )
+        remedy = "Reissue it and its authority by these rules, or set tls.strict = false: the rest is verified."
     return f"{subject}{clause}", remedy
 
 
@@ -211,11 +209,11 @@ def tls_error(error: Exception, tls: Tls, location: str) -> BrokerError:
         problem = f"the broker asks for a client certificate ({alert})"
         return Unreachable("TL-M09", location, problem, "Set tls.cert_file and tls.key_file.")
     if any(word in reason for word in _VERSION_ERRORS):
-        remedy = "Lower tls.min_version, or mend the broker." if tls.min_version != "1.2" else "Mend the broker."
+        remedy = "Lower tls.min_version, or upgrade the broker." if tls.min_version != "1.2" else "Upgrade the broker."
         return Unreachable("TL-M02", location, f"the broker speaks no TLS {tls.min_version} or newer", remedy)
     if "NO_APPLICATION_PROTOCOL" in reason:
         protocols = ", ".join(tls.alpn)
         return Unreachable(
-            "TL-M02", location, f"the broker takes none of the ALPN protocols {protocols}", "Check tls.alpn."
+            "TL-M02", location, f"the broker accepts none of the ALPN protocols {protocols}", "Check tls.alpn."
         )
     return Unreachable("TL-M02", location, f"no TLS ({error_text(error)})", tls_port_hint(location).strip())

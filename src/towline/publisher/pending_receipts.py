@@ -256,10 +256,10 @@ def read_receipt_keys(outbox: Outbox, key_file: str | Path | None) -> ReceiptKey
     """
     publisher = outbox.journal_id
     if key_file is None:
-        remedy = f"Give receipt_key_file, made with: towline key LINE_KEY_FILE {publisher}."
+        remedy = f"Set receipt_key_file, created with: towline key LINE_KEY_FILE {publisher}."
         raise ConfigError("TL-C84", f"publisher {publisher}", "receipts need a key", remedy)
     keys = ReceiptKeys.read_file(Path(key_file).expanduser())
     if not keys.has_key_for(publisher):
-        problem, remedy = f"it holds keys of other publishers, and this one is {publisher}", "Make one: towline key"
+        problem, remedy = f"it holds keys of other publishers, and this one is {publisher}", "Create one: towline key"
         raise ConfigError("TL-C86", str(key_file), problem, f"{remedy} LINE_KEY_FILE {publisher}")
     return keys

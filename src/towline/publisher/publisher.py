@@ -54,7 +54,7 @@ from towline.threads import guarded_thread
 
 #: Timeout in seconds for the broker's answers at interpreter exit without `close`.
 _EXIT_TIMEOUT_S: Final = 5.0
-_UNVERIFIED_RECEIPT: Final = "a receipt without a code of our key: of a gateway without it, or a forged one"
+_UNVERIFIED_RECEIPT: Final = "a receipt is not signed with our key: from a gateway without the key, or forged"
 
 
 class _PublisherArguments(Arguments):
@@ -206,7 +206,7 @@ class Publisher:
         self.close(0 if kind else 30.0)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Publisher belongs to the process that made it: make one, with a directory of its own, there")
+        raise TypeError("a Publisher belongs to the process that created it: create one there, with its own directory")
 
     # -- any thread --
 
@@ -369,7 +369,7 @@ class Publisher:
                 self._downlink.resend(request, pending.is_pending)
             self._downlink.turn(unsent=driver.unsent_bytes)
         except JournalFull as error:  # actions that can't be persisted must not be performed
-            problem = f"what is sent can't be recorded: {error.problem}"
+            problem = f"the state of deliveries can't be written: {error.problem}"
             driver.restart_session(Unreachable("TL-M13", self._connection.session.location, problem, error.remedy))
         if driver.fatal_error is not None:
             # Messages on disk are safe, and the broker may be fixed meanwhile: log, and keep trying.
@@ -441,7 +441,7 @@ class Publisher:
                 lost_ranges = pending.apply_receipt(receipt, time.monotonic())
             except OutboxRestored:
                 lost_ranges = []
-                log.warning("the outbox is an older copy of itself; messages may be doubled", code="TL-O07")
+                log.warning("the outbox was restored from an older copy; messages may be duplicated", code="TL-O07")
                 pending.persist(self._downlink.oldest_number)
                 self._outbox.sync()
             numbers = range(previous_watermark, pending.completed_ranges.watermark)
@@ -468,7 +468,7 @@ class Publisher:
         with self._lifecycle.completing_stages():
             self._lifecycle.closed = True
             problem, remedy = (
-                "the publisher was closed before",
+                "the publisher was closed first",
                 "The message stays on disk, and the next start sends it.",
             )
             self._lifecycle.fail_stages(
@@ -599,8 +599,8 @@ def _missing_receipt_hint(receipts: Mapping[str, int | bool]) -> str:
     if receipts["watermark"]:
         return ""
     if receipts["not_believed"]:
-        return ". Receipts came that this publisher's key did not sign: is it made of the line's key (towline key)?"
+        return ". Receipts came with another key's signature: was this key derived from the line's key (towline key)?"
     return (
-        ". No receipt has ever come: the line that takes these messages up needs `receipts`, with the same prefix and "
-        "the key that this publisher's is made of, and has to reach Kafka"
+        ". No receipt has ever arrived: the line that receives these messages needs `receipts`, with the same prefix "
+        "and the key from which this publisher's key is derived, and it must reach Kafka"
     )

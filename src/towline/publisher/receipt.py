@@ -130,7 +130,7 @@ class Lifecycle:
         self.no_receipt_stage: Completion[None] | None = None
         if pending is None:
             self.no_receipt_stage = Completion(self)
-            problem = "this publisher asks for no receipts"
+            problem = "this publisher does not use receipts"
             self.no_receipt_stage.set_outcome(
                 failure=ConfigError("TL-C51", location, problem, "Open it with receipts=True.")
             )
@@ -147,8 +147,8 @@ class Lifecycle:
             PublisherError: TL-O08.
         """
         if self.is_forked:
-            problem = f"this publisher belongs to the process that made it (pid {self._pid})"
-            remedy = "Make one, with a directory of its own, after the fork."
+            problem = f"this publisher belongs to the process that created it (pid {self._pid})"
+            remedy = "Create one after the fork, with its own directory."
             raise PublisherError("TL-O08", str(self.directory), problem, remedy)
 
     def check_may_wait(self) -> None:
@@ -159,7 +159,7 @@ class Lifecycle:
         """
         self.check_process()
         if threading.current_thread() in self.threads:
-            problem = "a callback waits on the publisher's own thread for what this thread has to do"
+            problem = "a callback waits on the publisher's own thread, which would wait for itself"
             remedy = "Publish with wait=False there, and wait on another thread."
             raise PublisherError("TL-O10", str(self.directory), problem, remedy)
 
@@ -170,7 +170,7 @@ class Lifecycle:
                 self.fatal_error = error
             elif self.fatal_error is None:
                 problem = f"the publisher has ended: unexpected {error_text(error)}"
-                remedy = "What is on disk is safe; make a new one, and report the fault in Towline."
+                remedy = "Messages on disk are safe; create a new publisher, and report this bug."
                 self.fatal_error = PublisherError("TL-O09", str(self.directory), problem, remedy)
                 self.fatal_error.__cause__ = error
             for message in (*(self._group if disk else ()), *self._queue):
@@ -184,7 +184,7 @@ class Lifecycle:
 
     def closed_error(self) -> PublisherError:
         """Return the error of a call after `close`."""
-        return PublisherError("TL-O02", str(self.directory), "the publisher is closed", "Make a new one.")
+        return PublisherError("TL-O02", str(self.directory), "the publisher is closed", "Create a new one.")
 
     @property
     def end_error(self) -> TowlineError | None:
@@ -280,7 +280,7 @@ class Lifecycle:
     def _timeout_error(self) -> PublisherError:
         full_error = self.full_error
         reason = f"no room: {full_error.problem}" if full_error else "the disk can't keep up"
-        problem = f"the message was not taken within its timeout ({reason})"
+        problem = f"the message was not accepted within its timeout ({reason})"
         return PublisherError(
             "TL-O30", str(self.directory), problem, full_error.remedy if full_error else "Publish it again later."
         )
@@ -317,7 +317,7 @@ class Lifecycle:
             else:
                 if self.full_error is not None:
                     self.full_error = None
-                    log.info("there is room again; messages are taken")
+                    log.info("room again; messages are accepted")
                 with self.completing_stages():
                     self._assign_numbers(end)
                     self.wake()
@@ -372,12 +372,14 @@ class Lifecycle:
         if outcome is Outcome.EXPIRED:
             failure = PublisherError("TL-O05", self._location, f"message {number} expired before it was sent")
         else:
-            problem, remedy = f"the broker refused message {number}", "It is kept aside; see the log."
+            problem, remedy = f"the broker refused message {number}", "It is stored in refused/; see the log."
             failure = PublisherError("TL-O04", self._location, problem, remedy)
         _complete_stage(self._broker_stages, number, failure=failure)
         if self._receipts is not None and number not in self._receipts.completed_ranges:
             self._receipts.drop(number)
-            problem = f"message {number} was {outcome.value} before its receipt came; whether it arrived is not known"
+            problem = (
+                f"message {number} was {outcome.value} before its receipt arrived; whether it is in Kafka is unknown"
+            )
             _complete_stage(self._receipt_stages, number, failure=PublisherError("TL-O06", self._location, problem))
 
     def record_receipts(self, numbers: range) -> None:
@@ -431,7 +433,7 @@ class Completion(Generic[T]):
         self._lifecycle.check_may_wait()
         with self._lifecycle.condition:
             if not self._lifecycle.condition.wait_for(self.done, timeout):
-                raise TimeoutError(f"not within {timeout:g} s; it is on disk and may still happen")
+                raise TimeoutError(f"no result within {timeout:g} s; it may still come")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as `result` does; return the failure, or None."""

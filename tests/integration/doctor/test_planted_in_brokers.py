@@ -66,12 +66,12 @@ PLANTED = {
         probes=1100,
     ),
     "queue-in-the-file": Planted("TL-D05", {"max_queued_messages": "5000"}, WARNS, "5,000 messages, 25 s"),
-    "expiry-of-the-broker": Planted("TL-D04", {"persistent_client_expiration": "2h"}, WARNS, "away for 2 h"),
+    "expiry-of-the-broker": Planted("TL-D04", {"persistent_client_expiration": "2h"}, WARNS, "down for 2 h"),
     "no-persistence": Planted("TL-D07", {"persistence": "false"}, BROKEN, "persistence is false"),
     "nowhere-to-save": Planted("TL-D07", {"persistence_location": "/nowhere/at/all/"}, BROKEN, "does not exist"),
     "no-qos-2": Planted("TL-D09", {"max_qos": "1"}, BROKEN, "Maximum QoS 1", DOWN.replace("at_least", "exactly")),
     "probes-forbidden": Planted(
-        "TL-D11", {"acl_file": "topic read telemetry/#\n"}, UNKNOWN, "not asked: ", unknown=PROBED
+        "TL-D11", {"acl_file": "topic read telemetry/#\n"}, UNKNOWN, "not probed: ", unknown=PROBED
     ),
     "silent-size-limit": Planted("TL-D17", {"message_size_limit": "1000"}, WARNS, "acknowledged and dropped"),
     "small-packets": Planted("TL-D17", {"max_packet_size": "9000"}, WARNS, "more than 9,000 bytes", DOWN),
@@ -79,7 +79,7 @@ PLANTED = {
     "wrong-password": Planted("TL-D02", {"password_file": ""}, BROKEN, "not authorized", unknown=UNMET),
     "knows-only-3-1-1": Planted("TL-D02", {"port": "3.1.1"}, BROKEN, 'protocol = "3.1.1"', unknown=UNMET),
     "nobody-there": Planted("TL-D02", {"port": "nobody"}, BROKEN, "TL-M01", unknown=UNMET),
-    "broken-window": Planted("TL-D12", {"port": "more"}, BROKEN, "20 came unacknowledged", UP_2),
+    "broken-window": Planted("TL-D12", {"port": "more"}, BROKEN, "20 received unacknowledged", UP_2),
 }
 
 SOUND = {

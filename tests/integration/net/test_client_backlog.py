@@ -112,7 +112,7 @@ def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -
         assert not client.online
         assert sum(len(m.payload or b"") for m in client._receive_queue.messages) < 70 * mib
         receipt = client.publish("out", b"x")
-        with pytest.raises(Unreachable, match=r"no answer within 0.1 s.*may lie behind 64 MiB of messages.*TL-M33"):
+        with pytest.raises(Unreachable, match=r"no answer within 0.1 s.*may be behind 64 MiB of them.*TL-M33"):
             receipt.wait(0.1)
         assert [int((m.payload or b"")[:8]) for m in take(client, count)] == list(range(1, count + 1))
         wait_until(lambda: client.online)

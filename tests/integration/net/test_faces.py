@@ -171,7 +171,9 @@ def test_an_authenticator_that_cant_be_had_is_told(new_gateway: NewGateway, mosq
     assert "TL-C179" in line
 
 
-@pytest.mark.parametrize(("text", "problem"), [("Host: x", "is part of the WebSocket"), ("nothing", "it is no header")])
+@pytest.mark.parametrize(
+    ("text", "problem"), [("Host: x", "is part of the WebSocket"), ("nothing", "not a header of the form")]
+)
 def test_a_wrong_header_is_told_without_its_value(
     new_gateway: NewGateway, mosquitto: Mosquitto, tmp_path: Path, text: str, problem: str
 ) -> None:

@@ -135,7 +135,7 @@ def test_an_authority_made_by_mosquittos_manual(new_mosquitto: NewMosquitto, tmp
     ca_file = tmp_path / "ca.crt"
     assert refusal(broker, Tls(ca_file=ca_file)) == (
         "mqtts://localhost:PORT: the server's certificate for \"localhost\", or its authority's, breaks the rules of "
-        "RFC 5280 (CA cert does not include key usage extension). Have it and its authority issued anew by these "
+        "RFC 5280 (CA cert does not include key usage extension). Reissue it and its authority by these "
         "rules, or set tls.strict = false: the rest is verified.   [TL-M07]"
     )
     assert isinstance(greeting(broker, Tls(ca_file=ca_file, strict=False)), bytes)
@@ -182,7 +182,7 @@ def test_an_older_tls_than_wanted(authority: Authority) -> None:
             connect(endpoint, ClientSettings(tls=Tls(ca_file=authority.ca_file, min_version="1.3")))
         assert str(caught.value) == (
             f"mqtts://127.0.0.1:{port}: the broker speaks no TLS 1.3 or newer. "
-            "Lower tls.min_version, or mend the broker.   [TL-M02]"
+            "Lower tls.min_version, or upgrade the broker.   [TL-M02]"
         )
         connect(endpoint, ClientSettings(tls=Tls(ca_file=authority.ca_file, server_name="broker.local"))).close()
     assert len(chosen) == 1, "1.2 is the default"

@@ -265,7 +265,7 @@ def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_pa
     first = pub("--count", "5", "--timeout", "1")
     assert first.returncode == 1
     assert "5 messages without a receipt: kept in" in first.stderr
-    assert "No receipt has ever come: the line that takes these messages up needs `receipts`" in first.stderr
+    assert "No receipt has ever arrived: the line that receives these messages needs `receipts`" in first.stderr
     commit(gateway)
     spark = Committer(gateway)
     second = pub("--count", "2")

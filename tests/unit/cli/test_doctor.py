@@ -50,7 +50,7 @@ def test_a_terminal_of_any_width_shows_every_row(
     assert [line for line in lines if line.startswith("✗ connection")][-1] == "✗ connection"
     assert out.split().count("many") == 20  # two rows that say the same are one on the screen
     assert "! time to read, disk" in out
-    assert "could not be asked: ZeroDivisionError: of ours" in " ".join(out.split())
+    assert "check failed: ZeroDivisionError: of ours" in " ".join(out.split())
     assert "\x1b" not in out
     assert "\\x1b[2J" in out
     assert "load of telemetry: 200.0 msg/s" in out

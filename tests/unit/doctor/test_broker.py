@@ -123,10 +123,10 @@ def test_where_a_session_cannot_be_known_no_probe_is_sent(
     vars(one)["_tested_publisher"] = None  # whoever published would fail
     journal_at(one.inputs.bridge.state_dir / "gone").close()
     with hurt(one.inputs.bridge.state_dir / "gone"):
-        found = {code: row for code, row in rows(CHECKS, one).items() if "not asked" in row.evidence}
+        found = {code: row for code, row in rows(CHECKS, one).items() if "not probed" in row.evidence}
     assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
     assert all(row.verdict is UNKNOWN for row in found.values())
-    assert all(told in row.evidence and "as the user that runs the bridge" in row.remedy for row in found.values())
+    assert all(told in row.evidence and "as the user of the bridge" in row.remedy for row in found.values())
 
 
 @pytest.mark.parametrize("lines", [UP, UP_2, DOWN, UP + DOWN])
@@ -145,7 +145,7 @@ def row(code: str, one: Any) -> Finding:
         ("max_queued_messages 5000", 200.0, kept(range(1500)), WARNS, "5,000 messages, 25 s at 200 msg/s"),
         ("max_queued_messages 5000", None, kept(range(1500)), WARNS, "5,000 messages"),
         ("max_queued_messages 1000000", 200.0, kept(range(1500)), LIMITED, "1,000,000 messages, 83 min at 200 msg/s"),
-        ("max_queued_messages 1200", 200.0, kept(range(1000)), WARNS, "not what the broker runs with"),
+        ("max_queued_messages 1200", 200.0, kept(range(1000)), WARNS, "does not run with this file"),
         ("max_queued_messages 0", 200.0, kept(range(1500)), HOLDS, "max_queued_messages is 0"),
         ("max_queued_messages 0", 200.0, kept(range(1000)), WARNS, "the newest are dropped"),
         ("max_queued_messages 0", 200.0, kept(range(500, 1500)), WARNS, "the oldest are dropped"),
@@ -208,7 +208,7 @@ def test_what_a_killed_broker_takes(
         (f"{SOUND_CONF}persistence_location /nowhere/at/all/\n", BROKEN, "/nowhere/at/all/ does not exist"),
         (f"{SOUND_CONF}persistence_location /etc/hostname\n", BROKEN, "is no directory"),
         (f"{SOUND_CONF}persistence_location /proc/\n", BROKEN, "persistence_location /proc/"),
-        (None, LIMITED, "not seen from outside"),
+        (None, LIMITED, "not visible to a client"),
     ],
 )
 def test_a_restart_keeps_what_was_saved(tmp_path: Path, conf: str | None, verdict: Verdict, told: str) -> None:
@@ -380,7 +380,7 @@ def test_what_is_not_asked_says_why_in_each_of_its_rows(tmp_path: Path) -> None:
     found = {code: one for code, one in rows(CHECKS, one).items() if one.verdict is UNKNOWN}
     assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
     assert {(one.evidence, one.remedy) for one in found.values()} == {
-        ("not asked: a line would receive it", "Narrow the filters.")
+        ("not probed: a line would receive it", "Narrow the filters.")
     }
 
 

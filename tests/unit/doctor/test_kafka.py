@@ -311,7 +311,7 @@ def lost(one: ClusterProbe, error: Exception) -> ClusterProbe:
         # On a slow machine the client leaves its bootstrap server for that address before it has the list of topics.
         (
             "127.0.0.1:1/7: Connect to ipv4#127.0.0.1:1 failed: Connection refused",
-            "broker 7 tells its clients to come to 127.0.0.1:1, which can't be reached: Connect",
+            "broker 7 advertises 127.0.0.1:1, which is unreachable: Connect",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_room_is_told_as_time(tmp_path: Path) -> None:
     assert found.verdict is LIMITED
     assert "29 GB free on /var" in found.evidence
     assert "2,000 msg/s" in found.evidence
-    assert f"Kafka is away for {told}:" in found.limit
+    assert f"Kafka is down for {told}:" in found.limit
 
 
 @given(
@@ -142,13 +142,13 @@ def test_room_is_no_time_without_kafka_for_a_line_that_the_broker_holds(tmp_path
     loaded = [replace(spot, load=LOAD) for spot in spots]
     alone = machine._room_finding(loaded, FileSystem(**{**SOUND, "free_bytes": 10**9}))
     assert alone.verdict is LIMITED
-    assert alone.limit == "Kafka is away: intake stops, and the broker's queue has to hold (TL-D05)"
+    assert alone.limit == "Kafka is down: intake stops, and the broker has to queue (TL-D05)"
     beside = machine._room_finding(
         [*spots, StateDir("other", HERE, load=LOAD)],
         FileSystem(**{**SOUND, "free_bytes": 29 * 10**9 + spots[0].min_free_bytes}),
     )
-    assert "what comes to up waits in the broker" in beside.evidence
-    assert beside.limit.startswith(f"Kafka is away for {duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))}")
+    assert "messages of up wait in the broker" in beside.evidence
+    assert beside.limit.startswith(f"Kafka is down for {duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))}")
     full = machine._room_finding(spots, FileSystem(**{**SOUND, "free_bytes": 0}))
     assert full.verdict is BROKEN
 

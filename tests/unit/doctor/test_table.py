@@ -45,13 +45,13 @@ def fails(error: Exception) -> Check[None]:
 @pytest.mark.parametrize(
     ("error", "told", "mend"),
     [
-        (ProbeSkipped("it would do harm", "Do it."), "not asked: it would do harm", "Do it."),
+        (ProbeSkipped("it would do harm", "Do it."), "not probed: it would do harm", "Do it."),
         (
             Unreachable("TL-M05", "mqtt://a", "the \x1bconnection broke", "Trying again."),
-            "could not be asked: mqtt://a: the \\x1bconnection broke (TL-M05)",
+            "check failed: mqtt://a: the \\x1bconnection broke (TL-M05)",
             "Trying again.",
         ),
-        (KeyError("x"), "could not be asked: KeyError: 'x'", "Report it, with this row; the others hold."),
+        (KeyError("x"), "check failed: KeyError: 'x'", "Report this bug with this row; the other rows are valid."),
     ],
 )
 def test_a_check_that_raises_is_a_row_and_the_others_are_told(error: Exception, told: str, mend: str) -> None:
@@ -107,7 +107,7 @@ def test_the_screen_has_the_worst_as_headline_and_last_and_counts_what_is_kept()
     assert text[:2] == ["✗ broken: measured   [TL-D04]", "load of up: none"]
     titles = [line for line in text[2:] if line[:1] in set("✓?!✗")]
     assert titles == ["? unknown", "! warns", "✗ broken"]
-    assert text[-1] == "1 broken, 1 near a limit, 1 not known, 2 kept (-v)"
+    assert text[-1] == "1 broken, 1 near a limit, 1 unknown, 2 kept (-v)"
     verbose = list(report_lines(found, [], verbose=True))
     assert {"✓ holds", "✓ limited"} <= set(verbose)
     assert verbose[-1].endswith("2 kept")
@@ -122,7 +122,7 @@ def test_rows_of_one_reason_are_one_row_on_the_screen_and_each_its_own_for_a_scr
     text = list(report_lines(found, []))
     assert "? 3, 5" in text
     assert not any("TL-D" in line for line in text)
-    assert text[-1] == "2 not known"
+    assert text[-1] == "2 unknown"
     assert len(as_json(found)["findings"]) == 2
 
 

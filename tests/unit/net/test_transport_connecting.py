@@ -78,7 +78,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     )
     assert refusal(f"unix://{tmp_path}/x") == (
         f"unix://{tmp_path}/x: no connection (no such file or directory). "
-        "Is the broker up, and may we open its socket?   [TL-M01]"
+        "Is the broker up, and its socket accessible?   [TL-M01]"
     )
 
 
@@ -180,7 +180,7 @@ def test_connecting_is_given_up_when_asked() -> None:
     with silent() as (host, port):
         threading.Timer(0.2, asked.set).start()
         began = time.monotonic()
-        with pytest.raises(Unreachable, match="given up"):
+        with pytest.raises(Unreachable, match="cancelled"):
             connect(Endpoint("mqtt", host, port), ClientSettings(connect_timeout_s=30), cancelled=asked.is_set)
         assert time.monotonic() - began < 2
 
@@ -317,7 +317,7 @@ def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path)
     with kind("me:right") as proxy:
         for way in ({"proxy": f"{scheme}://{proxy.address}"}, {"proxy": f"{scheme}://me@{proxy.address}", **login}):
             said = refusal("mqtt://broker:1", **way)
-            assert said.startswith(f"mqtt://broker:1: the proxy {scheme}://{proxy.address} did not let us through: ")
+            assert said.startswith(f"mqtt://broker:1: the proxy {scheme}://{proxy.address} refused the connection: ")
             assert said.endswith("Set a user in the proxy's URI and proxy_password_file.   [TL-M15]")
             assert "wrongword" not in said
 
@@ -325,10 +325,10 @@ def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path)
 @pytest.mark.parametrize(
     ("reply", "what"),
     [
-        (b"HTTP/1.1 403 Secret words\r\n\r\n", "did not let us through: HTTP 403 forbidden. Ask who runs the proxy"),
+        (b"HTTP/1.1 403 Secret words\r\n\r\n", "refused the connection: HTTP 403 forbidden. Ask who runs the proxy"),
         (b"HTTP/1.1 502 Bad\r\nContent-Length: 3\r\n\r\nabc", "HTTP 502 bad gateway. Does the proxy reach the broker?"),
-        (b"SSH-2.0-x\r\n\r\n", "did not let us through: no answer in HTTP"),
-        (b"", "did not let us through: no answer in HTTP"),
+        (b"SSH-2.0-x\r\n\r\n", "refused the connection: no answer in HTTP"),
+        (b"", "refused the connection: no answer in HTTP"),
         (b"HTTP/1.1 407 " + b"x" * 100_000, "HTTP 407 proxy authentication required. Set a user in the proxy's URI"),
     ],
 )
@@ -344,7 +344,7 @@ def test_a_socks_proxy_that_can_not_reach_the_broker() -> None:
     with SocksProxy(names={"broker": (LOOPBACK, free_port())}) as proxy:
         said = refusal("mqtt://broker:1", f"socks5://{proxy.address}")
     assert said == (
-        f"mqtt://broker:1: the proxy socks5://{proxy.address} did not let us through: "
+        f"mqtt://broker:1: the proxy socks5://{proxy.address} refused the connection: "
         "connection refused by destination host. Does the proxy reach the broker?   [TL-M15]"
     )
 

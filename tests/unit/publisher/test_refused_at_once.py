@@ -189,7 +189,7 @@ def test_a_forked_process_has_no_client() -> None:
 
 
 def test_a_publisher_does_not_travel(publisher: Publisher) -> None:
-    with pytest.raises(TypeError, match="belongs to the process that made it"):
+    with pytest.raises(TypeError, match="belongs to the process that created it"):
         pickle.dumps(publisher)
 
 

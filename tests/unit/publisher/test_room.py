@@ -31,7 +31,7 @@ def test_no_room_is_told_once_and_a_message_that_waited_too_long_is_not_taken(
 
         monkeypatch.setattr(publisher._outbox, "append", limited)
         for _ in range(2):
-            with pytest.raises(PublisherError, match=r"was not taken.*TL-O30"):
+            with pytest.raises(PublisherError, match=r"was not accepted.*TL-O30"):
                 publisher.publish("t", "lost", timeout=0.5)
         kept = publisher.publish("t", "kept", wait=False)
         full.clear()
