@@ -72,11 +72,8 @@ class QueueProbe:
 
 def probe_topic(filters: set[str], suffix: str) -> str | None:
     """Return a topic with this suffix that no filter matches, or None; with ``$`` in front only if needed."""
-    names = [
-        "/".join([prefix, *[suffix] * depth])
-        for prefix in (PROBE_PREFIX, f"{PROBE_PREFIX}-{suffix}")
-        for depth in (1, 0, 2, 3, 4)
-    ]
+    prefixes = (PROBE_PREFIX, f"{PROBE_PREFIX}-{suffix}")
+    names = ["/".join([prefix, *[suffix] * depth]) for prefix in prefixes for depth in (1, 0, 2, 3, 4)]
     for topic in (*names, *(f"${name}" for name in names)):
         if not any(matches(pattern, topic) for pattern in filters):
             return topic
@@ -214,43 +211,38 @@ class BrokerProbe(contextlib.ExitStack):
         with contextlib.ExitStack() as stack:
             clients: dict[str, list[Client]] = {}
             for name in (name for name, gateway in self.target.by_line.items() if isinstance(gateway.line, Uplink)):
+                gateways = [gateway for gateway in self.target.gateways if gateway.line.name == name]
                 try:
-                    line_gateways = [gateway for gateway in self.target.gateways if gateway.line.name == name]
-                    clients[name] = [stack.enter_context(self._subscribed_client(gateway)) for gateway in line_gateways]
+                    clients[name] = [stack.enter_context(self._subscribed_client(gateway)) for gateway in gateways]
                 except (BrokerError, ConfigError) as error:
                     errors[name] = error
             return errors | self._measure_loads(clients)
 
     def _subscribed_client(self, gateway: LineGateway) -> Client:
-        is_mqtt_5 = self.level == 5
-        share_prefix = f"$share/{PROBE_PREFIX}-{self._suffix}/"
+        share, retain_handling = f"$share/{PROBE_PREFIX}-{self._suffix}/", 2 if self.level == 5 else None
+
+        def probe_filter(pattern: str) -> str:
+            return (share if pattern.startswith("$share/") else "") + without_share(pattern)
+
         filters = [
-            replace(
-                topic_filter,
-                pattern=(share_prefix if topic_filter.pattern.startswith("$share/") else "")
-                + without_share(topic_filter.pattern),
-                retain_handling=2 if is_mqtt_5 else None,
-            )
-            for topic_filter in gateway.settings.subscriptions
+            replace(subscription, pattern=probe_filter(subscription.pattern), retain_handling=retain_handling)
+            for subscription in gateway.settings.subscriptions
         ]
         return self._open_client(self._new_client_id(), subscribe=filters)
 
     def _measure_loads(self, clients_by_line: Mapping[str, Sequence[Client]]) -> dict[str, LineLoad]:
-        seconds = (
-            self.inputs.measure_seconds if self.inputs.rate is None else min(self.inputs.measure_seconds, _SILENCE_S)
-        )
+        seconds = self.inputs.measure_seconds
+        if self.inputs.rate is not None:
+            seconds = min(seconds, _SILENCE_S)
         counts = {name: [0, 0] for name, clients in clients_by_line.items() if clients}
         started_at = time.monotonic()
         while counts and time.monotonic() < started_at + seconds:
-            for name, client in [(line_name, client) for line_name in counts for client in clients_by_line[line_name]]:
+            for name, client in [(line, client) for line in counts for client in clients_by_line[line]]:
                 for message in _receive_until(client, min(time.monotonic() + _POLL_S, started_at + seconds)):
                     counts[name][0] += not message.retain
                     counts[name][1] += 0 if message.retain else message.size
         elapsed_s, source = time.monotonic() - started_at, f"measured for {seconds:g} s"
-        return {
-            name: LineLoad(message_count / elapsed_s, byte_count / elapsed_s, source)
-            for name, (message_count, byte_count) in counts.items()
-        }
+        return {name: LineLoad(count / elapsed_s, size / elapsed_s, source) for name, (count, size) in counts.items()}
 
     @fact
     def queue_probe(self) -> QueueProbe:
@@ -266,17 +258,11 @@ class BrokerProbe(contextlib.ExitStack):
                 break
             results.append(publisher.publish(topic, str(number), timeout_s=self._timeout_s))
         accepted_count = sum(self._await_answer(publisher, result).reason == 0 for result in results)
-        with self._open_client(
-            client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S, receive_maximum=_MAX_WINDOW
-        ) as second_client:
-            connack = second_client.connack
-            assert connack is not None
-            session_present = connack.session_present or second_client.level == 3
-            numbers = (
-                [int(message.payload or b"0") for message in self._receive_until_marker(second_client, topic)]
-                if session_present
-                else []
-            )
+        with self._open_client(client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S, window=_MAX_WINDOW) as client:
+            assert client.connack is not None
+            session_present = client.connack.session_present or client.level == 3
+            messages = self._receive_until_marker(client, topic) if session_present else ()
+            numbers = [int(message.payload or b"0") for message in messages]
         return QueueProbe(session_present=session_present, accepted_count=accepted_count, numbers=numbers)
 
     def _receive_until_marker(self, client: Client, topic: str) -> Iterator[Message]:
@@ -300,11 +286,10 @@ class BrokerProbe(contextlib.ExitStack):
     @fact
     def window_counts(self) -> tuple[int, int]:
         """Number of messages received with Receive Maximum `RECEIVE_MAXIMUM`: without and after one acknowledgement."""
-        with self._open_client(
-            self._new_client_id(), subscribe=self.probe_topic, receive_maximum=RECEIVE_MAXIMUM
-        ) as client:
+        client_id, topic = self._new_client_id(), self.probe_topic
+        with self._open_client(client_id, subscribe=topic, window=RECEIVE_MAXIMUM) as client:
             publisher = self._publisher
-            for result in [publisher.publish(self.probe_topic, str(number)) for number in range(_WINDOW_MESSAGES)]:
+            for result in [publisher.publish(topic, str(number)) for number in range(_WINDOW_MESSAGES)]:
                 self._await_answer(publisher, result)
             first_messages = list(_receive_unacknowledged(client))
             if first_messages:
@@ -325,9 +310,8 @@ class BrokerProbe(contextlib.ExitStack):
     def _publish(self, topic: str, payload: bytes, qos: int = 1) -> PublishResult:
         """Publish and wait for the broker's answer; raises BrokerError if it refuses or closes the connection."""
         publisher = self._publisher
-        return self._await_answer(publisher, publisher.publish(topic, payload, qos=qos, expiry_s=_PROBE_EXPIRY_S)).wait(
-            0
-        )
+        result = publisher.publish(topic, payload, qos=qos, expiry_s=_PROBE_EXPIRY_S)
+        return self._await_answer(publisher, result).wait(0)
 
     def _await_answer(self, client: Client, result: PublishResult) -> PublishResult:
         deadline = time.monotonic() + self._timeout_s
@@ -343,21 +327,13 @@ class BrokerProbe(contextlib.ExitStack):
         if self.conf is not None and self.conf.shares_session(self.target.endpoint.port):
             raise self._shared_session_error()
         settings = self.target.settings
-        identities = (
-            settings.username,
-            settings.tls.cert_file,
-            settings.authenticator,
-            settings.websocket_headers_file,
-        )
-        is_own_session = not any(identities)  # no other identity can select a session
-        (self._client_ids if is_own_session else self._unproven_ids).append(client_id := self._new_client_id())
-        expiry_s = max(
-            _PROBE_EXPIRY_S, *(gateway.settings.session_expiry_s for gateway in self.target.gateways)
-        )  # as a line requests
+        users = (settings.username, settings.tls.cert_file, settings.authenticator, settings.websocket_headers_file)
+        client_ids = self._unproven_ids if any(users) else self._client_ids  # only a user can select another session
+        client_ids.append(client_id := self._new_client_id())
+        line_expiries_s = (gateway.settings.session_expiry_s for gateway in self.target.gateways)
+        expiry_s = max(_PROBE_EXPIRY_S, *line_expiries_s)
         try:
-            return self._keep_connected(
-                self._open_client(client_id, expiry_s=expiry_s, receive_maximum=1, adopt_session=False)
-            )
+            return self._keep_connected(self._open_client(client_id, expiry_s=expiry_s, window=1, adopt_session=False))
         except SessionUnknown as error:
             raise self._shared_session_error() from error
 
@@ -372,7 +348,7 @@ class BrokerProbe(contextlib.ExitStack):
         *,
         subscribe: str | Sequence[Filter] = (),
         expiry_s: int = 0,
-        receive_maximum: int = 1000,
+        window: int = 1000,
         adopt_session: bool = True,
     ) -> Client:
         """Open a client with the connection settings and credentials of the lines.
@@ -380,14 +356,14 @@ class BrokerProbe(contextlib.ExitStack):
         An expiry of 0 ends an existing session. Without `adopt_session` an existing session ends the connection, before
         anything is acknowledged.
         """
-        connection_settings = {name: getattr(self.target.settings, name) for name in CONNECTION_KEYS}
+        values = {name: getattr(self.target.settings, name) for name in CONNECTION_KEYS}
         level = vars(self).get("level", 0)  # level of the first CONNACK
         settings = ClientSettings(
-            **connection_settings | {"protocol": _PROTOCOL_NAMES.get(level, connection_settings["protocol"])},
+            **values | {"protocol": _PROTOCOL_NAMES.get(level, values["protocol"])},
             session_expiry_s=expiry_s,
             unknown_session="adopt" if adopt_session else "refuse",
             keep_alive_s=30,
-            receive_maximum=receive_maximum,
+            receive_maximum=window,
             connect_timeout_s=self.inputs.timeout_s,
             reconnect_delay_s=_NO_RECONNECT_S,
             reconnect_max_delay_s=_NO_RECONNECT_S,
@@ -414,7 +390,7 @@ _NEAR_LIMIT_S, _DAY_S = 3600.0, 86400
 #: Queue limit in bytes that is near if the load is unknown.
 _SMALL_QUEUE_BYTES: Final = 64 << 20
 #: Small loss of a killed broker: seconds of messages, or a number of messages if the load is unknown.
-_SMALL_LOSS_S, _SMALL_LOSS_MESSAGES = 60.0, 100
+_SMALL_LOSS_S, _SMALL_LOSS = 60.0, 100
 #: Session Expiry Interval of a session without expiry.
 _NO_EXPIRY: Final = 0xFFFFFFFF
 #: Default limit of a Kafka record in bytes; and the largest typical sensor message.
@@ -429,9 +405,8 @@ def _check_connection(broker: BrokerProbe) -> Iterator[Finding]:
         level = broker.level
     except (BrokerError, ConfigError) as error:
         remedy = "Start the broker, or correct brokers." if error.remedy in {"", "Trying again."} else error.remedy
-        yield Finding(
-            BROKEN, f"{error.location}: {error.problem} ({error.code})", "now: nothing is received or sent", remedy
-        )
+        evidence = f"{error.location}: {error.problem} ({error.code})"
+        yield Finding(BROKEN, evidence, "now: nothing is received or sent", remedy)
         return
     username = broker.target.settings.username
     evidence = f"{endpoint} answers{'' if username is None else f' as {username}'}"
@@ -451,10 +426,8 @@ def _check_session(broker: BrokerProbe) -> Iterator[Finding]:
         return
     probe = broker.queue_probe
     if probe.session_present and (probe.received_count or not probe.accepted_count):
-        yield Finding(
-            HOLDS,
-            f"a probe reconnected: Session Present 1, and {messages_text(probe.received_count, None)} queued",
-        )
+        queued = messages_text(probe.received_count, None)
+        yield Finding(HOLDS, f"a probe reconnected: Session Present 1, and {queued} queued")
         return
     evidence = "a probe with a session reconnected: Session Present 0"
     if probe.session_present:
@@ -464,9 +437,8 @@ def _check_session(broker: BrokerProbe) -> Iterator[Finding]:
 
 
 def _check_expiry(broker: BrokerProbe) -> Iterator[Finding]:
-    return (
-        _expiry_finding(line, gateway.settings.session_expiry_s, broker) for line, gateway in broker.uplinks.items()
-    )
+    uplinks = broker.uplinks.items()
+    return (_expiry_finding(line, gateway.settings.session_expiry_s, broker) for line, gateway in uplinks)
 
 
 def _expiry_finding(line: str, requested_s: int, broker: BrokerProbe) -> Finding:
@@ -493,39 +465,30 @@ def _expiry_finding(line: str, requested_s: int, broker: BrokerProbe) -> Finding
 
 def _check_queue(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D05: longest outage of the intake, by the queue limits in messages and in bytes."""
-    return (
-        _queue_finding(line, broker.queue_probe, broker.conf, broker.inputs.load_of((line,))) for line in broker.uplinks
-    )
+    load_of = broker.inputs.load_of
+    return (_queue_finding(line, broker.queue_probe, broker.conf, load_of((line,))) for line in broker.uplinks)
 
 
 def _queue_finding(line: str, probe: QueueProbe, conf: MosquittoConf | None, load: LineLoad | None) -> Finding:
-    configured_limit = _conf_number(conf, "max_queued_messages")
-    probed_limit = _probed_limit(probe, conf)
-    message_limit = min(filter(None, (configured_limit, probed_limit)), default=0)
-    byte_limit, setting = _byte_limit(conf)
-    if byte_limit and not (
-        message_limit and (load is None or message_limit / load.messages_s <= byte_limit / load.bytes_s)
+    configured, probed = _conf_number(conf, "max_queued_messages"), _probed_limit(probe, conf)
+    max_messages = min(filter(None, (configured, probed)), default=0)
+    max_bytes, setting = _byte_limit(conf)
+    if max_bytes and not (
+        max_messages and (load is None or max_messages / load.messages_s <= max_bytes / load.bytes_s)
     ):
-        return _byte_limit_finding(line, byte_limit, setting, load)
-    if message_limit:
-        facts = [f"max_queued_messages is {configured_limit:,}"] if configured_limit else []
-        facts += (
-            [f"of {probe.accepted_count:,} acknowledged probe messages {probe.received_count:,} were queued"]
-            if probed_limit
-            else []
-        )
-        facts += (
-            ["so the broker does not run with this file"]
-            if configured_limit and probed_limit and probed_limit < configured_limit
-            else []
-        )
+        return _byte_limit_finding(line, max_bytes, setting, load)
+    if max_messages:
+        facts = [f"max_queued_messages is {configured:,}"] if configured else []
+        if probed:
+            facts += [f"of {probe.accepted_count:,} acknowledged probe messages {probe.received_count:,} were queued"]
+            facts += ["so the broker does not run with this file"] if probed < configured else []
         facts += ["no message arrived during the measurement"] if load is None else []
         dropped = "newest" if 0 in probe.numbers or not probe.numbers else "oldest"
         sizing_hint = f"{math.ceil(load.messages_s * _DAY_S):,} hold a day" if load else "--rate N shows the time"
         remedy = f"Raise the broker's limit for an offline client (Mosquitto: max_queued_messages 0). {sizing_hint}."
         evidence = f"{', '.join(facts)}; the {dropped} are dropped silently"
-        verdict = LIMITED if load is not None and message_limit / load.messages_s >= _NEAR_LIMIT_S else WARNS
-        return Finding(verdict, evidence, messages_text(message_limit, load), remedy, line)
+        verdict = LIMITED if load is not None and max_messages / load.messages_s >= _NEAR_LIMIT_S else WARNS
+        return Finding(verdict, evidence, messages_text(max_messages, load), remedy, line)
     if conf is not None:
         return Finding(HOLDS, "max_queued_messages is 0, and so are the limits in bytes", line=line)
     remedy = "--mosquitto-conf FILE shows the limit; a larger --probe-messages probes further."
@@ -555,7 +518,7 @@ def _conf_number(conf: MosquittoConf | None, name: str) -> int:
 def _byte_limit_finding(line: str, byte_limit: int, setting: str, load: LineLoad | None) -> Finding:
     seconds = None if load is None else byte_limit / load.bytes_s
     time_text = (
-        "" if load is None or seconds is None else f", {duration_text(seconds)} at {load.bytes_s / 1000:,.1f} kB/s"
+        "" if load is None else f", {duration_text(byte_limit / load.bytes_s)} at {load.bytes_s / 1000:,.1f} kB/s"
     )
     is_near = byte_limit < _SMALL_QUEUE_BYTES if seconds is None else seconds < _NEAR_LIMIT_S
     evidence = f"{setting} is {byte_limit:,}; further messages are dropped silently"
@@ -589,12 +552,8 @@ def _check_restart(broker: BrokerProbe) -> Iterator[Finding]:
         if any(line.exactly_once for line in broker.session_lines.values()):
             evidence += "; so is the phase of QoS 2 messages in flight, which are then lost or duplicated"
         evidence += "" if directory else "; it saves in its working directory, which is unknown here"
-        receipts_hint = "Receipts close the remaining gap (docs/receipts.md)."
-        remedy = (
-            receipts_hint
-            if verdict is LIMITED
-            else f"Set autosave_on_changes true and autosave_interval 1. {receipts_hint}"
-        )
+        remedy = "" if verdict is LIMITED else "Set autosave_on_changes true and autosave_interval 1. "
+        remedy += "Receipts close the remaining gap (docs/receipts.md)."
         yield Finding(verdict, evidence, f"it is killed or loses power: {loss}", remedy)
 
 
@@ -604,14 +563,12 @@ def _loss_on_kill(conf: MosquittoConf, load: LineLoad | None) -> tuple[Verdict, 
     if not interval:
         return WARNS, "all messages since its start"
     if conf.flag("autosave_on_changes"):
-        is_small = interval <= (
-            _SMALL_LOSS_MESSAGES if load is None else max(_SMALL_LOSS_MESSAGES, load.messages_s * _SMALL_LOSS_S)
-        )
-        return (LIMITED if is_small else WARNS), f"up to {messages_text(interval, load)}"
+        small_loss = 0.0 if load is None else load.messages_s * _SMALL_LOSS_S
+        verdict = LIMITED if interval <= max(_SMALL_LOSS, small_loss) else WARNS
+        return verdict, f"up to {messages_text(interval, load)}"
     message_text = "" if load is None else f": {load.messages_s * interval:,.0f} messages {load}"
-    return (
-        LIMITED if interval <= _SMALL_LOSS_S else WARNS
-    ), f"up to {duration_text(interval)} of messages{message_text}"
+    verdict = LIMITED if interval <= _SMALL_LOSS_S else WARNS
+    return verdict, f"up to {duration_text(interval)} of messages{message_text}"
 
 
 def _check_qos_2(broker: BrokerProbe) -> Iterator[Finding]:
@@ -634,9 +591,8 @@ def _check_qos_2(broker: BrokerProbe) -> Iterator[Finding]:
 def _check_rights(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D10: read and write access to a line's topics, as far as visible without a message on them."""
     for line, gateway in broker.target.by_line.items():
-        access_rule = (
-            "an access rule" if broker.conf is None else broker.conf.access_control(broker.target.endpoint.port)
-        )
+        port = broker.target.endpoint.port
+        access_rule = "an access rule" if broker.conf is None else broker.conf.access_control(port)
         if isinstance(gateway.line, Downlink):
             evidence = "write access is not visible without publishing on the line's topics"
             limit = "a message is refused: it is stored in refused/ and counted"
@@ -652,23 +608,19 @@ def _check_rights(broker: BrokerProbe) -> Iterator[Finding]:
             yield Finding(HOLDS, f"every filter is granted, and {reason}", line=line)
         else:
             evidence = (
-                f"every filter is granted; a broker may check {access_rule} at each delivery, as Mosquitto does, and "
+                f"every filter is granted; a broker may check {access_rule} at each delivery, as Mosquitto does, "
             )
-            evidence += f"drop silently: no message arrived ({load.source})"
+            evidence += f"and drop silently: no message arrived ({load.source})"
             yield Finding(LIMITED, evidence, f"{access_rule} denies what the subscription asks for", line=line)
 
 
 def _check_window(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D12: Receive Maximum, the limit of messages in flight; a broker that exceeds it reuses QoS 2 packet ids."""
     if broker.level < 5:
-        conf_text = (
-            "" if broker.conf is None else f"; max_inflight_messages is {broker.conf.number('max_inflight_messages'):,}"
-        )
-        yield Finding(
-            LIMITED,
-            f"MQTT 3.x has no Receive Maximum{conf_text}",
-            "a publisher has more in flight than the broker accepts",
-        )
+        evidence = "MQTT 3.x has no Receive Maximum"
+        if broker.conf is not None:
+            evidence += f"; max_inflight_messages is {broker.conf.number('max_inflight_messages'):,}"
+        yield Finding(LIMITED, evidence, "a publisher has more in flight than the broker accepts")
         return
     before_ack, after_ack = broker.window_counts
     if before_ack <= RECEIVE_MAXIMUM and after_ack <= RECEIVE_MAXIMUM + 1:
@@ -699,43 +651,27 @@ def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
 
 def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D17: largest message, as announced by the broker or set in its file."""
-    max_packet_size, size_limit = broker.connack.max_packet_size, _conf_number(broker.conf, "message_size_limit")
+    announced, size_limit = broker.connack.max_packet_size, _conf_number(broker.conf, "message_size_limit")
     downlinks = [gateway.line for gateway in broker.target.gateways if isinstance(gateway.line, Downlink)]
+    evidence = "" if announced is None else f"the broker announces Maximum Packet Size {announced:,}"
     if size_limit:
-        evidence = (
-            f"message_size_limit is {size_limit:,}: larger messages of MQTT 3.x publishers are acknowledged and dropped"
-        )
+        evidence = f"message_size_limit is {size_limit:,}: larger MQTT 3.x messages are acknowledged and dropped"
         remedy = "Raise message_size_limit at the broker, or set it to 0; only MQTT 5 publishers get an error."
-        yield Finding(
-            WARNS if size_limit < _SENSOR_MESSAGE_BYTES else LIMITED,
-            evidence,
-            f"a message of {size_limit:,} bytes",
-            remedy,
-        )
-    elif max_packet_size is not None and max_packet_size < _KAFKA_RECORD_BYTES and downlinks:
+        verdict = WARNS if size_limit < _SENSOR_MESSAGE_BYTES else LIMITED
+        yield Finding(verdict, evidence, f"a message of {size_limit:,} bytes", remedy)
+    elif announced is not None and announced < _KAFKA_RECORD_BYTES and downlinks:
         line_stops = any(not line.dead_letter_topic for line in downlinks)
-        evidence = (
-            f"the broker announces Maximum Packet Size {max_packet_size:,}, a record of Kafka may have "
-            f"{_KAFKA_RECORD_BYTES:,}; "
-        )
+        evidence += f", a record of Kafka may have {_KAFKA_RECORD_BYTES:,}; "
         evidence += "the line stops there" if line_stops else "it becomes a dead letter"
         remedy = "Raise max_packet_size at the broker, or give the line a dead_letter_topic."
-        limit = f"a record becomes a packet of more than {max_packet_size:,} bytes"
+        limit = f"a record becomes a packet of more than {announced:,} bytes"
         yield Finding(WARNS if line_stops else LIMITED, evidence, limit, remedy)
-    elif max_packet_size is not None:
-        yield Finding(
-            LIMITED,
-            f"the broker announces Maximum Packet Size {max_packet_size:,}",
-            f"a message of {max_packet_size:,} bytes",
-        )
+    elif announced is not None:
+        yield Finding(LIMITED, evidence, f"a message of {announced:,} bytes")
     elif broker.conf is None:
         evidence = "the broker announces no limit; an unannounced limit is not visible to a client"
-        yield Finding(
-            LIMITED,
-            evidence,
-            "message_size_limit is set: larger messages are dropped",
-            "--mosquitto-conf FILE shows it.",
-        )
+        limit = "message_size_limit is set: larger messages are dropped"
+        yield Finding(LIMITED, evidence, limit, "--mosquitto-conf FILE shows it.")
     else:
         yield Finding(HOLDS, "no limit is announced, and none is set")
 
@@ -744,10 +680,8 @@ def _check_first_start(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D23: no queue before the first start: a broker queues only for a known session."""
     for line, gateway in broker.uplinks.items():
         if not read_session(gateway.settings.inbox_dir).get("established"):
-            evidence = (
-                f"{broker.target.endpoint} queues nothing for it before: messages published until then are not in "
-            )
-            evidence += "Kafka, except retained ones"
+            evidence = f"{broker.target.endpoint} queues nothing for it before: messages published until then are not "
+            evidence += "in Kafka, except retained ones"
             remedy = "Start the line before its publishers."
             yield Finding(LIMITED, evidence, "the line has been started once", remedy, line)
 

@@ -96,20 +96,13 @@ def topic_uses(bridge: Bridge, topic_names: Collection[str]) -> tuple[TopicUse, 
 
 
 def _line_topic_uses(bridge: Bridge, line: Uplink | Downlink, topic_names: list[str]) -> Iterator[TopicUse]:
-    create_topics = bridge.kafka.create_topics
     template = TopicUse("", TopicRole.RECORDS, line.name)
-    if create_topics is not None:
-        template = replace(
-            template,
-            partitions=create_topics.partitions,
-            auto_created=True,
-            replication=create_topics.replication_factor,
-        )
-    yield from (
-        _uplink_topics(line, template, topic_names)
-        if isinstance(line, Uplink)
-        else _downlink_topics(line, template, topic_names)
-    )
+    if (new := bridge.kafka.create_topics) is not None:
+        template = replace(template, partitions=new.partitions, auto_created=True, replication=new.replication_factor)
+    if isinstance(line, Uplink):
+        yield from _uplink_topics(line, template, topic_names)
+    else:
+        yield from _downlink_topics(line, template, topic_names)
     for name in filter(None, (line.dead_letter_topic, *{*former_dead_letter_topics(bridge)}.intersection(topic_names))):
         yield replace(template, name=name, role=TopicRole.DEAD_LETTERS)
     if (sink := _sink_settings(bridge, line)) is not None:
@@ -134,10 +127,8 @@ def _downlink_topics(line: Downlink, template: TopicUse, topic_names: list[str])
     yield from (TopicUse(name, TopicRole.SOURCE, line.name) for name in line.topics)
     matching_topics = (name for name in topic_names if name not in line.topics and line.reads(name))
     yield from (TopicUse(name, TopicRole.SOURCE, line.name, required=False) for name in matching_topics)
-    yield from (
-        replace(template, name=name, role=TopicRole.NOTICES, required=template.auto_created)
-        for name in line.listed_topics
-    )
+    notices = replace(template, role=TopicRole.NOTICES, required=template.auto_created)
+    yield from (replace(notices, name=name) for name in line.listed_topics)
 
 
 def _sink_settings(bridge: Bridge, line: AnyLine) -> SinkSettings | None:
@@ -215,11 +206,8 @@ class ClusterProbe:
             return ""
 
         with ThreadPoolExecutor(max_workers=8) as pool:
-            return {
-                broker_id: reason
-                for broker_id, reason in zip(brokers, pool.map(connect_error, brokers.values()), strict=True)
-                if reason
-            }
+            errors = zip(brokers, pool.map(connect_error, brokers.values()), strict=True)
+            return {broker_id: error for broker_id, error in errors if error}
 
     @fact
     def broker_settings(self) -> Mapping[int, Mapping[str, str]]:
@@ -230,10 +218,8 @@ class ClusterProbe:
 
     def lowest_setting(self, name: str) -> int | None:
         """Return the lowest value of a setting over all brokers; None if it can't be read."""
-        values = [
-            value for settings in self.broker_settings.values() if (value := _int_setting(settings, name)) is not None
-        ]
-        return min(values, default=None)
+        values = (_int_setting(settings, name) for settings in self.broker_settings.values())
+        return min((value for value in values if value is not None), default=None)
 
     @fact
     def topic_uses(self) -> tuple[TopicUse, ...]:
@@ -256,35 +242,24 @@ class ClusterProbe:
         names = sorted({use.name for use in self.topic_uses} | ({TRANSACTION_TOPIC} & set(self.cluster_info.topics)))
         if not names:
             return {}
-        topic_settings = self._reachable_admin().configs(
-            topic_name for topic_name in names if topic_name in self.cluster_info.topics
-        )
-        descriptions = self._reachable_admin().describe_topics(names)
-        return {
-            name: None if description is None else _topic_state(description, topic_settings.get(name))
-            for name, description in descriptions.items()
-        }
+        configs = self._reachable_admin().configs(name for name in names if name in self.cluster_info.topics)
+        topics = self._reachable_admin().describe_topics(names).items()
+        return {name: None if topic is None else _topic_state(topic, configs.get(name)) for name, topic in topics}
 
     @fact
     def create_errors(self) -> Mapping[str, tuple[str, str]]:
         """Kafka's error name and text for each topic that Towline would create; empty strings on success."""
-        missing_topics = {
-            use.name: use for use in self.topic_uses if use.auto_created and use.name not in self.described_topics
-        }
-        settings_by_role = {TopicRole.MARKERS: {"cleanup.policy": "compact"}}
-        new_topics = [
-            NewTopic(name, use.partitions, use.replication, config=settings_by_role.get(use.role, {}))
-            for name, use in missing_topics.items()
+        uses = {use.name: use for use in self.topic_uses if use.auto_created and use.name not in self.described_topics}
+        configs = {TopicRole.MARKERS: {"cleanup.policy": "compact"}}
+        topics = [
+            NewTopic(name, use.partitions, use.replication, config=configs.get(use.role, {}))
+            for name, use in uses.items()
         ]
-        if not new_topics:
+        if not topics:
             return {}
         options = {"validate_only": True, "request_timeout": self.inputs.timeout_s}
-        return {
-            name: _error_parts(outcome)
-            for name, outcome in self._reachable_admin()
-            .request_each(lambda admin: admin.create_topics(new_topics, **options))
-            .items()
-        }
+        answers = self._reachable_admin().request_each(lambda admin: admin.create_topics(topics, **options))
+        return {name: _error_parts(answer) for name, answer in answers.items()}
 
     @fact
     def topics(self) -> Mapping[str, TopicState]:
@@ -299,10 +274,8 @@ class ClusterProbe:
                 states[use.name] = _planned_topic(use.name, use.partitions, replicas, inherited)
         replicas_of_log = self.lowest_setting("transaction.state.log.replication.factor")
         if TRANSACTION_TOPIC not in states and replicas_of_log is not None:
-            min_isr = str(self.lowest_setting("transaction.state.log.min.isr") or "")
-            states[TRANSACTION_TOPIC] = _planned_topic(
-                TRANSACTION_TOPIC, 1, replicas_of_log, {"min.insync.replicas": min_isr}
-            )
+            config = {"min.insync.replicas": str(self.lowest_setting("transaction.state.log.min.isr") or "")}
+            states[TRANSACTION_TOPIC] = _planned_topic(TRANSACTION_TOPIC, 1, replicas_of_log, config)
         return states
 
     def _may_create(self, name: str) -> bool:
@@ -313,21 +286,13 @@ class ClusterProbe:
     @fact
     def hidden_offsets(self) -> Mapping[str, int]:
         """Number of offsets behind an open transaction, by source topic; only topics with such offsets."""
-        source_topics, reachable_admin = (
-            {use.name for use in self.topic_uses if use.role is TopicRole.SOURCE},
-            self._reachable_admin(),
-        )
-        hidden_by_topic: dict[str, int] = {}
-        for name in sorted(
-            source_topics & {name for name, description in self.described_topics.items() if description is not None}
-        ):
+        sources, admin_client = {u.name for u in self.topic_uses if u.role is TopicRole.SOURCE}, self._reachable_admin()
+        counts: dict[str, int] = {}
+        for name in sorted(name for name in sources if self.described_topics.get(name) is not None):
             first_offsets = {name: {str(partition): 0 for partition in range(self.topics[name].partitions)}}
-            _, hidden_by_topic[name] = reachable_admin.backlog(first_offsets)
-        return {
-            name: count
-            for name, count in hidden_by_topic.items()
-            if count and not reachable_admin.wait_for_open_transactions(name)
-        }
+            _, counts[name] = admin_client.backlog(first_offsets)
+        open_counts = ((name, count) for name, count in counts.items() if count)
+        return {name: count for name, count in open_counts if not admin_client.wait_for_open_transactions(name)}
 
     @fact
     def begin_errors(self) -> Mapping[str, tuple[str, str]]:
@@ -341,9 +306,8 @@ class ClusterProbe:
         transaction_config = {"transactional.id": writer.probe_id, "transaction.timeout.ms": str(writer.timeout_ms)}
         quiet_config: dict[str, Any] = {"reconnect.backoff.ms": "0", "error_cb": lambda _error: None}
         try:
-            producer = Producer(
-                {**resolve(self._client_config), **transaction_config, **quiet_config}, logger=QUIET_LOGGER
-            )
+            config = {**resolve(self._client_config), **transaction_config, **quiet_config}
+            producer = Producer(config, logger=QUIET_LOGGER)
             producer.list_topics(timeout=self.inputs.timeout_s)  # saves half a second in the coordinator lookup
             producer.init_transactions(self.inputs.timeout_s)
         except faults.CLIENT_ERRORS as error:
@@ -370,9 +334,9 @@ def _topic_state(description: Any, settings: Mapping[str, str] | None) -> TopicS
     )
 
 
-def _planned_topic(name: str, partitions: int, replicas: int, settings: Mapping[str, str] | None) -> TopicState:
+def _planned_topic(name: str, count: int, replicas: int, settings: Mapping[str, str] | None) -> TopicState:
     return TopicState(
-        name=name, partitions=partitions, replicas=replicas, in_sync=replicas, settings=settings, is_planned=True
+        name=name, partitions=count, replicas=replicas, in_sync=replicas, settings=settings, is_planned=True
     )
 
 

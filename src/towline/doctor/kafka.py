@@ -17,7 +17,7 @@ from towline.kafka.faults import ErrorKind, is_kind
 from towline.text import duration_text
 
 #: librdkafka's name of an advertised broker, with the broker id; a bootstrap server has none.
-_BROKER_ADDRESS: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<why>.+)")
+_BROKER_ADDRESS: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<reason>.+)")
 #: Replicas that tolerate the loss of one broker while another is down.
 _SAFE_REPLICAS: Final = 3
 #: Bytes of a record besides its payload.
@@ -54,10 +54,10 @@ def _merge_topics(
         yield replace(finding, evidence=f"{names_text(names)}: {finding.evidence}", remedy=remedy)
 
 
-def _topics_with_role(cluster: ClusterProbe, *roles: TopicRole) -> list[TopicState]:
-    """Return each topic with one of these roles once; without roles all topics that a line's records depend on."""
-    names = dict.fromkeys(use.name for use in cluster.topic_uses if not roles or use.role in roles)
-    if not roles and cluster.writers:
+def _required_topics(cluster: ClusterProbe) -> list[TopicState]:
+    """Return each topic that the lines' records depend on once."""
+    names = dict.fromkeys(use.name for use in cluster.topic_uses)
+    if cluster.writers:
         names[TRANSACTION_TOPIC] = None
     return [cluster.topics[name] for name in names if name in cluster.topics]
 
@@ -67,15 +67,13 @@ def _check_reachable(cluster: ClusterProbe) -> Iterator[Finding]:
         info = cluster.cluster_info
     except (KafkaError, ConfigError) as error:
         if match := _BROKER_ADDRESS.search(error.problem):
-            yield _unreachable_finding(int(match["id"]), match["address"], match["why"])
+            yield _unreachable_finding(int(match["id"]), match["address"], match["reason"])
         else:
             remedy = error.remedy or f"Is {cluster.servers} right, and up?"
             yield Finding(BROKEN, error.problem, "now: nothing reaches Kafka", remedy)
         return
-    yield from (
-        _unreachable_finding(broker_id, info.brokers[broker_id], reason)
-        for broker_id, reason in sorted(cluster.unreachable.items())
-    )
+    errors = sorted(cluster.unreachable.items())
+    yield from (_unreachable_finding(broker_id, info.brokers[broker_id], error) for broker_id, error in errors)
     if not cluster.unreachable:
         count = len(info.brokers)
         yield Finding(HOLDS, f"{count} broker{'' if count == 1 else 's'} of cluster {info.cluster_id}")
@@ -89,7 +87,8 @@ def _unreachable_finding(broker_id: int, address: str, reason: str) -> Finding:
 
 def _check_topics(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D26: missing topics. Topics without the right to describe them are TL-D39."""
-    created_topics, missing_topics = [], []
+    created, missing = [], []
+    limit = "never: the line does not start"
     for use in cluster.topic_uses:
         if not use.required or use.name in cluster.described_topics:
             continue
@@ -98,21 +97,16 @@ def _check_topics(cluster: ClusterProbe) -> Iterator[Finding]:
             remedy = (
                 "Set create_topics in [kafka], or: kafka-topics.sh --bootstrap-server SERVERS --create --topic TOPIC"
             )
-            missing_topics.append(
-                (use.name, Finding(BROKEN, "does not exist", "never: the line does not start", remedy))
-            )
+            missing.append((use.name, Finding(BROKEN, "does not exist", limit, remedy)))
         elif not error_name:
-            created_topics.append(use.name)
+            created.append(use.name)
         elif not is_kind(error_name, ErrorKind.ACCESS_RIGHTS) and error_name != "TOPIC_ALREADY_EXISTS":
             remedy = "Correct [kafka] create_topics, or create it manually."
-            limit = "never: the line does not start"
-            missing_topics.append(
-                (use.name, Finding(BROKEN, f"Kafka refuses to create it: {error_text}", limit, remedy))
-            )
-    yield from _merge_topics(cluster, missing_topics)
-    if created_topics:
-        yield Finding(LIMITED, f"Towline creates {names_text(created_topics)} at the start")
-    elif not missing_topics:
+            missing.append((use.name, Finding(BROKEN, f"Kafka refuses to create it: {error_text}", limit, remedy)))
+    yield from _merge_topics(cluster, missing)
+    if created:
+        yield Finding(LIMITED, f"Towline creates {names_text(created)} at the start")
+    elif not missing:
         yield Finding(HOLDS, f"{len(cluster.described_topics)} topics exist")
 
 
@@ -130,12 +124,11 @@ def _check_replicas(cluster: ClusterProbe) -> Iterator[Finding]:
         remedy = "Fine for tests. Else: three brokers, replication factor 3, min.insync.replicas 2."
         yield Finding(WARNS, evidence, limit, remedy)
         return
-    topics = _topics_with_role(cluster)
+    topics = _required_topics(cluster)
     evidence = f"{len(topics)} topics have {_SAFE_REPLICAS} replicas or more, on {len(brokers)} brokers"
     default = Finding(HOLDS, evidence, "several brokers lose their disks at once") if topics else None
-    yield from _merge_topics(
-        cluster, ((topic.name, _replica_finding(topic, len(brokers))) for topic in topics), default
-    )
+    findings = ((topic.name, _replica_finding(topic, len(brokers))) for topic in topics)
+    yield from _merge_topics(cluster, findings, default)
 
 
 def _replica_finding(topic: TopicState, broker_count: int) -> Finding | None:
@@ -155,19 +148,13 @@ def _replica_finding(topic: TopicState, broker_count: int) -> Finding | None:
 
 def _check_in_sync(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D28: min.insync.replicas against the replicas, and the replicas in sync now."""
-    topics = _topics_with_role(cluster)
+    topics = _required_topics(cluster)
     min_isr = " or ".join(map(str, sorted({topic.int_setting("min.insync.replicas") or 0 for topic in topics})))
-    limit = (
-        ""
-        if len(cluster.cluster_info.brokers) == 1
-        else "two brokers of a topic are down: writing waits for one of them"
-    )
+    several = len(cluster.cluster_info.brokers) > 1
+    limit = "two brokers of a topic are down: writing waits for one of them" if several else ""
     default = Finding(HOLDS, f"every replica is in sync, min.insync.replicas {min_isr}", limit) if topics else None
-    yield from _merge_topics(
-        cluster,
-        ((topic.name, finding) for topic in topics for finding in (_min_isr_finding(topic), _isr_finding(topic))),
-        default,
-    )
+    findings = ((topic.name, rule(topic)) for topic in topics for rule in (_min_isr_finding, _isr_finding))
+    yield from _merge_topics(cluster, findings, default)
 
 
 def _min_isr_finding(topic: TopicState) -> Finding | None:
@@ -206,7 +193,7 @@ def _isr_finding(topic: TopicState) -> Finding | None:
 def _check_unclean_election(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D30: unclean leader election: whether a replica out of sync may lead. One replica has no alternative."""
     setting = "unclean.leader.election.enable"
-    topics = [topic for topic in _topics_with_role(cluster) if topic.replicas > 1 and setting in (topic.settings or {})]
+    topics = [topic for topic in _required_topics(cluster) if topic.replicas > 1 and setting in (topic.settings or {})]
     limit = "all in-sync replicas are down: a replica out of sync may lead, and records it lacks are lost"
     warning = Finding(WARNS, f"{setting} = true", limit, f"{_ALTER} {setting}=false")
     findings = ((topic.name, warning) for topic in topics if (topic.settings or {})[setting] == "true")
@@ -218,25 +205,19 @@ def _check_transactions(cluster: ClusterProbe) -> Iterator[Finding]:
     for name, hidden_count in cluster.hidden_offsets.items():
         evidence = f"{name}: {hidden_count:,} offsets are behind an open transaction of an unknown transactional id"
         remedy = f"Name its writer: kafka-transactions.sh --bootstrap-server {cluster.servers} find-hanging, or list."
-        yield Finding(
-            WARNS, evidence, "now: read_committed consumers wait until it ends, at the latest by its timeout", remedy
-        )
+        limit = "now: read_committed consumers wait until it ends, at the latest by its timeout"
+        yield Finding(WARNS, evidence, limit, remedy)
     if not cluster.writers:
         return
     setting, max_ms = "transaction.max.timeout.ms", cluster.lowest_setting("transaction.max.timeout.ms")
     timeout_ms = max(writer.timeout_ms for writer in cluster.writers)
-    attempts = [
-        (writer, cluster.begin_errors[writer.probe_id])
-        for writer in cluster.writers
-        if writer.probe_id in cluster.begin_errors
-    ]
+    errors = cluster.begin_errors
+    attempts = [(writer, errors[writer.probe_id]) for writer in cluster.writers if writer.probe_id in errors]
     failures = [(writer, error) for writer, error in attempts if error[0] not in {"", _ID_DENIED}]
-    timeouts = (
-        f"transaction.timeout.ms = {timeout_ms:,}{'' if max_ms is None else f', {setting} = {max_ms:,} of the brokers'}"
-    )
-    if (max_ms is not None and max_ms < timeout_ms) or any(
-        error_name == "INVALID_TRANSACTION_TIMEOUT" for _, (error_name, _) in failures
-    ):
+    timeouts = f"transaction.timeout.ms = {timeout_ms:,}"
+    timeouts += "" if max_ms is None else f", {setting} = {max_ms:,} of the brokers"
+    invalid = any(error_name == "INVALID_TRANSACTION_TIMEOUT" for _, (error_name, _) in failures)
+    if invalid or (max_ms is not None and max_ms < timeout_ms):
         remedy = f"Raise {setting} of the brokers, or lower transaction.timeout.ms in [kafka] settings."
         yield Finding(BROKEN, timeouts, "never: Kafka refuses to begin a transaction", remedy)
         return
@@ -252,27 +233,19 @@ def _check_record_size(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D33: largest message that fits into a record."""
     client_limit = max_message_bytes(cluster.inputs.bridge.kafka.client_settings())
     for line in cluster.inputs.bridge.uplinks:
-        line_topics = {
-            use.name for use in cluster.topic_uses if use.line == line.name and use.role is TopicRole.RECORDS
-        }
-        sizes = [
-            (topic.int_setting("max.message.bytes"), name)
-            for name, topic in cluster.topics.items()
-            if name in line_topics
-        ]
+        names = {use.name for use in cluster.topic_uses if use.line == line.name and use.role is TopicRole.RECORDS}
+        topics = [topic for name, topic in cluster.topics.items() if name in names]
+        sizes = [(topic.int_setting("max.message.bytes"), topic.name) for topic in topics]
         limits = [(size, f"max.message.bytes = {size:,} of {name}") for size, name in sizes if size is not None]
         if limits:
-            yield _size_finding(
-                line, *min([*limits, (client_limit, f"message.max.bytes = {client_limit:,} in [kafka] settings")])
-            )
+            limits.append((client_limit, f"message.max.bytes = {client_limit:,} in [kafka] settings"))
+            yield _size_finding(line, *min(limits))
 
 
-def _size_finding(line: Uplink, record_bytes: int, evidence_text: str) -> Finding:
+def _size_finding(line: Uplink, record_bytes: int, record_limit: str) -> Finding:
     packet_bytes = line.gateway.max_packet_bytes
-    evidence, limit = (
-        f"{evidence_text}; max_packet_bytes = {packet_bytes:,} in [mqtt]",
-        f"a message of more than {bytes_text(record_bytes - _RECORD_OVERHEAD)}",
-    )
+    evidence = f"{record_limit}; max_packet_bytes = {packet_bytes:,} in [mqtt]"
+    limit = f"a message of more than {bytes_text(record_bytes - _RECORD_OVERHEAD)}"
     if packet_bytes <= record_bytes - _RECORD_OVERHEAD:
         return Finding(HOLDS, evidence, line=line.name)
     if not policy(line.guarantee).replays_batches:
@@ -302,43 +275,32 @@ def _retention_finding(cluster: ClusterProbe, use: TopicUse) -> Finding | None:
     retention_ms = min((value for value in retentions_ms if value is not None and value >= 0), default=_UNLIMITED_MS)
     if "delete" not in topic.cleanup_policies or retention_ms >= _UNLIMITED_MS:
         return Finding(HOLDS, "Kafka deletes nothing by itself", line=use.line)
-    remedy = (
-        f"Keep records for {duration_text(min_ms / 1000)} at least: {_ALTER} retention.ms=604800000"
-        if retention_ms < min_ms
-        else ""
-    )
-    return Finding(
-        WARNS if retention_ms < min_ms else LIMITED,
-        evidence,
-        limit.format(duration_text(retention_ms / 1000)),
-        remedy,
-        use.line,
-    )
+    limit = limit.format(duration_text(retention_ms / 1000))
+    if retention_ms >= min_ms:
+        return Finding(LIMITED, evidence, limit, line=use.line)
+    remedy = f"Keep records for {duration_text(min_ms / 1000)} at least: {_ALTER} retention.ms=604800000"
+    return Finding(WARNS, evidence, limit, remedy, use.line)
 
 
 def _check_compaction(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D38: compacted topics, which reject records without a key; the marker topic must be compacted."""
-    topics_by_use = [(use, cluster.topics[use.name]) for use in cluster.topic_uses if use.name in cluster.topics]
-    all_readable = topics_by_use and all(topic.cleanup_policies for _, topic in topics_by_use)
+    uses = [(use, cluster.topics[use.name]) for use in cluster.topic_uses if use.name in cluster.topics]
+    all_readable = uses and all(topic.cleanup_policies for _, topic in uses)
     default = Finding(HOLDS, "markers are compacted, and nothing else is") if all_readable else None
-    yield from _merge_topics(
-        cluster, ((use.name, _compaction_finding(use, topic)) for use, topic in topics_by_use), default
-    )
+    findings = ((use.name, _compaction_finding(use, topic)) for use, topic in uses)
+    yield from _merge_topics(cluster, findings, default)
 
 
 def _compaction_finding(use: TopicUse, topic: TopicState) -> Finding | None:
-    evidence, delete_command = (
-        f"cleanup.policy = {','.join(sorted(topic.cleanup_policies))}",
-        f"{_ALTER} cleanup.policy=delete",
-    )
+    evidence, delete = f"cleanup.policy = {','.join(sorted(topic.cleanup_policies))}", f"{_ALTER} cleanup.policy=delete"
     if use.role is TopicRole.MARKERS:
         return _marker_topic_finding(use, topic, evidence)
     if "compact" not in topic.cleanup_policies:
         return None
     if use.role is TopicRole.DEAD_LETTERS:
-        return Finding(BROKEN, evidence, "the first dead letter, at which the line stops (TL-K71)", delete_command)
+        return Finding(BROKEN, evidence, "the first dead letter, at which the line stops (TL-K71)", delete)
     if use.role is TopicRole.RECORDS and not use.keyed:
-        evidence, remedy = f"{evidence}, and a route has no key", f"Set a key for the route, or: {delete_command}"
+        evidence, remedy = f"{evidence}, and a route has no key", f"Set a key for the route, or: {delete}"
         return Finding(BROKEN, evidence, "never: Kafka accepts no record without a key there", remedy)
     return Finding(LIMITED, evidence, "another record with the same key arrives")
 
@@ -364,14 +326,12 @@ def _check_rights(cluster: ClusterProbe) -> Iterator[Finding]:
     for writer in cluster.writers:
         if cluster.begin_errors.get(writer.probe_id, ("", ""))[0] == _ID_DENIED:
             evidence = (
-                f"transactional id {writer.probe_id} is refused, which a right for the prefix {writer.prefix} would "
-                "cover"
+                f"transactional id {writer.probe_id} is not authorized; an ACL for {writer.prefix} would cover it"
             )
+            limit = "never, unless each id is granted by its full name"
             remedy = f"{_ACL} --operation Write --operation Describe --resource-pattern-type prefixed "
             remedy = f"{remedy.replace('SERVERS', cluster.servers)}--transactional-id {writer.prefix}"
-            findings.append(
-                Finding(WARNS, evidence, "never, unless each id is granted by its full name", remedy, writer.line)
-            )
+            findings.append(Finding(WARNS, evidence, limit, remedy, writer.line))
     if not cluster.broker_settings:
         evidence = "DescribeConfigs on the cluster is not granted: transaction.max.timeout.ms and others can't be read"
         remedy = f"{_ACL} --operation DescribeConfigs --cluster, for the user that runs doctor."
@@ -393,12 +353,10 @@ def _topic_rights(cluster: ClusterProbe) -> Iterator[tuple[str, Finding]]:
             if is_kind(cluster.create_errors.get(name, ("", ""))[0], ErrorKind.ACCESS_RIGHTS):
                 remedy = f"{_ACL} --operation Create --topic TOPIC; or create it manually."
                 yield name, Finding(BROKEN, "Create is not granted, and it is missing", "never", remedy)
-        elif denied := [
-            operation
-            for operation in operations
-            if topic.allowed_operations is not None and operation not in topic.allowed_operations
-        ]:
-            operation_names = " and ".join(operation.title() for operation in denied)
+        elif denied := set(operations).difference(
+            operations if topic.allowed_operations is None else topic.allowed_operations
+        ):
+            operation_names = " and ".join(operation.title() for operation in sorted(denied))
             limit = "never: the line stops at its first batch"
             yield name, Finding(BROKEN, f"{operation_names} not granted", limit, f"{_ACL} {options} --topic TOPIC")
         elif topic.settings is None:

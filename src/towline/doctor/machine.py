@@ -43,7 +43,7 @@ from towline.text import duration_text
 
 #: File systems in memory, lost at a restart; and in a container layer, removed with the container.
 _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-_CONTAINER_TYPES: Final = frozenset({"overlay", "aufs"})
+_LAYER_TYPES: Final = frozenset({"overlay", "aufs"})
 #: Network file systems: sync and locks depend on the server.
 _NETWORK_TYPES: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "virtiofs"}
@@ -58,20 +58,14 @@ _FASTEST_SYNC_S: Final = 5e-6
 _SLOW_SYNC_S, _VERY_SLOW_SYNC_S = 0.1, 1.0
 #: Near limits of the room without Kafka: seconds, bytes if the load is unknown, and free inodes.
 _NEAR_LIMIT_S, _NEAR_LIMIT_BYTES, _NEAR_LIMIT_INODES = 3600.0, 1e9, 10_000
-_LOCAL_DISK_REMEDY: Final = "Set state_dir to a directory on a local disk."
-_OTHER_DISK_REMEDY: Final = "Put state_dir on another disk; towline size shows the room that a load needs."
+_LOCAL_DISK: Final = "Set state_dir to a directory on a local disk."
+_OTHER_DISK: Final = "Put state_dir on another disk; towline size shows the room that a load needs."
 #: Bit of ``status`` in adjtimex(2): the clock is not synchronised.
 _STA_UNSYNC: Final = 0x0040
 _MB: Final = 1_000_000
 #: Memory of bridge and driver Python, a gateway, a further line in Spark, the first line's Python workers, and of a
 #: JVM beside its heap (docs/benchmarks.md).
-_BRIDGE_BYTES, _GATEWAY_BYTES, _LINE_BYTES, _WORKERS_BYTES, _JVM_OVERHEAD_BYTES = (
-    222 * _MB,
-    120 * _MB,
-    111 * _MB,
-    450 * _MB,
-    400 * _MB,
-)
+_BRIDGE, _GATEWAY, _LINE, _WORKERS, _JVM_OVERHEAD = 222 * _MB, 120 * _MB, 111 * _MB, 450 * _MB, 400 * _MB
 _PYSPARK_REMEDY: Final = 'Install a tested version: pip install "towline[spark]"'
 #: Default of spark.driver.memory.
 _DEFAULT_HEAP_BYTES: Final = 1 << 30
@@ -171,16 +165,14 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int]:
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     total, available = (int(meminfo[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        cgroup_line = next(
-            line for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-        )
+        cgroups = (root / "proc/self/cgroup").read_text().splitlines()
+        cgroup_line = next(line for line in cgroups if line.startswith("0::"))
         cgroup = root / "sys/fs/cgroup" / cgroup_line.removeprefix("0::").strip("/")
         for directory in (cgroup, *cgroup.parents):  # the lowest limit of this group and its parents counts
-            if (directory / "memory.max").exists() and (
-                limit_text := (directory / "memory.max").read_text().strip()
-            ) != "max":
+            file = directory / "memory.max"
+            if file.exists() and (text := file.read_text().strip()) != "max":
                 used_bytes = int((directory / "memory.current").read_text())
-                total, available = min(total, int(limit_text)), min(available, max(0, int(limit_text) - used_bytes))
+                total, available = min(total, int(text)), min(available, max(0, int(text) - used_bytes))
     return total, available
 
 
@@ -219,85 +211,41 @@ class MachineProbe:
 def _state_dirs(inputs: DoctorInputs) -> Iterator[StateDir]:
     """Yield the state directories of a bridge on this machine."""
     for line in inputs.bridge.lines:
+        load = inputs.loads.get(line.name) if isinstance(line, Uplink) else None
         for gateway in line.all_gateways or (line.gateway,):
-            load, limits = (
-                (inputs.loads.get(line.name), gateway.journal) if isinstance(line, Uplink) else (None, gateway.outbox)
-            )
+            limits = gateway.journal if isinstance(line, Uplink) else gateway.outbox
             if limits is not None:
-                journal_grows = gateway.effective_ack_after is not AckAfter.KAFKA
-                yield StateDir(
-                    line.name, gateway.state_dir, limits.max_bytes, limits.min_free_bytes, load, journal_grows
-                )
+                grows = gateway.effective_ack_after is not AckAfter.KAFKA
+                yield StateDir(line.name, gateway.state_dir, limits.max_bytes, limits.min_free_bytes, load, grows)
 
 
 def _check_state_directories(machine: MachineProbe) -> Iterator[Finding]:
     """TL-D44: durability and permissions of the state directories."""
     for group in machine.file_systems:
         yield _state_directory_finding([state_dir for state_dir, _ in group], [file_system for _, file_system in group])
-    yield from (
-        Finding(WARNS, line.error.problem, remedy=line.error.remedy) for line in removed_lines(machine.inputs.bridge)
-    )
+    errors = (line.error for line in removed_lines(machine.inputs.bridge))
+    yield from (Finding(WARNS, error.problem, remedy=error.remedy) for error in errors)
 
 
 def _state_directory_finding(state_dirs: Sequence[StateDir], file_systems: Sequence[FileSystem]) -> Finding:
-    file_system, fs_type, loss_text = (
-        file_systems[0],
-        file_systems[0].fs_type,
-        "messages, checkpoint and identity are lost",
-    )
+    fs, fs_type, loss = file_systems[0], file_systems[0].fs_type, "messages, checkpoint and identity are lost"
     location = (
-        f"{file_system.existing_dir} is on {fs_type or 'a file system of unknown kind'}, mounted at "
-        f"{file_system.mount_point or '?'}"
+        f"{fs.existing_dir} is on {fs_type or 'a file system of unknown kind'}, mounted at {fs.mount_point or '?'}"
     )
     unwritable = ", ".join(str(fs.existing_dir) for fs in file_systems if not fs.writable)
-    writable_by_others = ", ".join(
-        str(fs.existing_dir) for fs in file_systems if fs.mode is not None and fs.mode & 0o022
-    )
-    start_limit, power_limit = "now: no line starts", "the power fails: synced names and contents may be lost"
-    network_limit = "the server or the network fails: syncs and locks are not those of a local disk"
-    volume_remedy, intruder_limit = (
-        "Mount a volume, and set state_dir to it.",
-        "another user of this machine writes there",
-    )
+    shared = ", ".join(str(fs.existing_dir) for fs in file_systems if fs.mode is not None and fs.mode & 0o022)
+    start, power = "now: no line starts", "the power fails: synced names and contents may be lost"
+    network = "the server or the network fails: syncs and locks are not those of a local disk"
+    volume, intruder = "Mount a volume, and set state_dir to it.", "another user of this machine writes there"
     faults: tuple[tuple[object, Verdict, str, str, str], ...] = (
-        (file_system.read_only, BROKEN, f"{location}, read-only", start_limit, _LOCAL_DISK_REMEDY),
-        (unwritable, BROKEN, f"this user may not write in {unwritable}", start_limit, _LOCAL_DISK_REMEDY),
-        (
-            fs_type in _MEMORY_TYPES,
-            BROKEN,
-            f"{location}, which is memory",
-            f"this machine restarts: {loss_text}",
-            _LOCAL_DISK_REMEDY,
-        ),
-        (
-            fs_type in _CONTAINER_TYPES,
-            WARNS,
-            f"{location}, the layer of a container",
-            f"the container is removed: {loss_text}",
-            volume_remedy,
-        ),
-        (
-            fs_type in _NETWORK_TYPES or fs_type.startswith("fuse."),
-            WARNS,
-            f"{location}, over the network",
-            network_limit,
-            _LOCAL_DISK_REMEDY,
-        ),
-        (not fs_type, UNKNOWN, location, "", f"Check it with df -T. {_LOCAL_DISK_REMEDY}"),
-        (
-            fs_type not in _JOURNALING_TYPES,
-            WARNS,
-            f"{location}, a type that Towline was not tested on",
-            power_limit,
-            _LOCAL_DISK_REMEDY,
-        ),
-        (
-            writable_by_others,
-            WARNS,
-            f"others may write in {writable_by_others}",
-            intruder_limit,
-            f"chmod 700 {writable_by_others}",
-        ),
+        (fs.read_only, BROKEN, f"{location}, read-only", start, _LOCAL_DISK),
+        (unwritable, BROKEN, f"this user may not write in {unwritable}", start, _LOCAL_DISK),
+        (fs_type in _MEMORY_TYPES, BROKEN, f"{location}, in memory", f"this machine restarts: {loss}", _LOCAL_DISK),
+        (fs_type in _LAYER_TYPES, WARNS, f"{location}, a container layer", f"the container is removed: {loss}", volume),
+        (fs_type in _NETWORK_TYPES or fs_type.startswith("fuse."), WARNS, f"{location}, remote", network, _LOCAL_DISK),
+        (not fs_type, UNKNOWN, location, "", f"Check it with df -T. {_LOCAL_DISK}"),
+        (fs_type not in _JOURNALING_TYPES, WARNS, f"{location}, an untested type", power, _LOCAL_DISK),
+        (shared, WARNS, f"others may write in {shared}", intruder, f"chmod 700 {shared}"),
     )
     default = Finding(HOLDS, f"{location}, for {names_text(state_dir.line for state_dir in state_dirs)}")
     return next((Finding(fault[1], *fault[2:]) for fault in faults if fault[0]), default)
@@ -309,23 +257,16 @@ def _check_room(machine: MachineProbe) -> Iterator[Finding]:
         yield _room_finding([state_dir for state_dir, _ in group], group[0][1])
 
 
-def _room_finding(state_dirs: Sequence[StateDir], file_system: FileSystem) -> Finding:
+def _room_finding(state_dirs: Sequence[StateDir], fs: FileSystem) -> Finding:
     min_free_bytes = max(state_dir.min_free_bytes for state_dir in state_dirs)
-    usable_bytes, mount_point = (
-        file_system.free_bytes - min_free_bytes,
-        file_system.mount_point or str(file_system.existing_dir),
-    )
-    evidence = (
-        f"{bytes_text(file_system.free_bytes)} free on "
-        f"{mount_point}{f', {bytes_text(min_free_bytes)} of it stay free (min_free_bytes)' if min_free_bytes else ''}"
-    )
+    usable_bytes, location = fs.free_bytes - min_free_bytes, fs.mount_point or str(fs.existing_dir)
+    evidence = f"{bytes_text(fs.free_bytes)} free on {location}"
+    evidence += f", {bytes_text(min_free_bytes)} of it stay free (min_free_bytes)" if min_free_bytes else ""
     remedy = "Make room, raise max_bytes of [uplink.journal], or put state_dir on a larger disk."
     stop_text = "intake then stops, and the broker has to queue (TL-J02)"
-    if file_system.free_inodes is not None and file_system.free_inodes < _NEAR_LIMIT_INODES:
-        inode_evidence = f"{file_system.free_inodes:,} inodes free on {mount_point}"
-        return Finding(
-            WARNS if file_system.free_inodes else BROKEN, inode_evidence, "no file can be created there", remedy
-        )
+    if fs.free_inodes is not None and fs.free_inodes < _NEAR_LIMIT_INODES:
+        verdict, evidence = WARNS if fs.free_inodes else BROKEN, f"{fs.free_inodes:,} inodes free on {location}"
+        return Finding(verdict, evidence, "no file can be created there", remedy)
     if usable_bytes <= 0:
         return Finding(BROKEN, evidence, f"now: {stop_text}", "Make room, or lower min_free_bytes.")
     if kafka_acked_lines := names_text(state_dir.line for state_dir in state_dirs if not state_dir.journal_grows):
@@ -340,11 +281,8 @@ def _room_finding(state_dirs: Sequence[StateDir], file_system: FileSystem) -> Fi
         is_near = max_bytes < _NEAR_LIMIT_BYTES
         limit = f"{bytes_text(max_bytes)} wait: {stop_text}"
     else:
-        fill_times_s = [
-            state_dir.max_bytes / state_dir.growth_bytes_s
-            for state_dir in limited_dirs
-            if state_dir.growth_bytes_s and state_dir.max_bytes
-        ]
+        limits = [(state_dir.max_bytes, state_dir.growth_bytes_s) for state_dir in limited_dirs]
+        fill_times_s = [max_bytes / growth for max_bytes, growth in limits if growth and max_bytes]
         time_left_s = min([usable_bytes / growth_bytes_s, *fill_times_s])
         is_near = time_left_s < _NEAR_LIMIT_S
         rate = sum(state_dir.load.messages_s for state_dir in state_dirs if state_dir.load)
@@ -356,30 +294,27 @@ def _room_finding(state_dirs: Sequence[StateDir], file_system: FileSystem) -> Fi
 def _check_syncs(machine: MachineProbe) -> Iterator[Finding]:
     """TL-D42: duration of a disk sync, which each acknowledgement waits for."""
     for group in machine.file_systems:
-        file_system = group[0][1]
-        if file_system.writable and not file_system.read_only and file_system.free_bytes > 0:
+        fs = group[0][1]
+        if fs.writable and not fs.read_only and fs.free_bytes > 0:
             try:
-                durations_s = measure_syncs(file_system.existing_dir)
+                durations_s = measure_syncs(fs.existing_dir)
             except OSError as error:
-                evidence = f"a file in {file_system.existing_dir} could not be synced: {files.os_error_text(error)}"
-                yield Finding(BROKEN, evidence, "now: nothing can be acknowledged", _OTHER_DISK_REMEDY)
+                evidence = f"a file in {fs.existing_dir} could not be synced: {files.os_error_text(error)}"
+                yield Finding(BROKEN, evidence, "now: nothing can be acknowledged", _OTHER_DISK)
             else:
-                yield _sync_finding(durations_s, file_system.fs_type)
+                yield _sync_finding(durations_s, fs.fs_type)
 
 
 def _sync_finding(durations_s: Sequence[float], fs_type: str) -> Finding:
     median_s, p99_s = durations_s[len(durations_s) // 2], durations_s[len(durations_s) * 99 // 100]
-    evidence = (
-        f"fdatasync took {median_s * 1000:.3g} ms, 99 % within {p99_s * 1000:.3g} ms ({len(durations_s)} on {fs_type})"
-    )
+    count = len(durations_s)
+    evidence = f"fdatasync took {median_s * 1000:.3g} ms, 99 % within {p99_s * 1000:.3g} ms ({count} on {fs_type})"
     if median_s < _FASTEST_SYNC_S:
         remedy = "Is the disk of a virtual machine set to cache=unsafe, or libeatmydata loaded? Enable real syncs."
         evidence += ": no disk is so fast, so nothing is really synced"
         return Finding(WARNS, evidence, "the power fails: acknowledged messages may be lost", remedy)
     if median_s >= _SLOW_SYNC_S or p99_s >= _VERY_SLOW_SYNC_S:
-        return Finding(
-            WARNS, evidence, "a message is acknowledged after a sync, with QoS 2 after two", _OTHER_DISK_REMEDY
-        )
+        return Finding(WARNS, evidence, "a message is acknowledged after a sync, with QoS 2 after two", _OTHER_DISK)
     return Finding(HOLDS, evidence)
 
 
@@ -401,24 +336,16 @@ def _check_clock(machine: MachineProbe) -> Iterator[Finding]:
 
 def _check_memory(machine: MachineProbe) -> Iterator[Finding]:
     """TL-D47: memory against the needs of Spark, its workers and the gateways."""
-    (total_bytes, available_bytes), (heap_bytes, spark_bytes, gateway_bytes) = (
-        machine.memory,
-        _needed_memory(machine.inputs.bridge),
-    )
-    needed_bytes = heap_bytes + spark_bytes + gateway_bytes + _BRIDGE_BYTES
-    evidence = (
-        f"there are {bytes_text(total_bytes)} of memory, {bytes_text(available_bytes)} available; the bridge needs "
-        f"some {bytes_text(needed_bytes)}: "
-    )
-    evidence += (
-        f"{bytes_text(heap_bytes)} heap of Spark, {bytes_text(spark_bytes)} beside it, {bytes_text(gateway_bytes)} "
-        "gateways"
-    )
-    if needed_bytes <= available_bytes:
+    (total, available), (heap, spark, gateways) = machine.memory, _needed_memory(machine.inputs.bridge)
+    needed = heap + spark + gateways + _BRIDGE
+    evidence = f"there are {bytes_text(total)} of memory, {bytes_text(available)} available; the bridge needs some "
+    evidence += f"{bytes_text(needed)}: {bytes_text(heap)} heap of Spark, {bytes_text(spark)} beside it, "
+    evidence += f"{bytes_text(gateways)} gateways"
+    if needed <= available:
         yield Finding(HOLDS, evidence)
         return
     limit = "other processes keep their memory: OOM kill of one"
-    if needed_bytes > total_bytes:
+    if needed > total:
         limit = "Spark is under load: OOM kill, restart loop"
     remedy = "Lower spark.driver.memory in [spark.conf] or max_bytes_per_trigger, or add memory."
     yield Finding(WARNS, evidence, limit, remedy)
@@ -431,14 +358,14 @@ def _needed_memory(bridge: Bridge) -> tuple[int, int, int]:
     gateway_count = sum(len(line.all_gateways) for line in bridge.lines)
     # A batch may be in memory twice before the sink; the measured figures include one of 64 MiB.
     batch_bytes = sum(2 * max(0, line.max_bytes_per_trigger - DEFAULT_BATCH_BYTES) for line in bridge.uplinks)
-    spark_bytes = (
-        0 if is_cluster(bridge.spark.master) else _WORKERS_BYTES + _LINE_BYTES * (len(bridge.lines) - 1) + batch_bytes
-    )
+    spark_bytes = _WORKERS + _LINE * (len(bridge.lines) - 1) + batch_bytes
+    if is_cluster(bridge.spark.master):
+        spark_bytes = 0
     # ``2g``, ``512m``; a number alone is MiB [Spark: JavaUtils.byteStringAsMb].
     heap_text = str(bridge.spark.conf.get("spark.driver.memory") or "").lower()
     match = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", heap_text)
     heap_bytes = int(match[1]) * _UNIT_BYTES[match[2] or "m"] if match else _DEFAULT_HEAP_BYTES
-    return heap_bytes, _JVM_OVERHEAD_BYTES + spark_bytes, _GATEWAY_BYTES * gateway_count
+    return heap_bytes, _JVM_OVERHEAD + spark_bytes, _GATEWAY * gateway_count
 
 
 def _check_spark(_machine: MachineProbe) -> Iterator[Finding]:
@@ -449,13 +376,11 @@ def _check_spark(_machine: MachineProbe) -> Iterator[Finding]:
     except SetupError as error:
         yield Finding(BROKEN, error.problem, "now: no line starts", error.remedy)
         return
-    untested_finding = Finding(
-        WARNS,
-        f"PySpark is {version}; Towline was not tested with it",
-        "a change in PySpark breaks Towline",
-        _PYSPARK_REMEDY,
-    )
-    yield Finding(HOLDS, f"PySpark is {version}, and finds a Java that it runs on") if is_tested else untested_finding
+    if is_tested:
+        yield Finding(HOLDS, f"PySpark is {version}, and finds a Java that it runs on")
+    else:
+        evidence = f"PySpark is {version}; Towline was not tested with it"
+        yield Finding(WARNS, evidence, "a change in PySpark breaks Towline", _PYSPARK_REMEDY)
 
 
 CHECKS: Final = (
