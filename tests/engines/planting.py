@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from towline.bridge.config.file import load
-from towline.doctor.inputs import DoctorInputs
+from towline.doctor.inputs import Inputs
 from towline.doctor.table import Finding, Verdict
 
 __all__ = ["SOUND", "bridge_case", "complaints"]
@@ -44,12 +44,12 @@ _WELL = (Verdict.HOLDS, Verdict.LIMITED)
 
 def bridge_case(
     directory: Path, name: str, servers: str, change: Callable[[str], str] = str, state: Path | None = None
-) -> DoctorInputs:
+) -> Inputs:
     """An examination of a sound bridge, or of what `change` makes of its text."""
     text = change(SOUND).replace("NAME", name).replace("SERVERS", servers)
     file = directory / "bridge.toml"
     file.write_text(text.replace("STATE", str(state or directory / "state")))
-    return DoctorInputs(load(file))
+    return Inputs(load(file))
 
 
 def complaints(found: Iterable[Finding]) -> dict[str, Verdict]:

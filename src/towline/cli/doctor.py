@@ -12,7 +12,7 @@ import typer
 from towline.cli.screen import AsJson, BridgeFile, load_bridge, print_lines, print_result
 
 if TYPE_CHECKING:
-    from towline.doctor.inputs import DoctorInputs
+    from towline.doctor.inputs import Inputs
 
 #: Said before anything is touched.
 _NOTICE: Final = """\
@@ -46,7 +46,7 @@ def doctor(
     """
     from towline import mosquitto_conf as mosquitto  # noqa: PLC0415 - loaded when it is called
     from towline.doctor import examine, table  # noqa: PLC0415
-    from towline.doctor.inputs import DoctorInputs  # noqa: PLC0415
+    from towline.doctor.inputs import Inputs  # noqa: PLC0415
 
     def print_progress(text: str) -> None:
         if not as_json:
@@ -54,7 +54,7 @@ def doctor(
 
     if mosquitto_conf is not None:
         mosquitto.read_conf(mosquitto_conf)  # a mistake in the command is told at once
-    case = DoctorInputs(load_bridge(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
+    case = Inputs(load_bridge(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
     print_progress(_NOTICE)
     findings = examine(case, lambda step: print_progress(f"▸ {step}"))
     loads = {
@@ -67,7 +67,7 @@ def doctor(
         raise typer.Exit(code)
 
 
-def _loads(case: DoctorInputs) -> Iterator[str]:
+def _loads(case: Inputs) -> Iterator[str]:
     for line in case.bridge.uplinks:
         load = case.loads.get(line.name)
         if load is None:

@@ -14,7 +14,7 @@ from typing import Final
 from towline.doctor import broker, kafka, machine
 from towline.doctor.broker import BrokerProbe
 from towline.doctor.cluster import ClusterProbe
-from towline.doctor.inputs import DoctorInputs, LineLoad, broker_targets
+from towline.doctor.inputs import Inputs, LineLoad, broker_targets
 from towline.doctor.machine import MachineProbe
 from towline.doctor.table import Finding, run_checks
 
@@ -22,7 +22,7 @@ from towline.doctor.table import Finding, run_checks
 _TYPICAL_MESSAGE_BYTES: Final = 256
 
 
-def examine(inputs: DoctorInputs, report_progress: Callable[[str], None] = lambda _text: None) -> list[Finding]:
+def examine(inputs: Inputs, report_progress: Callable[[str], None] = lambda _text: None) -> list[Finding]:
     """Run all checks; errors become findings.
 
     Args:
@@ -36,7 +36,7 @@ def examine(inputs: DoctorInputs, report_progress: Callable[[str], None] = lambd
     return [*findings, *run_checks(machine.CHECKS, MachineProbe(inputs))]
 
 
-def examine_brokers(inputs: DoctorInputs, report_progress: Callable[[str], None] = lambda _text: None) -> list[Finding]:
+def examine_brokers(inputs: Inputs, report_progress: Callable[[str], None] = lambda _text: None) -> list[Finding]:
     """Run the checks of the MQTT brokers; see `examine`."""
     findings: list[Finding] = []
     with contextlib.ExitStack() as stack:
@@ -49,25 +49,20 @@ def examine_brokers(inputs: DoctorInputs, report_progress: Callable[[str], None]
     return findings
 
 
-def _line_loads(inputs: DoctorInputs, broker_probes: Sequence[BrokerProbe]) -> dict[str, LineLoad]:
+def _line_loads(inputs: Inputs, broker_probes: Sequence[BrokerProbe]) -> dict[str, LineLoad]:
     """Return the load of each uplink: measured at its first broker that permits it, or ``--rate`` in equal parts."""
     with ThreadPoolExecutor(max_workers=len(broker_probes) or 1) as threads:
         measured_loads = [load for loads in [*threads.map(_measured_loads, broker_probes)][::-1] for load in loads]
     if inputs.rate is None:
         return dict(measured_loads)
-    rate_per_line = inputs.rate / max(1, len(inputs.bridge.uplinks))
-    configured_load = LineLoad(
-        rate_per_line, rate_per_line * _TYPICAL_MESSAGE_BYTES, f"--rate, taken as {_TYPICAL_MESSAGE_BYTES} bytes each"
-    )
-    return {line.name: configured_load for line in inputs.bridge.uplinks}
+    rate = inputs.rate / max(1, len(inputs.bridge.uplinks))
+    source = f"--rate, taken as {_TYPICAL_MESSAGE_BYTES} bytes each"
+    return {line.name: LineLoad(rate, rate * _TYPICAL_MESSAGE_BYTES, source) for line in inputs.bridge.uplinks}
 
 
 def _measured_loads(broker_probe: BrokerProbe) -> list[tuple[str, LineLoad]]:
     """Return the measured loads at one broker; empty on an error, which its findings report."""
     with contextlib.suppress(Exception):
-        return [
-            (name, load)
-            for name, load in broker_probe.measured_loads.items()
-            if isinstance(load, LineLoad) and load.messages_s
-        ]
+        loads = broker_probe.measured_loads.items()
+        return [(name, load) for name, load in loads if isinstance(load, LineLoad) and load.messages_s]
     return []

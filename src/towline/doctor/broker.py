@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import Downlink, Uplink
 from towline.doctor.inputs import (
-    CONNECTION_KEYS,
+    CLIENT_KEYS,
     PROBE_PREFIX,
-    BrokerTarget,
-    DoctorInputs,
+    Inputs,
     LineGateway,
     LineLoad,
-    messages_text,
+    Target,
+    queue_text,
     topic_filters,
 )
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Check, Finding, ProbeSkipped, Verdict, fact
@@ -91,7 +91,7 @@ class BrokerProbe(contextlib.ExitStack):
     connected at the same time before anything else is probed.
     """
 
-    def __init__(self, target: BrokerTarget, inputs: DoctorInputs) -> None:
+    def __init__(self, target: Target, inputs: Inputs) -> None:
         super().__init__()
         self.callback(self._end_sessions)
         self.target = target
@@ -356,7 +356,7 @@ class BrokerProbe(contextlib.ExitStack):
         An expiry of 0 ends an existing session. Without `adopt_session` an existing session ends the connection, before
         anything is acknowledged.
         """
-        values = {name: getattr(self.target.settings, name) for name in CONNECTION_KEYS}
+        values = {name: getattr(self.target.settings, name) for name in CLIENT_KEYS}
         level = vars(self).get("level", 0)  # level of the first CONNACK
         settings = ClientSettings(
             **values | {"protocol": _PROTOCOL_NAMES.get(level, values["protocol"])},
@@ -426,7 +426,7 @@ def _check_session(broker: BrokerProbe) -> Iterator[Finding]:
         return
     probe = broker.queue_probe
     if probe.session_present and (probe.received_count or not probe.accepted_count):
-        queued = messages_text(probe.received_count, None)
+        queued = queue_text(probe.received_count, None)
         yield Finding(HOLDS, f"a probe reconnected: Session Present 1, and {queued} queued")
         return
     evidence = "a probe with a session reconnected: Session Present 0"
@@ -488,12 +488,12 @@ def _queue_finding(line: str, probe: QueueProbe, conf: MosquittoConf | None, loa
         remedy = f"Raise the broker's limit for an offline client (Mosquitto: max_queued_messages 0). {sizing_hint}."
         evidence = f"{', '.join(facts)}; the {dropped} are dropped silently"
         verdict = LIMITED if load is not None and max_messages / load.messages_s >= _NEAR_LIMIT_S else WARNS
-        return Finding(verdict, evidence, messages_text(max_messages, load), remedy, line)
+        return Finding(verdict, evidence, queue_text(max_messages, load), remedy, line)
     if conf is not None:
         return Finding(HOLDS, "max_queued_messages is 0, and so are the limits in bytes", line=line)
     remedy = "--mosquitto-conf FILE shows the limit; a larger --probe-messages probes further."
     evidence = f"all {probe.received_count:,} probe messages were queued for an offline session"
-    return Finding(LIMITED, evidence, f"at least {messages_text(probe.accepted_count, load)}", remedy, line)
+    return Finding(LIMITED, evidence, f"at least {queue_text(probe.accepted_count, load)}", remedy, line)
 
 
 def _probed_limit(probe: QueueProbe, conf: MosquittoConf | None) -> int | None:
@@ -565,7 +565,7 @@ def _loss_on_kill(conf: MosquittoConf, load: LineLoad | None) -> tuple[Verdict, 
     if conf.flag("autosave_on_changes"):
         small_loss = 0.0 if load is None else load.messages_s * _SMALL_LOSS_S
         verdict = LIMITED if interval <= max(_SMALL_LOSS, small_loss) else WARNS
-        return verdict, f"up to {messages_text(interval, load)}"
+        return verdict, f"up to {queue_text(interval, load)}"
     message_text = "" if load is None else f": {load.messages_s * interval:,.0f} messages {load}"
     verdict = LIMITED if interval <= _SMALL_LOSS_S else WARNS
     return verdict, f"up to {duration_text(interval)} of messages{message_text}"
@@ -642,7 +642,7 @@ def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
     numbers = list(dict.fromkeys(broker.queue_probe.numbers))  # first occurrence only: a repeat may come later
     reordered_count = sum(following < previous for previous, following in itertools.pairwise(numbers))
     if not reordered_count:
-        yield Finding(HOLDS, f"{messages_text(len(numbers), None)} queued for an offline session arrived in order")
+        yield Finding(HOLDS, f"{queue_text(len(numbers), None)} queued for an offline session arrived in order")
         return
     evidence = f"of {len(numbers):,} queued messages {reordered_count:,} arrived after a later one"
     limit = "an offline session reconnects"

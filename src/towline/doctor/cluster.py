@@ -22,7 +22,7 @@ from towline import files
 from towline.bridge.config.model import AnyLine, Bridge, Downlink, Uplink
 from towline.bridge.lines.identity import Identity, former_dead_letter_topics
 from towline.bridge.patterns import is_allowed
-from towline.doctor.inputs import PROBE_PREFIX, DoctorInputs
+from towline.doctor.inputs import PROBE_PREFIX, Inputs
 from towline.doctor.table import ProbeSkipped, fact
 from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET_LOGGER, resolve
@@ -179,7 +179,7 @@ def _int_setting(settings: Mapping[str, str] | None, name: str) -> int | None:
 class ClusterProbe:
     """Probes of the Kafka cluster of a bridge."""
 
-    def __init__(self, inputs: DoctorInputs) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self._client_config = inputs.bridge.kafka.client_settings()
         self._admin = admin.KafkaAdmin(self._client_config, inputs.timeout_s)

@@ -22,7 +22,7 @@ from towline.text import count_text, duration_text
 #: Prefix or suffix of doctor's client ids, topics and transactional ids.
 PROBE_PREFIX: Final = "towline-doctor"
 #: Names of the settings that distinguish connections to one broker.
-CONNECTION_KEYS: Final = (
+CLIENT_KEYS: Final = (
     *("username", "password_file", "token_provider", "authenticator", "tls", "proxy", "proxy_password_file"),
     *("protocol", "websocket_headers_file", "websocket_query_file"),
 )
@@ -42,15 +42,13 @@ class LineLoad:
         return f"at {rate:,.0f} msg/s" if rate >= 10 else f"at {rate:.2g} msg/s"
 
 
-def messages_text(message_count: float, load: LineLoad | None) -> str:
+def queue_text(count: float, load: LineLoad | None) -> str:
     """Return ``1,000 messages, 5 s at 200 msg/s``; without a load only the messages."""
-    return count_text(int(message_count)) + (
-        "" if load is None else f", {duration_text(message_count / load.messages_s)} {load}"
-    )
+    return count_text(int(count)) + ("" if load is None else f", {duration_text(count / load.messages_s)} {load}")
 
 
 @dataclass(frozen=True)
-class DoctorInputs:
+class Inputs:
     """Input of one doctor run.
 
     Attributes:
@@ -73,14 +71,10 @@ class DoctorInputs:
 
     def load_of(self, lines: Iterable[str]) -> LineLoad | None:
         """Return the total load of some lines; None if no load is known."""
-        known_loads = [self.loads[name] for name in lines if name in self.loads]
-        if not known_loads:
+        loads = [self.loads[name] for name in lines if name in self.loads]
+        if not loads:
             return None
-        return LineLoad(
-            sum(load.messages_s for load in known_loads),
-            sum(load.bytes_s for load in known_loads),
-            known_loads[0].source,
-        )
+        return LineLoad(sum(load.messages_s for load in loads), sum(load.bytes_s for load in loads), loads[0].source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ class LineGateway:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerTarget:
+class Target:
     """Broker with its gateways (at least one) of equal connection settings; `is_only_target` if there is no other."""
 
     endpoint: Endpoint
@@ -132,18 +126,15 @@ class BrokerTarget:
         return {gateway.line.name: gateway for gateway in reversed(self.gateways)}
 
 
-def broker_targets(bridge: Bridge) -> tuple[BrokerTarget, ...]:
+def broker_targets(bridge: Bridge) -> tuple[Target, ...]:
     """Return each broker of a bridge once per set of connection settings; gateways of other files are not known."""
-    gateways_by_target: dict[tuple[Endpoint, *tuple[object, ...]], list[LineGateway]] = {}
+    groups: dict[tuple[Endpoint, *tuple[object, ...]], list[LineGateway]] = {}
     for line in bridge.lines:
         for settings in line.all_gateways:
             for endpoint in settings.brokers:
-                key = (endpoint, *(getattr(settings, name) for name in CONNECTION_KEYS))
-                gateways_by_target.setdefault(key, []).append(LineGateway(line, settings))
-    return tuple(
-        BrokerTarget(key[0], tuple(gateways), len(gateways_by_target) == 1)
-        for key, gateways in gateways_by_target.items()
-    )
+                key = (endpoint, *(getattr(settings, name) for name in CLIENT_KEYS))
+                groups.setdefault(key, []).append(LineGateway(line, settings))
+    return tuple(Target(key[0], tuple(gateways), len(groups) == 1) for key, gateways in groups.items())
 
 
 def topic_filters(bridge: Bridge) -> set[str]:
@@ -155,34 +146,22 @@ def topic_filters(bridge: Bridge) -> set[str]:
         JournalError: A journal is damaged or belongs to another program.
         OSError: A directory or file below the state directory can't be read.
     """
-    route_filters = {route.pattern.filter for line in bridge.uplinks for route in line.routes}
-    subscribed_filters = {
-        subscription.pattern
-        for line in bridge.uplinks
-        for gateway in line.all_gateways
-        for subscription in gateway.subscriptions
-    }
-    return {
-        without_share(pattern) for pattern in route_filters | subscribed_filters | _journaled_filters(bridge.state_dir)
-    }
+    patterns = {route.pattern.filter for line in bridge.uplinks for route in line.routes}
+    for gateway in (gateway for line in bridge.uplinks for gateway in line.all_gateways):
+        patterns |= {subscription.pattern for subscription in gateway.subscriptions}
+    return {without_share(pattern) for pattern in patterns | _journaled_filters(bridge.state_dir)}
 
 
 def _journaled_filters(state_dir: Path) -> set[str]:
     """Return the subscriptions of all gateway sessions below a state directory."""
     line_dirs = _named_directories(state_dir)
-    gateway_dirs = [
-        *line_dirs,
-        *(member_dir for line_dir in line_dirs for member_dir in _named_directories(line_dir / MEMBERS_DIR)),
-    ]
-    return {
-        pattern for directory in gateway_dirs for pattern in read_session(directory / "inbox").get("subscriptions", ())
-    }
+    member_dirs = [member_dir for line_dir in line_dirs for member_dir in _named_directories(line_dir / MEMBERS_DIR)]
+    sessions = (read_session(directory / "inbox") for directory in line_dirs + member_dirs)
+    return {pattern for session in sessions for pattern in session.get("subscriptions", ())}
 
 
 def _named_directories(directory: Path) -> list[Path]:
-    """Return entries of a directory that have a valid name of a line or member; empty if it does not exist."""
+    """Return entries with a valid name of a line or member, unlike ``lost+found``; empty without the directory."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [
-            entry for entry in directory.iterdir() if re.fullmatch(NAME, entry.name)
-        ]  # not lost+found, which belongs to root
+        return [entry for entry in directory.iterdir() if re.fullmatch(NAME, entry.name)]
     return []

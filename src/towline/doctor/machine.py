@@ -21,20 +21,8 @@ from towline.bridge.config.model import Bridge, Uplink
 from towline.bridge.config.tables import DEFAULT_BATCH_BYTES
 from towline.bridge.lines.identity import removed_lines
 from towline.bridge.runtime.session import check_java
-from towline.doctor.inputs import PROBE_PREFIX, DoctorInputs, LineLoad
-from towline.doctor.table import (
-    BROKEN,
-    HOLDS,
-    LIMITED,
-    UNKNOWN,
-    WARNS,
-    Check,
-    Finding,
-    Verdict,
-    bytes_text,
-    fact,
-    names_text,
-)
+from towline.doctor.inputs import PROBE_PREFIX, Inputs, LineLoad
+from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Check, Finding, bytes_text, fact, names_text
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
 from towline.sizing import journal_bytes_per_s
@@ -192,7 +180,7 @@ def clock_synchronised() -> bool | None:
 class MachineProbe:
     """Probes of this machine for the lines of a bridge; each fact is probed once."""
 
-    def __init__(self, inputs: DoctorInputs) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
 
     @fact
@@ -208,7 +196,7 @@ class MachineProbe:
     clock_synchronised = fact(lambda _machine: clock_synchronised())
 
 
-def _state_dirs(inputs: DoctorInputs) -> Iterator[StateDir]:
+def _state_dirs(inputs: Inputs) -> Iterator[StateDir]:
     """Yield the state directories of a bridge on this machine."""
     for line in inputs.bridge.lines:
         load = inputs.loads.get(line.name) if isinstance(line, Uplink) else None
@@ -237,7 +225,7 @@ def _state_directory_finding(state_dirs: Sequence[StateDir], file_systems: Seque
     start, power = "now: no line starts", "the power fails: synced names and contents may be lost"
     network = "the server or the network fails: syncs and locks are not those of a local disk"
     volume, intruder = "Mount a volume, and set state_dir to it.", "another user of this machine writes there"
-    faults: tuple[tuple[object, Verdict, str, str, str], ...] = (
+    faults = (
         (fs.read_only, BROKEN, f"{location}, read-only", start, _LOCAL_DISK),
         (unwritable, BROKEN, f"this user may not write in {unwritable}", start, _LOCAL_DISK),
         (fs_type in _MEMORY_TYPES, BROKEN, f"{location}, in memory", f"this machine restarts: {loss}", _LOCAL_DISK),

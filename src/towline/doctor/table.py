@@ -32,6 +32,7 @@ _SYMBOLS: Final = dict(zip(Verdict, "✓✓?!✗", strict=True))
 _EXIT_CODES: Final = dict(zip(Verdict, (0, 0, 3, 3, 1), strict=True))
 _LABELS: Final = ("holds until", "because", "what to do")
 _RETRY_REMEDY: Final = "Fix it, and run doctor again."
+_BUG_REMEDY: Final = "Report this bug with this row; the other rows are valid."
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         assert self.evidence, "a row without a fact proves nothing"
-        assert self.remedy or self.verdict in _SATISFIED, "a row that is not kept says what to do"
+        assert self.remedy or self.verdict in _SATISFIED, "a row that is not satisfied has a remedy"
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,7 @@ def run_checks(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterat
             findings.append(Finding(Verdict.UNKNOWN, f"not probed: {error}", remedy=error.remedy))
         except Exception as error:  # noqa: BLE001 - the other checks still run
             detail = f"{type(error).__name__}: {error}"
-            remedy = (
-                _RETRY_REMEDY
-                if isinstance(error, OSError)
-                else "Report this bug with this row; the other rows are valid."
-            )
+            remedy = _RETRY_REMEDY if isinstance(error, OSError) else _BUG_REMEDY
             if isinstance(error, TowlineError):
                 detail, remedy = f"{error.location}: {error.problem} ({error.code})", error.remedy or _RETRY_REMEDY
             findings.append(Finding(Verdict.UNKNOWN, f"check failed: {detail}", remedy=remedy))
@@ -141,9 +138,8 @@ def exit_code(findings: Iterable[Finding]) -> int:
     Returns:
         0 all promises hold, 1 one is broken, 3 one has a near limit or is unknown.
     """
-    return _EXIT_CODES[
-        max((finding.verdict for finding in findings), key=_SEVERITY.__getitem__, default=Verdict.UNKNOWN)
-    ]
+    verdicts = (finding.verdict for finding in findings)
+    return _EXIT_CODES[max(verdicts, key=_SEVERITY.__getitem__, default=Verdict.UNKNOWN)]
 
 
 def as_json(findings: Iterable[Finding]) -> dict[str, Any]:
@@ -182,11 +178,9 @@ def _merge_findings(findings: list[Finding]) -> list[Finding]:
     merged_by_key: dict[tuple[str, ...], Finding] = {}
     for finding in findings:
         key = (finding.verdict, finding.evidence, finding.limit, finding.remedy, finding.line)
-        merged_finding = merged_by_key.setdefault(key, finding)
-        if finding.promise not in merged_finding.promise.split(", "):
-            merged_by_key[key] = replace(
-                merged_finding, code="", promise=f"{merged_finding.promise}, {finding.promise}"
-            )
+        merged = merged_by_key.setdefault(key, finding)
+        if finding.promise not in merged.promise.split(", "):
+            merged_by_key[key] = replace(merged, code="", promise=f"{merged.promise}, {finding.promise}")
     return list(merged_by_key.values())
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from towline.bridge.config.model import Bridge
 from towline.doctor import examine_brokers
-from towline.doctor.inputs import DoctorInputs
+from towline.doctor.inputs import Inputs
 from towline.doctor.table import Finding, Verdict
 from towline_prove.devstack import Mosquitto
 
@@ -35,7 +35,7 @@ def examined(
 ) -> list[Finding]:
     """What is found about the brokers; with the broker's configuration where one is given."""
     conf = None if broker is None else broker.directory / "mosquitto.conf"
-    return examine_brokers(DoctorInputs(bridge, rate, seconds, conf, probe_messages=probes))
+    return examine_brokers(Inputs(bridge, rate, seconds, conf, probe_messages=probes))
 
 
 def wrong(found: list[Finding]) -> set[tuple[str, Verdict]]:

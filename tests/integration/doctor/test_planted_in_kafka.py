@@ -18,7 +18,7 @@ from tests.engines.planting import bridge_case, complaints
 from tests.helpers import wait_until
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.cluster import ClusterProbe
-from towline.doctor.inputs import DoctorInputs
+from towline.doctor.inputs import Inputs
 from towline.doctor.kafka import CHECKS
 from towline.doctor.table import Finding, Verdict, run_checks
 from towline.errors import KafkaError
@@ -51,11 +51,11 @@ def sound_topics(name: str) -> dict[str, dict[str, str]]:
     }
 
 
-def asked_of(case: DoctorInputs) -> list[Finding]:
+def asked_of(case: Inputs) -> list[Finding]:
     return list(run_checks(CHECKS, ClusterProbe(case)))
 
 
-def settles(case: DoctorInputs, expected: dict[str, Verdict]) -> list[Finding]:
+def settles(case: Inputs, expected: dict[str, Verdict]) -> list[Finding]:
     """Ask until the rows that complain are these: a broker hears of a change a moment later."""
     last: list[Finding] = []
 

@@ -26,7 +26,7 @@ from towline.bridge.lines.identity import (
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen
 from towline.doctor.cluster import TopicRole, topic_uses
-from towline.doctor.inputs import DoctorInputs
+from towline.doctor.inputs import Inputs
 from towline.doctor.machine import MachineProbe, _check_state_directories
 from towline.doctor.table import Verdict
 from towline.errors import ConfigError
@@ -137,7 +137,7 @@ def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(t
         'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
     )
     (row,) = [
-        one for one in _check_state_directories(MachineProbe(DoctorInputs(changed))) if one.remedy.startswith("Carry")
+        one for one in _check_state_directories(MachineProbe(Inputs(changed))) if one.remedy.startswith("Carry")
     ]
     assert (row.verdict, row.evidence, row.remedy) == (Verdict.WARNS, caught.value.problem, caught.value.remedy), (
         "doctor's row"

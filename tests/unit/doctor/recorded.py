@@ -13,7 +13,7 @@ from mqtt5 import ConnAckPacket
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline.doctor import broker
 from towline.doctor.broker import BrokerProbe, QueueProbe
-from towline.doctor.inputs import DoctorInputs, LineLoad, broker_targets
+from towline.doctor.inputs import Inputs, LineLoad, broker_targets
 from towline.doctor.table import Check, Finding, Verdict, run_checks
 from towline.mosquitto_conf import read_conf
 
@@ -44,7 +44,7 @@ def broker_of(
     bridge = bridge_of(directory, "mqtt://127.0.0.1", lines, mqtt)
     loads = {} if rate is None else {line.name: LineLoad(rate, rate * 100, "--rate") for line in bridge.uplinks}
     [target] = broker_targets(bridge)
-    one = BrokerProbe(target, DoctorInputs(bridge, rate, loads=loads))
+    one = BrokerProbe(target, Inputs(bridge, rate, loads=loads))
     if conf is not None:
         own = f"persistence_location {directory}/\nuser {pwd.getpwuid(os.geteuid()).pw_name}\n"
         (directory / "m.conf").write_text(own + conf, encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.doctor.inputs import LineLoad, messages_text
+from towline.doctor.inputs import LineLoad, queue_text
 from towline.doctor.table import (
     Check,
     Finding,
@@ -177,7 +177,7 @@ def test_a_limit_is_never_told_larger_than_it_is(seconds: float) -> None:
 
 @given(st.integers(1, 10**9), st.floats(min_value=0.01, max_value=1e6))
 def test_a_queue_holds_until_its_messages_divided_by_the_rate(messages: int, rate: float) -> None:
-    told = messages_text(messages, LineLoad(rate, rate * 100, "measured for 5 s"))
+    told = queue_text(messages, LineLoad(rate, rate * 100, "measured for 5 s"))
     assert duration_text(messages / rate) in told
     assert f"{messages:,} message" in told
 
