@@ -72,8 +72,7 @@ class PendingReceipts:
         self.request_count = 0
         self.resent_count = 0
         self.unverified_count = 0
-        self._outbox = outbox
-        self._sent_ranges = sent_ranges
+        self._outbox, self._sent_ranges = outbox, sent_ranges
         self._patience_s = max(patience_s, _MIN_PAUSE_S)
         self._new_nonce = new_nonce
         self._keys = keys
@@ -84,22 +83,17 @@ class PendingReceipts:
         #: shortest pause before a request to a new gateway: a third party may replay its receipt
         self._fresh_pause_s = _MIN_PAUSE_S
         #: open request: its nonce, its message number, and the end of the numbers sent before it
-        self._request_nonce = ""
-        self._request_number = -1
-        self._request_end = 0
+        self._request_nonce, self._request_number, self._request_end = "", -1, 0
         self.persist(None)
 
     def persist(self, oldest_in_flight: int | None) -> None:
         """Persist the state and release completed rows, except those from `oldest_in_flight` on."""
-        completed_ranges = self.completed_ranges
-        commit_end = (
-            completed_ranges.watermark
-            if oldest_in_flight is None
-            else min(oldest_in_flight, completed_ranges.watermark)
-        )
-        uncommitted = [[commit_end, completed_ranges.watermark]] if commit_end < completed_ranges.watermark else []
-        note = {"epoch": self.epoch, "above": [*uncommitted, *completed_ranges.ranges_above()]}
-        self._outbox.commit(RECEIPT_CONSUMER, min(commit_end, self._outbox.end), notes={RECEIPT_CONSUMER: note})
+        end = watermark = self.completed_ranges.watermark
+        if oldest_in_flight is not None:
+            end = min(oldest_in_flight, watermark)
+        uncommitted = [[end, watermark]] if end < watermark else []
+        note = {"epoch": self.epoch, "above": [*uncommitted, *self.completed_ranges.ranges_above()]}
+        self._outbox.commit(RECEIPT_CONSUMER, min(end, self._outbox.end), notes={RECEIPT_CONSUMER: note})
 
     def _incarnation_of(self, number: int) -> str:
         """Return the journal incarnation that assigned a message number."""
@@ -118,12 +112,8 @@ class PendingReceipts:
 
     def pending_ranges(self, end_number: int) -> list[tuple[int, int]]:
         """Return ranges of numbers below `end_number` that the broker accepted and that have no receipt."""
-        delivered_ranges = ((start, min(end, end_number)) for start, end in self._sent_ranges.ranges)
-        return [
-            pending_range
-            for start, end in delivered_ranges
-            for pending_range in self.completed_ranges.missing(start, end)
-        ]
+        sent_ranges = ((start, min(end, end_number)) for start, end in self._sent_ranges.ranges)
+        return [gap for start, end in sent_ranges for gap in self.completed_ranges.missing(start, end)]
 
     # -- events --
 
@@ -187,16 +177,12 @@ class PendingReceipts:
 
     def _find_lost_ranges(self, receipt: ReceiptPayload, now: float) -> list[tuple[int, int]]:
         journaled = Ranges(0, receipt.journaled)
-        lost_ranges = [
-            lost_range
-            for start, end in self.pending_ranges(self._request_end)
-            for lost_range in journaled.missing(start, end)
-        ]
-        if lost_ranges:
+        lost = [gap for start, end in self.pending_ranges(self._request_end) for gap in journaled.missing(start, end)]
+        if lost:
             self._pause_s = self._patience_s
             self._due_at = now + self._pause_s
-            self.resent_count += sum(end - start for start, end in lost_ranges)
-        return lost_ranges
+            self.resent_count += sum(end - start for start, end in lost)
+        return lost
 
     @property
     def pending_count(self) -> int:
@@ -236,11 +222,8 @@ class PendingReceipts:
 
     def _request_status(self, oldest_pending: int, now: float) -> tuple[int, int]:
         self.request_count += 1
-        self._request_nonce, self._request_number, self._request_end = (
-            self._new_nonce(),
-            oldest_pending,
-            self._sent_ranges.end,
-        )
+        self._request_nonce, self._request_number = self._new_nonce(), oldest_pending
+        self._request_end = self._sent_ranges.end
         self._last_request_at = now
         self._due_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)

@@ -380,9 +380,8 @@ class Publisher:
         self._driver.handle(event)
 
     def _new_session(self, level: int) -> Session:
-        record = load_session_record(
-            self._outbox.session, str(self._directory), self._connection.session, self._abandoned_client_id
-        )
+        outbox, directory, config = self._outbox, str(self._directory), self._connection.session
+        record = load_session_record(outbox.session, directory, config, self._abandoned_client_id)
         if record is not None and self._receipts is not None:  # subscribes again, to get the retained newest receipt
             record = replace(record, subscriptions={})
         session = Session(self._connection.session_config_for(level), record)
@@ -451,9 +450,8 @@ class Publisher:
         for number in numbers:
             self._report_outcome(number, "arrived")
         if lost_ranges:
-            log.warning(
-                "the broker lost messages; sending them again", count=sum(end - start for start, end in lost_ranges)
-            )
+            count = sum(end - start for start, end in lost_ranges)
+            log.warning("the broker lost messages; sending them again", count=count)
             self._downlink.resend(lost_ranges, pending.is_pending)
 
     # -- shutdown --
@@ -467,13 +465,9 @@ class Publisher:
             thread.join()
         with self._lifecycle.completing_stages():
             self._lifecycle.closed = True
-            problem, remedy = (
-                "the publisher was closed first",
-                "The message stays on disk, and the next start sends it.",
-            )
-            self._lifecycle.fail_stages(
-                self._lifecycle.fatal_error or PublisherError("TL-O03", str(self._directory), problem, remedy)
-            )
+            remedy = "The message stays on disk, and the next start sends it."
+            error = PublisherError("TL-O03", str(self._directory), "the publisher was closed first", remedy)
+            self._lifecycle.fail_stages(self._lifecycle.fatal_error or error)
         atexit.unregister(self._at_exit)
         try:
             self._driver.send_disconnect()
@@ -569,16 +563,14 @@ def message_columns(
     data, is_utf8, values = check_message(
         topic, payload, qos, MARK_BYTES, several_sessions=several_sessions, **properties
     )
-    user_properties = values.pop("user_properties", None)
+    pairs = values.pop("user_properties", None)
     return {
         "topic": topic,
         "payload": data,
         "qos": int(qos),
         "retain": bool(retain),
         "payload_is_utf8": is_utf8,
-        "user_properties": [{"key": key, "value": value} for key, value in user_properties]
-        if user_properties
-        else None,
+        "user_properties": [{"key": key, "value": value} for key, value in pairs] if pairs else None,
         "message_expiry_seconds": values.pop("expiry_s", None),
         **values,
     }
@@ -588,10 +580,8 @@ def _remaining_text(remaining: int, directory: Path, receipts: Mapping[str, int 
     """Return the text about messages that stay on disk; `receipts` has the counters if only receipts are missing."""
     if receipts is None:
         return f"{count_text(remaining)} not at the broker: kept in {directory}, and the next start sends what is there"
-    return (
-        f"{count_text(remaining)} without a receipt: kept in {directory}, and the next start asks "
-        f"again{_missing_receipt_hint(receipts)}"
-    )
+    text = f"{count_text(remaining)} without a receipt: kept in {directory}, and the next start asks again"
+    return text + _missing_receipt_hint(receipts)
 
 
 def _missing_receipt_hint(receipts: Mapping[str, int | bool]) -> str:

@@ -31,7 +31,7 @@ from towline.timing import Timestamp
 T = TypeVar("T")
 
 #: Most messages of one frame.
-_MAX_GROUP_MESSAGES: Final = 10_000
+_MAX_GROUP: Final = 10_000
 #: Queued messages, and queued bytes (of more than one message), above which `publish` waits.
 _MAX_QUEUED: Final = 20_000
 _MAX_QUEUED_BYTES: Final = 64 << 20
@@ -130,10 +130,8 @@ class Lifecycle:
         self.no_receipt_stage: Completion[None] | None = None
         if pending is None:
             self.no_receipt_stage = Completion(self)
-            problem = "this publisher does not use receipts"
-            self.no_receipt_stage.set_outcome(
-                failure=ConfigError("TL-C51", location, problem, "Open it with receipts=True.")
-            )
+            problem, remedy = "this publisher does not use receipts", "Open it with receipts=True."
+            self.no_receipt_stage.set_outcome(failure=ConfigError("TL-C51", location, problem, remedy))
 
     @property
     def is_forked(self) -> bool:
@@ -278,12 +276,11 @@ class Lifecycle:
         return True
 
     def _timeout_error(self) -> PublisherError:
-        full_error = self.full_error
-        reason = f"no room: {full_error.problem}" if full_error else "the disk can't keep up"
+        reason, remedy = "the disk can't keep up", "Publish it again later."
+        if self.full_error:
+            reason, remedy = f"no room: {self.full_error.problem}", self.full_error.remedy
         problem = f"the message was not accepted within its timeout ({reason})"
-        return PublisherError(
-            "TL-O30", str(self.directory), problem, full_error.remedy if full_error else "Publish it again later."
-        )
+        return PublisherError("TL-O30", str(self.directory), problem, remedy)
 
     # -- the disk thread --
 
@@ -298,9 +295,7 @@ class Lifecycle:
             self.condition.notify_all()
             self.condition.wait_for(lambda: self._queue or self.closing)
             group, size, queue = self._group, 0, self._queue
-            while (
-                queue and len(group) < _MAX_GROUP_MESSAGES and (not group or size + queue[0].size <= self._group_bytes)
-            ):
+            while queue and len(group) < _MAX_GROUP and (not group or size + queue[0].size <= self._group_bytes):
                 group.append(queue.popleft())
                 size += group[-1].size
             self._queued_bytes -= size
@@ -326,7 +321,7 @@ class Lifecycle:
     def _wait_for_room(self, group: list[PendingMessage], error: JournalFull) -> bool:
         """Wait for room, or refuse the group; return whether to retry."""
         if self.full_error is None and not self._refuse_when_full:
-            log.warning("no room; publish waits", directory=self.directory, why=error.problem, code="TL-O01")
+            log.warning("no room; publish waits", directory=self.directory, reason=error.problem, code="TL-O01")
         with self.completing_stages():
             retry = not (self._refuse_when_full or self.closing)
             self.full_error = error if retry else None
@@ -336,9 +331,8 @@ class Lifecycle:
                 self.condition.wait(_ROOM_RETRY_S)
                 self._group_waits_for_room = False
             else:
-                failure = PublisherError(
-                    "TL-O01", str(self.directory), f"the outbox is full: {error.problem}", error.remedy
-                )
+                problem = f"the outbox is full: {error.problem}"
+                failure = PublisherError("TL-O01", str(self.directory), problem, error.remedy)
                 for message in group:
                     message.fail(failure)
         return retry
@@ -377,9 +371,7 @@ class Lifecycle:
         _complete_stage(self._broker_stages, number, failure=failure)
         if self._receipts is not None and number not in self._receipts.completed_ranges:
             self._receipts.drop(number)
-            problem = (
-                f"message {number} was {outcome.value} before its receipt arrived; whether it is in Kafka is unknown"
-            )
+            problem = f"message {number} was {outcome.value} before its receipt; whether it is in Kafka is unknown"
             _complete_stage(self._receipt_stages, number, failure=PublisherError("TL-O06", self._location, problem))
 
     def record_receipts(self, numbers: range) -> None:
@@ -391,10 +383,11 @@ class Lifecycle:
 
     def fail_stages(self, failure: BaseException) -> None:
         """Fail all stages that are still awaited."""
-        stage_tables: tuple[_StagesByNumber[Any], ...] = (self._broker_stages, self._receipt_stages)
-        for stage_table in stage_tables:
-            for number in list(stage_table):
-                _complete_stage(stage_table, number, failure=failure)
+        stages: list[Completion[Any]] = [*self._broker_stages.values(), *self._receipt_stages.values()]
+        self._broker_stages.clear()
+        self._receipt_stages.clear()
+        for stage in stages:
+            stage.set_outcome(failure=failure)
 
 
 class Completion(Generic[T]):
@@ -537,7 +530,7 @@ _StagesByNumber: TypeAlias = MutableMapping[int, Completion[T]]
 
 
 def _complete_stage(
-    stages: _StagesByNumber[T], number: int, value: T | None = None, *, failure: BaseException | None = None
+    stages: _StagesByNumber[T], number: int, value: T | None = None, failure: BaseException | None = None
 ) -> None:
     """Complete the stage of a message, if it is still referenced."""
     if (stage := stages.pop(number, None)) is not None:
