@@ -309,9 +309,8 @@ class Client:
         self._connection = settings.connection(uri, client_id, subscribe)
         self._location = self._connection.session.location
         self._pid = os.getpid()
-        hooks = Hooks(
-            new_session=lambda level: Session(self._connection.session_config_for(level)), perform=self._perform
-        )
+        config_for = self._connection.session_config_for
+        hooks = Hooks(new_session=lambda level: Session(config_for(level)), perform=self._perform)
         self._driver = SessionDriver(self._connection, hooks)
         #: Guards all fields below; notified at every change.
         self._condition = Condition()
@@ -388,13 +387,12 @@ class Client:
         """
         self._check_process()
         with self._condition:
-            self._condition.wait_for(
-                lambda: self._receive_queue.messages or self._closing or self._end_error, timeout_s
-            )
+            queue = self._receive_queue
+            self._condition.wait_for(lambda: queue.messages or self._closing or self._end_error, timeout_s)
             if self._closing:
                 return None
-            if self._receive_queue.messages:
-                was_full, message = self._receive_queue.is_full, self._receive_queue.pop()
+            if queue.messages:
+                was_full, message = queue.is_full, queue.pop()
                 if was_full:
                     self._driver.wake()
                 return message
@@ -434,18 +432,18 @@ class Client:
         content = outbound_message(topic, payload, qos, several_sessions=several_sessions, retain=retain, **properties)
         self._check_process()
         with self._condition:
+            results = self._pending_results
             self._condition.wait_for(
-                lambda: len(self._pending_results) < _MAX_UNCONFIRMED or self._end_error or self._closing, timeout_s
+                lambda: len(results) < _MAX_UNCONFIRMED or self._end_error or self._closing, timeout_s
             )
             if self._end_error or self._closing:
                 raise self._end_error or self._closed_error()
-            if len(self._pending_results) >= _MAX_UNCONFIRMED:
+            if len(results) >= _MAX_UNCONFIRMED:
                 problem = f"{_MAX_UNCONFIRMED:,} messages are not confirmed after {timeout_s:g} s"
-                raise Unreachable(
-                    "TL-M33", self._location, problem, "Is the broker alive? This message was not queued."
-                )
+                remedy = "Is the broker alive? This message was not queued."
+                raise Unreachable("TL-M33", self._location, problem, remedy)
             result = PublishResult(topic, self._condition)
-            self._pending_results.add(result)
+            results.add(result)
             self._queued_events.append(events.Publish(result, content))
         self._driver.wake()
         return result
@@ -549,9 +547,8 @@ class Client:
         session, messages = self._driver.session, action.messages
         if session.server_limits is not None:  # else the connection has ended already
             self._receive_queue.connection_opened(self._driver.connection_count, resumed=session.session_resumed)
-        for number, (packet, topic) in enumerate(
-            zip(messages.packets, messages.topics, strict=True), action.first_number
-        ):
+        contents = zip(messages.packets, messages.topics, strict=True)
+        for number, (packet, topic) in enumerate(contents, action.first_number):
             if not self._receive_queue.add(Message(packet, topic, number, self._acknowledge)):
                 self.dropped_messages += 1
 

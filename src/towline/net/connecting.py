@@ -100,10 +100,8 @@ def _start_call(call: Callable[[], T]) -> Future[T]:
         return future
 
 
-def _discard_late_result(future: Future[T], discard_result: Callable[[T], object]) -> None:
-    future.add_done_callback(
-        lambda late_future: None if late_future.exception() else discard_result(late_future.result())
-    )
+def _discard_late_result(future: Future[T], discard: Callable[[T], object]) -> None:
+    future.add_done_callback(lambda ended: None if ended.exception() else discard(ended.result()))
 
 
 def header_problem(name: str, value: str) -> str | None:
@@ -112,11 +110,8 @@ def header_problem(name: str, value: str) -> str | None:
         return f'"{name}" is not a valid name of an HTTP header'
     if name.lower() in _RESERVED_HEADERS or name.lower().startswith("sec-websocket-"):
         return f'the header "{name}" is part of the WebSocket request itself'
-    return (
-        None
-        if _HEADER_VALUE.fullmatch(value)
-        else f'the value of the header "{name}" has characters that HTTP does not allow'
-    )
+    problem = f'the value of the header "{name}" has characters that HTTP does not allow'
+    return None if _HEADER_VALUE.fullmatch(value) else problem
 
 
 class WebSocketFraming:
@@ -162,9 +157,8 @@ class WebSocketFraming:
             remedy = "A server in front of the broker requires a login, which Towline does not support."
         elif status == 426 or status >= 500:
             remedy = "Is the broker behind it up, and does it take WebSockets?"
-        return self.websocket_error(
-            f"the server answers HTTP {http_status(status)} instead of opening a WebSocket", remedy
-        )
+        problem = f"the server answers HTTP {http_status(status)} instead of opening a WebSocket"
+        return self.websocket_error(problem, remedy)
 
     def receive(self, data: bytes) -> tuple[bytes, bytes]:
         """Process received bytes, ``b""`` for a closed connection; the reply to `opening_request` comes first.
@@ -475,16 +469,10 @@ class _ConnectionAttempt:
 
     def connect_directly(self) -> socket.socket:
         """Connect to a Unix socket, or to the first address of a host that answers."""
-        endpoint, source_address = self._endpoint, self._source_address
+        endpoint, source = self._endpoint, self._source_address
         addresses: list[Address] = [(socket.AF_UNIX, endpoint.path)]
         if endpoint.scheme != "unix":
-            family = (
-                socket.AF_UNSPEC
-                if source_address is None
-                else socket.AF_INET6
-                if ":" in source_address
-                else socket.AF_INET
-            )
+            family = socket.AF_UNSPEC if source is None else socket.AF_INET6 if ":" in source else socket.AF_INET
             answers = socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
             addresses = interleave_families((family, address) for family, _, _, _, address in answers)
         self.translate_error = partial(self._connect_error, len(addresses))
@@ -497,22 +485,20 @@ class _ConnectionAttempt:
         return Unreachable("TL-M01", self._location, problem, "Check the broker's host, and the DNS of this machine.")
 
     def _connect_error(self, address_count: int, error: Exception) -> TowlineError:
-        targets = f" to any of {address_count} addresses" if address_count > 1 else ""
-        targets += f" from {self._source_address}" if self._source_address else ""
+        target = f" to any of {address_count} addresses" if address_count > 1 else ""
+        target += f" from {self._source_address}" if self._source_address else ""
         reasons = "; ".join([*dict.fromkeys(map(error_text, [*self._failures, error]))][:_SHOWN_REASONS])
-        question = "its socket accessible" if self._endpoint.scheme == "unix" else "the port right"
-        return Unreachable(
-            "TL-M01", self._location, f"no connection{targets} ({reasons})", f"Is the broker up, and {question}?"
-        )
+        cause = "its socket accessible" if self._endpoint.scheme == "unix" else "the port right"
+        problem = f"no connection{target} ({reasons})"
+        return Unreachable("TL-M01", self._location, problem, f"Is the broker up, and {cause}?")
 
     def _connect_to_first(self, addresses: Iterable[Address]) -> socket.socket:
         """Return the first connected socket; a further attempt starts every `ATTEMPT_STAGGER_S` seconds."""
         untried, attempts = deque(addresses), set[Future[socket.socket]]()
         while untried or attempts:
             if untried:
-                attempts.add(
-                    _start_call(partial(_connect_socket, *untried.popleft(), self._source_address, self.remaining_s()))
-                )
+                target = (*untried.popleft(), self._source_address, self.remaining_s())
+                attempts.add(_start_call(partial(_connect_socket, *target)))
                 if time.monotonic() > self._deadline:
                     untried.clear()
             finished_attempts, attempts = wait(attempts, ATTEMPT_STAGGER_S if untried else None, FIRST_COMPLETED)
@@ -544,35 +530,30 @@ class _ConnectionAttempt:
                 problem = "the proxy's user or password has characters that can't be sent"
                 return ConfigError("TL-C31", str(proxy), problem, "Use ASCII.")
             if isinstance(error, python_socks.ProxyConnectionError):
-                problem, location = (
-                    f"no connection ({error_text(error.__cause__ or error)})",
-                    f"{self._location} through {proxy}",
-                )
+                problem = f"no connection ({error_text(error.__cause__ or error)})"
+                location = f"{self._location} through {proxy}"
                 return Unreachable("TL-M01", location, problem, "Is the proxy up, and the port right?")
             detail, code = error_text(error), getattr(error, "error_code", None) or 0
             if http and isinstance(error, python_socks.ProxyError):  # never the proxy's own text
                 detail = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
-            remedy = _PROXY_REMEDIES.get(
-                407 if "authentication" in detail else code, "Does the proxy reach the broker?"
-            )
+            status = 407 if "authentication" in detail else code
+            remedy = _PROXY_REMEDIES.get(status, "Does the proxy reach the broker?")
             return Unreachable("TL-M15", self._location, f"the proxy {proxy} refused the connection: {detail}", remedy)
 
         self.translate_error = translate_error
         proxy_type = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
         connector = Connector(proxy_type, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
-        options: dict[str, Any] = {
-            "timeout": self.remaining_s(),
-            "local_addr": (self._source_address, 0) if self._source_address else None,
-        }
+        local_addr = (self._source_address, 0) if self._source_address else None
+        options: dict[str, Any] = {"timeout": self.remaining_s(), "local_addr": local_addr}
         try:
             return connector.connect(self._endpoint.host, self._endpoint.port, **options)
         except python_socks.ProxyError as error:  # not an OSError
             raise translate_error(error) from None
 
     def start_tls(
-        self, cleanup: contextlib.ExitStack, sock: socket.socket, tls: Tls, context: ssl.SSLContext
+        self, undo: contextlib.ExitStack, sock: socket.socket, tls: Tls, context: ssl.SSLContext
     ) -> socket.socket:
-        """Start TLS on a socket; `cleanup` closes the TLS socket.
+        """Start TLS on a socket; `undo` closes the TLS socket.
 
         Raises:
             Unreachable: TL-M07, the broker's certificate is not accepted.
@@ -582,7 +563,7 @@ class _ConnectionAttempt:
         name = tls.server_name or self._endpoint.host
         try:
             tls_socket = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-            cleanup.enter_context(tls_socket).do_handshake()
+            undo.enter_context(tls_socket).do_handshake()
         except ssl.SSLCertVerificationError as error:
             certificate = _unverified_certificate(tls_socket)
             problem, remedy = certificate_problem(error.verify_code, error.verify_message, name, certificate)
@@ -652,11 +633,8 @@ def _set_socket_options(sock: socket.socket, keep_alive_s: int) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(keep_alive_s * 1500))
     probe_interval_s = max(1, keep_alive_s // (2 * _KEEPALIVE_PROBES))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", keep_alive_s),
-        ("TCP_KEEPINTVL", probe_interval_s),
-        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-    ):
+    options = {"TCP_KEEPIDLE": keep_alive_s, "TCP_KEEPINTVL": probe_interval_s, "TCP_KEEPCNT": _KEEPALIVE_PROBES}
+    for name, value in options.items():
         if value and hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _MAX_KEEPALIVE_S))
 

@@ -368,9 +368,8 @@ class SessionDriver:
             self.schedule.due_at = 0.0
         elif action.error is not None:
             contended = isinstance(action.error, TakenOver) and self.schedule.record_takeover(time.monotonic())
-            self._record_failure(
-                action.error, permanent=(action.fatal and not self.ever_online) or contended, was_online=was_online
-            )
+            permanent = contended or (action.fatal and not self.ever_online)
+            self._record_failure(action.error, permanent=permanent, was_online=was_online)
 
     def _new_session(self) -> None:
         self.session = self._hooks.new_session(self.versions.level)
@@ -382,10 +381,8 @@ class SessionDriver:
         if previous_level != level:
             self._new_session()
         if level < previous_level:
-            notice = "trying an older version"
-            self._hooks.log_notice(
-                notice, code="TL-M25", refused=VERSION_NAMES[previous_level], trying=VERSION_NAMES[level], reason=reason
-            )
+            versions = {"refused": VERSION_NAMES[previous_level], "trying": VERSION_NAMES[level]}
+            self._hooks.log_notice("trying an older version", code="TL-M25", **versions, reason=reason)
 
     def _record_failure(self, error: BrokerError | ConfigError, *, permanent: bool, was_online: bool = False) -> None:
         self.error = error
@@ -436,9 +433,8 @@ class Linger:
         """
         if self._last_packets >= _STREAM_PACKETS:
             return _STREAM_LINGER_FACTOR * self._linger_s
-        self._after_silence_now = (
-            silence_s >= _SILENCE_S and self._window_packets < _BURST_PACKETS and not self._chunks_until_retry
-        )
+        silent = silence_s >= _SILENCE_S and not self._chunks_until_retry
+        self._after_silence_now = silent and self._window_packets < _BURST_PACKETS
         return self._after_silence_s if self._after_silence_now else 0.0
 
     def further_pauses(self, count_packets: Callable[[], int]) -> Iterator[float]:
@@ -476,9 +472,9 @@ class Linger:
             packets: Number of packets.
             wait_was_idle: Nothing arrived during `initial_pause`.
         """
-        self._chunks_until_retry = (
-            _TRIAL_CHUNKS if self._after_silence_now and wait_was_idle else max(0, self._chunks_until_retry - 1)
-        )
+        self._chunks_until_retry = max(0, self._chunks_until_retry - 1)
+        if self._after_silence_now and wait_was_idle:
+            self._chunks_until_retry = _TRIAL_CHUNKS
         self._after_silence_now = False
         if packets == self._last_packets < _STREAM_PACKETS:
             self._window_packets = packets
@@ -554,9 +550,8 @@ class ReconnectSchedule:
 
     def next_endpoint(self) -> Endpoint:
         """Return the endpoint of the attempt that starts now."""
-        self.endpoint = (
-            self._redirect_targets.popleft() if self._redirect_targets else self._endpoints[self._endpoint_index]
-        )
+        targets = self._redirect_targets
+        self.endpoint = targets.popleft() if targets else self._endpoints[self._endpoint_index]
         return self.endpoint
 
     def record_online(self, now: float) -> None:
@@ -564,9 +559,7 @@ class ReconnectSchedule:
         self._online_at = now
         self._redirect_count = 0
         self._redirect_targets.clear()
-        self._endpoints = [
-            self.endpoint if endpoint == self._moved_server else endpoint for endpoint in self._endpoints
-        ]
+        self._endpoints = [self.endpoint if broker == self._moved_server else broker for broker in self._endpoints]
         self._moved_server = None
 
     def follow_redirect(self, close: Close) -> Close:
@@ -579,9 +572,8 @@ class ReconnectSchedule:
             problem = f"redirected {MAX_REDIRECTS} times without a connection"
             remedy = "The brokers redirect in a circle; report it to their operator."
             return Close(Unreachable("TL-M27", str(self.endpoint), problem, remedy))
-        servers = [
-            server for server in parse_references(close.server_reference, self.endpoint) if server != self.endpoint
-        ]
+        references = parse_references(close.server_reference, self.endpoint)
+        servers = [server for server in references if server != self.endpoint]
         if not servers:
             return close
         self._redirect_count += 1

@@ -66,10 +66,8 @@ def _parse_ip_address(value: str) -> str:
 def _parse_user_properties(text: str) -> list[Any]:
     """Parse user properties: ``NAME=VALUE, ...``, or JSON pairs if a value contains a comma."""
     example = '[["a", "1, 2"]]'
-    pairs = [
-        part.split("=", 1) if isinstance(part, str) else part
-        for part in parse_list(text, "NAME=VALUE", example, str | list)
-    ]
+    items = parse_list(text, "NAME=VALUE", example, str | list)
+    pairs = [item.split("=", 1) if isinstance(item, str) else item for item in items]
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError(f"must be NAME=VALUE with commas between them, or JSON such as {example}")
     return [tuple(map(str, pair)) for pair in pairs]
@@ -79,16 +77,14 @@ def _parse_user_properties(text: str) -> list[Any]:
 _Secret = Annotated[str, OptionSpelling(secret=True)]
 
 
-def _check_function_name(value: str) -> str:
+def _check_function(value: str) -> str:
     if not re.fullmatch(_FUNCTION_PATTERN, value):
         raise ValueError("must be module:function")
     return value
 
 
 #: Name of a function that is called at run time.
-FunctionName = Annotated[
-    str, AfterValidator(_check_function_name), Field(json_schema_extra={"pattern": _FUNCTION_PATTERN})
-]
+FunctionName = Annotated[str, AfterValidator(_check_function), Field(json_schema_extra={"pattern": _FUNCTION_PATTERN})]
 
 
 def _check_topic(value: str) -> str:
@@ -389,9 +385,8 @@ class BrokerConnection:
             password = _call_token_provider(settings.token_provider, session_config, cancelled)
         if isinstance(settings.authenticator, str):
             arguments = (session_config.username, password)
-            authenticator = call_provider(
-                settings.authenticator, session_config.location, _check_authenticator, "an Authenticator", *arguments
-            )
+            name, location = settings.authenticator, session_config.location
+            authenticator = call_provider(name, location, _check_authenticator, "an Authenticator", *arguments)
         if settings.websocket_headers_file is not None:
             headers += read_secret("websocket_headers_file", settings.websocket_headers_file, _parse_headers)
         if settings.websocket_query_file is not None:
@@ -559,9 +554,7 @@ def reject_argument(location: str, problem: str) -> NoReturn:
 def _to_endpoints(uri: str | Endpoint | Sequence[str | Endpoint]) -> tuple[Endpoint, ...]:
     uris = (uri,) if isinstance(uri, str | Endpoint) else tuple(uri)
     try:
-        brokers = tuple(
-            broker_uri if isinstance(broker_uri, Endpoint) else Endpoint.parse(broker_uri) for broker_uri in uris
-        )
+        brokers = tuple(uri if isinstance(uri, Endpoint) else Endpoint.parse(uri) for uri in uris)
     except ValueError as error:
         reject_argument("uri", str(error))
     return brokers or reject_argument("uri", "no broker")
@@ -570,17 +563,16 @@ def _to_endpoints(uri: str | Endpoint | Sequence[str | Endpoint]) -> tuple[Endpo
 def _to_filters(subscribe: str | Filter | Sequence[str | Filter], location: str) -> tuple[Filter, ...]:
     values: Any = (subscribe,) if isinstance(subscribe, str | Filter) else subscribe
     if not isinstance(values, Iterable) or not all(isinstance(value, str | Filter) for value in values):
-        reject_argument(
-            "subscribe", 'must be a topic filter, or a list of them, each a string or a Filter("telemetry/#", qos=2)'
-        )
+        expected = 'a topic filter, or a list of them, each a string or a Filter("telemetry/#", qos=2)'
+        reject_argument("subscribe", f"must be {expected}")
     filters = tuple(Filter(value) if isinstance(value, str) else value for value in values)
     if len({topic_filter.pattern for topic_filter in filters}) != len(filters):
         reject_argument(location, "a topic filter is subscribed twice")
     for topic_filter in filters:
-        problem = filter_problem(topic_filter.pattern) if topic_filter.pattern else "a topic filter is not empty"
-        if problem or topic_filter.qos not in range(3) or topic_filter.retain_handling not in (None, 0, 1, 2):
-            expected = (
-                f"qos and retain_handling are 0, 1 or 2, not {topic_filter.qos!r} and {topic_filter.retain_handling!r}"
-            )
-            reject_argument(f'subscription "{topic_filter.pattern}"', problem or expected)
+        pattern, qos, retain_handling = topic_filter.pattern, topic_filter.qos, topic_filter.retain_handling
+        problem = filter_problem(pattern) if pattern else "a topic filter is not empty"
+        if not problem and (qos not in range(3) or retain_handling not in (None, 0, 1, 2)):
+            problem = f"qos and retain_handling are 0, 1 or 2, not {qos!r} and {retain_handling!r}"
+        if problem:
+            reject_argument(f'subscription "{pattern}"', problem)
     return filters

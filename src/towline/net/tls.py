@@ -112,22 +112,17 @@ class Tls:
             context.load_cert_chain(cert_file, self.key_file, key_password)
         except (OSError, ValueError) as error:
             if password_requested:
-                problem = "the private key is encrypted, and " + (
-                    "the password is wrong" if password else "has no password"
+                problem = (
+                    f"the private key is encrypted, and {'the password is wrong' if password else 'has no password'}"
                 )
-                raise ConfigError(
-                    "TL-C30", f"{self.key_file or cert_file}", problem, "Set tls.key_password_file."
-                ) from None
+                location = f"{self.key_file or cert_file}"
+                raise ConfigError("TL-C30", location, problem, "Set tls.key_password_file.") from None
             _raise_unusable_file(error, "tls.cert_file and tls.key_file", cert_file, self.key_file)
 
 
 def _raise_unusable_file(error: BaseException, option: str, *files: Path | None) -> NoReturn:
     names = ", ".join(str(file) for file in files if file) or "the system's certificates"
-    problem = (
-        f"not usable ({error_text(error)})"
-        if not isinstance(error, ssl.SSLError)
-        else f"no matching PEM ({error_text(error)})"
-    )
+    problem = f"{'no matching PEM' if isinstance(error, ssl.SSLError) else 'not usable'} ({error_text(error)})"
     raise ConfigError("TL-C30", names, problem, f"Check {option}.") from None
 
 
@@ -158,10 +153,8 @@ def certificate_problem(code: int, message: str, name: str, certificate: Mapping
     if code in _UNKNOWN_ISSUER:
         issuer = _common_name(certificate.get("issuer", ()))
         authority = f'"{issuer}"' if issuer else "an authority"
-        return (
-            f"{subject} was issued by {authority}, which is not trusted",
-            "Set tls.ca_file to that authority's certificate.",
-        )
+        remedy = "Set tls.ca_file to that authority's certificate."
+        return f"{subject} was issued by {authority}, which is not trusted", remedy
     detail, remedy = message.strip().rstrip("."), "Ask who runs the broker."
     clause = f" is not accepted: {detail}"
     if code in _RFC_5280_ERRORS:
@@ -172,9 +165,8 @@ def certificate_problem(code: int, message: str, name: str, certificate: Mapping
 
 def _certificate_names(certificate: Mapping[str, Any]) -> str:
     """Return the names of a certificate as text: ``"a"``, ``"a" or "b"``, ``"a", "b", "c" or 4 more``."""
-    names = [
-        str(value) for name_type, value in certificate.get("subjectAltName", ()) if name_type in {"DNS", "IP Address"}
-    ]
+    alternatives = certificate.get("subjectAltName", ())
+    names = [str(value) for name_type, value in alternatives if name_type in {"DNS", "IP Address"}]
     if not names and (common_name := _common_name(certificate.get("subject", ()))):
         names = [common_name]
     quoted = [f'"{printable(name, _MAX_NAME_CHARS)}"' for name in dict.fromkeys(names)]
@@ -203,17 +195,14 @@ def tls_error(error: Exception, tls: Tls, location: str) -> BrokerError:
     if "ALERT" in reason and any(word in reason for word in _CLIENT_CERTIFICATE_ALERTS):
         alert = error_text(error).rpartition("alert ")[2]
         if tls.cert_file:
-            return Unreachable(
-                "TL-M09", location, f"the broker does not accept our certificate ({alert})", "Check tls.cert_file."
-            )
+            problem = f"the broker does not accept our certificate ({alert})"
+            return Unreachable("TL-M09", location, problem, "Check tls.cert_file.")
         problem = f"the broker asks for a client certificate ({alert})"
         return Unreachable("TL-M09", location, problem, "Set tls.cert_file and tls.key_file.")
     if any(word in reason for word in _VERSION_ERRORS):
         remedy = "Lower tls.min_version, or upgrade the broker." if tls.min_version != "1.2" else "Upgrade the broker."
         return Unreachable("TL-M02", location, f"the broker speaks no TLS {tls.min_version} or newer", remedy)
     if "NO_APPLICATION_PROTOCOL" in reason:
-        protocols = ", ".join(tls.alpn)
-        return Unreachable(
-            "TL-M02", location, f"the broker accepts none of the ALPN protocols {protocols}", "Check tls.alpn."
-        )
+        problem = f"the broker accepts none of the ALPN protocols {', '.join(tls.alpn)}"
+        return Unreachable("TL-M02", location, problem, "Check tls.alpn.")
     return Unreachable("TL-M02", location, f"no TLS ({error_text(error)})", tls_port_hint(location).strip())
