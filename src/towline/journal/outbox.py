@@ -402,7 +402,7 @@ class Outbox(Journal):
 
         `outcomes` are counters of the ledger that grow by one, in the frame that marks the rows as done [I11].
         """
-        with self._rows_lock:  # `reached` looks from other threads
+        with self._rows_lock:  # `is_done_below` reads from other threads
             for number in numbers:
                 self.done_rows.add(number)
             for outcome in outcomes:

@@ -353,7 +353,7 @@ def test_it_ends_with_the_gateway(tmp_path: Path, fronted: Fronted) -> None:
 TASK = """
 import json, os, signal, sys
 from pyarrow import flight
-from towline.delivery.outrows import rows_of
+from towline.delivery.outrows import rows_from_messages
 from towline.schema import MESSAGE_SCHEMA
 location, authorization, authority, writer, start, many = sys.argv[1:]
 given = {"tls_root_certs": open(authority, "rb").read()} if "tls" in location else {}
@@ -363,7 +363,7 @@ descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
 options = flight.FlightCallOptions(headers=[(b"authorization", authorization.encode())])
 stream, answers = stranger.do_put(descriptor, MESSAGE_SCHEMA, options)
 for _ in range(int(many)):
-    stream.write_batch(rows_of([{"topic": "t", "payload": b"x"}] * 10))
+    stream.write_batch(rows_from_messages([{"topic": "t", "payload": b"x"}] * 10))
 sys.stdout.write("on their way\\n")
 sys.stdout.flush()
 sys.stdin.readline()

@@ -90,7 +90,7 @@ def test_rows_of_any_size_enter_the_outbox_in_frames_of_a_bounded_one(
         frames.append(rows)
         return add_arrival(rows, at)
 
-    monkeypatch.setattr(service, "arrived", stamped)
+    monkeypatch.setattr(service, "add_arrival", stamped)
     stored = service.store_batch(outbox, "here", Batch("q/0", 3), Stream([messages(sizes)]), start=0, is_last=True)
     assert (stored.rows, stored.whole) == (len(sizes), True)
     assert bounded(frames)

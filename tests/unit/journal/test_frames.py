@@ -15,8 +15,8 @@ CONTENT = st.binary(max_size=200)
 FIELDS = st.fixed_dictionaries(
     {
         "epoch": st.integers(0, 2**32 - 1),
-        "first": st.integers(0, 2**63),
-        "durable": st.integers(0, 2**63),
+        "first_offset": st.integers(0, 2**63),
+        "durable_bytes": st.integers(0, 2**63),
         "rows": st.integers(0, 2**32 - 1),
         "section": CONTENT,
         "payload": CONTENT,
@@ -38,7 +38,7 @@ def test_round_trip(kind: FrameKind, fields: dict[str, object]) -> None:
     assert header is not None
     assert header.size == encoded.size
     assert (header.kind, header.epoch, header.rows) == (kind, fields["epoch"], fields["rows"])
-    assert (header.first_offset, header.durable_bytes) == (fields["first"], fields["durable"])
+    assert (header.first_offset, header.durable_bytes) == (fields["first_offset"], fields["durable_bytes"])
     assert frames.section_at(memory, 0, header) == fields["section"]
     start = frames.payload_at(0, header)
     assert start % 8 == 0
