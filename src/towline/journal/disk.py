@@ -75,28 +75,27 @@ class Disk:
 
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FREE_DISK = "Free disk space; intake resumes by itself."
 
 
-def journal_full(
-    location: Path | str, problem: str, remedy: str = "Free some disk; intake goes on by itself when there is room."
-) -> JournalFull:
+def journal_full(location: Path | str, problem: str, remedy: str = _FREE_DISK) -> JournalFull:
     """Return the error for a write without free disk space; nothing of it was written [I7]."""
     return JournalFull("TL-J02", str(location), problem, remedy)
 
 
 @contextlib.contextmanager
-def map_os_errors(location: Path, problem: str) -> Iterator[None]:
+def map_errors(location: Path, operation: str) -> Iterator[None]:
     """Raise `JournalFailed`, which ends this journal object, when a system call in the block fails [I6]."""
     try:
         yield
     except OSError as error:
-        raise journal_failed(location, problem, error) from error
+        raise journal_failed(location, operation, error) from error
 
 
-def journal_failed(location: Path, problem: str, error: OSError) -> JournalFailed:
+def journal_failed(location: Path, operation: str, error: OSError) -> JournalFailed:
     """Return the error for a failed system call, which ends this journal object [I6]."""
-    problem = f"{problem} failed ({error.strerror}); what was not acknowledged before is not promised"
-    remedy = "Check the disk and start again: recovery copies what is valid into a new file."
+    problem = f"{operation} failed ({error.strerror}); messages not acknowledged before may be lost"
+    remedy = "Check the disk and start again: recovery copies the valid frames to a new file."
     return JournalFailed("TL-J04", str(location), problem, remedy)
 
 
@@ -111,7 +110,7 @@ def write_all(disk: Disk, descriptor: int, buffers: Sequence[Bytes]) -> None:
             remaining_buffers[0] = memoryview(remaining_buffers[0]).cast("B")[byte_count:]
 
 
-def write_new_file(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
+def write_file(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
     """Write and sync a file under a temporary name, rename it, sync its directory; return the file's descriptor.
 
     A crash in between leaves the old state and a temporary file that the next opening removes.
@@ -123,7 +122,7 @@ def write_new_file(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
     temporary_path = path.with_suffix(TEMPORARY_SUFFIX)
     descriptor = -1
     try:
-        with map_os_errors(path, "writing a new segment"):
+        with map_errors(path, "writing a new segment"):
             try:
                 descriptor = disk.create(temporary_path)
                 write_all(disk, descriptor, buffers)
@@ -198,11 +197,8 @@ def segment_names(directory: Path) -> list[SegmentName]:
             if match := _SEGMENT_NAME.fullmatch(path.name):
                 names.append(SegmentName(int(match[2]), int(match[1])))
             elif path.name.endswith(SEGMENT_SUFFIX):
-                problem, remedy = (
-                    "is no segment of a journal of this format",
-                    "Move it away, or give another directory.",
-                )
-                raise JournalError("TL-J09", str(path), problem, remedy)
+                problem = "is not a segment file of this journal format"
+                raise JournalError("TL-J09", str(path), problem, "Move it away, or give another directory.")
     return sorted(names)
 
 
@@ -253,7 +249,7 @@ class DiskSpace:
         limits = self.limits
         if apply_limit and limits.max_bytes is not None and used_bytes + new_bytes > limits.max_bytes:
             problem = f"{used_bytes:,} of at most {limits.max_bytes:,} bytes are used, {new_bytes:,} more don't fit"
-            raise journal_full(self._directory, problem, "Intake goes on when rows are committed; or raise the limit.")
+            raise journal_full(self._directory, problem, "Intake resumes after a commit; or raise the limit.")
         self._unchecked_bytes += new_bytes
         if self._unchecked_bytes >= _CHECK_INTERVAL_BYTES:
             free = self._disk.free(self._directory)
@@ -271,10 +267,8 @@ class DiskSpace:
             OSError: The free space of the file system is unknown.
         """
         limits = self.limits
-        available_bytes = self._disk.free(self._directory) - limits.min_free_bytes
-        return max(
-            0, available_bytes if limits.max_bytes is None else min(available_bytes, limits.max_bytes - used_bytes)
-        )
+        free = self._disk.free(self._directory) - limits.min_free_bytes
+        return max(0, free if limits.max_bytes is None else min(free, limits.max_bytes - used_bytes))
 
     def release_reserve_if_low(self) -> None:
         """Free the reserve file on a nearly full disk, because recovery may have to copy a segment."""

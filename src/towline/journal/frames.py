@@ -111,9 +111,8 @@ def encode_frame(
         JournalError: TL-J08, the batch is larger than a frame can be.
     """
     if len(payload) > _MAX_PAYLOAD_BYTES:
-        raise JournalError(
-            "TL-J08", "journal", f"a batch of {len(payload):,} bytes is too large for one frame", "Append smaller ones."
-        )
+        problem = f"a batch of {len(payload):,} bytes is too large for one frame"
+        raise JournalError("TL-J08", "journal", problem, "Append smaller batches.")
     fields = (MAGIC, VERSION, kind, 0, epoch, rows, first_offset, durable_bytes, len(section), len(payload))
     header = bytearray(_HEADER_STRUCT.pack(*fields, 0))
     buffers: list[Bytes] = [header]
@@ -151,14 +150,10 @@ def intact_frames_after(memory: memoryview, position: int, limit: int) -> Iterat
     """Yield the intact frames after a damaged one at `position`; its content is searched too."""
     search_start = position + 1
     for match in _MAGIC_PATTERN.finditer(memory, search_start, limit):
-        frame_position = match.start()
-        if (
-            frame_position % 8 == 0
-            and frame_position >= search_start
-            and (header := intact_at(memory, frame_position, limit))
-        ):
-            yield frame_position, header
-            search_start = frame_position + header.size
+        start = match.start()
+        if start % 8 == 0 and start >= search_start and (header := intact_at(memory, start, limit)):
+            yield start, header
+            search_start = start + header.size
 
 
 def section_at(memory: memoryview, position: int, header: FrameHeader) -> bytes:
@@ -251,11 +246,7 @@ class Snapshot:
                 "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
                 "incarnation": state.incarnation,
                 "below": state.last_row_incarnation,
-                **{
-                    name: field.encode(getattr(state, name))
-                    for name, field in _STATE_FIELDS.items()
-                    if field.in_snapshot
-                },
+                **{name: field.encode(getattr(state, name)) for name, field in _SNAPSHOT_FIELDS.items()},
             }
         )
 
@@ -274,9 +265,7 @@ class Snapshot:
             raise foreign_file(location, f"{problem}; this one, {version()}, reads format {JOURNAL_FORMAT}")
         state = JournalState(content["journal"], header.epoch, header.first_offset)
         state.incarnation, state.last_row_incarnation = content["incarnation"], content["below"]
-        apply_changes(
-            state, {name: field.decode(content[name]) for name, field in _STATE_FIELDS.items() if field.in_snapshot}
-        )
+        apply_changes(state, {name: field.decode(content[name]) for name, field in _SNAPSHOT_FIELDS.items()})
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         return cls(state, schema, content["sequence"], content["previous_bytes"], content["towline"])
 
@@ -289,33 +278,29 @@ def apply_frame(location: str, state: JournalState, header: FrameHeader, section
         JournalDamaged: TL-J05, the frame does not continue the previous one.
     """
     if header.kind != FrameKind.CHANGES or header.flags:
-        raise foreign_file(
-            location, f"has a frame of kind {header.kind}, flags {header.flags}, which this Towline doesn't know"
-        )
+        problem = f"has a frame of kind {header.kind}, flags {header.flags}, which this Towline doesn't know"
+        raise foreign_file(location, problem)
     if header.first_offset != state.end:
         raise journal_damaged(location, f"rows {state.end:,} to {header.first_offset:,} are missing between two frames")
     if header.rows:
         state.end, state.last_row_incarnation = header.end, state.incarnation
     if section:
         content = decode_json(location, section)
-        if unknown := content.keys() - _STATE_FIELDS.keys():
-            raise foreign_file(
-                location, f"has a frame with {', '.join(sorted(unknown))}, which this Towline doesn't know"
-            )
-        apply_changes(
-            state, {name: field.decode(content[name]) for name, field in _STATE_FIELDS.items() if name in content}
-        )
+        if unknown := content.keys() - _FIELDS.keys():
+            names = ", ".join(sorted(unknown))
+            raise foreign_file(location, f"has a frame with {names}, which this Towline doesn't know")
+        apply_changes(state, {name: field.decode(content[name]) for name, field in _FIELDS.items() if name in content})
 
 
 def apply_changes(state: JournalState, changes: Changes) -> None:
     """Apply the changes of a frame that was written or read to the state."""
     for name, value in changes.items():
-        _STATE_FIELDS[name].change(state, value)
+        _FIELDS[name].change(state, value)
 
 
 def encode_section(changes: Changes) -> bytes:
     """Return the section of a frame with these changes, empty without changes."""
-    return encode_json({name: field.encode(changes[name]) for name, field in _STATE_FIELDS.items() if name in changes})
+    return encode_json({name: field.encode(changes[name]) for name, field in _FIELDS.items() if name in changes})
 
 
 def _release_packet_ids(state: JournalState, packet_ids: Sequence[int]) -> None:
@@ -362,7 +347,7 @@ class _StateField(NamedTuple):
 
 
 #: What can become durable with a frame, in the order in which it is done: ids are freed before they are held again.
-_STATE_FIELDS: Final = {
+_FIELDS: Final = {
     "floor": _StateField(lambda state, floor: setattr(state, "floor", floor), int, int),
     "consumers": _StateField(lambda state, consumers: setattr(state, "consumers", consumers)),
     "session": _StateField(lambda state, session: setattr(state, "session", session)),
@@ -373,6 +358,9 @@ _STATE_FIELDS: Final = {
     "held": _StateField(lambda state, held: state.held.update(held), _encode_held_ids, _decode_held_ids),
     "notes": _StateField(_apply_notes),
 }
+
+
+_SNAPSHOT_FIELDS: Final = {name: field for name, field in _FIELDS.items() if field.in_snapshot}
 
 
 def encode_json(content: Mapping[str, object]) -> bytes:
@@ -397,12 +385,8 @@ def decode_json(location: str, content: bytes) -> dict[str, Any]:
 
 def foreign_file(location: str, problem: str) -> JournalError:
     """Return the error for a file of another format, which this version can't read."""
-    return JournalError(
-        "TL-J09",
-        location,
-        problem,
-        "Open it with the Towline that wrote it, or give another directory; nothing was changed.",
-    )
+    remedy = "Open it with the Towline that wrote it, or give another directory; nothing was changed."
+    return JournalError("TL-J09", location, problem, remedy)
 
 
 def journal_damaged(location: object, problem: str) -> JournalDamaged:

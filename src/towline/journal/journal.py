@@ -18,18 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from towline.errors import JournalError, JournalFailed, JournalFull, TowlineError
-from towline.journal.disk import Disk, DiskSpace, Limits, Lock, map_os_errors, prepare_directory
-from towline.journal.frames import (
-    Changes,
-    FrameKind,
-    Snapshot,
-    apply_changes,
-    decode_json,
-    encode_frame,
-    encode_json,
-    encode_section,
-    frame_bytes,
-)
+from towline.journal import frames
+from towline.journal.disk import Disk, DiskSpace, Limits, Lock, map_errors, prepare_directory
 from towline.journal.recovery import recover
 from towline.journal.segment import (
     BATCH_BYTES,
@@ -47,11 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from towline.journal.frames import Bytes
     from towline.journal.recovery import RecoveredJournal
     from towline.journal.segment import Segment
 
-_NO_CHANGES: Final[Changes] = MappingProxyType({})
+_NO_CHANGES: Final[frames.Changes] = MappingProxyType({})
 _SIZE: Final = attrgetter("size")
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -110,10 +99,9 @@ class Journal:
         #: guards the ledger alone; never held during a system call
         self._ledger_lock = threading.Lock()
         #: counters whose totals are not on the disk yet
-        self._unwritten_counters: set[str] = set()
-        self._active = ActiveSegment(
-            disk, directory, self._snapshot(recovered.sequence, recovered.previous_bytes), self._syncs
-        )
+        self._pending_counters: set[str] = set()
+        snapshot = self._snapshot(recovered.sequence, recovered.previous_bytes)
+        self._active = ActiveSegment(disk, directory, snapshot, self._syncs)
         #: all of them, oldest first; the last is written to. Replaced, never changed
         self._segments: tuple[Segment, ...] = (*recovered.segments, self._active)
         #: set last, so that whoever sees it finds the rows
@@ -151,7 +139,7 @@ class Journal:
         prepare_directory(directory, disk)
         lock, space = Lock(directory), DiskSpace(directory, limits, disk)
         try:
-            with map_os_errors(directory, "opening the journal"):
+            with map_errors(directory, "opening the journal"):
                 space.release_reserve_if_low()
                 recovered = recover(directory, schema, disk)
             recovered.state.start_incarnation()
@@ -282,7 +270,7 @@ class Journal:
                 self._write(changes, durable=durable)
             return self.end
         payload = batch.serialize()
-        self._check_space(frame_bytes(0, len(payload)))
+        self._check_space(frames.frame_bytes(0, len(payload)))
         end = self._state.end + rows
         position = self._write(changes, payload, rows=rows, durable=True)
         self._state.end, self._state.last_row_incarnation = end, self._state.incarnation
@@ -301,7 +289,7 @@ class Journal:
         Raises:
             JournalFull: TL-J02, the disk is full; the previous session stays.
         """
-        self._write_session(decode_json(self.location, encode_json(session)))
+        self._write_session(frames.decode_json(self.location, frames.encode_json(session)))
 
     def count(self, **increments: int) -> None:
         """Add to counters of the ledger [I11]; their totals are written with the next frame or by `close`."""
@@ -310,7 +298,7 @@ class Journal:
             for name, increment in increments.items():
                 ledger[name] = ledger.get(name, 0) + increment
             self._state.ledger = ledger
-            self._unwritten_counters.update(increments)
+            self._pending_counters.update(increments)
 
     @_exclusive_change
     def commit(
@@ -370,7 +358,7 @@ class Journal:
 
     @_exclusive_change
     def _write_pending(self) -> None:
-        if self._unwritten_counters:
+        if self._pending_counters:
             self._write_watermarks(_NO_CHANGES)
         self._active.sync()
 
@@ -392,9 +380,8 @@ class Journal:
             JournalError: TL-J07, some of these rows are not, or no longer, in the journal. TL-J10, closed.
             JournalDamaged: TL-J05 (while iterating), a frame has a wrong checksum; none of its rows is returned.
         """
-        return combine_slices(
-            row_slices(self._segments_for(start, end), self._schema, start, end), batch_rows, batch_bytes
-        )
+        slices = row_slices(self._segments_for(start, end), self._schema, start, end)
+        return combine_slices(slices, batch_rows, batch_bytes)
 
     def find_range_end(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
         """Return the end of a range from `start` within both bounds; at least one row, if there is one.
@@ -448,27 +435,22 @@ class Journal:
     def _write_session(self, session: Mapping[str, Any]) -> None:
         self._write({"session": session}, durable=True)
 
-    def _write(self, changes: Changes, payload: Bytes = b"", *, rows: int = 0, durable: bool) -> int:
+    def _write(self, changes: frames.Changes, payload: frames.Bytes = b"", *, rows: int = 0, durable: bool) -> int:
         """Write one frame, into a new segment if necessary, and return its position; `JournalFull` writes nothing."""
         with self._ledger_lock:
-            counter_totals = (
-                {name: self._state.ledger[name] for name in self._unwritten_counters}
-                if self._unwritten_counters
-                else {}
-            )
-        written_changes = {**changes, "ledger": counter_totals} if counter_totals else changes
-        section = encode_section(written_changes) if written_changes else b""
-        segment_bytes, limit = self._active.written_bytes, self._space.limits.segment_bytes
-        if segment_bytes + frame_bytes(len(section), len(payload)) > self._space.segment_bytes and (
-            self._active_has_rows() or segment_bytes > limit
-        ):
+            totals = {name: self._state.ledger[name] for name in self._pending_counters}
+        written_changes = {**changes, "ledger": totals} if totals else changes
+        section = frames.encode_section(written_changes) if written_changes else b""
+        used, limit = self._active.written_bytes, self._space.limits.segment_bytes
+        segment_bytes = used + frames.frame_bytes(len(section), len(payload))
+        if segment_bytes > self._space.segment_bytes and (self._active_has_rows() or used > limit):
             self._roll_segment()
         if durable and self._active.synced_bytes < self._active.written_bytes:
             self._active.sync()  # watermarks before it: rows are only written behind what is durable
         position = self._active.written_bytes
         self._active.write(
-            encode_frame(
-                FrameKind.CHANGES,
+            frames.encode_frame(
+                frames.FrameKind.CHANGES,
                 epoch=self.epoch,
                 first_offset=self._state.end,
                 durable_bytes=self._active.synced_bytes,
@@ -481,15 +463,13 @@ class Journal:
         if durable:
             self._active.sync()
             self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
-        if counter_totals:
+        if totals:
             with self._ledger_lock:  # those that were counted on meanwhile stay
-                self._unwritten_counters -= {
-                    name for name, total in counter_totals.items() if self._state.ledger[name] == total
-                }
-        apply_changes(self._state, changes)
+                self._pending_counters -= {name for name, total in totals.items() if self._state.ledger[name] == total}
+        frames.apply_changes(self._state, changes)
         return position
 
-    def _write_watermarks(self, changes: Changes) -> bool:
+    def _write_watermarks(self, changes: frames.Changes) -> bool:
         """Write the watermarks, on a full disk into the space of the reserve file; return whether that succeeded."""
         all_changes = {"consumers": self._state.consumers, "floor": self._state.floor, **changes}
         try:
@@ -502,12 +482,14 @@ class Journal:
                 return False  # the watermark stays in memory; the next commit writes it
         return True
 
-    def _set_consumers(self, consumers: dict[str, int], changes: Changes = _NO_CHANGES) -> bool:
+    def _set_consumers(self, consumers: dict[str, int], changes: frames.Changes = _NO_CHANGES) -> bool:
         """Replace the watermarks and remove committed segments, in one frame; return whether the frame was written."""
         self._state.consumers = consumers
         return self._remove_committed_segments(changes) or self._write_watermarks(changes)
 
-    def _remove_committed_segments(self, changes: Changes = _NO_CHANGES, *, retain_bytes: int | None = None) -> bool:
+    def _remove_committed_segments(
+        self, changes: frames.Changes = _NO_CHANGES, *, retain_bytes: int | None = None
+    ) -> bool:
         """Remove segments that every consumer has committed, oldest first; return whether there were any."""
         retain_bytes = self._space.limits.retain_bytes if retain_bytes is None else retain_bytes
         count = count_removable(self._segments[:-1], self.committed, retain_bytes) if self._state.consumers else 0
@@ -527,9 +509,9 @@ class Journal:
         self._space.create_reserve()
         return True
 
-    def _snapshot(self, sequence: int, previous_bytes: int) -> Snapshot:
+    def _snapshot(self, sequence: int, previous_bytes: int) -> frames.Snapshot:
         with self._ledger_lock:
-            return Snapshot(self._state, self._schema, sequence, previous_bytes)
+            return frames.Snapshot(self._state, self._schema, sequence, previous_bytes)
 
     def _active_has_rows(self) -> bool:
         return self._state.end > self._active.first_offset

@@ -121,23 +121,18 @@ class Outbox(Journal):
         if job_of(batch.writer) and _ENDED_JOB_NOTE + job_of(batch.writer) in self.notes:
             problem = f"the job of {batch.writer} is over, this task comes too late"
             raise JournalError("TL-J17", self.location, problem, "Nothing: the job has its result.")
-        last_batch = self._last_batch(batch.writer)
-        if last_batch is None or last_batch.number < batch.number:
-            return BatchStatus(0, self.end, whole=False, already=False, newest=last_batch.number if last_batch else -1)
-        if (
-            last_batch.number == batch.number
-            and last_batch.origin
-            and batch.origin
-            and last_batch.origin != batch.origin
-        ):
+        last = self._last_batch(batch.writer)
+        if last is None or last.number < batch.number:
+            return BatchStatus(0, self.end, whole=False, already=False, newest=last.number if last else -1)
+        if last.number == batch.number and last.origin and batch.origin and last.origin != batch.origin:
             problem = f"batch {batch.number} of {batch.writer} is here already, and was made from something else"
             remedy = "bring back the newest one, or start the query with a new checkpoint directory."
             remedy = f"The query's checkpoint was restored from an older copy: {remedy}"
             raise JournalError("TL-J22", self.location, problem, remedy)
-        whole = last_batch.whole or last_batch.number > batch.number
-        if not whole and last_batch.attempt != batch.attempt:
-            return BatchStatus(0, self.end, whole=False, already=False, newest=last_batch.number)
-        return BatchStatus(last_batch.rows, last_batch.end, whole, already=True, newest=last_batch.number)
+        whole = last.whole or last.number > batch.number
+        if not whole and last.attempt != batch.attempt:
+            return BatchStatus(0, self.end, whole=False, already=False, newest=last.number)
+        return BatchStatus(last.rows, last.end, whole, already=True, newest=last.number)
 
     def _last_batch(self, writer: str) -> LastBatch | None:
         values = self.notes.get(_BATCH_NOTE + writer)
@@ -193,19 +188,15 @@ class Outbox(Journal):
         updated_at = int(time.time()) if job_of(writer) else 0
         attempt, partial_ranges = ("", ()) if whole else (batch.attempt, ranges)
         try:
-            self._append_with_note(
-                new_rows,
-                batch,
-                LastBatch(batch.number, row_count, whole, end, batch.origin, attempt, partial_ranges, updated_at),
-            )
+            note = LastBatch(batch.number, row_count, whole, end, batch.origin, attempt, partial_ranges, updated_at)
+            self._append_with_note(new_rows, batch, note)
         except JournalError as error:
             if error.code == "TL-J15":
                 self._drop_partial_batches([writer])
             raise
         self._last_append_at[writer] = time.monotonic()
-        self._update_visible_rows(
-            rewind_offset=ranges[0][0] if whole and ranges else None
-        )  # its rows leave, the oldest first
+        # The rows of a whole batch are sent, the oldest first.
+        self._update_visible_rows(rewind_offset=ranges[0][0] if whole and ranges else None)
         return BatchStatus(row_count, end, whole, already=False, newest=batch.number)
 
     def _append_with_note(self, new_rows: Any, batch: Batch, last_batch: LastBatch) -> None:
@@ -214,9 +205,8 @@ class Outbox(Journal):
                 self.append(new_rows, notes={_BATCH_NOTE + batch.writer: last_batch})
             except JournalFull as error:
                 if not last_try:
-                    self._drop_partial_batches(
-                        writer for writer in self._idle_writers(_IDLE_BATCH_FULL_S) if writer != batch.writer
-                    )
+                    idle_writers = self._idle_writers(_IDLE_BATCH_FULL_S)
+                    self._drop_partial_batches(writer for writer in idle_writers if writer != batch.writer)
                 if not self._is_blocked(new_rows):
                     raise
                 if last_try:  # what made room may have come before
@@ -237,10 +227,9 @@ class Outbox(Journal):
         if limit is None or self.bytes_on_disk + new_rows.nbytes + _FRAME_OVERHEAD_BYTES <= limit:
             return False
         with self._rows_lock:
-            is_watermark_written = (
-                self.consumers.get(_SENDER_CONSUMER) == self.done_rows.watermark and not self._dropped_not_done()
-            )
-        return is_watermark_written and self.is_done_below(self.end)
+            is_written = self.consumers.get(_SENDER_CONSUMER) == self.done_rows.watermark
+            is_written = is_written and not self._dropped_not_done()
+        return is_written and self.is_done_below(self.end)
 
     def _drop_partial_batches(self, writers: Iterable[str]) -> None:
         """Drop the rows of these writers' partial batches, so that they are never sent; in one frame."""
@@ -250,13 +239,11 @@ class Outbox(Journal):
             return
         dropped_count, previous_ranges = self._dropped_note
         all_ranges = Ranges(0, [*((s, e) for s, e in previous_ranges if e > self.first_offset), *dropped_ranges]).ranges
-        notes: dict[str, Any] = {
-            _DROPPED_NOTE: [dropped_count + sum(end - start for start, end in dropped_ranges), all_ranges]
-        }
+        dropped_count += sum(end - start for start, end in dropped_ranges)
+        notes: dict[str, Any] = {_DROPPED_NOTE: [dropped_count, all_ranges]}
         for writer, last in partial_batches.items():
-            notes[_BATCH_NOTE + writer] = LastBatch(
-                last.number, 0, False, last.end, last.origin, updated_at=last.updated_at
-            )
+            note = LastBatch(last.number, 0, False, last.end, last.origin, updated_at=last.updated_at)
+            notes[_BATCH_NOTE + writer] = note
         self.append(notes=notes)
         self._update_visible_rows()
 
@@ -266,10 +253,8 @@ class Outbox(Journal):
             end = self.end  # before the notes are read, which know of all rows below it
             partial = (piece for last in self.last_batches.values() for piece in last.ranges)
             self._visible_end, self._withheld_rows = end, Ranges(0, (*partial, *self._dropped_not_done()))
-            if rewind_offset is not None:
-                self._rewind_offset = (
-                    rewind_offset if self._rewind_offset is None else min(self._rewind_offset, rewind_offset)
-                )
+            offsets = (offset for offset in (self._rewind_offset, rewind_offset) if offset is not None)
+            self._rewind_offset = min(offsets, default=None)
 
     def _dropped_not_done(self) -> list[Range]:
         """Return the ranges of dropped rows that are not marked as done; the caller holds the lock."""
@@ -277,13 +262,9 @@ class Outbox(Journal):
 
     def _idle_writers(self, seconds: float) -> list[str]:
         """Return the writers whose partial batch has got no rows for this many seconds."""
-        idle_since = time.monotonic() - seconds
-        batches = self.last_batches.items()
-        return [
-            name
-            for name, last in batches
-            if last.ranges and self._last_append_at.get(name, self._opened_at) <= idle_since
-        ]
+        idle_since, appended_at = time.monotonic() - seconds, self._last_append_at
+        partial_writers = [writer for writer, last in self.last_batches.items() if last.ranges]
+        return [writer for writer in partial_writers if appended_at.get(writer, self._opened_at) <= idle_since]
 
     def end_job(self, job: str) -> None:
         """End a job: drop its partial batches, forget its whole ones, and refuse more rows of it.
@@ -340,9 +321,8 @@ class Outbox(Journal):
     def next_rows(self, cursor: int) -> Range | None:
         """Return the next range of rows to send, from `cursor` on; from an older row after a batch became whole."""
         with self._rows_lock:
-            start = max(
-                cursor if self._rewind_offset is None else min(cursor, self._rewind_offset), self.done_rows.watermark
-            )
+            rewound = cursor if self._rewind_offset is None else min(cursor, self._rewind_offset)
+            start = max(rewound, self.done_rows.watermark)
             self._rewind_offset = None
             return next(iter(self._withheld_rows.missing(start, self._visible_end)), None)
 
@@ -370,12 +350,8 @@ class Outbox(Journal):
     @property
     def in_flight(self) -> dict[int, InFlight]:
         """Rows in flight by packet id, as they are on disk, in the order of their rows."""
-        ordered_ids = sorted(self.held_ids.items(), key=lambda entry: entry[1][0])
-        return {
-            i: InFlight(number, phase_and_reason & 255, phase_and_reason >> 8)
-            for i, (number, phase_and_reason) in ordered_ids
-            if i not in self._freed_ids
-        }
+        entries = sorted((number, i, state) for i, (number, state) in self.held_ids.items() if i not in self._freed_ids)
+        return {i: InFlight(number, state & 255, state >> 8) for number, i, state in entries}
 
     def write_in_flight(self, in_flight: Mapping[int, InFlight], *, durable: bool = True) -> None:
         """Write packet ids with their rows and phases, durable before their packets are sent.
@@ -386,15 +362,12 @@ class Outbox(Journal):
         Raises:
             JournalFull: TL-J02, the disk is full: no packet but those of QoS 1 may be sent.
         """
-        phases = {
-            i: (in_flight_row.row_number, in_flight_row.phase | in_flight_row.reason << 8)
-            for i, in_flight_row in in_flight.items()
-        }
-        if not durable and self._freed_ids.isdisjoint(phases):
-            self.append(held=phases, durable=False)
+        held = {i: (row.row_number, row.phase | row.reason << 8) for i, row in in_flight.items()}
+        if not durable and self._freed_ids.isdisjoint(held):
+            self.append(held=held, durable=False)
             return
         notes = self._done_notes() if self._freed_ids else {}
-        self.append(held=phases, released=tuple(self._freed_ids), notes=notes, durable=durable)
+        self.append(held=held, released=tuple(self._freed_ids), notes=notes, durable=durable)
         self._freed_ids = set()
 
     def mark_done(self, numbers: Iterable[int], freed_ids: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
@@ -418,9 +391,8 @@ class Outbox(Journal):
             JournalFull: TL-J02, with `durable` on a full disk.
         """
         freed_ids = tuple(self._freed_ids)
-        is_written = self.commit(
-            _SENDER_CONSUMER, self.done_rows.watermark, released=freed_ids, notes=self._done_notes()
-        )
+        notes = self._done_notes()
+        is_written = self.commit(_SENDER_CONSUMER, self.done_rows.watermark, released=freed_ids, notes=notes)
         if is_written:
             self._freed_ids = set()
         if durable:
@@ -466,10 +438,8 @@ def _done_rows_of(watermark: int, notes: Mapping[str, Any]) -> Ranges:
 
 
 def _last_batches(notes: Mapping[str, Any]) -> dict[str, LastBatch]:
-    entries = dict(notes).items()
-    return {
-        name.removeprefix(_BATCH_NOTE): LastBatch(*value) for name, value in entries if name.startswith(_BATCH_NOTE)
-    }
+    batch_notes = [(name, note) for name, note in dict(notes).items() if name.startswith(_BATCH_NOTE)]
+    return {name.removeprefix(_BATCH_NOTE): LastBatch(*note) for name, note in batch_notes}
 
 
 #: Writers that belong to a job, which ends: ``job-<id>/<part>``. A query's id is a UUID and never begins so.

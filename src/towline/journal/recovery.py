@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.disk import TEMPORARY_SUFFIX, SegmentName, journal_full, segment_names, write_new_file
+from towline.journal.disk import TEMPORARY_SUFFIX, SegmentName, journal_full, segment_names, write_file
 from towline.journal.frames import (
     HEADER_BYTES,
     MAGIC,
@@ -95,9 +95,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
         segment.end = next_segment.first_offset
     last_segment.size, last_segment.end = valid_bytes, state.end
     sequence = last_segment.name.sequence
-    if (
-        state.end == last_segment.first_offset
-    ):  # without rows it is replaced: the next one takes its number, and its name
+    if state.end == last_segment.first_offset:  # a segment without rows is replaced by one of the same name
         return RecoveredJournal(state, segments[:-1], sequence, snapshot.previous_bytes, repair_note)
     _copy_segment(last_segment, disk)
     return RecoveredJournal(state, segments, sequence + 1, valid_bytes, repair_note)
@@ -136,21 +134,18 @@ def _read_head(directory: Path, name: SegmentName) -> _SegmentHead:
         raise journal_damaged(path, f"is only {size} bytes long; its snapshot was durable")
     view = SegmentView(path, size)
     if view.memory[: len(MAGIC)] == MAGIC and (frame_version := view.memory[len(MAGIC)]) != VERSION:
-        raise foreign_file(
-            str(path), f"has frames of version {frame_version}; this Towline, {version()}, reads version {VERSION}"
-        )
+        problem = f"has frames of version {frame_version}; this Towline, {version()}, reads version {VERSION}"
+        raise foreign_file(str(path), problem)
     header = intact_at(view.memory, 0, size)
     if header is None:
         raise journal_damaged(path, "its snapshot, which was durable, no longer reads as it was written")
     start = payload_at(0, header)
     snapshot = Snapshot.decode(str(path), header, bytes(view.memory[start : start + header.payload_bytes]))
     if (snapshot.sequence, header.first_offset) != name:
-        raise foreign_file(
-            str(path), f"holds segment {snapshot.sequence} from row {header.first_offset:,}, which is not its name"
-        )
-    return _SegmentHead(
-        Segment(directory, name, size=size, end=name.first_offset, provenance=snapshot.state.provenance), snapshot
-    )
+        problem = f"holds segment {snapshot.sequence} from row {header.first_offset:,}, which is not its name"
+        raise foreign_file(str(path), problem)
+    segment = Segment(directory, name, size=size, end=name.first_offset, provenance=snapshot.state.provenance)
+    return _SegmentHead(segment, snapshot)
 
 
 def _last_chain(heads: list[_SegmentHead]) -> list[_SegmentHead]:
@@ -166,17 +161,14 @@ def _is_successor(older: _SegmentHead, newer: _SegmentHead) -> bool:
     if older.snapshot.state.journal_id != newer.snapshot.state.journal_id:
         journal_ids = f"{older.snapshot.state.journal_id}, the next one to {newer.snapshot.state.journal_id}"
         raise foreign_file(str(older.segment.path), f"belongs to journal {journal_ids}")
-    older_segment, newer_segment = older.segment, newer.segment
-    if (
-        older_segment.name.sequence == newer_segment.name.sequence
-        or older_segment.first_offset > newer_segment.first_offset
-    ):
-        raise foreign_file(str(newer_segment.path), f"and {older_segment.path.name} can't both belong to one journal")
-    if older_segment.name.sequence + 1 != newer_segment.name.sequence:
+    previous, segment = older.segment, newer.segment
+    if previous.name.sequence == segment.name.sequence or previous.first_offset > segment.first_offset:
+        raise foreign_file(str(segment.path), f"and {previous.path.name} can't both belong to one journal")
+    if previous.name.sequence + 1 != segment.name.sequence:
         return False
-    if older_segment.size != newer.snapshot.previous_bytes:
-        problem = f"is {older_segment.size:,} bytes long, but {newer.snapshot.previous_bytes:,} were durable"
-        raise journal_damaged(older_segment.path, problem)
+    if previous.size != newer.snapshot.previous_bytes:
+        problem = f"is {previous.size:,} bytes long, but {newer.snapshot.previous_bytes:,} were durable"
+        raise journal_damaged(previous.path, problem)
     return True
 
 
@@ -184,10 +176,9 @@ def _check_schema(directory: Path, snapshot: Snapshot, schema: Any) -> None:
     """Refuse stored rows of another schema."""
     if (stored_schema := snapshot.schema).equals(schema):
         return
-    different_columns = sorted({field.name for field in stored_schema} ^ {field.name for field in schema}) or [
-        field.name for field in schema if not stored_schema.field(field.name).equals(field)
-    ]
-    names = f"column {', '.join(different_columns)}" if different_columns else "the order of the columns"
+    columns = sorted({*stored_schema.names} ^ {*schema.names})
+    columns = columns or [f.name for f in schema if not stored_schema.field(f.name).equals(f)]
+    names = f"column {', '.join(columns)}" if columns else "the order of the columns"
     raise JournalError(
         "TL-J06",
         str(directory),
@@ -198,29 +189,25 @@ def _check_schema(directory: Path, snapshot: Snapshot, schema: Any) -> None:
 
 def _scan_frames(head: _SegmentHead) -> tuple[JournalState, int]:
     """Apply the frames of the last segment up to the first bad one; return the state and its byte position."""
-    last_segment, state, position = head.segment, head.snapshot.state, 0
-    view, location = last_segment.view(), str(last_segment.path)
-    while header := intact_at(view.memory, position, last_segment.size):
+    segment, state, position = head.segment, head.snapshot.state, 0
+    memory, location = segment.view().memory, str(segment.path)
+    while header := intact_at(memory, position, segment.size):
         if position:
-            apply_frame(location, state, header, section_at(view.memory, position, header))
+            apply_frame(location, state, header, section_at(memory, position, header))
         position += header.size
-    for valid_position, header in intact_frames_after(view.memory, position, last_segment.size):
-        if header.durable_bytes > position:  # what a later frame says was durable is not cut
-            problem = (
-                f"row {state.end:,} on (byte {position:,}) no longer reads as it was written, though a later frame"
-            )
-            raise journal_damaged(last_segment.path, f"{problem} (byte {valid_position:,}) is whole")
+    for later_position, header in intact_frames_after(memory, position, segment.size):
+        if header.durable_bytes > position:  # bytes that a later frame proves durable are not cut
+            problem = f"row {state.end:,} on (byte {position:,}) no longer reads as it was written, though a later "
+            raise journal_damaged(segment.path, f"{problem}frame (byte {later_position:,}) is whole")
     if any(offset > state.end for offset in state.consumers.values()):
-        raise journal_damaged(
-            last_segment.path, f"rows were committed that are not there; the last one is {state.end:,}"
-        )
+        raise journal_damaged(segment.path, f"rows were committed that are not there; the last one is {state.end:,}")
     return state, position
 
 
 def _copy_segment(segment: Segment, disk: Disk) -> None:
     """Copy the good frames to a new file: cached bytes may never have reached the disk after a failed sync [I6]."""
     try:
-        os.close(write_new_file(disk, segment.path, [segment.view().memory]))
+        os.close(write_file(disk, segment.path, [segment.view().memory]))
     except JournalFull as error:
         problem = f"no room for the {segment.size:,} bytes that recovery copies; nothing was changed"
         raise journal_full(segment.path.parent, problem, "Free that much.") from error

@@ -22,34 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from towline.errors import JournalError
-from towline.journal.disk import (
-    NO_ROOM,
-    SegmentName,
-    journal_failed,
-    journal_full,
-    map_os_errors,
-    write_all,
-    write_new_file,
-)
-from towline.journal.frames import (
-    HEADER_BYTES,
-    FrameHeader,
-    FrameKind,
-    SegmentProvenance,
-    encode_frame,
-    foreign_file,
-    header_at,
-    intact_at,
-    journal_damaged,
-    payload_at,
-)
+from towline.journal import frames
+from towline.journal.disk import NO_ROOM, SegmentName, journal_failed, journal_full, map_errors, write_all, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from towline.journal.disk import Disk
-    from towline.journal.frames import EncodedFrame, Snapshot
     from towline.timing import Histogram
 
 INDEX_STRIDE = 1 << 16
@@ -94,7 +74,7 @@ class Segment:
         *,
         size: int,
         end: int,
-        provenance: SegmentProvenance,
+        provenance: frames.SegmentProvenance,
         index: array[int] | None = None,
     ) -> None:
         self.path = name.path(directory)
@@ -127,18 +107,19 @@ class Segment:
                 "Read from the journal's first row on.",
             ) from error
         except ValueError as error:
-            raise journal_damaged(self.path, f"is shorter than the {self.size:,} bytes that were durable") from error
+            problem = f"is shorter than its {self.size:,} durable bytes"
+            raise frames.journal_damaged(self.path, problem) from error
 
     def index(self, view: SegmentView) -> array[int]:
         """Return the sparse index; that of a segment from an earlier opening is built at its first use."""
         if self._index is None:
             index = array("Q")
-            for position, _ in self.frames(view, 0):
+            for position, _ in self.row_frames(view, 0):
                 _add_to_index(index, position)
             self._index = index
         return self._index
 
-    def frames(self, view: SegmentView, position: int) -> Iterator[tuple[int, FrameHeader]]:
+    def row_frames(self, view: SegmentView, position: int) -> Iterator[tuple[int, frames.FrameHeader]]:
         """Yield position and header of frames with rows, from the frame at `position` on; checksums are not verified.
 
         Raises:
@@ -148,19 +129,18 @@ class Segment:
         limit = len(view.memory)
         next_offset = None
         while position < limit:
-            header = header_at(view.memory, position, limit)
+            header = frames.header_at(view.memory, position, limit)
             if header is None or (next_offset is not None and header.first_offset != next_offset):
-                raise journal_damaged(self.path, f"the frame at byte {position:,} no longer reads as it was written")
+                raise frames.journal_damaged(self.path, f"the frame at byte {position:,} is not as it was written")
             if header.kind not in _FRAME_KINDS:
-                raise foreign_file(
-                    str(self.path), f"has a frame of kind {header.kind}, which this Towline doesn't know"
-                )
+                problem = f"has a frame of kind {header.kind}, which this Towline doesn't know"
+                raise frames.foreign_file(str(self.path), problem)
             if header.rows:
                 yield position, header
             next_offset = header.end
             position += header.size
 
-    def find_frame(self, view: SegmentView, offset: int) -> tuple[int, FrameHeader]:
+    def find_frame(self, view: SegmentView, offset: int) -> tuple[int, frames.FrameHeader]:
         """Return position and header of the frame that holds a row of this segment.
 
         Raises:
@@ -168,18 +148,18 @@ class Segment:
         """
 
         def first_row_at(position: int) -> int:  # one beyond the view was noted after it was made
-            header = header_at(view.memory, position, len(view.memory))
+            header = frames.header_at(view.memory, position, len(view.memory))
             return header.first_offset if header else offset + 1
 
-        for position, header in self.frames(view, _indexed_position(self.index(view), offset, first_row_at)):
+        for position, header in self.row_frames(view, _indexed_position(self.index(view), offset, first_row_at)):
             if header.end > offset >= header.first_offset:
                 return position, header
-        raise journal_damaged(self.path, f"row {offset:,} is not where it should be")
+        raise frames.journal_damaged(self.path, f"row {offset:,} is not where it should be")
 
-    def find_frame_at_byte(self, view: SegmentView, byte: int) -> tuple[int, FrameHeader] | None:
+    def find_frame_at_byte(self, view: SegmentView, byte: int) -> tuple[int, frames.FrameHeader] | None:
         """Return the last frame with rows that begins at or before this byte, or None."""
         frame = None
-        for position, header in self.frames(view, _indexed_position(self.index(view), byte)):
+        for position, header in self.row_frames(view, _indexed_position(self.index(view), byte)):
             if position > byte:
                 break
             frame = position, header
@@ -196,8 +176,8 @@ def _indexed_position(index: array[int], max_key: int, key: Callable[[int], int]
     return index[max(bisect_right(index, max_key, key=key) - 1, 0)] if index else 0
 
 
-_FRAME_KINDS = frozenset(FrameKind)
-assert HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
+_FRAME_KINDS = frozenset(frames.FrameKind)
+assert frames.HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
 
 
 def count_removable(sealed_segments: Sequence[Segment], committed: int, retain_bytes: int) -> int:
@@ -222,20 +202,20 @@ class ActiveSegment(Segment):
         synced_bytes: Durable bytes; <= written_bytes. Between them are only watermarks, never rows.
     """
 
-    def __init__(self, disk: Disk, directory: Path, snapshot: Snapshot, syncs: Histogram) -> None:
+    def __init__(self, disk: Disk, directory: Path, snapshot: frames.Snapshot, syncs: Histogram) -> None:
         state, name = snapshot.state, SegmentName(snapshot.sequence, snapshot.state.end)
-        frame = encode_frame(
-            FrameKind.SNAPSHOT, epoch=state.epoch, first_offset=state.end, durable_bytes=0, payload=snapshot.encode()
+        payload = snapshot.encode()
+        frame = frames.encode_frame(
+            frames.FrameKind.SNAPSHOT, epoch=state.epoch, first_offset=state.end, durable_bytes=0, payload=payload
         )
-        self._descriptor = write_new_file(disk, name.path(directory), frame.buffers)
+        self._descriptor = write_file(disk, name.path(directory), frame.buffers)
         self._row_index = array("Q")
-        super().__init__(
-            directory, name, size=frame.size, end=state.end, provenance=state.provenance, index=self._row_index
-        )
+        index, origin = self._row_index, state.provenance
+        super().__init__(directory, name, size=frame.size, end=state.end, provenance=origin, index=index)
         self._disk, self._syncs = disk, syncs
         self.written_bytes = self.synced_bytes = frame.size
 
-    def write(self, frame: EncodedFrame) -> None:
+    def write(self, frame: frames.EncodedFrame) -> None:
         """Append a frame, not yet durable.
 
         Raises:
@@ -247,11 +227,10 @@ class ActiveSegment(Segment):
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise journal_failed(self.path, "writing a frame", error) from error
-            with map_os_errors(self.path, "writing a frame"):
+            with map_errors(self.path, "writing a frame"):
                 self._disk.truncate(self._descriptor, self.written_bytes)
-            raise journal_full(
-                self.path.parent, f"the disk took no more ({error.strerror}); nothing was written"
-            ) from error
+            problem = f"the disk is full ({error.strerror}); nothing was written"
+            raise journal_full(self.path.parent, problem) from error
         self.written_bytes += frame.size
 
     def sync(self) -> None:
@@ -329,7 +308,7 @@ def row_slices(segments: Sequence[Segment], schema: Any, start: int, end: int) -
             return
         stop = min(end, segment.end)
         view = segment.view()
-        for position, header in segment.frames(view, segment.find_frame(view, start)[0]):
+        for position, header in segment.row_frames(view, segment.find_frame(view, start)[0]):
             batch = _read_batch(segment, view, position, header, schema)
             rows = batch.slice(start - header.first_offset, min(stop, header.end) - start)
             yield RowSlice(rows, header.payload_bytes if rows.num_rows == header.rows else rows.nbytes)
@@ -340,17 +319,16 @@ def row_slices(segments: Sequence[Segment], schema: Any, start: int, end: int) -
             if start == stop:
                 break
         if start < stop:
-            raise journal_damaged(segment.path, f"rows {start:,} to {stop:,} are missing at its end")
+            raise frames.journal_damaged(segment.path, f"rows {start:,} to {stop:,} are missing at its end")
 
 
-def _read_batch(segment: Segment, view: SegmentView, position: int, header: FrameHeader, schema: Any) -> Any:
-    if intact_at(view.memory, position, len(view.memory)) is None:
-        problem = (
-            f"rows {header.first_offset:,} to {header.end:,} (from byte {position:,}) no longer read as they were "
-            "written"
-        )
-        raise journal_damaged(segment.path, problem)
-    return pa.ipc.read_record_batch(view.buffer.slice(payload_at(position, header), header.payload_bytes), schema)
+def _read_batch(segment: Segment, view: SegmentView, position: int, header: frames.FrameHeader, schema: Any) -> Any:
+    if frames.intact_at(view.memory, position, len(view.memory)) is None:
+        rows = f"rows {header.first_offset:,} to {header.end:,} (from byte {position:,})"
+        raise frames.journal_damaged(segment.path, f"{rows} no longer read as they were written")
+    return pa.ipc.read_record_batch(
+        view.buffer.slice(frames.payload_at(position, header), header.payload_bytes), schema
+    )
 
 
 def combine_slices(slices: Iterable[RowSlice], batch_rows: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
@@ -428,7 +406,7 @@ def bytes_between(segments: Sequence[Segment], start: int, end: int) -> int:
     return total
 
 
-def _byte_at(position: int, header: FrameHeader, row: int) -> int:
+def _byte_at(position: int, header: frames.FrameHeader, row: int) -> int:
     return position + (row - header.first_offset) * header.size // header.rows
 
 

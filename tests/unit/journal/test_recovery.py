@@ -357,7 +357,7 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
         with pytest.raises(JournalDamaged, match=rf"row {header.first_offset:,} is not where it should be.*TL-J05"):
             served(journal, header.first_offset, header.end)
         path.write_bytes(path.read_bytes()[:position])
-        with pytest.raises(JournalDamaged, match=r"is shorter than the [\d,]+ bytes that were durable.*TL-J05"):
+        with pytest.raises(JournalDamaged, match=r"is shorter than its [\d,]+ durable bytes.*TL-J05"):
             served(journal, header.first_offset - 1, header.end)
 
 
@@ -396,7 +396,7 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path: Path, content:
 
 def test_foreign_files_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "other.seg").write_bytes(b"kafka?")
-    with pytest.raises(JournalError, match=r"other.seg: is no segment of a journal.*TL-J09"):
+    with pytest.raises(JournalError, match=r"other.seg: is not a segment file of this journal format.*TL-J09"):
         opened(tmp_path)
 
 
