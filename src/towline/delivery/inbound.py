@@ -123,13 +123,8 @@ class InboxWriter:
         """Store a delivery, or queue it until there is free space."""
         if self._acks is AckAfter.RECEIVED:
             self.allow_acknowledgements(inbound, action.first_number + len(action.messages))
-        batch = to_rows(
-            action.messages,
-            action.first_number,
-            time.time_ns() // 1000,
-            self._name,
-            strip_marks=self._receipt_ledger is not None,
-        )
+        now_us, strip_marks = time.time_ns() // 1000, self._receipt_ledger is not None
+        batch = to_rows(action.messages, action.first_number, now_us, self._name, strip_marks=strip_marks)
         self.received_count += batch.num_rows
         self.redelivered_count += batch.column("duplicate").true_count
         if lower_qos_count := count_lower_qos(action.messages, self._least_qos):
@@ -141,18 +136,16 @@ class InboxWriter:
 
     def _count_truncated(self, messages: Messages) -> None:
         """Count truncated messages, and log them once in `_REPORT_INTERVAL_S`."""
-        truncations = Counter(
-            TRUNCATION_COUNTERS[p.reason] for p in messages.packets if isinstance(p, TruncatedMessage)
-        )
+        messages_by_topic = zip(messages.packets, messages.topics, strict=True)
+        truncated = [(packet, topic) for packet, topic in messages_by_topic if isinstance(packet, TruncatedMessage)]
+        truncations = Counter(TRUNCATION_COUNTERS[packet.reason] for packet, _ in truncated)
         self._inbox.count(**truncations)
         self._unreported_truncations += truncations
         now = time.monotonic()
         if now < self._next_report_at:
             return
         self._next_report_at = now + _REPORT_INTERVAL_S
-        topic = next(
-            t for p, t in zip(messages.packets, messages.topics, strict=True) if isinstance(p, TruncatedMessage)
-        )
+        topic = truncated[0][1]
         event = "messages not taken in whole; each is stored as a row without payload"
         self._log.warning(
             event,
@@ -217,35 +210,22 @@ def _split_delivery(rows: pa.RecordBatch, delivery: Deliver, max_bytes: int) -> 
     marks: Sequence[Mark | None] = delivery.messages.tags
     batches = split_batch(rows, rows.num_rows, max_bytes) if rows.num_rows else [rows]
     if len(batches) == 1:
-        return [
-            _PendingFrame(
-                rows,
-                delivery.unreleased_messages,
-                delivery.released_ids,
-                delivery.delivery_id,
-                tuple(filter(None, marks)),
-            )
-        ]
+        held, released, ticket = delivery.unreleased_messages, delivery.released_ids, delivery.delivery_id
+        return [_PendingFrame(rows, held, released, ticket, tuple(filter(None, marks)))]
     frames, end_row = list[_PendingFrame](), 0
     for batch in batches:
         start_row, end_row = end_row, end_row + batch.num_rows
-        first_offset, end_offset = delivery.first_number + start_row, delivery.first_number + end_row
-        held_ids = {
-            packet_id: entry
-            for packet_id, entry in delivery.unreleased_messages.items()
-            if first_offset <= entry.number < end_offset
-        }
+        offsets = range(delivery.first_number + start_row, delivery.first_number + end_row)
+        held = {i: message for i, message in delivery.unreleased_messages.items() if message.number in offsets}
         ticket = delivery.delivery_id if end_row == rows.num_rows else 0
-        released_ids = () if start_row else delivery.released_ids
-        frames.append(
-            _PendingFrame(batch, held_ids, released_ids, ticket, tuple(filter(None, marks[start_row:end_row])))
-        )
+        released = () if start_row else delivery.released_ids
+        frames.append(_PendingFrame(batch, held, released, ticket, tuple(filter(None, marks[start_row:end_row]))))
     return frames
 
 
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _COLUMN_TYPES: Final = {field.name: field.type for field in ROW_SCHEMA}
-#: Names of columns, each with the one value in it → the longest such columns so far; few are kept, see `_alike`.
+#: Column names with their constant values → the longest such columns so far; see `_constant_columns` for the bound.
 _constant_column_cache: dict[tuple[tuple[str, Any], ...], list[pa.Array]] = {}
 #: First byte of a PUBLISH → the columns that it says.
 _FLAGS_BY_HEADER: Final = tuple(
@@ -299,13 +279,13 @@ def to_rows(
     if not count:  # a chunk of PUBRELs: of few messages every other one is
         return NO_ROWS
     plain_columns = [run.columns for run in messages.runs if isinstance(run, PlainRun)]
-    topics, payloads, properties = (
-        _plain_columns(plain_columns, count)
-        if len(plain_columns) == len(messages.runs)
-        else _packet_columns(messages, count, strip_marks=strip_marks)
-    )
+    if len(plain_columns) == len(messages.runs):
+        topics, payloads, properties = _plain_columns(plain_columns, count)
+    else:
+        topics, payloads, properties = _packet_columns(messages, count, strip_marks=strip_marks)
     constant_flags = _FLAGS_BY_HEADER[headers[0]] if headers.count(headers[0]) == count else ()
     *flags, gateways = _constant_columns((*constant_flags, ("gateway", gateway)), count)
+    offsets = pa.py_buffer(array("q", range(first_offset, first_offset + count)))
     columns = [
         topics,
         payloads,
@@ -313,9 +293,7 @@ def to_rows(
         *properties,
         pa.repeat(pa.scalar(received_at_us, _TIMESTAMP), count),
         gateways,
-        pa.Array.from_buffers(
-            pa.int64(), count, [None, pa.py_buffer(array("q", range(first_offset, first_offset + count)))]
-        ),
+        pa.Array.from_buffers(pa.int64(), count, [None, offsets]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
@@ -328,10 +306,8 @@ def _plain_columns(columns: Sequence[MessageColumns], count: int) -> _MessageCol
     """Return the columns of messages without properties; Arrow columns are used without a copy."""
     arrow_columns = [run for run in columns if isinstance(run, ArrowColumns)]
     if len(arrow_columns) == len(columns):
-        topics, payloads = (
-            _join_arrays([run.topic for run in arrow_columns]),
-            _join_arrays([run.payload for run in arrow_columns]),
-        )
+        topics = _join_arrays([run.topic for run in arrow_columns])
+        payloads = _join_arrays([run.payload for run in arrow_columns])
     else:
         topics = pa.array([topic for run in columns for topic in run.topics()], pa.string())
         payloads = pa.array([payload for run in columns for payload in run.payloads()], pa.binary())

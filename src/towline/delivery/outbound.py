@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -31,17 +32,8 @@ from towline.errors import BrokerRefused, ConfigError, JournalError, JournalFull
 from towline.journal import InFlight, Outbox
 from towline.journal.outbox import PHASE_PUBLISHED, PHASE_QOS1, PHASE_RELEASED
 from towline.journal.ranges import Ranges
-from towline.mqtt.events import (
-    Action,
-    Event,
-    MessageToken,
-    Publish,
-    PublishAcknowledged,
-    PublishMany,
-    SaveInFlight,
-    SessionConfig,
-    SessionRecord,
-)
+from towline.mqtt import events
+from towline.mqtt.events import Publish
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import CULPRIT_STRIKES, Outbound, Phase
 from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, reason_name
@@ -99,7 +91,7 @@ class OutboxSender:
         self,
         outbox: Outbox,
         *,
-        handle_event: Callable[[Event], None],
+        handle_event: Callable[[events.Event], None],
         log: Any,
         refused_dir: Path,
         max_age_s: float | None = None,
@@ -118,9 +110,7 @@ class OutboxSender:
         self._on_progress = on_progress
         self._adds_marks = mark is not None
         self._message_queue = MessageQueue(outbox, mark)
-        self._dispatcher = Dispatcher(
-            outbox.done_rows, max_in_flight=_MAX_IN_FLIGHT, max_bytes=_MAX_IN_FLIGHT_BYTES, max_waiting=_MAX_WAITING
-        )
+        self._dispatcher = Dispatcher(outbox.done_rows, _MAX_IN_FLIGHT, _MAX_IN_FLIGHT_BYTES, _MAX_WAITING)
         self._session: Session | None = None
         #: Number → reason of messages that were refused and are not kept as such yet: they are kept together.
         self._refusals: dict[int, int] = {}
@@ -152,37 +142,35 @@ class OutboxSender:
         session.outbound.in_order = True
         self._dispatcher.reset(list(self._dispatcher.in_flight))
         in_flight = self._outbox.in_flight
-        rows = self._message_queue.read_unfinished(in_flight_row.row_number for in_flight_row in in_flight.values())
-        for packet_id, in_flight_row in in_flight.items():
-            self._restore(session, packet_id, in_flight_row, rows)
+        messages = self._message_queue.read_unfinished(row.row_number for row in in_flight.values())
+        for packet_id, row in in_flight.items():
+            self._restore(session, packet_id, row, messages.get(row.row_number))
         self._message_queue.rewind()
 
-    def _restore(
-        self, session: Session, packet_id: int, in_flight_row: InFlight, rows: Mapping[int, OutgoingMessage]
-    ) -> None:
-        number, topic, size, expires_at = in_flight_row.row_number, "", 0, None
+    def _restore(self, session: Session, packet_id: int, row: InFlight, message: OutgoingMessage | None) -> None:
+        number, topic, size, expires_at = row.row_number, "", 0, None
         content_or_reason: OutboundMessage | int = _PLACEHOLDER_MESSAGE
         phase = Phase.RELEASED
         # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
         # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
         done = number in self._outbox.done_rows and (not self._adds_marks or number in self._recovered_refusals)
         is_finished = done or number < self._outbox.first_offset
-        if is_finished and in_flight_row.phase == PHASE_QOS1:
+        if is_finished and row.phase == PHASE_QOS1:
             self._outbox.mark_done((), (packet_id,))
             return
         if not is_finished:
-            message = rows.get(number) or self._message_queue.read_message(number)
+            message = message or self._message_queue.read_message(number)
             topic, size, content_or_reason = message.topic, message.size, message.content_or_reason
-            phase = Phase.RELEASED if in_flight_row.phase == PHASE_RELEASED else Phase.PUBLISHED
+            phase = Phase.RELEASED if row.phase == PHASE_RELEASED else Phase.PUBLISHED
             expires_at = _expiry_time(message, time.monotonic(), Timestamp.now())
         refusal_reason = content_or_reason if isinstance(content_or_reason, int) else 0
         content = _PLACEHOLDER_MESSAGE if isinstance(content_or_reason, int) else content_or_reason
-        session.outbound.restore(packet_id, number, content, phase, expires_at, in_flight_row.reason)
+        session.outbound.restore(packet_id, number, content, phase, expires_at, row.reason)
         self._dispatcher.add_in_flight(number, topic, size)
         if refusal_reason:
             session.outbound.drop_message(number, refusal_reason)
 
-    def connection_lost(self, unsent_tokens: Iterable[MessageToken]) -> None:
+    def connection_lost(self, unsent_tokens: Iterable[events.MessageToken]) -> None:
         """Handle the end of the connection; the messages with these tokens were not sent."""
         if self._session is not None:
             self._log_culprit(self._session.outbound)
@@ -191,31 +179,27 @@ class OutboxSender:
 
     def _log_culprit(self, outbound: Outbound) -> None:
         """Log which message makes the broker end the connection, or that the search for it starts."""
-        culprit, is_careful, was_careful = (
-            outbound.culprit_token,
-            outbound.culprit_finder.one_at_a_time,
-            self._sends_singly,
-        )
-        self._sends_singly = is_careful
+        culprit, sent_singly = outbound.culprit_token, self._sends_singly
+        self._sends_singly = outbound.culprit_finder.one_at_a_time
         if isinstance(culprit, int):
             size = self._dispatcher.in_flight[culprit][1]
             facts: dict[str, object] = {"number": culprit, "times": CULPRIT_STRIKES, "bytes": size}
             if size > self._largest_delivered:
                 facts["larger_than_any_taken"] = self._largest_delivered
             self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
-        elif is_careful and not was_careful:
+        elif self._sends_singly and not sent_singly:
             self._log.warning("sending one message at a time: the broker ends the connection at one", code="TL-M48")
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: events.Action) -> None:
         """Perform an action of the session.
 
         Raises:
             JournalFull: TL-J02, the packet's state can't be made durable: the packet must not be sent, and the session
                 has to be renewed.
         """
-        if isinstance(action, PublishAcknowledged):
+        if isinstance(action, events.PublishAcknowledged):
             self._handle_acknowledged(action)
-        elif isinstance(action, SaveInFlight):
+        elif isinstance(action, events.SaveInFlight):
             self._write_in_flight(action)
 
     def resend(self, ranges: Sequence[tuple[int, int]], needs_resend: Callable[[int], bool]) -> None:
@@ -233,10 +217,8 @@ class OutboxSender:
         release a packet id of QoS 1 no row is needed.
         """
         on_disk = (number for number, phase in self._outbox.held_ids.values() if phase != PHASE_QOS1)
-        oldest_in_dispatch = self._dispatcher.oldest_number
-        return min(
-            (*on_disk, *self._refusals, *(() if oldest_in_dispatch is None else (oldest_in_dispatch,))), default=None
-        )
+        oldest = self._dispatcher.oldest_number
+        return min((*on_disk, *self._refusals, *(() if oldest is None else (oldest,))), default=None)
 
     def turn(self, *, unsent: int = 0) -> None:
         """Send messages within the limits, and flush the outbox if it is due."""
@@ -301,27 +283,25 @@ class OutboxSender:
 
     def _send(self, now: float) -> None:
         messages: list[Publish] = []
-        now_stamp = Timestamp.now()
+        clock = Timestamp.now()
         ready_numbers = self._dispatcher.ready_numbers(now, _MAX_READY)
         while not self._dispatcher.is_full and (number := next(ready_numbers, None)) is not None:
-            self._send_or_finish(self._message_queue.read_message(number), now, now_stamp, messages)
+            self._send_or_finish(self._message_queue.read_message(number), now, clock, messages)
         while self._dispatcher.accepts_new and (message := self._message_queue.next_resend()) is not None:
             if message.number in self._outbox.done_rows and message.number not in self._dispatcher.in_flight:
-                self._send_or_finish(message, now, now_stamp, messages)
+                self._send_or_finish(message, now, clock, messages)
         while self._dispatcher.accepts_new and (message := self._message_queue.next_message()) is not None:
             if message.number in self._refusals:
                 continue
             if self._dispatcher.may_send(message.number, message.topic):
-                self._send_or_finish(message, now, now_stamp, messages)
+                self._send_or_finish(message, now, clock, messages)
         if messages:
             self._finish_qos0(messages)
-            self._handle_event(PublishMany(messages))
+            self._handle_event(events.PublishMany(messages))
 
-    def _send_or_finish(
-        self, message: OutgoingMessage, now: float, now_stamp: Timestamp, messages: list[Publish]
-    ) -> None:
+    def _send_or_finish(self, message: OutgoingMessage, now: float, clock: Timestamp, messages: list[Publish]) -> None:
         max_age_us = min((us for us in (self._max_age_us, message.expiry_us) if us is not None), default=None)
-        if max_age_us is not None and message.arrived_at.age_us(now_stamp) >= max_age_us:
+        if max_age_us is not None and message.arrived_at.age_us(clock) >= max_age_us:
             self._dispatcher.remove_waiting(message.number, message.topic)
             if self._session is not None:
                 self._session.outbound.culprit_finder.clear_token(message.number)
@@ -331,7 +311,7 @@ class OutboxSender:
             self._refusals[message.number] = message.content_or_reason
         else:
             self._dispatcher.add_in_flight(message.number, message.topic, message.size)
-            messages.append(Publish(message.number, message.content_or_reason, _expiry_time(message, now, now_stamp)))
+            messages.append(Publish(message.number, message.content_or_reason, _expiry_time(message, now, clock)))
 
     def _finish_qos0(self, messages: list[Publish]) -> None:
         """Mark messages of QoS 0 as done, durably before they are sent: after a crash they must not be sent again."""
@@ -349,7 +329,7 @@ class OutboxSender:
 
     # -- answers --
 
-    def _handle_acknowledged(self, action: PublishAcknowledged) -> None:
+    def _handle_acknowledged(self, action: events.PublishAcknowledged) -> None:
         number = action.token
         if not isinstance(number, int) or number not in self._dispatcher.in_flight:
             return  # of a session before this one
@@ -368,31 +348,25 @@ class OutboxSender:
             self._outbox.mark_done((), freed_ids)
             self._refusals[number] = action.reason
         elif not was_qos0:
-            degradations = {
-                "unsure_after_lost_session": action.delivery_unknown,
-                "degraded": action.qos_degraded and not action.delivery_unknown,
-            }
-            degradations[UNMATCHED_COUNTER] = action.reason == NO_SUBSCRIBERS
+            degradations = ["unsure_after_lost_session"] if action.delivery_unknown else []
+            degradations += ["degraded"] if action.qos_degraded and not action.delivery_unknown else []
+            degradations += [UNMATCHED_COUNTER] if action.reason == NO_SUBSCRIBERS else []
             self._largest_delivered = max(self._largest_delivered, size)
-            self._finish_message(
-                number, Outcome.DELIVERED, freed_ids, [name for name, holds in degradations.items() if holds]
-            )
+            self._finish_message(number, Outcome.DELIVERED, freed_ids, degradations)
 
-    def _stop_sending(self, action: PublishAcknowledged) -> None:
+    def _stop_sending(self, action: events.PublishAcknowledged) -> None:
         """Stop sending: this broker would double messages, so exactly once can't hold."""
         if self.guarantee_error is not None:
             return
         problem = "takes QoS 2 as QoS 1 (PUBACK)" if action.qos_degraded else "takes no QoS 2 (Maximum QoS)"
-        self.guarantee_error = BrokerRefused(
+        self.guarantee_error = error = BrokerRefused(
             "TL-M44",
             "the outbox",
             f"the broker {problem}, so exactly once can't hold; nothing more is sent, what waits is kept",
             'Use a broker with QoS 2, or guarantee = "at_least_once"; then start the gateway again.',
         )
-        self.blocked_reason = str(self.guarantee_error)
-        self._log.warning(
-            "the promise can't hold", reason=self.blocked_reason, number=action.token, code=self.guarantee_error.code
-        )
+        self.blocked_reason = str(error)
+        self._log.warning("the guarantee can't hold", reason=str(error), number=action.token, code=error.code)
 
     def _finish_message(
         self,
@@ -425,7 +399,7 @@ class OutboxSender:
         if self._flush_at is None:
             self._flush_at = time.monotonic() + _FLUSH_DELAY_S
 
-    def _write_in_flight(self, action: SaveInFlight) -> None:
+    def _write_in_flight(self, action: events.SaveInFlight) -> None:
         held_ids = self._outbox.held_ids
         if action.discarded_ids:
             resent_ids = [i for i in action.discarded_ids if i in held_ids and held_ids[i][1] == PHASE_PUBLISHED]
@@ -437,9 +411,8 @@ class OutboxSender:
                 self._outbox.write_in_flight(in_flight, durable=False)
             return
         in_flight |= _in_flight_rows(action.qos2_ids, PHASE_PUBLISHED)
-        in_flight |= {
-            i: InFlight(held_ids[i][0], PHASE_RELEASED, reason) for i, reason in action.pubrec_reasons.items()
-        }
+        reasons = action.pubrec_reasons.items()
+        in_flight |= {i: InFlight(held_ids[i][0], PHASE_RELEASED, reason) for i, reason in reasons}
         self._outbox.write_in_flight(in_flight)
 
     def _store_refused(self, now: float) -> None:
@@ -463,12 +436,12 @@ class OutboxSender:
             self.blocked_reason = str(self.guarantee_error) if self.guarantee_error else None
 
 
-def _expiry_time(message: OutgoingMessage, now: float, now_stamp: Timestamp) -> float | None:
+def _expiry_time(message: OutgoingMessage, now: float, clock: Timestamp) -> float | None:
     """Return the expiry time of a message on the clock of `now`."""
-    return None if message.expiry_us is None else now + (message.expiry_us - message.arrived_at.age_us(now_stamp)) / 1e6
+    return None if message.expiry_us is None else now + (message.expiry_us - message.arrived_at.age_us(clock)) / 1e6
 
 
-def _in_flight_rows(tokens: Mapping[int, MessageToken], phase: int) -> dict[int, InFlight]:
+def _in_flight_rows(tokens: Mapping[int, events.MessageToken], phase: int) -> dict[int, InFlight]:
     """Return the in-flight rows of the outbox's messages; other messages of the session have no row."""
     return {packet_id: InFlight(token, phase) for packet_id, token in tokens.items() if isinstance(token, int)}
 
@@ -590,11 +563,8 @@ class MessageQueue:
         """Return the messages with these numbers that are not done, by number; reads adjacent ones together."""
         done, first = self._outbox.done_rows, self._outbox.first_offset
         unfinished_ranges = Ranges(0, [(n, n + 1) for n in numbers if n >= first and n not in done])
-        return {
-            message.number: message
-            for row_range in unfinished_ranges.ranges
-            for message in self._read_messages(*row_range)
-        }
+        messages = chain.from_iterable(self._read_messages(*row_range) for row_range in unfinished_ranges.ranges)
+        return {message.number: message for message in messages}
 
     def _read_messages(self, start: int, end: int, *, resent: bool = False) -> Iterator[OutgoingMessage]:
         for batch in self._outbox.read(start, end, batch_rows=_READ_ROWS, batch_bytes=_READ_BYTES):
@@ -636,27 +606,25 @@ class Dispatcher:
         max_waiting: Most messages that wait behind a postponed one: beyond it no new message is sent.
     """
 
-    def __init__(self, done_rows: Ranges, *, max_in_flight: int, max_bytes: int, max_waiting: int) -> None:
+    def __init__(self, done_rows: Ranges, max_in_flight: int, max_bytes: int, max_waiting: int) -> None:
         self._done_rows = done_rows
         self._max_in_flight = max_in_flight
         self._max_bytes = max_bytes
         self._max_waiting = max_waiting
-        #: number → topic and bytes of each message handed over and not answered; done are only those that go once more,
-        #: or whose packet id is given back
+        #: number → topic and bytes of each message in flight; a done one is sent again, or has its packet id released
         self.in_flight: dict[int, tuple[str, int]] = {}
-        #: sum of the bytes in `open`
+        #: sum of the bytes in `in_flight`
         self.in_flight_bytes = 0
-        #: by topic, none of them empty; of those being tried again the first is open
+        #: by topic, none of them empty; the first number of a queue being retried is in flight
         self._topic_queues: dict[str, _TopicQueue] = {}
-        #: Messages that wait behind one that was put off, that one included.
+        #: postponed messages and those that wait behind one
         self.waiting_count = 0
 
     @property
     def is_full(self) -> bool:
         """Whether the limits in flight allow no further message, not even a waiting one."""
-        return bool(self.in_flight) and (
-            len(self.in_flight) >= self._max_in_flight or self.in_flight_bytes >= self._max_bytes
-        )
+        is_full = len(self.in_flight) >= self._max_in_flight or self.in_flight_bytes >= self._max_bytes
+        return is_full and bool(self.in_flight)
 
     @property
     def accepts_new(self) -> bool:
@@ -701,16 +669,11 @@ class Dispatcher:
 
     def _postpone(self, number: int, topic: str, now: float) -> None:
         is_first = topic not in self._topic_queues
-        self._add_waiting(
-            number, topic
-        )  # it may be a second one of the topic, that had left before the first answer came
+        self._add_waiting(number, topic)  # perhaps another one of the topic, sent before the first answer came
         queue = self._topic_queues[topic]
         if is_first or queue.is_released or queue.numbers[0] == number:
-            queue.retry_at, queue.retry_pause_s, queue.is_released = (
-                now + queue.retry_pause_s,
-                min(2 * queue.retry_pause_s, _MAX_RETRY_S),
-                False,
-            )
+            queue.retry_at, queue.is_released = now + queue.retry_pause_s, False
+            queue.retry_pause_s = min(2 * queue.retry_pause_s, _MAX_RETRY_S)
 
     def remove_waiting(self, number: int, topic: str) -> None:
         """Remove an acknowledged or expired message from its topic's queue, so that the next messages may be sent."""
@@ -728,12 +691,8 @@ class Dispatcher:
         """Return the time of the next ready message: None for never or after an answer, 0 for now."""
         if self.is_full:
             return None
-        rows = (
-            queue
-            for queue in self._topic_queues.values()
-            if queue.is_released or queue.numbers[0] not in self.in_flight
-        )
-        return min((0.0 if queue.is_released else queue.retry_at for queue in rows), default=None)
+        queues = [q for q in self._topic_queues.values() if q.is_released or q.numbers[0] not in self.in_flight]
+        return min((0.0 if queue.is_released else queue.retry_at for queue in queues), default=None)
 
     def ready_numbers(self, now: float, limit: int) -> Iterator[int]:
         """Yield waiting numbers that may be sent now, in order; the caller must send or remove each."""
@@ -768,8 +727,8 @@ class Dispatcher:
 
 
 def load_session_record(
-    session: Mapping[str, Any], location: str, config: SessionConfig, abandoned_id: str = ""
-) -> SessionRecord | None:
+    session: Mapping[str, Any], location: str, config: events.SessionConfig, abandoned_id: str = ""
+) -> events.SessionRecord | None:
     """Return the session record stored in a journal; None in a new journal, and for client id `abandoned_id`.
 
     Raises:
@@ -780,7 +739,7 @@ def load_session_record(
         return None
     subscriptions = {str(k): int(v) for k, v in session["subscriptions"].items()}
     servers = tuple(map(str, session["servers"]))
-    record = SessionRecord(str(session["client_id"]), bool(session["established"]), subscriptions, servers)
+    record = events.SessionRecord(str(session["client_id"]), bool(session["established"]), subscriptions, servers)
     if record.client_id == config.client_id:
         return record
     # What no broker has accepted holds nothing, and a session that ends with its connection keeps nothing.

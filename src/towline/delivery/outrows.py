@@ -45,9 +45,8 @@ class OutgoingMessage(NamedTuple):
 
 def add_arrival(rows: pa.RecordBatch, arrival: Timestamp) -> pa.RecordBatch:
     """Return rows of `MESSAGE_SCHEMA` as rows of `OUTBOX_SCHEMA`, with their arrival time."""
-    stamps = [
-        pa.repeat(pa.scalar(v, field.type), rows.num_rows) for field, v in zip(ARRIVAL_SCHEMA, arrival, strict=True)
-    ]
+    scalars = map(pa.scalar, arrival, ARRIVAL_SCHEMA.types)
+    stamps = [pa.repeat(scalar, rows.num_rows) for scalar in scalars]
     return pa.RecordBatch.from_arrays([*rows.columns, *stamps], schema=OUTBOX_SCHEMA)
 
 
@@ -83,11 +82,9 @@ def outgoing_messages(
             if user_properties and None in user_properties:
                 reason = reason or _FORMAT_INVALID
             if mark is not None:
-                own_pairs = strip_mark(pairs)
-                content = Content(
-                    topic, payload, content_type, bool(is_utf8), response_topic, correlation_data, own_pairs
-                )
-                pairs = [*own_pairs, *mark(number, content)]
+                pairs = strip_mark(pairs)
+                content = Content(topic, payload, content_type, bool(is_utf8), response_topic, correlation_data, pairs)
+                pairs = [*pairs, *mark(number, content)]
             if expiry is not None:
                 expiry = min(max(expiry, 0), MAX_EXPIRY_S)  # a column holds more than MQTT has a number for
                 expiry_us = expiry * 1_000_000

@@ -102,9 +102,7 @@ class RefusedMessages:
         start = max(start, self._first_offset(journal))
         end = _step_end(journal, start, journal.end)
         for batch in journal.read(start, end):
-            rows += map(
-                _describe, [batch.slice(row_index, 1) for row_index in range(batch.num_rows)], range(start, end)
-            )
+            rows += [_describe(batch.slice(i, 1), start + i) for i in range(batch.num_rows)]
             start += batch.num_rows
         return {"rows": rows, "next": end, "end": journal.end}
 
@@ -143,9 +141,8 @@ class RefusedMessages:
         outbox.flush()  # what is done is written before the rows, and durable with them
         writer = _REPLAY_WRITER + journal.journal_id
         start = max(start, outbox.batch_status(Batch(writer, journal.end)).newest + 1)
-        replayed_rows = [
-            row for row, number, _ in _read_rows(journal, start, end) if not _is_waiting(row, number, outbox)
-        ]
+        rows = _read_rows(journal, start, end)
+        replayed_rows = [row for row, number, _ in rows if not _is_waiting(row, number, outbox)]
         if replayed_rows:
             outbox.count(**{REPLAYED_COUNTER: len(replayed_rows)})
             try:
@@ -179,14 +176,10 @@ class RefusedMessages:
         end, first = journal.end, self._first_offset(journal)
         while end > first:
             start = max(first, end - _STEP_ROWS)
-            waiting_rows = [
-                (row, number, at)
-                for row, number, at in _read_rows(journal, start, end)
-                if number not in outbox.done_rows
-            ]
-            if not waiting_rows:
+            rows = [entry for entry in _read_rows(journal, start, end) if entry[1] not in outbox.done_rows]
+            if not rows:
                 break
-            offsets = {number: at for row, number, at in waiting_rows if _is_waiting(row, number, outbox)} | offsets
+            offsets = {number: offset for row, number, offset in rows if _is_waiting(row, number, outbox)} | offsets
             end = start
         return offsets
 

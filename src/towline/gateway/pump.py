@@ -387,7 +387,7 @@ class Pump:
         if self._acks_after_kafka:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.ack_watermark = self._inbox.committed
         if self._receipts is not None:  # what its publishers send again is left out
-            filter_repeats = self._receipts.ledger.filter_messages
+            filter_repeats = self._receipts.ledger.deduplicate
             session.inbound.duplicate_filter = lambda packets, topics: filter_repeats(packets, topics, Timestamp.now())
         return session
 

@@ -36,7 +36,7 @@ class Line:
         )
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt"), None, self.inbox.end)
         if ledger is not None:
-            self.session.inbound.duplicate_filter = lambda packets, topics: ledger.filter_messages(packets, topics, NOW)
+            self.session.inbound.duplicate_filter = lambda packets, topics: ledger.deduplicate(packets, topics, NOW)
         self.answers: list[tuple[str, int | None, int]] = []
         self.refusals: list[JournalFull] = []
         self.rows_came = 0
@@ -223,7 +223,7 @@ def test_a_marked_message_is_remembered_with_its_row(tmp_path: Path) -> None:
     assert ledger.receipts(1)[0].asked == "ab", "it is stored"
     assert (
         ReceiptLedger(line.inbox.notes, line.inbox.end, keys=KEYS)
-        .filter_messages([sent(signed)], ["t"], NOW)
+        .deduplicate([sent(signed)], ["t"], NOW)
         .duplicate_flags
         == b"\x01"
     )

@@ -81,15 +81,9 @@ class _PublisherState:
     reports_foreign: bool = False
 
     def as_note(self, journaled_numbers: Ranges | None = None) -> list[Any]:
-        journaled_numbers = self.journaled_numbers if journaled_numbers is None else journaled_numbers
-        marks = [
-            self.epoch,
-            journaled_numbers.watermark,
-            journaled_numbers.ranges_above(),
-            self.committed_numbers.watermark,
-            self.last_received_at,
-        ]
-        return [*marks, self.incarnations.steps()]
+        journaled = self.journaled_numbers if journaled_numbers is None else journaled_numbers
+        numbers = [journaled.watermark, journaled.ranges_above(), self.committed_numbers.watermark]
+        return [self.epoch, *numbers, self.last_received_at, self.incarnations.steps()]
 
 
 class ReceiptLedger:
@@ -141,15 +135,9 @@ class ReceiptLedger:
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
         epoch, watermark, ranges, committed_watermark, last_received_at, incarnations = note
         journaled_numbers = Ranges(watermark, ranges)
-        state = _PublisherState(
-            epoch,
-            journaled_numbers.copy(),
-            journaled_numbers,
-            Ranges(committed_watermark),
-            Timestamp(*last_received_at),
-            noted_watermark=committed_watermark,
-        )
-        state.announces_restart = True
+        received, committed = journaled_numbers.copy(), Ranges(committed_watermark)
+        state = _PublisherState(epoch, received, journaled_numbers, committed, Timestamp(*last_received_at))
+        state.noted_watermark, state.announces_restart = committed_watermark, True
         state.incarnations = IncarnationMap(incarnations)
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
         state.waiting_frames.append((end, journaled_numbers.copy()))
@@ -161,9 +149,7 @@ class ReceiptLedger:
 
     # -- coming in --
 
-    def filter_messages(
-        self, packets: Sequence[ReceivedPublish], topics: Sequence[str], now: Timestamp
-    ) -> FilterResult:
+    def deduplicate(self, packets: Sequence[ReceivedPublish], topics: Sequence[str], now: Timestamp) -> FilterResult:
         """Check the marks of received messages; return which messages to deduplicate, and the marks of the new ones."""
         deduplicated = bytearray(len(packets))
         marks: list[Mark | None] = []
@@ -202,10 +188,8 @@ class ReceiptLedger:
 
     def _check_number(self, mark: Mark, state: _PublisherState) -> MarkVerdict:
         number = mark.number
-        if number in state.received_numbers and state.incarnations.incarnation_of(number) not in (
-            None,
-            mark.incarnation,
-        ):
+        known_incarnation = state.incarnations.incarnation_of(number) if number in state.received_numbers else None
+        if known_incarnation not in (None, mark.incarnation):
             if state.foreign_incarnation != mark.incarnation:
                 state.foreign_incarnation, state.reports_foreign = mark.incarnation, True
                 self._due_publishers[mark.publisher] = None
@@ -213,8 +197,9 @@ class ReceiptLedger:
         self._apply_low(mark, state)
         if number in state.received_numbers:
             return MarkVerdict.REPEAT
-        has_space = state.received_numbers.is_adjacent(number) or state.received_numbers.range_count < self._max_ranges
-        newest = number >= state.received_numbers.end
+        received = state.received_numbers
+        has_space = received.is_adjacent(number) or received.range_count < self._max_ranges
+        newest = number >= received.end
         if has_space and state.incarnations.record(number, mark.incarnation, newest=newest, low=state.lowest_needed):
             return MarkVerdict.NEW
         return MarkVerdict.DEFERRED
@@ -253,12 +238,10 @@ class ReceiptLedger:
 
     def notes_for_frame(self, marks: Iterable[Mark]) -> dict[str, Any]:
         """Return the notes to store with a frame of these messages."""
-        journaled_numbers: dict[str, Ranges] = {}
+        journaled: dict[str, Ranges] = {}
         for mark, state in self._states_of_marks(marks):
-            journaled_numbers.setdefault(mark.publisher, state.journaled_numbers.copy()).add(mark.number)
-        return {
-            _NOTE_PREFIX + name: self._publishers[name].as_note(numbers) for name, numbers in journaled_numbers.items()
-        }
+            journaled.setdefault(mark.publisher, state.journaled_numbers.copy()).add(mark.number)
+        return {_NOTE_PREFIX + name: self._publishers[name].as_note(numbers) for name, numbers in journaled.items()}
 
     def frame_stored(self, marks: Iterable[Mark], end: int) -> None:
         """Record that a frame of these messages is durable, and that the journal ends at `end`."""
@@ -317,16 +300,13 @@ class ReceiptLedger:
     def _receipt(self, name: str) -> ReceiptPayload:
         state = self._publishers[name]
         with_ranges = state.unanswered_nonces or state.reports_foreign
-        ranges = (
-            ((0, state.journaled_numbers.watermark), *state.journaled_numbers.ranges_above()) if with_ranges else ()
-        )
         return ReceiptPayload(
             name,
             state.epoch,
             state.committed_numbers.watermark,
             self._gateway,
             " ".join(state.unanswered_nonces),
-            tuple((start, end) for start, end in ranges if end > start),
+            state.journaled_numbers.ranges if with_ranges else (),
             fresh=state.announces_restart,
             openings=state.incarnations.steps(),
         )
@@ -334,11 +314,8 @@ class ReceiptLedger:
     def watermark_notes(self, receipts: Iterable[ReceiptPayload]) -> dict[str, Any]:
         """Return the notes to persist before these receipts are sent, so that a watermark never decreases."""
         states = ((receipt, self._publishers[receipt.publisher]) for receipt in receipts)
-        return {
-            _NOTE_PREFIX + receipt.publisher: state.as_note()
-            for receipt, state in states
-            if receipt.watermark > state.noted_watermark
-        }
+        raised = [(receipt, state) for receipt, state in states if receipt.watermark > state.noted_watermark]
+        return {_NOTE_PREFIX + receipt.publisher: state.as_note() for receipt, state in raised}
 
     def receipt_sent(self, receipt: ReceiptPayload) -> None:
         """Record that a receipt was given to the session."""
@@ -364,11 +341,9 @@ class ReceiptLedger:
 
     def expire_publishers(self, now: Timestamp) -> dict[str, None]:
         """Remove publishers silent for too long, without messages on the way to Kafka; return the notes to remove."""
-        expired_names = [
-            name
-            for name, state in self._publishers.items()
-            if state.last_received_at.age_us(now) > self._retention_s * 1e6 and not state.waiting_frames
-        ]
+        idle_states = [(name, state) for name, state in self._publishers.items() if not state.waiting_frames]
+        max_age_us = self._retention_s * 1e6
+        expired_names = [name for name, state in idle_states if state.last_received_at.age_us(now) > max_age_us]
         for name in expired_names:
             del self._publishers[name]
             self._due_publishers.pop(name, None)
@@ -401,9 +376,7 @@ _ROUND_INTERVAL_S: Final = 0.05
 #: How often silent publishers are looked for, and keys that were taken away, in seconds.
 _EXPIRY_INTERVAL_S: Final = 60.0
 _FIRST_ERROR_REASON: Final = 0x80
-_FORGED_WARNING: Final = (
-    "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
-)
+_FORGED_WARNING: Final = "a mark has a wrong code (another key, or a forgery); stored as unmarked, without a receipt"
 
 
 class ReceiptSender:
@@ -500,10 +473,8 @@ class ReceiptSender:
 
     def connection_lost(self, unsent_tokens: Iterable[MessageToken]) -> None:
         """Handle the end of the connection; the messages with these tokens were not sent."""
-        unsent_receipts = [
-            token for token in unsent_tokens if isinstance(token, ReceiptPayload) and token in self._in_flight
-        ]
-        self._in_flight.difference_update(unsent_receipts)
+        unsent_receipts = self._in_flight.intersection(unsent_tokens)
+        self._in_flight -= unsent_receipts
         self.ledger.resend_receipts([receipt.publisher for receipt in unsent_receipts])
 
     def session_lost(self) -> None:

@@ -98,9 +98,7 @@ class ReceiptKeys:
 
     def _create_hmacs(self, publisher: str) -> tuple[hmac.HMAC, ...]:
         """Return an HMAC-SHA256 for each key of the publisher, ready to copy."""
-        keys = [
-            _derive_key(key, publisher) if not owner else key for owner, key in self._keys if owner in ("", publisher)
-        ]
+        keys = [key if owner else _derive_key(key, publisher) for owner, key in self._keys if owner in ("", publisher)]
         return tuple(hmac.new(key, digestmod=hashlib.sha256) for key in keys)
 
 

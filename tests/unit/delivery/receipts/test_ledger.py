@@ -229,11 +229,11 @@ def test_a_mark_is_believed_on_its_own_message_alone() -> None:
     packets = [sent(own, other) for other in others]
     marks = [own._replace(publisher="q"), own._replace(epoch=2), own._replace(number=1)]
     packets += map(sent, [*marks, own._replace(nonce="ab"), own._replace(incarnation="a1")])
-    assert ledger.filter_messages(packets, [packet.topic for packet in packets], NOW) == (b"", [None] * len(packets))
+    assert ledger.deduplicate(packets, [packet.topic for packet in packets], NOW) == (b"", [None] * len(packets))
     assert (ledger.counts["forged"], len(ledger)) == (len(packets), 0)
-    assert ledger.filter_messages([sent(own)], ["t"], NOW) == (b"", [own])
-    assert ledger.filter_messages([sent(own)], ["t"], NOW) == (b"\1", [None])
-    ledger.filter_messages([sent(mark(1))], ["t"], NOW)
+    assert ledger.deduplicate([sent(own)], ["t"], NOW) == (b"", [own])
+    assert ledger.deduplicate([sent(own)], ["t"], NOW) == (b"\1", [None])
+    ledger.deduplicate([sent(mark(1))], ["t"], NOW)
     assert (ledger.counts["forged"], len(ledger)) == (len(packets) + 1, 1), "without a code"
 
 
@@ -252,15 +252,13 @@ def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_i
     ):
         own = mark(0).sign(KEYS, content)
         ledger = ReceiptLedger({}, 0, max_packet_bytes=largest, keys=KEYS)
-        ledger.filter_messages([left_of(own)], ["t"], NOW)
+        ledger.deduplicate([left_of(own)], ["t"], NOW)
         assert len(ledger) == believed
-        ledger.filter_messages([left_of(own._replace(number=1))], ["t"], NOW)
+        ledger.deduplicate([left_of(own._replace(number=1))], ["t"], NOW)
         assert ledger.counts["forged"] == 2 - believed
         whole = sent(own, content)
-        assert ledger.filter_messages([whole], ["t"], NOW).duplicate_flags == (b"\1" if believed else b"")
-        assert not ledger.filter_messages(
-            [sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW
-        ).duplicate_flags
+        assert ledger.deduplicate([whole], ["t"], NOW).duplicate_flags == (b"\1" if believed else b"")
+        assert not ledger.deduplicate([sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW).duplicate_flags
         assert len(ledger) == 1
 
 
@@ -278,7 +276,7 @@ def test_a_message_that_was_not_taken_in_whole_keeps_its_mark() -> None:
         ("towline-reason", "packet_too_large")
     ]
     ledger = ReceiptLedger({}, 0, max_packet_bytes=1_024, keys=KEYS)
-    left_out, (tag,) = ledger.filter_messages(run.packets, ["t"], NOW)
+    left_out, (tag,) = ledger.deduplicate(run.packets, ["t"], NOW)
     assert (left_out, tag) == (b"", signed)
     store(ledger, [tag], 1)
-    assert ledger.filter_messages(run.packets, ["t"], NOW).duplicate_flags == b"\1", "a repeat"
+    assert ledger.deduplicate(run.packets, ["t"], NOW).duplicate_flags == b"\1", "a repeat"

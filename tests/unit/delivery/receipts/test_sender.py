@@ -269,7 +269,7 @@ def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatc
 def test_a_wrong_code_is_told_once(gateway: Gateway) -> None:
     packet = PublishPacket("t", b"", user_properties=Mark("p", 1, 0, 0).properties())
     for now in (0.0, 10.0):
-        gateway.ledger.filter_messages([packet], ["t"], NOW)
+        gateway.ledger.deduplicate([packet], ["t"], NOW)
         gateway.turn(now)
     assert gateway.logged == ["TL-M35"]
     assert gateway.sender.status()["forged"] == 2
@@ -281,7 +281,7 @@ def test_keys_are_changed_in_their_file_while_it_runs(gateway: Gateway, tmp_path
 
     def judged(keys: ReceiptKeys, number: int) -> bool:
         message = sent(mark(number).sign(keys, CONTENT))
-        return gateway.ledger.filter_messages([message], ["t"], NOW).tags[0] is not None
+        return gateway.ledger.deduplicate([message], ["t"], NOW).tags[0] is not None
 
     assert judged(KEYS, 0)
     assert not judged(other, 1)
