@@ -37,13 +37,13 @@ from towline.mqtt.plain import FIELD_COUNT, MessageColumns, PlainRun
 from towline.mqtt.truncated import PACKET_TOO_LARGE, TOO_MANY_PROPERTIES, TruncatedMessage
 from towline.schema import NO_ROWS, OPTIONAL_COLUMNS, ROW_SCHEMA
 
-#: How often a full journal is tried again, in seconds.
+#: Seconds between two tries to write to a full journal.
 _FULL_RETRY_S: Final = 0.5
-#: Messages that were not taken in whole are reported once in so many seconds: anybody may send ten thousand of them.
+#: Truncated messages are logged once in this many seconds: a device may send ten thousand of them.
 _REPORT_INTERVAL_S: Final = 60.0
 #: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
 _MAX_TOPIC_CHARACTERS: Final = 200
-#: Why there is only a stub → the counter in the ledger.
+#: Reason of a truncation → counter of the ledger.
 TRUNCATION_COUNTERS: Final = {PACKET_TOO_LARGE: "packets_too_large", TOO_MANY_PROPERTIES: "too_many_properties"}
 
 
@@ -53,9 +53,9 @@ class _PendingFrame(NamedTuple):
     rows: pa.RecordBatch
     held_ids: Mapping[int, UnreleasedMessage]
     released_ids: tuple[int, ...]
-    #: Of the delivery that is whole with this frame; 0 while more of it follows.
+    #: Id of a delivery that ends with this frame; 0 if more of it follows.
     ticket: int
-    #: Of publishers that want receipts.
+    #: Marks of publishers with receipts.
     marks: tuple[Mark, ...] = ()
 
 
@@ -99,12 +99,12 @@ class InboxWriter:
         self._on_full = on_full
         self._receipt_ledger = receipt_ledger
         self._log = structlog.get_logger("towline.gateway").bind(line=name)
-        #: What is not stored yet, in order; longer than one only while there is no room.
+        #: Frames that are not stored yet, in order; more than one only without free space.
         self._pending_frames: deque[_PendingFrame] = deque()
-        #: A larger chunk is stored in several frames; one packet is never parted.
+        #: A larger chunk is stored in several frames; one packet is never split.
         self._max_frame_bytes = max_frame_bytes(inbox.limits.max_bytes)
         self.retry_at = 0.0
-        #: Stubs that no line of the log has reported, by their counter, and when the next may.
+        #: Truncated messages not logged yet, by their counter, and the time of the next log line.
         self._unreported_truncations: Counter[str] = Counter()
         self._next_report_at = 0.0
         self.acknowledged_count = self.redelivered_count = 0
@@ -146,7 +146,7 @@ class InboxWriter:
             return
         self._next_report_at = now + _REPORT_INTERVAL_S
         topic = truncated[0][1]
-        event = "messages not taken in whole; each is stored as a row without payload"
+        event = "truncated messages; each is stored as a row without payload"
         self._log.warning(
             event,
             code="TL-M42",
@@ -201,7 +201,7 @@ class InboxWriter:
             inbound.duplicates = 0
         if reused_count:
             self._inbox.count(packet_ids_reused=reused_count)
-            event = "the broker used QoS 2 packet ids again before we released them; stored as new messages"
+            event = "the broker reused QoS 2 packet ids before their release; stored as new messages"
             self._log.warning(event, code="TL-M24", broker=broker, count=reused_count)
 
 
@@ -227,7 +227,7 @@ _TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _COLUMN_TYPES: Final = {field.name: field.type for field in ROW_SCHEMA}
 #: Column names with their constant values → the longest such columns so far; see `_constant_columns` for the bound.
 _constant_column_cache: dict[tuple[tuple[str, Any], ...], list[pa.Array]] = {}
-#: First byte of a PUBLISH → the columns that it says.
+#: First byte of a PUBLISH → its flag columns.
 _FLAGS_BY_HEADER: Final = tuple(
     (
         ("qos", QOS_OF_HEADER[header]),
@@ -237,7 +237,7 @@ _FLAGS_BY_HEADER: Final = tuple(
     for header in range(256)
 )
 _NULL_PROPERTIES: Final = tuple((name, None) for name in OPTIONAL_COLUMNS)
-#: Of a packet its payload, and what stands in the columns of `OPTIONAL`, in their order.
+#: Fields of a packet: payload, and the columns of `OPTIONAL_COLUMNS`, in their order.
 _PACKET_FIELDS: Final = attrgetter(
     "payload",
     "content_type",
@@ -248,10 +248,10 @@ _PACKET_FIELDS: Final = attrgetter(
     "message_expiry_interval",
     "subscription_ids",
 )
-#: What stands in the attribute of a packet when nothing is said, in the order of `OPTIONAL`.
+#: Absent values of a packet's fields, in the order of `OPTIONAL_COLUMNS`.
 _ABSENT_VALUES: Final[tuple[Any, ...]] = (None, 0, None, None, [], None, [])
-#: Column → its cells from what packets say, where that is not the same. Payload Format Indicator 1 is UTF-8
-#: text; the codec can't tell 0 from absent, so both are null. Order and repetition of user properties are kept
+#: Column → converter of a packet's values, where they differ. Payload Format Indicator 1 is UTF-8 text; the codec
+#: can't distinguish 0 from absent, so both are null. Order and repetition of user properties are kept
 #: [MQTT-3.3.2-18].
 _CELL_CONVERTERS: Final[dict[str, Callable[[Sequence[Any]], list[Any]]]] = {
     "payload_is_utf8": lambda values: [value == 1 or None for value in values],
@@ -276,7 +276,7 @@ def to_rows(
     """
     headers = messages.headers
     count = len(headers)
-    if not count:  # a chunk of PUBRELs: of few messages every other one is
+    if not count:  # a chunk of PUBRELs: every other one at a low rate
         return NO_ROWS
     plain_columns = [run.columns for run in messages.runs if isinstance(run, PlainRun)]
     if len(plain_columns) == len(messages.runs):
@@ -298,7 +298,7 @@ def to_rows(
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
-#: Topics, payloads, and the columns of `OPTIONAL`.
+#: Topics, payloads, and the columns of `OPTIONAL_COLUMNS`.
 _MessageColumns: TypeAlias = tuple[pa.Array, pa.Array, Sequence[pa.Array]]
 
 
@@ -374,15 +374,15 @@ def _constant_columns(values: tuple[tuple[str, Any], ...], count: int) -> list[p
 
 #: A shorter run costs less packet by packet: the calls into Arrow take 50 us together.
 _MIN_RUN_PACKETS: Final = 50
-#: Boundaries are 32-bit numbers.
+#: Offsets are 32-bit numbers.
 _MAX_BUFFER_BYTES: Final = 1 << 30
-#: Of the four fields.
+#: Indexes of the four fields.
 _LEAD, _TOPIC, _MIDDLE, _PAYLOAD = range(FIELD_COUNT)
-#: Arrow guesses the type of a bare Python number, and looks for pandas each time: 35 us.
+#: Arrow infers the type of a bare Python number, and looks for pandas each time: 35 us.
 _INT32_ONE: Final = pa.scalar(1, pa.int32())
-#: 1 for each QoS that has packet ids.
+#: 1 for each QoS with packet ids.
 _HAS_PACKET_ID: Final = bytes((0, 1, 1)) + bytes(253)
-#: Places of one field among the fields of many packets; replaced by a longer array when it is too short.
+#: Indexes of one field among the fields of many packets; replaced by a longer array when too short.
 _field_index_cache: dict[int, Any] = {}
 
 
@@ -405,7 +405,7 @@ class ArrowColumns:
 
     def topics(self) -> list[str]:
         """Return the topic of each message."""
-        encoded = self.topic.dictionary_encode()  # a text for each topic, not for each message
+        encoded = self.topic.dictionary_encode()  # one str per topic, not per message
         names: list[str] = encoded.dictionary.to_pylist()
         return list(map(names.__getitem__, encoded.indices.to_pylist()))
 
@@ -444,16 +444,16 @@ class _PacketFields:
         self._bytes = pa.Array.from_buffers(pa.uint8(), len(buffer), [None, data])
         self._cells = pa.Array.from_buffers(pa.binary(), count, [None, self._bounds.buffers()[1], data])
         self._count = len(fields)
-        #: Behind the last packet.
+        #: Position after the last packet.
         self.end: int = self._bounds[count].as_py()
-        #: The first byte of each packet.
+        #: First byte of each packet.
         self.headers = self._bytes_at(self._field_starts(_LEAD))
         self._levels = self.headers.translate(QOS_OF_HEADER)
         high, low, self._lengths = self._middle_fields(properties=properties)
         pairs = bytearray(2 * self._count)
         pairs[sys.byteorder == "little" :: 2] = high
         pairs[sys.byteorder != "little" :: 2] = low
-        #: The packet id of each; 0 for QoS 0.
+        #: Packet id of each; 0 for QoS 0.
         self.ids = array("H", bytes(pairs))
 
     def field_values(self, field_index: int) -> Any:
@@ -473,12 +473,12 @@ class _PacketFields:
 
     def _middle_fields(self, *, properties: bool) -> tuple[bytes, bytes, bytes]:
         """Return both bytes of the packet ids (0 for QoS 0) and the property lengths, which follow the topics."""
-        if 0 not in self._levels:  # all are equally long
+        if 0 not in self._levels:  # all have equal lengths
             fields: bytes = self.field_values(_MIDDLE).buffers()[2].to_pybytes()
             size = 2 + properties
             fields = fields[: size * self._count]
             return fields[::size], fields[1::size], fields[2::size] if properties else b""
-        # Without an id, and at the very end without anything behind it.
+        # A packet of QoS 0 has no id, and at the very end no bytes follow.
         starts = pc.min_element_wise(self._field_starts(_MIDDLE), pa.scalar(len(self._bytes) - 2, pa.int32()))
         has_id = self._levels.translate(_HAS_PACKET_ID)
         high, low = (bytes(map(mul, has_id, self._bytes_at(at))) for at in (starts, pc.add(starts, _INT32_ONE)))

@@ -40,35 +40,35 @@ from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, QUOTA_EXCEED
 from towline.mqtt.session import Session, SessionState
 from towline.timing import Timestamp
 
-#: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
+#: Most messages in flight; the broker's Receive Maximum is mostly smaller.
 _MAX_IN_FLIGHT: Final = 8_000
-#: The same in bytes; each byte is there three times, in its packet, encoded, and unsent.
+#: Most bytes in flight; each byte is in memory three times: in the packet, encoded, and unsent.
 _MAX_IN_FLIGHT_BYTES: Final = 16 << 20
-#: Messages that may wait behind such as were put off, before nothing new is sent.
+#: Most messages that wait behind postponed ones, before no new message is sent.
 _MAX_WAITING: Final = 10_000
-#: Messages that waited and are taken up in one turn.
+#: Most waiting messages that are sent in one turn.
 _MAX_READY: Final = 1000
-#: Nothing is handed over while the transport holds this many bytes the system has not taken.
+#: No message is sent while the transport holds this many bytes unsent.
 _MAX_UNSENT_BYTES: Final = 1 << 20
-#: What is done reaches the disk after so many seconds.
+#: Done rows reach the disk after this many seconds.
 _FLUSH_DELAY_S: Final = 0.2
-#: Counter of the ledger: taken by the broker, which has nobody to give them to.
+#: Counter of the ledger: messages that the broker acknowledged without a matching subscription.
 UNMATCHED_COUNTER: Final = "unmatched"
-#: Pause before a full disk is asked again, in seconds.
+#: Seconds between two tries to write to a full disk.
 _FULL_RETRY_S: Final = 0.5
 
 
-#: Stands for a message of which only the packet id matters any more.
+#: Placeholder for a message of which only the packet id is needed.
 _PLACEHOLDER_MESSAGE: Final = OutboundMessage("-", qos=2)
 
 
 class Outcome(Enum):
     """Outcome of a message."""
 
-    DELIVERED = "delivered"  # the broker has it
-    EXPIRED = "expired"  # it was too old to be sent
-    REFUSED = "refused"  # the broker will not take it: keep it with its reason, go on with the others
-    POSTPONED = "put off"  # the broker can't take it now: try again later
+    DELIVERED = "delivered"  # acknowledged by the broker
+    EXPIRED = "expired"  # too old to be sent
+    REFUSED = "refused"  # rejected by the broker for good: stored with its reason code, other messages go on
+    POSTPONED = "put off"  # the broker has no quota now: retried later
 
 
 class OutboxSender:
@@ -112,23 +112,23 @@ class OutboxSender:
         self._message_queue = MessageQueue(outbox, mark)
         self._dispatcher = Dispatcher(outbox.done_rows, _MAX_IN_FLIGHT, _MAX_IN_FLIGHT_BYTES, _MAX_WAITING)
         self._session: Session | None = None
-        #: Number → reason of messages that were refused and are not kept as such yet: they are kept together.
+        #: Number → reason code of refused messages that are not stored yet; they are stored together.
         self._refusals: dict[int, int] = {}
-        #: Why nothing is sent: no room for what was refused, or no promise for what would be. None where it is.
+        #: Reason for sending nothing: no space for refused messages, or a broken guarantee. None while sending.
         self.blocked_reason: str | None = None
-        #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
+        #: The broker handles QoS 2 as QoS 1, under exactly once.
         self.guarantee_error: BrokerRefused | None = None
-        #: Messages go one at a time: the broker ends the connection at one of them.
+        #: Messages are sent one at a time, to find the one at which the broker disconnects.
         self._sends_singly = False
-        #: Bytes of the largest message that the broker has taken.
+        #: Bytes of the largest acknowledged message.
         self._largest_delivered = 0
-        #: Numbers that a life before this one had kept as refused; the outbox learns of it now.
+        #: Numbers that an earlier process stored as refused; the outbox learns of them at the start.
         self._recovered_refusals: set[int] = set()
-        #: At the start for what a crash left done without a word of it: nothing else may ever bring its room back.
+        #: A flush at the start, for rows that a crash left done: nothing else may ever free their space.
         self._flush_at: float | None = time.monotonic()
         self._has_progress = False
         self._retry_at = 0.0
-        with contextlib.suppress(JournalError):  # raised again where something is to be kept there, or looked at
+        with contextlib.suppress(JournalError):  # raised again when the journal is needed
             for number in self.refused_messages.not_done_numbers():
                 self._recovered_refusals.add(number)
                 self._finish_message(number, Outcome.REFUSED)
@@ -151,8 +151,8 @@ class OutboxSender:
         number, topic, size, expires_at = row.row_number, "", 0, None
         content_or_reason: OutboundMessage | int = _PLACEHOLDER_MESSAGE
         phase = Phase.RELEASED
-        # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
-        # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
+        # The first sending of a repeated message may have been enough, and its row be gone. The packet id must be
+        # released all the same: the broker may hold the message, and would take the next with that id for a repeat.
         done = number in self._outbox.done_rows and (not self._adds_marks or number in self._recovered_refusals)
         is_finished = done or number < self._outbox.first_offset
         if is_finished and row.phase == PHASE_QOS1:
@@ -188,7 +188,7 @@ class OutboxSender:
                 facts["larger_than_any_taken"] = self._largest_delivered
             self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
         elif self._sends_singly and not sent_singly:
-            self._log.warning("sending one message at a time: the broker ends the connection at one", code="TL-M48")
+            self._log.warning("sending messages singly: the broker ends the connection at one of them", code="TL-M48")
 
     def perform(self, action: events.Action) -> None:
         """Perform an action of the session.
@@ -323,25 +323,25 @@ class OutboxSender:
         try:
             self._outbox.flush(durable=True)
         except JournalFull as error:
-            # Done in memory all the same: lost in a crash, as QoS 0 may be, not doubled.
+            # Done in memory all the same: a crash may lose these messages, as QoS 0 allows, but not double them.
             self._retry_at = time.monotonic() + _FULL_RETRY_S
-            self._log.warning("no room, holding back", reason=str(error), code=error.code)
+            self._log.warning("no room, sending pauses", reason=str(error), code=error.code)
 
     # -- answers --
 
     def _handle_acknowledged(self, action: events.PublishAcknowledged) -> None:
         number = action.token
         if not isinstance(number, int) or number not in self._dispatcher.in_flight:
-            return  # of a session before this one
+            return  # of a previous session
         freed_ids = [action.packet_id] if action.packet_id in self._outbox.held_ids else ()
         if self._exactly_once and (action.qos_degraded or action.reason == QOS_NOT_SUPPORTED):
             self._stop_sending(action)
-            if action.reason == QOS_NOT_SUPPORTED:  # it has not left
+            if action.reason == QOS_NOT_SUPPORTED:  # it was not sent
                 self._dispatcher.reset((number,))
                 return
         size = self._dispatcher.in_flight[number][1]
         outcome = self._dispatcher.handle_answer(number, action.reason, time.monotonic() if action.reason else 0.0)
-        was_qos0 = not action.packet_id and number in self._outbox.done_rows  # QoS 0
+        was_qos0 = not action.packet_id and number in self._outbox.done_rows
         if outcome is Outcome.POSTPONED:
             self._outbox.mark_done((), freed_ids)
         elif outcome is Outcome.REFUSED or (was_qos0 and action.reason):
@@ -362,7 +362,7 @@ class OutboxSender:
         self.guarantee_error = error = BrokerRefused(
             "TL-M44",
             "the outbox",
-            f"the broker {problem}, so exactly once can't hold; nothing more is sent, what waits is kept",
+            f"the broker {problem}, so exactly once can't hold; sending stops, waiting messages are kept",
             'Use a broker with QoS 2, or guarantee = "at_least_once"; then start the gateway again.',
         )
         self.blocked_reason = str(error)
@@ -407,7 +407,7 @@ class OutboxSender:
             self._outbox.mark_done((), action.discarded_ids)
         in_flight = _in_flight_rows(action.qos1_ids, PHASE_QOS1)
         if not (action.qos2_ids or action.pubrec_reasons or action.discarded_ids):
-            with contextlib.suppress(JournalFull):  # of QoS 1 alone: after a crash they leave as new
+            with contextlib.suppress(JournalFull):  # QoS 1 only: after a crash they are sent as new
                 self._outbox.write_in_flight(in_flight, durable=False)
             return
         in_flight |= _in_flight_rows(action.qos2_ids, PHASE_PUBLISHED)
@@ -425,7 +425,7 @@ class OutboxSender:
             for numbers in self.refused_messages.store(rows):
                 for number in numbers:
                     reason = reason_name(self._refusals.pop(number))
-                    self._log.warning("refused", number=number, reason=reason, code="TL-M40")
+                    self._log.warning("the broker refused a message", number=number, reason=reason, code="TL-M40")
                     self._finish_message(number, Outcome.REFUSED)
         except (JournalFull, JournalLocked) as error:
             if self.blocked_reason is None:
@@ -446,12 +446,12 @@ def _in_flight_rows(tokens: Mapping[int, events.MessageToken], phase: int) -> di
     return {packet_id: InFlight(token, phase) for packet_id, token in tokens.items() if isinstance(token, int)}
 
 
-#: Counters of the ledger: answers of the broker (PUBACK, PUBCOMP), messages of QoS 0 that left, and those of either
-#: that were refused all the same.
+#: Counters of the ledger: acknowledgements (PUBACK, PUBCOMP), messages of QoS 0 sent, and messages of either kind
+#: that were refused afterwards.
 ACKNOWLEDGED_COUNTER: Final = "acknowledged"
 QOS0_SENT_COUNTER: Final = "sent"
 TAKEN_BACK_COUNTER: Final = "taken_back"
-#: One that is asked for while a message is being done may have one half of it: looked at again, so often.
+#: Reads during an update may see one half of it: repeated up to so many times.
 _MAX_READS: Final = 5
 
 
@@ -471,7 +471,7 @@ def outbox_counts(outbox: Outbox) -> dict[str, int]:
 
 def _read_counts(outbox: Outbox) -> dict[str, int]:
     ledger = outbox.ledger
-    replayed_count = ledger.get(REPLAYED_COUNTER, 0)  # accepted a second time, and refused no more
+    replayed_count = ledger.get(REPLAYED_COUNTER, 0)  # accepted twice, and no longer refused
     expired_count, refused_count = ledger.get("expired", 0), ledger.get("refused", 0) - replayed_count
     waiting_count, incomplete_count, dropped_count = outbox.waiting_rows, outbox.incomplete_rows, outbox.dropped_rows
     accepted_count = outbox.end - incomplete_count - dropped_count - replayed_count
@@ -488,10 +488,10 @@ def _read_counts(outbox: Outbox) -> dict[str, int]:
     }
 
 
-#: Number and content of a message → user properties to be added to it.
+#: Number and content of a message → user properties to add.
 MarkFunction: TypeAlias = Callable[[int, Content], Sequence[tuple[str, str]]]
 
-#: Rows decoded at a time, and their bytes, unless it is one row.
+#: Most rows and bytes decoded at a time, unless it is one row.
 _READ_ROWS: Final = 1000
 _READ_BYTES: Final = 8 << 20
 
@@ -509,11 +509,11 @@ class MessageQueue:
     def __init__(self, outbox: Outbox, mark: MarkFunction | None) -> None:
         self._outbox = outbox
         self._mark = mark
-        #: Next row to be taken; everything below is done, or was taken.
+        #: Number of the next row; all below are done, or were taken.
         self._next_number = outbox.done_rows.watermark
-        #: Reads on from the cursor.
+        #: Messages from the cursor on.
         self._messages: Iterator[OutgoingMessage] = iter(())
-        #: Messages that were done and go once more.
+        #: Done messages that are sent again.
         self._resent_messages: Iterator[OutgoingMessage] = iter(())
 
     def rewind(self) -> None:
@@ -524,7 +524,7 @@ class MessageQueue:
     def next_message(self) -> OutgoingMessage | None:
         """Take the next message; None if the queue is empty."""
         while True:
-            if self._next_number < self._outbox.done_rows.watermark:  # rows from there on may be gone
+            if self._next_number < self._outbox.done_rows.watermark:  # rows from there on may be removed
                 self._messages = iter(())
             if (message := next(self._messages, None)) is not None:
                 self._next_number = message.number + 1
@@ -552,7 +552,7 @@ class MessageQueue:
                         yield message
                 except JournalError as error:
                     if error.code != "TL-J07" or start >= self._outbox.first_offset:
-                        raise  # otherwise they were let go between two turns: nobody waits for them any more
+                        raise  # otherwise these rows were removed between two turns: no receipt is pending for them
 
     def read_message(self, number: int) -> OutgoingMessage:
         """Read one message."""
@@ -572,7 +572,7 @@ class MessageQueue:
             start += batch.num_rows
 
 
-#: First pause before a message that was put off is tried again, in seconds; doubles up to the longest.
+#: First retry pause of a postponed message, in seconds; doubles up to the longest.
 _FIRST_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 60.0
 _FIRST_ERROR_REASON: Final = 0x80
@@ -583,11 +583,11 @@ class _TopicQueue:
     """Waiting messages of one topic, in order."""
 
     numbers: deque[int] = field(default_factory=deque)
-    #: when the first is tried again, and the pause after that; it was put off, unless older ones came later, of a batch
-    #: that became whole
+    #: retry time of the first message, and the next pause; it was postponed, unless older ones of a batch that became
+    #: whole came later
     retry_at: float = 0.0
     retry_pause_s: float = _FIRST_RETRY_S
-    #: the one that was put off is answered: all may go
+    #: the postponed message is acknowledged: all may be sent
     is_released: bool = False
 
 
@@ -680,7 +680,7 @@ class Dispatcher:
         queue = self._topic_queues.get(topic)
         if queue is None or number not in queue.numbers:
             return
-        if queue.numbers[0] == number:  # else an older one was put off, or came, while it was tried again
+        if queue.numbers[0] == number:  # else an older one was postponed, or came, during its retry
             queue.is_released, queue.retry_pause_s = True, _FIRST_RETRY_S
         queue.numbers.remove(number)
         self.waiting_count -= 1
@@ -742,7 +742,7 @@ def load_session_record(
     record = events.SessionRecord(str(session["client_id"]), bool(session["established"]), subscriptions, servers)
     if record.client_id == config.client_id:
         return record
-    # What no broker has accepted holds nothing, and a session that ends with its connection keeps nothing.
+    # Without an accepted connection, or with a session that ends with it, no broker holds messages.
     if record.established and config.session_expiry_s and record.client_id != abandoned_id:
         raise ConfigError(
             "TL-M23",

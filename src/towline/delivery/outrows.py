@@ -15,11 +15,11 @@ from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
 from towline.schema import ARRIVAL_SCHEMA, MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.timing import Timestamp
 
-#: Of a row: the last columns of `MESSAGE_SCHEMA`.
+#: Null values of the last columns of `MESSAGE_SCHEMA`.
 _NO_PROPERTIES: Final = (None,) * 6
-#: What a pair costs in memory beside its text.
+#: Memory of a pair beside its text.
 _PAIR_BYTES: Final = 100
-#: Reason codes of a message that MQTT can't say: topic name invalid, packet too large, payload format invalid, QoS not
+#: Reason codes of a row that MQTT can't express: topic name invalid, packet too large, payload format invalid, QoS not
 #: supported.
 _TOPIC_INVALID, _TOO_LARGE, _FORMAT_INVALID, _QOS_INVALID = 0x90, 0x95, 0x99, 0x9B
 
@@ -68,7 +68,7 @@ def outgoing_messages(
     `is_resent` has no RETAIN, or an old value would replace a newer one.
     """
     columns, invalid_rows = _column_values(rows)
-    # A cast of the first would load pyarrow.compute.
+    # A cast of the first column would load pyarrow.compute.
     stamps = (rows.column(name).view(pa.int64()).to_pylist() for name in ARRIVAL_SCHEMA.names)
     arrivals = map(Timestamp._make, zip(*([value or 0 for value in column] for column in stamps), strict=True))
     rows_of_cells = zip(*(column or repeat(None) for column in columns), strict=False)
@@ -86,7 +86,7 @@ def outgoing_messages(
                 content = Content(topic, payload, content_type, bool(is_utf8), response_topic, correlation_data, pairs)
                 pairs = [*pairs, *mark(number, content)]
             if expiry is not None:
-                expiry = min(max(expiry, 0), MAX_EXPIRY_S)  # a column holds more than MQTT has a number for
+                expiry = min(max(expiry, 0), MAX_EXPIRY_S)  # the column's type holds larger values than MQTT
                 expiry_us = expiry * 1_000_000
             properties = {
                 "payload_format_indicator": 1 if is_utf8 else 0,
@@ -134,7 +134,7 @@ def build_message(
         return OutboundMessage(topic, payload, qos=qos, retain=retain, **properties)
     except checks.PacketTooLarge:
         return _TOO_LARGE
-    except BaseException as error:  # whatever a row holds, it must not end the process that sends it
+    except BaseException as error:  # no content of a row may end the sending process
         if isinstance(error, MemoryError) or not (isinstance(error, Exception) or checks.is_panic(error)):
-            raise  # nothing that the row is to blame for
+            raise  # not the row's fault
         return _TOPIC_INVALID if any(c in topic for c in "+#\0") or len(topic) > 0x3FFF else _FORMAT_INVALID

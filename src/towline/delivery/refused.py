@@ -23,16 +23,16 @@ from towline.journal import Batch, Journal, Limits, Outbox
 from towline.mqtt.reasons import reason_name
 from towline.schema import OUTBOX_SCHEMA, REFUSED_SCHEMA
 
-#: Beyond it nothing more is kept, and the delivery waits [I7]. Several of the largest packets have room.
+#: A full journal stops the delivery [I7]. There is space for several of the largest packets.
 _DEFAULT_LIMITS: Final = Limits(max_bytes=1 << 30, min_free_bytes=64 << 20, segment_bytes=16 << 20)
-#: Bytes made durable together.
+#: Bytes per durable group.
 _GROUP_BYTES: Final = 1 << 20
-#: Rows and bytes looked at or moved in one step.
+#: Rows and bytes per step of a listing or replay.
 _STEP_ROWS: Final = 1000
 _STEP_BYTES: Final = 32 << 20
 _REPLAY_CONSUMER: Final = "replay"
 _REPLAY_WRITER: Final = "refused/"
-#: Counter of the outbox's ledger: messages that were refused and entered again.
+#: Counter of the outbox's ledger: refused messages that were replayed.
 REPLAYED_COUNTER: Final = "replayed"
 ACTIONS: Final = ("page", "replay", "drop")
 
@@ -52,7 +52,7 @@ class RefusedMessages:
         self._outbox = outbox
         self._limits = limits
         self._journal: Journal | None = None
-        #: Number → offset of what is here, and waits in the outbox too: a crash came between.
+        #: Number → offset of messages that a crash left stored here and not done in the outbox.
         self._not_done_offsets: dict[int, int] = {}
 
     def store(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> Iterator[list[int]]:
@@ -138,7 +138,7 @@ class RefusedMessages:
         """Append a range to the outbox, without messages that are not done there; return the number of messages."""
         outbox = self._outbox
         assert outbox is not None
-        outbox.flush()  # what is done is written before the rows, and durable with them
+        outbox.flush()  # done rows are written before the new rows, and durable with them
         writer = _REPLAY_WRITER + journal.journal_id
         start = max(start, outbox.batch_status(Batch(writer, journal.end)).newest + 1)
         rows = _read_rows(journal, start, end)

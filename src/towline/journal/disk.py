@@ -143,7 +143,7 @@ def write_file(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
 
 
 SEGMENT_SUFFIX = ".seg"
-TEMPORARY_SUFFIX = ".tmp"  # a file that has not got its name yet: never acknowledged, removed at the next opening
+TEMPORARY_SUFFIX = ".tmp"  # removed at the next opening, never acknowledged
 _SEGMENT_NAME = re.compile(r"(\d{20})-(\d{10})\.seg")
 
 
@@ -175,13 +175,15 @@ def prepare_directory(directory: Path, disk: Disk) -> None:
             path.mkdir(mode=0o700, exist_ok=True)
             path.chmod(0o700)
         for path in directory.absolute().parents:
-            with contextlib.suppress(PermissionError):  # one that we can't even list is none that was made for us
+            with contextlib.suppress(
+                PermissionError
+            ):  # a directory that can't be listed was not created for the journal
                 disk.sync_directory(path)
         if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(0, "no right to write here")
         os.listdir(directory)  # noqa: PTH208 a file in its place shows here
     except OSError as error:
-        raise _unusable_directory(directory, "can't keep a journal here", error) from error
+        raise _unusable_directory(directory, "the journal directory can't be used", error) from error
 
 
 def segment_names(directory: Path) -> list[SegmentName]:
@@ -193,7 +195,7 @@ def segment_names(directory: Path) -> list[SegmentName]:
     """
     names = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for path in directory.iterdir():  # glob would take one that can't be read for empty
+        for path in directory.iterdir():  # glob would take an unreadable directory for an empty one
             if match := _SEGMENT_NAME.fullmatch(path.name):
                 names.append(SegmentName(int(match[2]), int(match[1])))
             elif path.name.endswith(SEGMENT_SUFFIX):
@@ -202,10 +204,10 @@ def segment_names(directory: Path) -> list[SegmentName]:
     return sorted(names)
 
 
-_CHECK_INTERVAL_BYTES = 8 << 20  # free space is asked for once in so many bytes: far below any sensible guard
-_MIN_SEGMENTS = 8  # a size limit holds at least so many segments, so that it can be met by removing whole ones
+_CHECK_INTERVAL_BYTES = 8 << 20  # free space is read once per so many bytes: far below any sensible guard
+_MIN_SEGMENTS = 8  # a size limit holds at least this many segments, so that removing whole ones satisfies it
 _RESERVE_FILE = "reserve"
-_RESERVE_BYTES = 1 << 16  # room for the watermarks on a full disk, so that committed rows can always be removed
+_RESERVE_BYTES = 1 << 16  # space for the watermarks on a full disk, so that committed rows can always be removed
 
 
 @dataclass(frozen=True)
@@ -233,9 +235,9 @@ class DiskSpace:
         self._directory = directory
         self.limits = limits
         self._disk = disk
-        #: Bytes written since the file system was asked for its free space; asked for with the first.
+        #: Bytes written since free space was read; the first check reads it.
         self._unchecked_bytes = _CHECK_INTERVAL_BYTES
-        #: The size at which a new segment is begun.
+        #: Size at which a new segment starts.
         self.segment_bytes = limits.segment_bytes
         if limits.max_bytes is not None:
             self.segment_bytes = min(limits.segment_bytes, limits.max_bytes // _MIN_SEGMENTS)
@@ -254,7 +256,7 @@ class DiskSpace:
         if self._unchecked_bytes >= _CHECK_INTERVAL_BYTES:
             free = self._disk.free(self._directory)
             if free - new_bytes < limits.min_free_bytes:
-                # To a megabyte: it changes from moment to moment, and each text that differs is said once more.
+                # Rounded to a megabyte: the value changes all the time, and each different text is logged again.
                 required_mb = limits.min_free_bytes / 1e6
                 problem = f"{free / 1e6:,.0f} MB are free on this disk, {required_mb:,.0f} MB must stay free"
                 raise journal_full(self._directory, problem)
@@ -282,18 +284,20 @@ class DiskSpace:
     def create_reserve(self) -> None:
         """Create the reserve file, if it is missing."""
         path = self._directory / _RESERVE_FILE
-        with contextlib.suppress(OSError):  # a convenience for the day when the disk is full
+        with contextlib.suppress(OSError):  # the reserve is a convenience for a full disk
             if not path.exists():
-                files.replace(path, os.urandom(_RESERVE_BYTES), sync=False)  # no file system makes it smaller
+                files.replace(
+                    path, os.urandom(_RESERVE_BYTES), sync=False
+                )  # random bytes: no file system compresses them
 
 
 _LOCK_FILE = "lock"
 _LOCK_BYTES = 63
-_LOCK_PROBLEM = "the journal's lock can't be taken here"
-#: A lock file can be removed between its opening and the lock on it; this often in a row is no coincidence.
+_LOCK_PROBLEM = "the journal can't be locked here"
+#: The lock file may be removed between its opening and the lock; so many times in a row is no coincidence.
 _MAX_LOCK_ATTEMPTS = 100
-#: Lock files that are held here, by which process and descriptor: a fork inherits the table, and containers repeat the
-#: pids that stand in the files.
+#: Lock files held by this process, with pid and descriptor: a fork inherits the table, and containers repeat the
+#: pids in the files.
 _OWN_LOCKS: dict[tuple[int, int], tuple[int, int]] = {}
 
 
@@ -318,7 +322,7 @@ class Lock:
                     self._acquire(directory)
                     self.check()
                 except JournalFailed:
-                    self.release()  # the file has another name, or none, since it was opened: it locks nobody out
+                    self.release()  # the file was renamed or removed since it was opened: it excludes nobody
                 except BaseException:
                     self.release()
                     raise
@@ -327,16 +331,17 @@ class Lock:
                     return
         except OSError as error:
             raise _unusable_directory(directory, _LOCK_PROBLEM, error) from error
-        raise _unusable_directory(directory, _LOCK_PROBLEM, OSError(0, "the lock file is removed again and again"))
+        raise _unusable_directory(directory, _LOCK_PROBLEM, OSError(0, "the lock file is removed repeatedly"))
 
     def _acquire(self, directory: Path) -> None:
-        #: what is locked
         self._file_id = _file_id(os.fstat(self._descriptor))
         if not files.try_lock(self._descriptor):
             raise self._locked_error(directory)
         os.fchmod(self._descriptor, 0o600)
         text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
-        os.pwrite(self._descriptor, text.ljust(_LOCK_BYTES).encode() + b"\n", 0)  # over all of the last holder's
+        os.pwrite(
+            self._descriptor, text.ljust(_LOCK_BYTES).encode() + b"\n", 0
+        )  # overwrites the previous holder's text
 
     def _locked_error(self, directory: Path) -> JournalLocked:
         """Return the error that names the lock's holder, which may be another object of this process."""
@@ -368,7 +373,7 @@ class Lock:
             self._path,
             f"the lock file was {reason} while this process owned the directory; another process may own it now, so "
             "nothing more is acknowledged here",
-            "Stop whoever else uses this directory and start again. Never replace the files of a running process.",
+            "Stop the other user of this directory and start again. Never replace the files of a running process.",
         )
 
     def release(self) -> None:

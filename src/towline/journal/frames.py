@@ -33,7 +33,7 @@ from towline.version import version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Bytes: TypeAlias = Any  # bytes, memoryview or pyarrow.Buffer: anything with the buffer protocol
+Bytes: TypeAlias = Any  # bytes, memoryview or pyarrow.Buffer: any object with the buffer protocol
 
 MAGIC = b"TWLJ"
 _MAGIC_PATTERN = re.compile(MAGIC)
@@ -169,8 +169,8 @@ def payload_at(position: int, header: FrameHeader) -> int:
 
 JOURNAL_FORMAT = 3
 
-#: What becomes durable with a frame beside its rows, by the fields of `JournalState`. ``released`` are QoS 2 packet ids
-#: that are free again, before those of ``held``; None among ``notes`` removes one; all else is what it is from then on.
+#: Changes that become durable with a frame's rows, by the fields of `JournalState`. ``released`` are QoS 2 packet ids
+#: to release before those of ``held``; None among ``notes`` removes a note; any other value replaces the old one.
 Changes: TypeAlias = Mapping[str, Any]
 
 
@@ -187,26 +187,26 @@ class JournalState:
 
     #: 12 hex digits, the same for the life of the journal
     journal_id: str
-    #: grows by one with every opening; a frame never carries a larger one [I8]
+    #: grows by one with every opening; no frame has a larger one [I8]
     epoch: int
     #: the offset of the next row; only grows
     end: int = 0
-    #: rows below it may be gone: what whole segments were removed up to, always <= every watermark
+    #: rows below it may be removed, with whole segments; <= every watermark
     floor: int = 0
-    #: consumer -> offset up to which it is done, each only grows, none > end
+    #: consumer -> committed offset; each only grows, none > end
     consumers: dict[str, int] = field(default_factory=dict)
-    #: what `set_session` was given last
+    #: last argument of `set_session`
     session: dict[str, Any] = field(default_factory=dict)
-    #: counted reasons [I11]
+    #: counters [I11]
     ledger: dict[str, int] = field(default_factory=dict)
-    #: packet id -> number of its row and digest, while the broker has not released it [I3]; number < end
+    #: packet id -> row number and digest, while the broker has not released it [I3]; number < end
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
-    #: name -> any JSON value but null, as noted last: what an owner has to know exactly as long as the rows beside it
+    #: name -> newest note, any JSON value but null: state that an owner needs exactly as long as the rows beside it
     notes: dict[str, Any] = field(default_factory=dict)
-    #: names the opening that writes: 8 random hex digits, another for each, so that two journals that went on from the
-    #: same copy differ [I14]; "" before the first
+    #: 8 random hex digits of the opening that writes, so that two journals that continue from the same copy differ
+    #: [I14]; "" before the first
     incarnation: str = ""
-    #: incarnation that wrote row `end - 1`; "" when there was none
+    #: incarnation that wrote row `end - 1`; "" without rows
     last_row_incarnation: str = ""
 
     @property
@@ -226,11 +226,11 @@ class Snapshot:
 
     state: JournalState
     schema: Any
-    #: 1 for the first segment of a journal, then one more each; without holes
+    #: 1 for the first segment of a journal, then one more each; without gaps
     sequence: int
-    #: size in bytes of the segment before this one, 0 for the first: a sealed file that lost its end shows at once
+    #: size in bytes of the previous segment, 0 for the first: shows a sealed file that lost its end
     previous_bytes: int
-    #: version of the Towline that began the segment
+    #: version of Towline that started the segment
     towline: str = field(default_factory=version)
 
     def encode(self) -> bytes:
@@ -342,11 +342,11 @@ class _StateField(NamedTuple):
     change: Callable[[JournalState, Any], None]
     encode: Callable[[Any], object] = dict
     decode: Callable[[Any], Any] = dict
-    #: It is a field of the state, and stands in snapshots.
+    #: The field is stored in snapshots.
     in_snapshot: bool = True
 
 
-#: What can become durable with a frame, in the order in which it is done: ids are freed before they are held again.
+#: Fields that a frame may change, in the order of their application: ids are released before they are held again.
 _FIELDS: Final = {
     "floor": _StateField(lambda state, floor: setattr(state, "floor", floor), int, int),
     "consumers": _StateField(lambda state, consumers: setattr(state, "consumers", consumers)),

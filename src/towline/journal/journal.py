@@ -63,9 +63,9 @@ def _exclusive_change(
                 self._failure = error
                 raise
             except JournalError:
-                raise  # raised before anything changed, or after it was undone
+                raise  # raised before any change, or after it was undone
             except BaseException as error:
-                self._failure = JournalFailed("TL-J04", self.location, f"a change stopped half way ({error!r})")
+                self._failure = JournalFailed("TL-J04", self.location, f"a write was interrupted ({error!r})")
                 raise
 
     return locked_change
@@ -89,26 +89,26 @@ class Journal:
     def __init__(
         self, directory: Path, schema: Any, space: DiskSpace, disk: Disk, lock: Lock, recovered: RecoveredJournal
     ) -> None:
-        #: what a snapshot would hold now; its dicts but `held` are replaced, never changed: readers need no lock
+        #: state that a snapshot would hold now; its dicts but `held` are replaced, never changed: readers need no lock
         self._state = recovered.state
         state = self._state
         self.journal_id, self.epoch, self.incarnation = state.journal_id, state.epoch, state.incarnation
         self.repair_note, self.location = recovered.repair_note, str(directory)
         self._directory, self._schema, self._space, self._disk, self._lock = directory, schema, space, disk, lock
         self._syncs, self._bytes_written = Histogram(), 0
-        #: guards the ledger alone; never held during a system call
+        #: guards the ledger only; never held during a system call
         self._ledger_lock = threading.Lock()
-        #: counters whose totals are not on the disk yet
+        #: counters whose totals are not on disk yet
         self._pending_counters: set[str] = set()
         snapshot = self._snapshot(recovered.sequence, recovered.previous_bytes)
         self._active = ActiveSegment(disk, directory, snapshot, self._syncs)
-        #: all of them, oldest first; the last is written to. Replaced, never changed
+        #: oldest first; the last one is written to. Replaced, never changed
         self._segments: tuple[Segment, ...] = (*recovered.segments, self._active)
-        #: set last, so that whoever sees it finds the rows
+        #: set last: a reader that sees it finds the rows
         self.end = self._state.end
-        #: held by whoever changes a file
+        #: held while files change
         self._write_lock = threading.Lock()
-        #: why nothing works any more
+        #: the error that ended this object
         self._failure: TowlineError | None = None
 
     @classmethod
@@ -150,7 +150,7 @@ class Journal:
             raise
         return journal
 
-    # What is there -------------------------------------------------------------------------------------------------
+    # State ---------------------------------------------------------------------------------------------------------
 
     @property
     def first_offset(self) -> int:
@@ -221,7 +221,7 @@ class Journal:
             available_bytes = self._space.available_bytes(self.bytes_on_disk)
         for segment in self._segments:
             rows = segment.end - max(segment.first_offset, committed)
-            if rows > 0:  # of a segment that is committed in part as many bytes as of its rows
+            if rows > 0:  # a partly committed segment counts in proportion to its rows
                 waiting_bytes += segment.size * rows // (segment.end - segment.first_offset)
         return {
             "syncs": self._syncs.as_json(),
@@ -261,7 +261,7 @@ class Journal:
         """
         if batch is not None and not batch.schema.equals(self._schema):
             problem = "a batch has another schema than this journal"
-            raise JournalError("TL-J06", self.location, problem, "This is a mistake in the program, not in the data.")
+            raise JournalError("TL-J06", self.location, problem, "This is an error in the program, not in the data.")
         arguments = {"released": released, "held": held, "notes": notes}
         changes = {name: value for name, value in arguments.items() if value}
         rows: int = batch.num_rows if batch is not None else 0
@@ -415,7 +415,7 @@ class Journal:
     def _readable_segments(self, start: int) -> tuple[int, tuple[Segment, ...]]:
         if self._failure:
             raise self._failure
-        end = self.end  # before the segments: they hold at least what it promises
+        end = self.end  # read before the segments, which hold at least these rows
         segments = self._segments
         if not segments[0].first_offset <= start <= end:
             raise self._out_of_range(start, start)
@@ -425,11 +425,11 @@ class Journal:
         return JournalError(
             "TL-J07",
             self.location,
-            f"asked for rows {start:,} to {end:,}, but those from {self.first_offset:,} to {self.end:,} are there",
-            "What is below was committed and removed; what is above never came: is the checkpoint of this journal?",
+            f"rows {start:,} to {end:,} were requested, the journal holds rows {self.first_offset:,} to {self.end:,}",
+            "Lower rows were committed and removed, higher ones never written: is the checkpoint of this journal?",
         )
 
-    # Frames and segments; one thread at a time, and whatever goes wrong half way ends this object [I6] ---------------
+    # Frames and segments; one thread at a time, an error ends this object [I6] --------------------------------------
 
     @_exclusive_change
     def _write_session(self, session: Mapping[str, Any]) -> None:
@@ -446,7 +446,7 @@ class Journal:
         if segment_bytes > self._space.segment_bytes and (self._active_has_rows() or used > limit):
             self._roll_segment()
         if durable and self._active.synced_bytes < self._active.written_bytes:
-            self._active.sync()  # watermarks before it: rows are only written behind what is durable
+            self._active.sync()  # sync the watermarks first: rows follow durable bytes only
         position = self._active.written_bytes
         self._active.write(
             frames.encode_frame(
@@ -462,9 +462,9 @@ class Journal:
         self._bytes_written += self._active.written_bytes - position
         if durable:
             self._active.sync()
-            self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
+            self._lock.check()  # checked after the sync: a new owner has seen these rows, or they are not acknowledged
         if totals:
-            with self._ledger_lock:  # those that were counted on meanwhile stay
+            with self._ledger_lock:  # counters that grew meanwhile stay pending
                 self._pending_counters -= {name for name, total in totals.items() if self._state.ledger[name] == total}
         frames.apply_changes(self._state, changes)
         return position
@@ -499,12 +499,12 @@ class Journal:
         if not self._write_watermarks(changes):
             self._state.floor = previous_floor
             return False
-        self._active.sync()  # nothing is removed before it is durable that it may be missing
+        self._active.sync()  # the removal is durable in the watermarks before any file is removed
         for segment in self._segments[:count]:
             try:
                 self._disk.remove(segment.path)
             except OSError:
-                break  # its bytes still count, and the next commit tries again
+                break  # its bytes still count; the next commit tries again
             self._segments = self._segments[1:]
         self._space.create_reserve()
         return True
@@ -532,7 +532,7 @@ class Journal:
             self._space.check(self.bytes_on_disk, new_bytes)
         except JournalFull:
             freed_space = self._remove_retained_segments()
-            # Where no row waits, nothing will ever make more room: a limit below one frame must not stop the line.
+            # If no row waits, no space will ever become free: a limit below one frame must not stop the line.
             ignore_limit = self._space.limits.max_bytes is not None and self._state.end == self.committed
             if not (freed_space or ignore_limit):
                 raise
@@ -541,5 +541,5 @@ class Journal:
     def _remove_retained_segments(self) -> bool:
         """Remove all committed rows, including those that `retain_bytes` keeps; return whether any were removed."""
         if self._active_has_rows() and self._state.consumers and self.committed == self._state.end:
-            self._roll_segment()  # only the file that is written to keeps them
+            self._roll_segment()  # the active file can't be removed while it is written to
         return self._remove_committed_segments(retain_bytes=0)

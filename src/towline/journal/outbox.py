@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from towline.journal.disk import Disk, DiskSpace, Lock
     from towline.journal.recovery import RecoveredJournal
 
-#: Phases of a flight: the receiver may have the row; it owns the row, and the id is being given back; as the first, of
-#: QoS 1, which has no second.
+#: Phases of a row in flight, for QoS 2: PUBLISH may have been received; PUBREL releases the packet id. QoS 1 has one
+#: phase.
 PHASE_PUBLISHED, PHASE_RELEASED, PHASE_QOS1 = 0, 1, 2
 
 _SENDER_CONSUMER = "sender"
@@ -48,17 +48,16 @@ _BATCH_NOTE = "batch:"
 _DROPPED_NOTE = "dropped"
 _ENDED_JOB_NOTE = "over:"
 
-#: A batch that is not whole and gets nothing for so many seconds is given up; sooner where its room is needed. A task
-#: that lives on all the same is refused and begins again.
+#: A partial batch without new rows for this many seconds is dropped; earlier if the outbox is full. A task that is
+#: still running is refused and restarts its batch.
 _IDLE_BATCH_S: Final = 86_400.0
 _IDLE_BATCH_FULL_S: Final = 600.0
-#: That a job is over is known for so many seconds: so long a task that Spark has stopped may still come.
+#: An ended job is remembered for this many seconds, in which a late task of it is refused.
 _ENDED_JOB_S: Final = 3_600
-#: The last batches of a job that nobody ended (the driver was killed) stay for so many seconds.
+#: Batches of a job that was never ended (the driver was killed) are remembered for this many seconds.
 _JOB_BATCH_S: Final = 7 * 86_400
-#: What a frame takes beyond the bytes of its rows, at most.
+#: Most bytes of a frame beside its rows.
 _FRAME_OVERHEAD_BYTES: Final = 1 << 16
-#: Seconds between two looks at what may go.
 _CLEAN_UP_INTERVAL_S: Final = 600.0
 
 
@@ -89,20 +88,20 @@ class Outbox(Journal):
         super().__init__(directory, schema, space, disk, lock, recovered)
         watermark = self.consumers.get(_SENDER_CONSUMER, self.first_offset)
         self.done_rows = _done_rows_of(watermark, self.notes)
-        #: by outcome, rows that are done
+        #: number of done rows by outcome
         self._outcome_counts: Mapping[str, int] = dict(self.notes.get(_OUTCOMES_NOTE, {}))
-        #: packet ids that are free again and whose frame does not say so yet
+        #: released packet ids that are not written yet
         self._freed_ids: set[int] = set()
-        #: a last batch is looked up and replaced in one step
+        #: makes reading and replacing the newest batch of a writer atomic
         self._append_lock = threading.Lock()
         #: guards all below; held for moments, never during a system call
         self._rows_lock = threading.Lock()
-        #: rows below may be sent, but for those that must not leave: of a batch that is not whole, or dropped and not
-        #: noted as done; replaced, never changed
+        #: rows below may be sent, but for withheld ones: of a partial batch, or dropped and not done; replaced, never
+        #: changed
         self._visible_end, self._withheld_rows = 0, Ranges()
-        #: a batch became whole: the sending thread has to go back to its first row
+        #: first row of a batch that became whole: the sending thread has to go back to it
         self._rewind_offset: int | None = None
-        #: by writer, when rows of its batch came last
+        #: by writer, time of the newest rows of its batch
         self._last_append_at: dict[str, float] = {}
         self._opened_at = time.monotonic()
         self._update_visible_rows()
@@ -110,7 +109,7 @@ class Outbox(Journal):
         if _SENDER_CONSUMER not in self.consumers:
             self.commit(_SENDER_CONSUMER, watermark)
 
-    # -- coming in; any thread --
+    # -- appending; any thread --
 
     def batch_status(self, batch: Batch) -> BatchStatus:
         """Return the status of a batch; an older one than the writer's newest is whole.
@@ -119,14 +118,14 @@ class Outbox(Journal):
             JournalError: TL-J17, the job of its writer has ended. TL-J22, another batch has this number.
         """
         if job_of(batch.writer) and _ENDED_JOB_NOTE + job_of(batch.writer) in self.notes:
-            problem = f"the job of {batch.writer} is over, this task comes too late"
+            problem = f"the job of {batch.writer} has ended, this task is too late"
             raise JournalError("TL-J17", self.location, problem, "Nothing: the job has its result.")
         last = self._last_batch(batch.writer)
         if last is None or last.number < batch.number:
             return BatchStatus(0, self.end, whole=False, already=False, newest=last.number if last else -1)
         if last.number == batch.number and last.origin and batch.origin and last.origin != batch.origin:
-            problem = f"batch {batch.number} of {batch.writer} is here already, and was made from something else"
-            remedy = "bring back the newest one, or start the query with a new checkpoint directory."
+            problem = f"batch {batch.number} of {batch.writer} is in the outbox already, with another origin"
+            remedy = "restore the newest one, or start the query with a new checkpoint directory."
             remedy = f"The query's checkpoint was restored from an older copy: {remedy}"
             raise JournalError("TL-J22", self.location, problem, remedy)
         whole = last.whole or last.number > batch.number
@@ -169,11 +168,11 @@ class Outbox(Journal):
                 return status
             if start > status.rows:
                 problem = f"rows {status.rows:,} to {start:,} of batch {batch.number} of {batch.writer} are missing"
-                problem = f"{problem}: the task was started once more meanwhile, or paused for too long"
-                remedy = "Let the task run again: it brings the batch from its first row."
+                problem = f"{problem}: another attempt of the task has started, or this one paused too long"
+                remedy = "Run the task again: it writes the batch from its first row."
                 raise JournalError("TL-J16", self.location, problem, remedy)
             if not status.rows:
-                self._drop_partial_batches([batch.writer])  # of an attempt before this one
+                self._drop_partial_batches([batch.writer])  # of a previous attempt
             new_rows = rows.slice(status.rows - start)
             row_count = start + rows.num_rows
             if not row_count:
@@ -209,14 +208,14 @@ class Outbox(Journal):
                     self._drop_partial_batches(writer for writer in idle_writers if writer != batch.writer)
                 if not self._is_blocked(new_rows):
                     raise
-                if last_try:  # what made room may have come before
-                    problem = f"batch {batch.number} of {batch.writer} can't become whole: {error.problem}"
+                if last_try:  # the space may have been freed before
+                    problem = f"batch {batch.number} of {batch.writer} can never be complete: {error.problem}"
                     raise JournalError(
                         "TL-J15",
                         self.location,
-                        f"{problem}, and nothing there can leave",
-                        "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or bring less at a time: smaller "
-                        "batches or more partitions. Nothing of this batch was sent; it is brought anew.",
+                        f"{problem}, and no row in the outbox can be sent",
+                        "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or write less at a time: smaller "
+                        "batches or more partitions. Nothing of this batch was sent; it is written again.",
                     ) from error
             else:
                 return
@@ -250,7 +249,7 @@ class Outbox(Journal):
     def _update_visible_rows(self, *, rewind_offset: int | None = None) -> None:
         """Update the rows that the sending thread may send, after an append or drop."""
         with self._rows_lock:
-            end = self.end  # before the notes are read, which know of all rows below it
+            end = self.end  # read before the notes, which cover all rows below it
             partial = (piece for last in self.last_batches.values() for piece in last.ranges)
             self._visible_end, self._withheld_rows = end, Ranges(0, (*partial, *self._dropped_not_done()))
             offsets = (offset for offset in (self._rewind_offset, rewind_offset) if offset is not None)
@@ -296,7 +295,7 @@ class Outbox(Journal):
         if notes:
             self.append(notes=notes)
 
-    # -- going out; the sending thread --
+    # -- sending; the sending thread --
 
     @property
     def waiting_rows(self) -> int:
@@ -397,7 +396,7 @@ class Outbox(Journal):
             self._freed_ids = set()
         if durable:
             if not is_written:
-                raise journal_full(self.location, "no room to note what is done")
+                raise journal_full(self.location, "no room to record sent messages")
             self.sync()
 
     def _done_notes(self) -> dict[str, Any]:
@@ -427,7 +426,7 @@ def count_waiting_rows(directory: Path) -> int:
     if state is None:
         return 0
     done_rows = _done_rows_of(min(state.consumers.values(), default=state.floor), state.notes)
-    for last in _last_batches(state.notes).values():  # of a batch that is not whole: whoever brings it has it still
+    for last in _last_batches(state.notes).values():  # rows of a partial batch are still with their writer
         done_rows.unite(Ranges(0, last.ranges))
     return sum(end - start for start, end in done_rows.missing(0, state.end))
 
@@ -442,7 +441,7 @@ def _last_batches(notes: Mapping[str, Any]) -> dict[str, LastBatch]:
     return {name.removeprefix(_BATCH_NOTE): LastBatch(*note) for name, note in batch_notes}
 
 
-#: Writers that belong to a job, which ends: ``job-<id>/<part>``. A query's id is a UUID and never begins so.
+#: Writers of a job, which ends: ``job-<id>/<part>``. A query's id is a UUID and never starts so.
 _JOB_WRITER: Final = re.compile(r"(job-[0-9a-f]{32})/[0-9]+")
 
 
@@ -459,7 +458,7 @@ class Batch:
             for a batch in one call.
     """
 
-    #: Of requests that name one.
+    #: For requests that name a batch.
     __pydantic_config__: ClassVar[Mapping[str, object]] = {"extra": "forbid"}
 
     writer: Annotated[str, Len(1, 256)]

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Range", "Ranges"]
-
 Range = tuple[int, int]
 
 
@@ -23,7 +21,7 @@ class Ranges:
 
     def __init__(self, watermark: int = 0, ranges: Iterable[Sequence[int]] = ()) -> None:
         self.watermark = watermark
-        #: both sorted, of one length; starts[i] < ends[i] < starts[i + 1], and watermark < starts[0]
+        #: both sorted, of equal length; starts[i] < ends[i] < starts[i + 1], and watermark < starts[0]
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in ranges:
@@ -70,11 +68,11 @@ class Ranges:
         start = max(start, self.watermark)
         if end <= start:
             return
-        if start == self.watermark and not self._starts:  # in order, as nearly always
+        if start == self.watermark and not self._starts:  # in order, the usual case
             self.watermark = end
             return
         first_index, end_index = bisect_left(self._ends, start), bisect_right(self._starts, end)
-        if first_index < end_index:  # it is put in together with all that it touches
+        if first_index < end_index:  # merged with all adjacent ranges
             start, end = min(start, self._starts[first_index]), max(end, self._ends[end_index - 1])
         self._starts[first_index:end_index] = [start]
         self._ends[first_index:end_index] = [end]

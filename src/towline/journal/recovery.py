@@ -82,11 +82,11 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
     _check_schema(directory, snapshot, schema)
     state, valid_bytes = _scan_frames(chain[-1])
     segments = [head.segment for head in chain]
-    if segments[0].first_offset > state.floor:  # above what may have been removed [I5]
+    if segments[0].first_offset > state.floor:  # the floor is the highest offset that may have been removed [I5]
         problem = f"the segments with rows {state.floor:,} to {segments[0].first_offset:,} are missing"
         raise journal_damaged(directory, problem)
     _remove_temporary_files(directory, disk)
-    for head in heads[: len(heads) - len(chain)]:  # removal was not durable yet
+    for head in heads[: len(heads) - len(chain)]:  # their removal was not durable yet
         disk.remove(head.segment.path)
     cut_bytes = last_segment.size - valid_bytes
     problem = f"{last_segment.path}: cut {cut_bytes:,} bytes of an unfinished write at byte {valid_bytes:,}"
@@ -138,7 +138,7 @@ def _read_head(directory: Path, name: SegmentName) -> _SegmentHead:
         raise foreign_file(str(path), problem)
     header = intact_at(view.memory, 0, size)
     if header is None:
-        raise journal_damaged(path, "its snapshot, which was durable, no longer reads as it was written")
+        raise journal_damaged(path, "its snapshot, which was durable, is damaged")
     start = payload_at(0, header)
     snapshot = Snapshot.decode(str(path), header, bytes(view.memory[start : start + header.payload_bytes]))
     if (snapshot.sequence, header.first_offset) != name:
@@ -197,8 +197,8 @@ def _scan_frames(head: _SegmentHead) -> tuple[JournalState, int]:
         position += header.size
     for later_position, header in intact_frames_after(memory, position, segment.size):
         if header.durable_bytes > position:  # bytes that a later frame proves durable are not cut
-            problem = f"row {state.end:,} on (byte {position:,}) no longer reads as it was written, though a later "
-            raise journal_damaged(segment.path, f"{problem}frame (byte {later_position:,}) is whole")
+            problem = f"the frame of row {state.end:,} (byte {position:,}) is damaged, a later one (byte"
+            raise journal_damaged(segment.path, f"{problem} {later_position:,}) is intact")
     if any(offset > state.end for offset in state.consumers.values()):
         raise journal_damaged(segment.path, f"rows were committed that are not there; the last one is {state.end:,}")
     return state, position

@@ -54,7 +54,7 @@ class SegmentView:
         A later access loads them again from the kernel's page cache [madvise(2), shared file mappings].
         """
         page_start = start - start % mmap.PAGESIZE
-        with contextlib.suppress(AttributeError, OSError):  # not every system has it
+        with contextlib.suppress(AttributeError, OSError):  # not every system supports it
             self._mapping.madvise(mmap.MADV_DONTNEED, page_start, start + size - page_start)
 
 
@@ -82,7 +82,7 @@ class Segment:
         self.size = size
         self.end = end
         self.provenance = provenance
-        #: Where some of the frames with rows begin, in order, at least `STRIDE` bytes apart.
+        #: Positions of some frames with rows, in order, at least `INDEX_STRIDE` bytes apart.
         self._index = index
 
     @property
@@ -147,14 +147,14 @@ class Segment:
             JournalDamaged: TL-J05, no frame holds the row.
         """
 
-        def first_row_at(position: int) -> int:  # one beyond the view was noted after it was made
+        def first_row_at(position: int) -> int:  # a position beyond the view was indexed after its creation
             header = frames.header_at(view.memory, position, len(view.memory))
             return header.first_offset if header else offset + 1
 
         for position, header in self.row_frames(view, _indexed_position(self.index(view), offset, first_row_at)):
             if header.end > offset >= header.first_offset:
                 return position, header
-        raise frames.journal_damaged(self.path, f"row {offset:,} is not where it should be")
+        raise frames.journal_damaged(self.path, f"row {offset:,} is missing in its frames")
 
     def find_frame_at_byte(self, view: SegmentView, byte: int) -> tuple[int, frames.FrameHeader] | None:
         """Return the last frame with rows that begins at or before this byte, or None."""
@@ -177,7 +177,7 @@ def _indexed_position(index: array[int], max_key: int, key: Callable[[int], int]
 
 
 _FRAME_KINDS = frozenset(frames.FrameKind)
-assert frames.HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
+assert frames.HEADER_BYTES % 8 == 0  # Arrow buffers stay aligned in the file
 
 
 def count_removable(sealed_segments: Sequence[Segment], committed: int, retain_bytes: int) -> int:
@@ -260,17 +260,19 @@ class ActiveSegment(Segment):
             self._descriptor = -1
 
 
-#: Most bytes of a batch that is read, unless it is one row: whoever reads holds a few of them at a time.
+#: Most bytes of a batch that is read, unless it is one row: a reader holds a few of them at a time.
 BATCH_BYTES: Final = 32 << 20
-#: Bytes of a frame whose pages are given back once its rows were handed on.
+#: Frames from this size on have their pages released after the read.
 _LARGE_FRAME_BYTES: Final = 1 << 20
-#: Most bytes of a frame, unless it is one row; and so many frames fit below a limit of the journal at least, or one
-#: might never find room.
+#: Most bytes of a frame, unless it is one row; a journal's limit holds at least `_MIN_FRAMES_IN_LIMIT` frames, or a
+#: frame might never fit.
 _MAX_FRAME_BYTES: Final = 16 << 20
 _MIN_FRAMES_IN_LIMIT: Final = 16
-#: Bytes that a null takes at most, an offset and a bit.
+#: Most bytes of a null: an offset and a bit.
 _MAX_NULL_BYTES: Final = 9
-_JOINED_BATCHES = 64  # so many small batches are joined at a time: a batch of 15 columns takes 8 KB until it is
+_JOINED_BATCHES = (
+    64  # small batches are concatenated in groups of this size: unjoined, a batch of 15 columns takes 8 KB
+)
 
 
 def max_frame_bytes(limit: int | None) -> int:
@@ -325,7 +327,7 @@ def row_slices(segments: Sequence[Segment], schema: Any, start: int, end: int) -
 def _read_batch(segment: Segment, view: SegmentView, position: int, header: frames.FrameHeader, schema: Any) -> Any:
     if frames.intact_at(view.memory, position, len(view.memory)) is None:
         rows = f"rows {header.first_offset:,} to {header.end:,} (from byte {position:,})"
-        raise frames.journal_damaged(segment.path, f"{rows} no longer read as they were written")
+        raise frames.journal_damaged(segment.path, f"{rows} have a wrong checksum")
     return pa.ipc.read_record_batch(
         view.buffer.slice(frames.payload_at(position, header), header.payload_bytes), schema
     )
@@ -363,7 +365,7 @@ def _join_batches(batches: list[Any]) -> Any:
 
 def split_batch(rows: Any, batch_rows: int, batch_bytes: int) -> list[Any]:
     """Split the rows of one record batch into slices within both bounds, at least one row each, without a copy."""
-    # To ask each column for its share, as `nbytes` does, takes 25 us. Columns of nulls may share what is counted once.
+    # `nbytes`, which asks each column, takes 25 us. Columns of nulls may share a buffer that is counted once.
     null_bytes = _MAX_NULL_BYTES * rows.num_columns * (rows.num_rows + 1)
     if rows.num_rows <= batch_rows and rows.get_total_buffer_size() + null_bytes <= batch_bytes:
         return [rows]

@@ -245,7 +245,7 @@ def test_an_interrupt_half_way_kills(tmp_path: Path) -> None:
     journal = opened(tmp_path, ROOMY, Interrupted())
     with pytest.raises(KeyboardInterrupt):
         fill(journal, 1)
-    with pytest.raises(JournalFailed, match="a change stopped half way"):
+    with pytest.raises(JournalFailed, match="a write was interrupted"):
         fill(journal, 1)
     crash(journal)
 

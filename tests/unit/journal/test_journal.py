@@ -279,7 +279,7 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/towline")):
-        with pytest.raises(JournalError, match=r"can't keep a journal here \(.+\)\. Give a directory.*\[TL-J01\]"):
+        with pytest.raises(JournalError, match=r"the journal directory can't be used \(.+\)\. Give.*\[TL-J01\]"):
             opened(place)
 
 

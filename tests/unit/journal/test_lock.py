@@ -84,7 +84,7 @@ def test_who_holds_it(tmp_path: Path, content: str, holder: str) -> None:
 
 def test_a_lock_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(JournalError, match=r"the journal's lock can't be taken here.*\[TL-J01\]"):
+    with pytest.raises(JournalError, match=r"the journal can't be locked here.*\[TL-J01\]"):
         Lock(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_a_file_that_is_removed_just_before_it_is_locked_locks_nobody_out(
 
 def test_a_lock_file_that_never_stays_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: (tmp_path / "lock").unlink())
-    with pytest.raises(JournalError, match=r"removed again and again.*TL-J01"):
+    with pytest.raises(JournalError, match=r"removed repeatedly.*TL-J01"):
         Lock(tmp_path)
 
 

@@ -270,7 +270,7 @@ def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Pa
     outbox.mark_done([1], [2])
     disk.call, disk.at, disk.number = "write", disk.calls.count("write") + 1, errno.ENOSPC
     outbox.flush()  # it is said again with the next one
-    with pytest.raises(JournalFull, match=r"no room to note what is done.*TL-J02"):
+    with pytest.raises(JournalFull, match=r"no room to record sent messages.*TL-J02"):
         outbox.flush(durable=True)
     disk.call = ""
     outbox.flush()

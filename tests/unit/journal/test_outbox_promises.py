@@ -132,7 +132,7 @@ def test_a_batch_that_can_never_fit_says_so_and_gives_its_room_back(shelf: Shelf
             outbox.append_batch(rows(start, 20), large, start=start, whole=False)
             start += 20
     assert sending.turn() == list(range(9000, 9010))  # others wait for the broker: there will be room
-    with pytest.raises(JournalError, match=r"can't become whole.*Raise outboxMaxBytes.*TL-J15"):  # noqa: PT012
+    with pytest.raises(JournalError, match=r"can never be complete.*Raise outboxMaxBytes.*TL-J15"):  # noqa: PT012
         while True:
             outbox.append_batch(rows(start, 20), large, start=start, whole=False)
             start += 20

@@ -354,7 +354,7 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
         lost = rf"rows {header.first_offset:,} to {header.end:,} are missing at its end.*TL-J05"
         with pytest.raises(JournalDamaged, match=lost):
             served(journal, header.first_offset - 1, header.end)
-        with pytest.raises(JournalDamaged, match=rf"row {header.first_offset:,} is not where it should be.*TL-J05"):
+        with pytest.raises(JournalDamaged, match=rf"row {header.first_offset:,} is missing in its frames.*TL-J05"):
             served(journal, header.first_offset, header.end)
         path.write_bytes(path.read_bytes()[:position])
         with pytest.raises(JournalDamaged, match=r"is shorter than its [\d,]+ durable bytes.*TL-J05"):
@@ -403,7 +403,7 @@ def test_foreign_files_are_an_error(tmp_path: Path) -> None:
 def test_an_empty_or_foreign_last_segment_is_damage(tmp_path: Path) -> None:
     opened(tmp_path).close()
     path = segments(tmp_path)[-1]
-    for content, what in ((b"", "is only 0 bytes long"), (b"x" * 500, "no longer reads as it was written")):
+    for content, what in ((b"", "is only 0 bytes long"), (b"x" * 500, "which was durable, is damaged")):
         path.write_bytes(content)
         with pytest.raises(JournalDamaged, match=what):
             opened(tmp_path)

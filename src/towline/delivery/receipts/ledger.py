@@ -38,9 +38,9 @@ from towline.mqtt.truncated import ReceivedPublish
 from towline.timing import Timestamp
 
 _NOTE_PREFIX: Final = "publisher:"
-#: Frames of a publisher that wait for their commit, apart; of more, neighbours wait together.
+#: Frames of a publisher that wait for their commit; beyond it, neighbours are merged.
 _MAX_WAITING_FRAMES: Final = 256
-#: Questions of a publisher that are remembered: one that somebody repeats is answered once, and hides no other.
+#: Remembered questions per publisher: a repeated one is answered once, and hides no other.
 _MAX_NONCES: Final = 32
 
 
@@ -49,9 +49,9 @@ class MarkVerdict(Enum):
 
     NEW = "new"  # store it
     REPEAT = "repeat"  # stored before, or about to be: acknowledge and drop
-    DEFERRED = "deferred"  # no room for what it would leave open: acknowledge and drop, it comes again
-    UNKNOWN = "unknown"  # of an older epoch, out of all reason, or one publisher too many: store it, and forget it
-    FOREIGN = "foreign"  # its number is another message's: store it, forget it, and let the publisher know
+    DEFERRED = "deferred"  # no space for one more range: acknowledge and drop, it comes again
+    UNKNOWN = "unknown"  # older epoch, too far away, or one publisher too many: store it, record nothing
+    FOREIGN = "foreign"  # its number is another message's: store it, record nothing, and inform the publisher
 
 
 @dataclass(slots=True)
@@ -60,23 +60,23 @@ class _PublisherState:
     received_numbers: Ranges
     journaled_numbers: Ranges
     committed_numbers: Ranges
-    #: when it was last heard
+    #: time of its last message
     last_received_at: Timestamp
-    #: end of a frame → the numbers in the journal then, in order: committed as soon as the frame is
+    #: end of a frame → the journaled numbers then, in order: committed with the frame
     waiting_frames: deque[tuple[int, Ranges]] = field(default_factory=deque)
-    #: the questions to be answered
+    #: questions without an answer
     unanswered_nonces: list[str] = field(default_factory=list)
-    #: the largest LOW heard by this process: everything below is in all three sets
+    #: the largest LOW received by this process: everything below is in all three sets
     lowest_needed: int = 0
-    #: a note says at least this watermark
+    #: a durable note has at least this watermark
     noted_watermark: int = 0
-    #: this gateway may have missed something of it: it should ask
+    #: this gateway may have missed messages: the publisher should ask
     announces_restart: bool = False
-    #: who gave out the numbers that were seen
+    #: incarnations that assigned the received numbers
     incarnations: IncarnationMap = field(default_factory=IncarnationMap)
-    #: the newest questions, answered or not
+    #: newest questions, answered or not
     known_nonces: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_NONCES))
-    #: the opening of the newest message whose number was another's, and whether the publisher is to learn of it
+    #: incarnation of the newest message with another message's number, and whether the publisher must be informed
     foreign_incarnation: str | None = None
     reports_foreign: bool = False
 
@@ -123,9 +123,9 @@ class ReceiptLedger:
         self.keys = keys
         self._max_packet_bytes = max_packet_bytes
         self._publishers: dict[str, _PublisherState] = {}
-        #: those that a receipt is due for, in order
+        #: publishers with a due receipt, in order
         self._due_publishers: dict[str, None] = {}
-        #: rows below are in Kafka; None before the first word of it
+        #: rows below are in Kafka; None before the first commit
         self._committed_offset: int | None = None
         self.counts: Counter[str] = Counter()
         for name, note in notes.items():
@@ -139,7 +139,7 @@ class ReceiptLedger:
         state = _PublisherState(epoch, received, journaled_numbers, committed, Timestamp(*last_received_at))
         state.noted_watermark, state.announces_restart = committed_watermark, True
         state.incarnations = IncarnationMap(incarnations)
-        # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
+        # Numbers are not stored per row: all of them are committed when the whole journal, as it is now, is.
         state.waiting_frames.append((end, journaled_numbers.copy()))
         self._publishers[name] = state
         self._due_publishers[name] = None
@@ -147,7 +147,7 @@ class ReceiptLedger:
     def __len__(self) -> int:
         return len(self._publishers)
 
-    # -- coming in --
+    # -- received --
 
     def deduplicate(self, packets: Sequence[ReceivedPublish], topics: Sequence[str], now: Timestamp) -> FilterResult:
         """Check the marks of received messages; return which messages to deduplicate, and the marks of the new ones."""
@@ -275,7 +275,7 @@ class ReceiptLedger:
     def commit(self, offset: int) -> None:
         """Record that every row below `offset` is in Kafka."""
         if offset == self._committed_offset:
-            return  # whatever was stored since then lies above it
+            return  # later frames end above it
         self._committed_offset = offset
         for name, state in self._publishers.items():
             previous_watermark = state.committed_numbers.watermark
@@ -284,7 +284,7 @@ class ReceiptLedger:
             if state.committed_numbers.watermark > previous_watermark:
                 self._due_publishers[name] = None
 
-    # -- answering --
+    # -- receipts --
 
     @property
     def has_due(self) -> bool:
@@ -337,7 +337,7 @@ class ReceiptLedger:
                 state.announces_restart = state.announces_restart or names is None
                 self._due_publishers[name] = None
 
-    # -- forgetting --
+    # -- expiry --
 
     def expire_publishers(self, now: Timestamp) -> dict[str, None]:
         """Remove publishers silent for too long, without messages on the way to Kafka; return the notes to remove."""
@@ -369,11 +369,11 @@ def _is_subset(inner: Ranges, outer: Ranges) -> bool:
     return union.watermark == outer.watermark and union.ranges_above() == outer.ranges_above()
 
 
-#: Receipts under way at once, at most: they share the broker's window with what else is sent.
+#: Most receipts in flight: they share the broker's window with other messages.
 _MAX_IN_FLIGHT: Final = 200
-#: Pause between two rounds of receipts, in seconds: each costs a sync.
+#: Seconds between two rounds of receipts: each costs a sync.
 _ROUND_INTERVAL_S: Final = 0.05
-#: How often silent publishers are looked for, and keys that were taken away, in seconds.
+#: Seconds between two checks for silent publishers and changed keys.
 _EXPIRY_INTERVAL_S: Final = 60.0
 _FIRST_ERROR_REASON: Final = 0x80
 _FORGED_WARNING: Final = "a mark has a wrong code (another key, or a forgery); stored as unmarked, without a receipt"
@@ -395,14 +395,14 @@ class ReceiptSender:
         self._inbox = inbox
         self._handle_event = handle_event
         self._log = log
-        #: Receipts under way, one of a publisher at a time; each is its message's token.
+        #: Receipts in flight, at most one per publisher; each is its message's token.
         self._in_flight: set[ReceiptPayload] = set()
         self._next_round_at = 0.0
         self._next_expiry_at = 0.0
         self._refused_publishers: set[str] = set()
-        #: it was said that there are messages that were not believed
+        #: the warning about forged marks was logged
         self._logged_forgery = False
-        #: Receipts that the broker has.
+        #: Acknowledged receipts.
         self.sent_count = 0
 
     def turn(self, now: float, *, online: bool) -> None:
@@ -414,7 +414,7 @@ class ReceiptSender:
             self._next_expiry_at = now + _EXPIRY_INTERVAL_S
             self.ledger.keys.refresh()
             if problem := self.ledger.keys.problem:
-                self._log.warning("the keys before count on", reason=str(problem), code=problem.code)
+                self._log.warning("the previous receipt keys stay in use", reason=str(problem), code=problem.code)
             self._write_notes(self.ledger.expire_publishers(Timestamp.now()))
         free_slots = _MAX_IN_FLIGHT - len(self._in_flight)
         if not online or not self.ledger.has_due or free_slots <= 0 or now < self._next_round_at:
@@ -448,7 +448,7 @@ class ReceiptSender:
                 receipt_topic(self._prefix, receipt.publisher),
                 receipt.encode(self.ledger.keys),
                 qos=1,
-                retain=True,  # a publisher that was away learns it when it subscribes again
+                retain=True,  # an offline publisher gets it when it subscribes again
                 payload_format_indicator=1,
                 content_type="application/json",
             )

@@ -27,7 +27,7 @@ from towline.providers import read_secret
 #: A truncated code has half of the hash or more, and no fewer than 80 bits [RFC 2104 section 5].
 _CODE_BYTES: Final = 16
 _KEY_LINE: Final = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,63})[ \t]+)?([0-9A-Fa-f]{64})\Z")
-#: Publishers whose keys are at hand; more are derived anew, which costs some 5 µs.
+#: Publishers whose keys are cached; others are derived again, which costs some 5 µs.
 _CACHED_PUBLISHERS: Final = 10_000
 _MAX_KEYS: Final = 16
 
@@ -123,7 +123,7 @@ def _parse_keys(content: bytes) -> Sequence[tuple[str, bytes]]:
     matches = [_KEY_LINE.match(line) for line in lines if line]
     keys = [(match[1] or "", bytes.fromhex(match[2])) for match in matches if match]
     if len(keys) != len(matches) or not 0 < len(keys) <= _MAX_KEYS:
-        raise ValueError(f"it holds something other than 1 to {_MAX_KEYS} keys of 64 hex digits, one a line")
+        raise ValueError(f"it must hold 1 to {_MAX_KEYS} keys of 64 hex digits, one a line")
     return keys
 
 
@@ -137,14 +137,14 @@ NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 _NAME_PATTERN: Final = re.compile(NAME)
 _NUMBER_PATTERN: Final = re.compile(r"([0-9]{1,10})\.([0-9]{1,18})\.([0-9]{1,18})(?:\?([0-9a-f]{1,16}))?\Z")
 _AUTH_PATTERN: Final = re.compile(r"([0-9a-f]{0,16})\.([0-9a-f]{32})?(?:\.([0-9]{1,9}\.[0-9]{1,9}\.[0-9a-f]{32}))?\Z")
-#: The content of a message above so many bytes is named by its digest: every gateway takes smaller ones in whole.
+#: The mark of a larger content holds its digest: every gateway stores smaller messages whole.
 _MAX_INLINE_BYTES: Final = 512
-#: Bytes that a packet may have more than its publisher knows of.
+#: Bytes of a packet that its publisher may not know of.
 _EXTRA_PACKET_BYTES: Final = 1_024
-#: Publisher and gateway are never that far apart: numbers, and epochs.
+#: Largest plausible distance between publisher and gateway: numbers, and epochs.
 MAX_NUMBER_GAP: Final = 1 << 40
 MAX_EPOCH_GAP: Final = 1 << 20
-#: Bytes that the properties of a mark take in a PUBLISH, at most.
+#: Most bytes of a mark's properties in a PUBLISH.
 MARK_BYTES: Final = 512
 
 
@@ -188,7 +188,7 @@ class Mark(NamedTuple):
 
     def signed_header(self, topic: str) -> bytes:
         """Return the signed bytes before the content: the mark and the topic."""
-        # None of these has a U+0000 [MQTT-1.5.4-2]: no other message makes the same text.
+        # None of these has a U+0000 [MQTT-1.5.4-2]: no other message has the same bytes.
         fields = f"{self._numbers_text()}\0{self.incarnation}\0{self.content_summary}\0{topic}"
         return f"towline mark\0{self.publisher}\0{fields}\0".encode()
 

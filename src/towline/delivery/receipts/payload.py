@@ -14,17 +14,17 @@ from pydantic.dataclasses import dataclass
 
 from towline.delivery.receipts.mark import ReceiptKeys
 
-#: Where receipts go: this, a slash, and the publisher's id.
+#: Topic of a receipt: this, a slash, and the publisher's id.
 TOPIC_PREFIX: Final = "towline/receipts"
-#: A receipt names so many ranges at most; what is left out is sent again, and dropped.
+#: Most ranges in a receipt; messages of further ranges are sent again, and deduplicated.
 _MAX_RANGES: Final = 64
-#: Openings whose numbers all have their receipt are kept for repeats that come late; so many in all, at least.
+#: Incarnations whose numbers all have their receipt are kept for late repeats, at least so many in all.
 _MIN_INCARNATIONS: Final = 8
-#: At most, as they stand in every note and receipt.
+#: Most incarnations in a note or receipt.
 _MAX_INCARNATIONS: Final = 128
-#: A longer one is none of ours.
+#: A longer payload is no receipt.
 _MAX_PAYLOAD_BYTES: Final = 16 << 10
-#: The end of a receipt with codes: they are about all before it.
+#: End of a receipt with codes, which cover all bytes before it.
 _CODES_PATTERN: Final = re.compile(rb',"codes":\["([0-9a-f]{32}(?:","[0-9a-f]{32}){0,15})"\]\}\Z')
 
 
@@ -117,7 +117,7 @@ class IncarnationMap:
         """
         index = _step_index(self._steps, number)
         if index == len(self._steps) - 1 and index >= 0 and self._steps[index][1] == incarnation:
-            return True  # in order, as nearly always
+            return True  # in order, the usual case
         steps = [step for step in self._steps[: index + 1] if step[0] < number] + [(number, incarnation)]
         if not newest:
             later_steps = self._steps[index + 1 :]
@@ -150,7 +150,7 @@ def are_same_messages(
         while number < end:
             step_index = _step_index(steps, number)
             if step_index < 0:
-                return False  # forgotten, because a publisher said long ago that it has the receipts
+                return False  # forgotten, because the publisher once reported that it has the receipts
             step_end = min(end, steps[step_index + 1][0]) if step_index + 1 < len(steps) else end
             incarnation = steps[step_index][1]
             if not incarnation == incarnation_of(number) == incarnation_of(step_end - 1):
