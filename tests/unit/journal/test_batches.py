@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import given
@@ -16,21 +15,12 @@ from hypothesis import strategies as st
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Sending, Unsynced, crash, rows
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.outbox import LastBatch
-from towline.journal.ranges import Ranges
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
 
 
 def opened(directory: Path, limits: Limits = ROOMY) -> Outbox:
     return Outbox.open(directory, schema=SCHEMA, limits=limits, disk=Unsynced())
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=20))
-def test_ranges_are_joined(parts: list[tuple[int, int]]) -> None:
-    ranges = [(start, start + length) for start, length in parts]
-    result = Ranges(0, ranges).ranges
-    assert {n for s, e in result for n in range(s, e)} == {n for s, e in ranges for n in range(s, e)}
-    assert all(a[1] < b[0] for a, b in pairwise(result))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=9), st.integers(0, 1 << 32))

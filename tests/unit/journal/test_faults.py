@@ -127,14 +127,15 @@ def test_a_new_segment_is_durable_with_its_name_before_it_has_rows(tmp_path: Pat
 
 
 def test_rows_are_written_behind_what_is_durable(tmp_path: Path) -> None:
-    """A watermark before them is synced first: what can be cut at the next opening is never in front of rows."""
+    """A watermark is not synced, but before the next rows: what can be cut at an opening is never in front of rows."""
     disk = FaultyDisk()
     with opened(tmp_path, SMALL, disk) as journal:
         fill(journal, 3)
         disk.calls.clear()
         journal.commit("spark", 1)
+        assert disk.calls == ["write"]
         fill(journal, 1)
-        assert disk.calls == ["write", "sync_data", "write", "sync_data"]
+        assert disk.calls[1:] == ["sync_data", "write", "sync_data"]
 
 
 def test_what_is_counted_while_a_frame_is_written_is_in_the_next(tmp_path: Path) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
-from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, segments
+from tests.unit.journal.support import ROOMY, Unsynced, crash, fill, opened, segments
 from towline.journal import Journal
 
 
@@ -70,10 +69,3 @@ def test_a_row_that_was_never_finished_leaves_no_name(tmp_path: Path) -> None:
         assert (journal.end, journal.incarnation_of(2)) == (2, first)
         fill(journal, 1)
         assert names(journal) == ["", first, first, journal.incarnation]
-
-
-def test_names_change_only_between_openings(memory_path: Path) -> None:
-    with opened(memory_path, SMALL) as journal:
-        fill(journal, 300)  # over several segments
-        assert len(segments(memory_path)) > 3
-        assert all(one == other for one, other in pairwise(names(journal)[1:]))

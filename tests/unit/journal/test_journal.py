@@ -18,7 +18,6 @@ from tests.unit.journal.support import (
     SMALL,
     FaultyDisk,
     Unsynced,
-    crash,
     fill,
     opened,
     rows,
@@ -26,17 +25,9 @@ from tests.unit.journal.support import (
     segments_of,
     served,
 )
-from towline.errors import JournalDamaged, JournalError, JournalFull
+from towline.errors import JournalError, JournalFull
 from towline.journal import Journal, Limits
 from towline.version import version
-
-
-def test_reopening_without_rows_leaves_one_file(tmp_path: Path) -> None:
-    for _ in range(5):
-        with opened(tmp_path) as journal:
-            assert journal.repair_note == ""
-            assert (len(segments_of(journal)), journal.end) == (1, 0)
-    assert len(segments(tmp_path)) == 1
 
 
 def test_large_batches_lie_in_the_mapped_file_aligned(tmp_path: Path) -> None:
@@ -111,26 +102,6 @@ def test_retention_keeps_committed_rows(tmp_path: Path) -> None:
             journal.commit("spark", journal.end)
         assert 15_000 < journal.bytes_on_disk < 30_000
         served(journal)
-
-
-def test_a_mark_reaches_the_file_without_a_sync(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    journal = opened(tmp_path, disk=disk)
-    fill(journal, 10)
-    before = disk.calls.count("sync_data")
-    journal.commit("spark", 5)
-    assert disk.calls.count("sync_data") == before
-    crash(journal)
-    with opened(tmp_path) as journal:
-        assert journal.consumers == {"spark": 5}
-
-
-def test_one_sync_an_append(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    with opened(tmp_path, disk=disk) as journal:
-        before = disk.calls.count("sync_data")
-        fill(journal, 10)
-        assert disk.calls.count("sync_data") == before + 10
 
 
 def test_a_size_limit_holds_back_and_lets_go(tmp_path: Path) -> None:
@@ -330,15 +301,3 @@ def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
     writer.join(60)
     assert journal.end == 11
     journal.close()
-
-
-def test_damage_under_a_reader_is_an_error(tmp_path: Path) -> None:
-    with opened(tmp_path, SMALL) as journal:
-        fill(journal, 300, group=10)
-        path = segments(tmp_path)[2]
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 0x10
-        path.write_bytes(content)
-        with pytest.raises(JournalDamaged, match=r"TL-J05") as caught:
-            served(journal)
-        assert path.name in str(caught.value)

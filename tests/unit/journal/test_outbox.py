@@ -9,15 +9,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, FaultyDisk, Unsynced, crash, rows, segments
-from towline.errors import JournalFailed, JournalFull
+from towline.errors import JournalFull
 from towline.journal import Batch, InFlight, Limits, Outbox
 from towline.journal.outbox import PHASE_PUBLISHED, PHASE_QOS1, PHASE_RELEASED
-from towline.journal.ranges import Ranges
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
 
@@ -28,34 +27,6 @@ def opened(directory: Path, limits: Limits = ROOMY, disk: FaultyDisk | None = No
 
 def numbers(outbox: Outbox, start: int, end: int) -> list[int]:
     return [n for batch in outbox.read(start, end) for n in batch.column("offset").to_pylist()]
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=40), st.integers(0, 20))
-def test_ranges_are_a_set(added: list[tuple[int, int]], watermark: int) -> None:
-    ranges, model = Ranges(watermark), set(range(watermark))
-    for start, length in added:
-        ranges.add(start, start + length)
-        model |= set(range(start, start + length))
-    for number in list(model)[::3]:  # a second time changes nothing
-        ranges.add(number)
-    assert {n for n in range(80) if n in ranges} == model
-    assert ranges.watermark not in model
-    assert ranges.count() == len(model)
-    again = Ranges(ranges.watermark, ranges.ranges_above())
-    assert again.ranges_above() == ranges.ranges_above()
-
-
-def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    outbox = opened(tmp_path / "o", disk=disk)
-    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
-    disk.call, disk.at = "sync_data", disk.calls.count("sync_data") + 1
-    with pytest.raises(JournalFailed):
-        outbox.append_batch(rows(3, 3), Batch("q/0", 1))
-    with pytest.raises(JournalFailed):
-        outbox.write_in_flight({1: InFlight(0, PHASE_PUBLISHED)})
-    with pytest.raises(JournalFailed):
-        outbox.flush()
 
 
 class Life(RuleBasedStateMachine):
@@ -189,19 +160,6 @@ def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
     crash(outbox)
     outbox = opened(tmp_path / "o")
     assert outbox.in_flight == {1: InFlight(0, PHASE_RELEASED)}
-    outbox.close()
-
-
-def test_how_far_each_row_is_survives(tmp_path: Path) -> None:
-    """As different phases: a row that was sent is not one whose packet id is released [I3]."""
-    outbox = opened(tmp_path / "o")
-    outbox.append_batch(rows(0, 3), Batch("q/0", 0))
-    flights = {1: InFlight(0, PHASE_PUBLISHED), 2: InFlight(1, PHASE_RELEASED), 3: InFlight(2, PHASE_QOS1)}
-    outbox.write_in_flight(flights)
-    crash(outbox)
-    outbox = opened(tmp_path / "o")
-    assert outbox.in_flight == flights
-    assert len({flight.phase for flight in outbox.in_flight.values()}) == 3
     outbox.close()
 
 

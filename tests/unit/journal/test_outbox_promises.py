@@ -10,18 +10,6 @@ from towline.errors import JournalError, JournalFull
 from towline.journal import Batch, Limits
 
 
-def test_a_batch_enters_once(shelf: Shelf) -> None:
-    with shelf.outbox() as outbox:
-        first = outbox.append_batch(rows(0, 5), Batch("q/0", 3))
-        assert (first.rows, first.end, first.already) == (5, 5, False)
-        again = outbox.append_batch(rows(0, 5), Batch("q/0", 3))
-        assert (again.rows, again.end, again.already) == (5, 5, True)
-        assert outbox.append_batch(rows(0, 5), Batch("q/0", 2)).already  # an older one
-        assert not outbox.append_batch(rows(5, 2), Batch("q/1", 3)).already  # another partition
-        assert outbox.append_batch(rows(7, 1), Batch("q/0", 4)).end == 8
-        assert outbox.end == 8
-
-
 def test_a_batch_in_pieces_goes_on_where_it_was_left(shelf: Shelf) -> None:
     outbox = shelf.outbox()
     batch = Batch("q/0", 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +49,16 @@ def test_two_sets_become_one_and_a_copy_stays_as_it_was(
     assert {n for n in range(TOP) if n in ranges} == {n for n in model | more_model if n < TOP}
     assert {n for n in range(TOP) if n in copy} == {n for n in model if n < TOP}
     assert {n for n in range(TOP) if n in more} == {n for n in more_model if n < TOP}
+
+
+@given(st.lists(st.tuples(st.integers(0, TOP), st.integers(0, 8)), max_size=40), st.integers(0, TOP))
+def test_ranges_are_a_set(added: list[tuple[int, int]], watermark: int) -> None:
+    ranges, model = Ranges(watermark), set(range(watermark))
+    for start, length in [*added, *added[::3]]:  # a second time changes nothing
+        ranges.add(start, start + length)
+        model |= set(range(start, start + length))
+    assert {n for start, end in ranges.ranges for n in range(start, end)} == model
+    assert all(lower[1] < upper[0] for lower, upper in pairwise(ranges.ranges))
+    assert ranges.watermark not in model
+    assert ranges.count() == len(model)
+    assert Ranges(ranges.watermark, ranges.ranges_above()).ranges == ranges.ranges
