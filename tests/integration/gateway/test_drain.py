@@ -39,12 +39,12 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "UNSUBACK has come, and was not looked at": ("towline.mqtt.session:Session.handle", "before", "unsuback"),
     "UNSUBACK was looked at, and not written down": ("towline.mqtt.session:Session.handle", "after", "unsuback"),
     "some of it is taken": ("towline.journal.journal:Journal.append", "after", "rows"),
-    "all is taken": ("towline.gateway.sessions:Drain._is_empty", "after", "true"),
-    "all is committed": ("towline.gateway.pump:Pump._leave", "before", "any"),
+    "all is taken": ("towline.gateway.sessions:Drain._is_session_empty", "after", "true"),
+    "all is committed": ("towline.gateway.pump:Pump._end_drained_session", "before", "any"),
     "CONNECT with Clean Start has left": ("towline.mqtt.session:Session.handle", "before", "clean"),
     "the session is ended, and nobody knows": ("towline.journal.journal:Journal.set_session", "before", "empty"),
     "the journal knows that it is ended": ("towline.journal.journal:Journal.set_session", "after", "empty"),
-    "all is written down": ("towline.gateway.pump:end_client", "after", "any"),
+    "all is written down": ("towline.gateway.pump:record_session_end", "after", "any"),
 }
 #: Up to here the filters are subscribed when the gateway is gone.
 SUBSCRIBED = [*STEPS][:2]

@@ -42,14 +42,16 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert err.count("\n") == 1
 
 
+def fake_topic(name: str, **methods: Any) -> SimpleNamespace:
+    return SimpleNamespace(topic=name, is_missing=False, unknown_sources=Counter(), unreadable_records=0, **methods)
+
+
 def test_a_limit_is_for_all_topics_together(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
-    topics = [
-        SimpleNamespace(topic=name, absent=False, nobodys=Counter(), strange=0) for name in ("one", "other", "third")
-    ]
+    topics = [fake_topic(name) for name in ("one", "other", "third")]
     given: list[int | None] = []
 
     def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> deadletters.ReplayCounts:
@@ -71,14 +73,7 @@ def test_a_letter_of_no_time_is_shown(
     file.write_text(GOOD)
     letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"")
     entries = [deadletters.StoredLetter(0, n, at, letter) for n, at in enumerate((0, 1 << 62))]
-    topic = SimpleNamespace(
-        topic="dead",
-        absent=False,
-        nobodys=Counter(),
-        strange=0,
-        entries=lambda _wanted: iter(entries),
-        line_of=lambda _letter: None,
-    )
+    topic = fake_topic("dead", waiting_letters=lambda _filter: iter(entries), line_of=lambda _letter: None)
     monkeypatch.setattr(deadletters, "dead_letter_topics", lambda _bridge: [topic])
     code, out, err = ran(capsys, "dlq", "show", str(file))
     assert (code, err) == (0, "")
@@ -100,9 +95,9 @@ def test_what_is_no_whole_letter_is_counted_and_told(
     def read(*_: Any, **__: Any) -> Iterator[deadletters._TopicRecord]:
         return (deadletters._TopicRecord(0, at, 0, *one) for at, one in enumerate(records))
 
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {})
-    monkeypatch.setattr(deadletters.DeadLetterTopic, "_records", read)
-    monkeypatch.setattr(deadletters.DeadLetterTopic, "_ends", lambda *_: {0: len(records)})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {})
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_read_records", read)
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_end_offsets", lambda *_: {0: len(records)})
     monkeypatch.setattr(deadletters.DeadLetterTopic, "_read_marks", lambda *_: None)
     code, out, _ = ran(capsys, "dlq", "show", str(file))
     assert code == 0

@@ -58,29 +58,29 @@ class Pumping:
     """Stands in for the pump of a gateway.
 
     Attributes:
-        commits: What it was told to be committed.
-        wants: Answers `Pump.want`.
+        commits: Watermarks that were set.
+        filter_answer: Answer of `Pump.request_filters`.
     """
 
     def __init__(self) -> None:
         self.commits: list[int] = []
-        self.wants: dict[str, str] = {"state": "granted", "text": ""}
+        self.filter_answer: dict[str, str] = {"state": "granted", "text": ""}
 
-    def committed(self, upto: int) -> None:
-        self.commits.append(upto)
+    def set_committed(self, end_offset: int) -> None:
+        self.commits.append(end_offset)
 
     def wake(self) -> None:
-        """Nobody sleeps."""
+        """There is no thread to wake."""
 
-    def refused(self, do: str, at: int) -> Future[dict[str, Any]]:
-        """Nothing is done with what was refused."""
-        del do, at
+    def refused_messages(self, operation: str, offset: int) -> Future[dict[str, Any]]:
+        """Never answer."""
+        del operation, offset
         return Future()
 
-    def want(self, change: str, filters: list[Any]) -> Future[dict[str, str]]:
+    def request_filters(self, change: str, filters: list[Any]) -> Future[dict[str, str]]:
         del change, filters
         answer: Future[dict[str, str]] = Future()
-        answer.set_result(self.wants)
+        answer.set_result(self.filter_answer)
         return answer
 
 

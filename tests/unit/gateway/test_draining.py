@@ -31,7 +31,7 @@ from towline.net.settings import BrokerConnection
 from towline.schema import ROW_SCHEMA
 from towline.threads import call_in_thread
 
-FACTS: dict[str, Any] = {"came": (1, 5, 0), "subscribed": False, "probed": True, "owing": False}
+FACTS: dict[str, Any] = {"activity": (1, 5, 0), "subscribed": False, "probes_answered": True, "work_pending": False}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ FACTS: dict[str, Any] = {"came": (1, 5, 0), "subscribed": False, "probed": True,
     [
         ({"subscribed": True}, True, DrainStep.UNSUBSCRIBING),
         ({}, False, DrainStep.RECEIVING),
-        ({"owing": True}, True, DrainStep.COMMITTING),
+        ({"work_pending": True}, True, DrainStep.COMMITTING),
         ({}, True, DrainStep.ENDING_SESSION),
     ],
 )
@@ -67,27 +67,27 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
     drain, asked = Drain(8.0), list[float]()
 
     def look(now: float, **changed: Any) -> bool:
-        assert not drain.advance(now, lambda: asked.append(now), **FACTS | {"owing": True} | changed)
+        assert not drain.advance(now, lambda: asked.append(now), **FACTS | {"work_pending": True} | changed)
         return drain.step is DrainStep.COMMITTING
 
     def due() -> float | None:
         return drain.next_check_at
 
-    assert not look(0.0, came=None)
+    assert not look(0.0, activity=None)
     assert due() is None
     assert not asked, "not while something is open, or it is offline"
     for now in (1.0, 2.0, 3.0, 5.0, 6.9, 7.0, 8.9):
         assert not look(now)
     assert asked == [1.0, 3.0, 5.0, 7.0], "several PINGREQs over the silence"
     assert due() == 9.0
-    assert not look(9.0, probed=False), "the last is not answered"
+    assert not look(9.0, probes_answered=False), "the last is not answered"
     assert due() is None, "the answer wakes"
     assert look(9.0)
     assert look(99.0), "it stays so while commits are waited for"
 
     for came in ((1, 6, 0), (2, 5, 0), (1, 5, 1), (1, 7, 0)):
-        assert not look(100.0, came=came), "something came, or may come: all of it anew"
-    assert not look(100.0, came=None)
+        assert not look(100.0, activity=came), "something came, or may come: all of it anew"
+    assert not look(100.0, activity=None)
     assert due() is None
 
 

@@ -65,7 +65,7 @@ def settings(state_dir: Path, subscribe: str = "a/#") -> GatewaySettings:
 
 @pytest.fixture
 def gateway_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replaces what `ensure` starts by a program, given as Python text."""
+    """Replaces what `ensure_running` starts by a program, given as Python text."""
 
     def use(program: str) -> None:
         script = tmp_path / "gateway.py"
@@ -261,7 +261,7 @@ def test_the_error_of_a_gateway_is_raised_here(state_dir: Path, gateway_program:
         "import json, sys\n"
         "from pathlib import Path\n"
         "directory = json.load(sys.stdin)['state_dir']\n"
-        "error = {'type': 'Refused', 'code': 'TL-M05', 'where': 'mqtt://b', 'what': 'no', 'do': 'Ask.'}\n"
+        "error = {'type': 'BrokerRefused', 'code': 'TL-M05', 'where': 'mqtt://b', 'what': 'no', 'do': 'Ask.'}\n"
         f"(Path(directory) / {ERROR_FILE!r}).write_text(json.dumps(error))\n"
         "sys.exit(3)\n"
     )
@@ -272,7 +272,7 @@ def test_the_error_of_a_gateway_is_raised_here(state_dir: Path, gateway_program:
 
 def test_an_end_without_a_word_names_the_log(state_dir: Path, gateway_program: Callable[[str], None]) -> None:
     state_dir.mkdir()
-    (state_dir / ERROR_FILE).write_text('{"type": "Refused", "code": "TL-OLD"}')
+    (state_dir / ERROR_FILE).write_text('{"type": "BrokerRefused", "code": "TL-OLD"}')
     gateway_program("import sys\nsys.exit(9)\n")
     with pytest.raises(GatewayError) as caught:
         ensure_running(settings(state_dir), owner_pid=4711)

@@ -152,14 +152,14 @@ def test_a_reader_elsewhere_that_sends_signs_of_life_is_followed_soon() -> None:
 #: Reads as "default" until its standard input ends, or says why it may not.
 READER = """
 import sys
-from towline.errors import Fenced
+from towline.errors import ReaderFenced
 from towline.gateway import client
 
 client.TAKEOVER_S = 0.0
 with client.GatewayClient(sys.argv[1]) as here:
     try:
-        here.hold(client.Lease("default"))
-    except Fenced as error:
+        here.acquire(client.Lease("default"))
+    except ReaderFenced as error:
         print(error, flush=True)
     else:
         print("reads", flush=True)

@@ -49,7 +49,7 @@ def started(state_dir: Path, program: str, log: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "broken",
     [
-        "process.InboxService = fail",
+        "process.GatewayService = fail",
         "process.Pump._turn = fail",
         "process.Pump._turn = SessionDriver.disconnect = fail",
     ],

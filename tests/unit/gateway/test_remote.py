@@ -84,13 +84,13 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
     "call",
     [
         lambda client: client.status(),
-        lambda client: client.hold(Lease("default")),
+        lambda client: client.acquire(Lease("default")),
         lambda client: client.extent(1),
         lambda client: client.extent(0, outbox=True),
         lambda client: client.end_job("job-1"),
-        lambda client: client.refused("page", 0),
-        lambda client: client.sign("j", [(0, 1, "")]),
-        lambda client: client.sign_writer("query"),
+        lambda client: client.refused_messages("page", 0),
+        lambda client: client.request_read_tickets("j", [(0, 1, "")]),
+        lambda client: client.request_write_ticket("query"),
     ],
 )
 @pytest.mark.parametrize("kind", ["read", "write"])

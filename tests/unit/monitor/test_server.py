@@ -142,7 +142,12 @@ def _request_that_is_not_read(one: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "step"), [("_REQUEST_S", _drip), ("_WHOLE_S", _drip), ("_WHOLE_S", _request_that_is_not_read)]
+    ("limit", "step"),
+    [
+        ("_REQUEST_TIMEOUT_S", _drip),
+        ("_CONNECTION_TIMEOUT_S", _drip),
+        ("_CONNECTION_TIMEOUT_S", _request_that_is_not_read),
+    ],
 )
 def test_who_takes_all_places_is_cut_off(
     verdicts: Any, monkeypatch: pytest.MonkeyPatch, limit: str, step: Callable[[socket.socket], None]
