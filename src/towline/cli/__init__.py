@@ -20,39 +20,39 @@ from towline.version import release
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
-#: This user may not look at what the command is about.
+#: This user has no permission to read the command's state.
 EXIT_NOT_ALLOWED = 4
-#: What a shell reports for a process that ended by Ctrl-C.
+#: Exit code of a process that Ctrl-C ended, as shells report it.
 EXIT_INTERRUPTED = 130
 
-#: Command → what it does, in one line of help; "" where the line of another tells it. Its module is in this package and
-#: has its name, but for those of `_MODULES`.
+#: Command → its line of help; "" if another command's line mentions it. Its module is in this package and has its
+#: name, unless `_MODULES` names another.
 COMMANDS = {
     "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
-    "reload": "have the bridge that runs take up its changed file",
-    "pause": "stop one line, not its intake; also resume, and restart",
+    "reload": "apply the changed file to the running bridge",
+    "pause": "pause a line's query, not its intake; also resume, restart",
     "resume": "",
     "restart": "",
-    "begin-again": "have a line begin anew where its gateway's account stands",
-    "retire": "end a line: carry on what it holds, end its session, remove it",
+    "begin-again": "reset a line to continue where its gateway's account ends",
+    "retire": "retire a line: deliver its messages, end its session, remove it",
     "check": "validate a bridge file and print the plan; no network",
-    "doctor": "what broker, Kafka and disk can keep of the promise; probes only",
-    "explain": "what the code of an error means, and what to do; no network",
-    "schema": "what a bridge file may say, as JSON Schema for editors",
+    "doctor": "check which promises broker, Kafka and disk can keep; probes only",
+    "explain": "explain the code of an error: cause and remedy; no network",
+    "schema": "JSON Schema of the bridge file, for editors",
     "status": "the account of every message: received, waiting, committed",
-    "dlq": "dead letters: show them, and carry the mended ones on",
-    "refused": "messages the broker would not take: show them, send them again",
+    "dlq": "dead letters: show them, and replay the fixed ones",
+    "refused": "messages the broker refused: show them, send them again",
     "pub": "publish test messages to an MQTT broker",
     "key": "the key of one publisher with receipts",
     "demo": "real brokers, a bridge, a kill -9 or two; devstack: the brokers",
     "gateway": "run the gateway of one line in the foreground",
-    "size": "what a load needs: gateways, disks, Spark cores, partitions",
-    "kafka": "what a sink remembers in Kafka, and setting it by hand",
+    "size": "resources for a load: gateways, disks, Spark cores, partitions",
+    "kafka": "markers of a sink in Kafka: show them, reset them by hand",
     "devstack": "",
 }
 
-#: Those of the proof harness are not of this package: the product never imports it.
+#: Commands of the proof harness, which the product never imports.
 _PROOF_MODULES = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
 _LINE_COMMANDS = ("run", "reload", "pause", "resume", "restart", "begin-again", "retire")
 _MODULES = {**_PROOF_MODULES, **dict.fromkeys(_LINE_COMMANDS, "towline.cli.lines"), "schema": "towline.cli.check"}
@@ -75,9 +75,7 @@ def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
         rows = "\n".join(
-            f"  {command:<12}{help_text}"
-            for command, help_text in COMMANDS.items()
-            if help_text and _is_installed(command)
+            f"  {command:<12}{text}" for command, text in COMMANDS.items() if text and _is_installed(command)
         )
         sys.stdout.write(f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n")
         return 0
@@ -100,7 +98,7 @@ def _call_command(name: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`towline status | head`); nothing is left to be said.
+        # The reader of the output has gone (`towline status | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:

@@ -21,16 +21,14 @@ def check(
     file: BridgeFile = Path("bridge.toml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also every setting that broker and Kafka are told, and its source.")
+        bool, typer.Option("--verbose", "-v", help="Also every setting of broker and Kafka, and its source.")
     ] = False,
-    spark: Annotated[
-        bool, typer.Option("--spark", help="Also start a local Spark and have it judge what is said in SQL.")
-    ] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Also check the SQL expressions with a local Spark.")] = False,
 ) -> None:
     """Validate a bridge file and print the plan.
 
-    No network, and without --spark no Spark: then a mistake in SQL is told when towline run starts the line. Exit code
-    2 and a line for each mistake.
+    No network, and without --spark no Spark: then an error in SQL is reported when towline run starts the line. Exit
+    code 2 and a line for each error.
 
     Example:  towline check bridge.toml && echo fine
     """
@@ -42,10 +40,10 @@ def check(
     plan = bridge_plan(bridge)
     try:
         check_pyspark()
-    except SetupError as error:  # no mistake in the file: it may be checked elsewhere than it runs
+    except SetupError as error:  # no error of the file: it may run on another machine
         plan["warnings"].append(str(error))
     if sqlcheck.has_sql(bridge):
-        plan["sql"] = "judged by Spark" if spark else "judged by Spark when the line starts, or now with --spark"
+        plan["sql"] = "checked by Spark" if spark else "checked by Spark when the line starts, or now with --spark"
     if spark:
         _check_sql(bridge, file)
     if verbose:
@@ -72,7 +70,7 @@ def _check_sql(bridge: Bridge, file: Path) -> None:
 
     local_spark = bridge.spark.model_copy(update={"master": "local[1]", "ui": False})
     stderr_fd = os.dup(2)
-    try:  # of Spark's JVM, and of PySpark, which logs each mistake with its Java trace
+    try:  # hide the JVM's standard error: PySpark logs each SQL error with its Java trace
         with Path(os.devnull).open("wb") as null_file:
             os.dup2(null_file.fileno(), 2)
         line_errors = sqlcheck.check_sql(bridge, create_session(bridge.model_copy(update={"spark": local_spark})), file)

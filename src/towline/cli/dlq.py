@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from towline.bridge import deadletters
     from towline.bridge.config.model import Bridge
 
-#: Signs of other bridges that are listed, for each topic.
+#: Signatures of other bridges that are listed, for each topic.
 _MAX_SIGNATURES = 10
 
 app = command_app(
     name="dlq",
-    help="Dead letters: the messages that could not be mapped or written, and their way on.",
+    help="Dead letters: show messages that could not be mapped or written, and replay them.",
     epilog="Example:  towline dlq show bridge.toml && towline dlq replay bridge.toml --dry-run",
     no_args_is_help=True,
 )
@@ -66,7 +66,7 @@ def replay(
     line: Line = None,
     reason: Reason = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many letters.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only print what would be done.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Map the dead letters again with the present bridge file, and write the fixed ones to their topics.
@@ -80,16 +80,11 @@ def replay(
     letter_filter, total = _letter_filter(bridge, line, reason), deadletters.ReplayCounts()
     topics = deadletters.dead_letter_topics(bridge)
     for topic in topics:
-        remaining_limit = None if limit is None else limit - total.total
-        total.add_counts(
-            deadletters.replay(topic, letter_filter, partial(_session, bridge), limit=remaining_limit, dry_run=dry_run)
-        )
-    counts = {
-        "mended": dict(total.replayed_by_topic),
-        "filtered": total.filtered_count,
-        "dead": dict(total.dead_by_reason),
-    }
-    result = {"dry_run": dry_run, **counts, **_unowned_records(topics)}
+        limit_left = None if limit is None else limit - total.total
+        start_spark = partial(_session, bridge)
+        total.add_counts(deadletters.replay(topic, letter_filter, start_spark, limit=limit_left, dry_run=dry_run))
+    result = {"dry_run": dry_run, "replayed": dict(total.replayed_by_topic), "filtered": total.filtered_count}
+    result |= {"dead": dict(total.dead_by_reason), **_unowned_records(topics)}
     print_result(result, _replay_lines(total, result, dry_run=dry_run), as_json=as_json)
     if total.dead_by_reason:
         raise typer.Exit(1)
@@ -136,24 +131,18 @@ def _unowned_records(topics: list[deadletters.DeadLetterTopic]) -> dict[str, Any
         for topic in topics
         for name, count in topic.unknown_sources.most_common(_MAX_SIGNATURES)
     ]
-    invalid_records = [
-        {"topic": topic.topic, "records": topic.unreadable_records} for topic in topics if topic.unreadable_records
-    ]
-    return {
-        "absent": [topic.topic for topic in topics if topic.is_missing],
-        "nobodys": unowned_letters,
-        "strange": invalid_records,
-    }
+    invalid = [{"topic": t.topic, "records": t.unreadable_records} for t in topics if t.unreadable_records]
+    return {"missing": [t.topic for t in topics if t.is_missing], "unowned": unowned_letters, "invalid": invalid}
 
 
 def _no_letters_lines(result: dict[str, Any]) -> list[str]:
-    return [f"none yet: topic {topic} is not there" for topic in result["absent"]] or ["no dead letters wait"]
+    return [f"none yet: topic {topic} is not there" for topic in result["missing"]] or ["no dead letters wait"]
 
 
 def _unowned_lines(result: dict[str, Any]) -> Iterator[str]:
-    for row in result["nobodys"]:
+    for row in result["unowned"]:
         yield f'{row["letters"]:>10,}  of no line of this bridge, signed "{row["signed"]}"   in {row["topic"]}'
-    for row in result["strange"]:
+    for row in result["invalid"]:
         count = f"{row['records']:>10,}"
         yield f"{count}  records that are no letter, or pieces of one that is not whole   in {row['topic']}"
 
@@ -172,14 +161,14 @@ def _show_lines(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _replay_lines(replay_result: deadletters.ReplayCounts, result: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
+def _replay_lines(counts: deadletters.ReplayCounts, result: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
     prefix = "would be " if dry_run else ""
-    if not (replay_result.replayed_by_topic or replay_result.filtered_count or replay_result.dead_by_reason):
+    if not (counts.replayed_by_topic or counts.filtered_count or counts.dead_by_reason):
         yield from _no_letters_lines(result)
-    for topic, count in sorted(replay_result.replayed_by_topic.items()):
+    for topic, count in sorted(counts.replayed_by_topic.items()):
         yield f"{count:>10,}  {prefix}written to {topic}"
-    if replay_result.filtered_count:
-        yield f"{replay_result.filtered_count:>10,}  {prefix}settled: a where leaves them out now"
-    for reason, count in sorted(replay_result.dead_by_reason.items()):
+    if counts.filtered_count:
+        yield f"{counts.filtered_count:>10,}  {prefix}closed: a where filters them now"
+    for reason, count in sorted(counts.dead_by_reason.items()):
         yield f"{count:>10,}  stay dead letters: {reason}"
     yield from _unowned_lines(result)

@@ -14,9 +14,9 @@ from towline.cli.screen import AsJson, BridgeFile, load_bridge, print_lines, pri
 if TYPE_CHECKING:
     from towline.doctor.inputs import Inputs
 
-#: Said before anything is touched.
+#: Printed before any probe.
 _NOTICE: Final = """\
-doctor asks the broker, Kafka and the disk. It makes nothing but MQTT sessions,
+doctor asks the broker, Kafka and the disk. It creates only MQTT sessions,
 messages and files of its own, named "towline-doctor-...", which no line
 receives, and removes them again. Kafka keeps the transactional ids that it
 tries (towline.BRIDGE.LINE.towline-doctor) until they expire."""
@@ -35,7 +35,7 @@ def doctor(
     probe_messages: Annotated[
         int, typer.Option(min=10, max=100_000, help="Messages that are queued to find the broker's limit.")
     ] = 1500,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is kept too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show kept promises.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check which promises of a bridge file the broker, Kafka and this machine can keep.
@@ -53,7 +53,7 @@ def doctor(
             print_lines(text.split("\n"), sys.stderr)
 
     if mosquitto_conf is not None:
-        mosquitto.read_conf(mosquitto_conf)  # a mistake in the command is told at once
+        mosquitto.read_conf(mosquitto_conf)  # report an error in the command at once
     case = Inputs(load_bridge(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
     print_progress(_NOTICE)
     findings = examine(case, lambda step: print_progress(f"▸ {step}"))

@@ -19,9 +19,11 @@ def gateway(
     file: BridgeFile = Path("bridge.toml"),
     line: Annotated[str | None, typer.Option(help="Name of the line; needed when there are several.")] = None,
     member: Annotated[
-        str | None, typer.Option(help="Which of the line's gateways, where they are several.", show_default=False)
+        str | None, typer.Option(help="Member of the line, if it has several gateways.", show_default=False)
     ] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Stop taking, hand on all, leave the line, and end.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Receive no more, wait until all is committed, end the session, and stop.")
+    ] = False,
     idle: Annotated[
         float, typer.Option(min=0, help="With --drain: seconds without a message that end the session.")
     ] = 30.0,
@@ -55,12 +57,12 @@ def gateway(
     if drain:
         check_drainable(settings)
         settings = settings.model_copy(update={"drain_s": idle})
-        stop_running(settings.state_dir)  # now: who starts it again comes later than this process, and finds it
+        stop_running(settings.state_dir)  # now: a supervisor that restarts it finds this process
     with metrics_endpoint(bridge, metrics, settings):
         code = run(settings)
     if drain and code == 0:
         report = f"{settings.name} is drained: all is committed, and its session at the broker is ended"
-        print_lines([report, f'A query over several gateways does without it: removed_gateways = ["{settings.name}"].'])
+        print_lines([report, f'Remove it from a query over several gateways: removed_gateways = ["{settings.name}"].'])
     raise typer.Exit(code)
 
 
@@ -79,7 +81,7 @@ def _stop_detached(state_dir: Path) -> str:
         problem = f"its gateway can't be ended like this: {user_text or f'it runs on {endpoint.host}'}"
         raise ConfigError("TL-G63", str(state_dir), problem, "End the query or bridge that it is for, or do it there.")
     stop_running(state_dir)
-    return f"{endpoint.name} has ended; its session stays at the broker, and what it had taken in on disk"
+    return f"{endpoint.name} has ended; its session stays at the broker, and its received messages on disk"
 
 
 def _select_gateway(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:
@@ -94,15 +96,11 @@ def _select_gateway(bridge: Bridge, file: Path, line: str | None, member: str | 
         return selected_line.member_settings(member, file)
     if member is not None or members:
         names = ", ".join(settings.share.member for settings in members if settings.share)
-        problem = (
-            f'line "{selected_line.name}" has several gateways: {names}' if members else "a downlink has no members"
-        )
+        several = f'line "{selected_line.name}" has several gateways: {names}'
+        problem = several if members else "a downlink has no members"
         remedy = "Name the one of this machine with --member." if members else "Leave out --member."
         raise ConfigError("TL-C120", str(file), problem, remedy)
     if not isinstance(selected_line, Downlink) and selected_line.gateways:
-        problem, remedy = (
-            "it reads gateways that run elsewhere, and has none of its own",
-            "Run it where such a gateway is.",
-        )
-        raise ConfigError("TL-C113", f'{file}: line "{selected_line.name}"', problem, remedy)
+        location, problem = f'{file}: line "{selected_line.name}"', "it reads remote gateways, and has none of its own"
+        raise ConfigError("TL-C113", location, problem, "Run it where such a gateway is.")
     return selected_line.gateway

@@ -27,9 +27,10 @@ def init(
     name: Annotated[
         str | None, typer.Option(help="Of the bridge; begins its client ids.", show_default="this machine's")
     ] = None,
-    state_dir: Annotated[str, typer.Option(help="Where journals lie; beside the file by default.")] = "state",
+    state_dir: Annotated[str, typer.Option(help="Directory of the journals; beside the file by default.")] = "state",
     source: Annotated[
-        Path | None, typer.Option("--from", help="Take what a mosquitto.conf says of the broker.", show_default=False)
+        Path | None,
+        typer.Option("--from", help="Take the broker's settings from a mosquitto.conf.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     examples: Annotated[
@@ -49,15 +50,13 @@ def init(
         print_lines(f"wrote {path}" for path in draft.write_examples(examples, force=force))
         return
     draft.refuse_existing(file, force=force)
-    broker_facts = None if source is None else draft.settings_from_conf(read_conf(source), file)
+    conf = None if source is None else draft.settings_from_conf(read_conf(source), file)
     head = {"name": draft.default_name() if name is None else name, "state_dir": state_dir}
-    given_answers = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
+    given = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
     ask = _prompt if sys.stdin.isatty() and sys.stdout.isatty() else None
-    text = draft.draft_text(
-        draft.collect_answers(given_answers, file, head, ask, broker_facts), file, head, broker_facts
-    )
-    written_files = draft.write(text, file, broker_facts.secrets if broker_facts else {}, force=force)
-    print_lines(_next_steps(broker_facts, file, written_files, source))
+    text = draft.draft_text(draft.collect_answers(given, file, head, ask, conf), file, head, conf)
+    written_files = draft.write(text, file, conf.secrets if conf else {}, force=force)
+    print_lines(_next_steps(conf, file, written_files, source))
 
 
 def _prompt(question: str, default: str, check_answer: AnswerCheck) -> str:
@@ -69,11 +68,9 @@ def _prompt(question: str, default: str, check_answer: AnswerCheck) -> str:
     return str(typer.prompt(question, default=default, value_proc=parse_answer))
 
 
-def _next_steps(
-    broker_facts: ImportedSettings | None, file: Path, written_files: list[Path], mosquitto_conf: Path | None
-) -> Iterator[str]:
-    yield f"wrote {' and '.join(map(str, written_files))}, mode 0600"
-    yield from (f"  {note}" for note in (broker_facts.notes if broker_facts else ()))
-    conf_option = "" if mosquitto_conf is None else f" --mosquitto-conf {mosquitto_conf}"
+def _next_steps(conf: ImportedSettings | None, file: Path, files: list[Path], source: Path | None) -> Iterator[str]:
+    yield f"wrote {' and '.join(map(str, files))}, mode 0600"
+    yield from (f"  {note}" for note in (conf.notes if conf else ()))
+    conf_option = "" if source is None else f" --mosquitto-conf {source}"
     yield f"Next: towline doctor {file}{conf_option}   what broker, Kafka and this machine can keep"
     yield f"      towline run {file}      until Ctrl-C; what waits stays on disk"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-app = command_app(no_args_is_help=True, help="Look-ups and repairs in Kafka.")
+app = command_app(no_args_is_help=True, help="Show and repair state in Kafka.")
 marker_app = command_app(no_args_is_help=True, help='The markers of format("kafka_transactional"), one per partition.')
 app.add_typer(marker_app, name="marker")
 
@@ -23,8 +23,8 @@ Servers = Annotated[str, typer.Option("--kafka", help="HOST:PORT of Kafka, with 
 Sink = Annotated[str, typer.Option("--sink", help="The sinkId; the query's id if the query names none.")]
 Prefix = Annotated[str, typer.Option(help="The sink's transactionalIdPrefix.")]
 Topic = Annotated[str | None, typer.Option(help="The sink's markerTopic.", show_default="PREFIX.SINK.markers")]
-KafkaOptions = Annotated[
-    list[str] | None, typer.Option("-X", help="librdkafka setting NAME=VALUE; secrets as NAME.file=PATH.")
+Options = Annotated[
+    list[str] | None, typer.Option("-X", help="librdkafka option NAME=VALUE; secrets as NAME.file=PATH.")
 ]
 
 
@@ -34,13 +34,13 @@ def show(
     sink: Sink,
     prefix: Prefix = "towline",
     marker_topic: Topic = None,
-    kafka_options: KafkaOptions = None,
+    options: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the last batch each partition of a sink has in Kafka. Exit code 1 if there is no marker."""
     from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loaded when it is called
 
-    store = MarkerStore(_settings(servers, prefix, marker_topic, kafka_options), sink)
+    store = MarkerStore(_settings(servers, prefix, marker_topic, options), sink)
     markers = {p: marker for p, marker in store.read_markers().items() if marker is not None}
     _print(store.topic, markers, as_json=as_json)
     if not markers:
@@ -61,8 +61,10 @@ def reset(
     ] = None,
     prefix: Prefix = "towline",
     marker_topic: Topic = None,
-    kafka_options: KafkaOptions = None,
-    is_confirmed: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only told.")] = False,
+    options: Options = None,
+    is_confirmed: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this only print what it would do.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Set the markers of a sink by hand, after an error TL-K10 to TL-K18. Stop the query first.
@@ -74,29 +76,23 @@ def reset(
 
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
-    read_settings = _settings(servers, prefix, marker_topic, kafka_options)
-    partition_count = parallelism or max(  # else as many partitions as the sink wrote last
-        (
-            marker.parallelism
-            for marker in MarkerStore(read_settings, sink).read_markers().values()
-            if marker is not None
-        ),
-        default=1,
-    )
-    settings = _settings(servers, prefix, marker_topic, kafka_options, partition_count)
+    markers = MarkerStore(_settings(servers, prefix, marker_topic, options), sink).read_markers().values()
+    # By default as many partitions as the sink wrote last.
+    partition_count = parallelism or max((m.parallelism for m in markers if m is not None), default=1)
+    settings = _settings(servers, prefix, marker_topic, options, partition_count)
     if not is_confirmed:
         sys.stdout.write(terminal_text(_reset_preview(sink, partition_count, to_batch)))
         raise typer.Exit(1)
-    markers = MarkerStore(settings, sink).reset(to_batch)
-    _print(settings.marker_topic_of(sink), {p: m for p, m in markers.items() if m is not None}, as_json=as_json)
+    new_markers = {p: m for p, m in MarkerStore(settings, sink).reset(to_batch).items() if m is not None}
+    _print(settings.marker_topic_of(sink), new_markers, as_json=as_json)
 
 
 def _settings(
-    servers: str, prefix: str, marker_topic: str | None, kafka_options: list[str] | None, parallelism: int = 1
+    servers: str, prefix: str, marker_topic: str | None, given: list[str] | None, parallelism: int = 1
 ) -> SinkSettings:
     from towline.kafka.options import SinkSettings  # noqa: PLC0415 - loaded when it is called
 
-    options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in kafka_options or ())}
+    options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in given or ())}
     options |= {"kafka.bootstrap.servers": servers, "transactionalIdPrefix": prefix, "deliveryTimeout": "15"}
     options["parallelism"] = str(parallelism)
     if marker_topic is not None:

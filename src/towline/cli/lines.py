@@ -109,7 +109,7 @@ def retire(
     file: BridgeFile,
     line: LineName,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Give up what waits here and in its session, instead.")
+        bool, typer.Option("--discard", help="Drop what waits here and in its session, instead.")
     ] = False,
     idle: Annotated[float, typer.Option(min=0, help="Seconds without a message that end the session.")] = 30.0,
 ) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from rich.console import Console
@@ -22,7 +22,9 @@ from towline.net.settings import ClientSettings
 from towline.net.tls import Tls
 from towline.text import count_text
 
-#: Seconds without any answer of the broker after which we give up.
+#: Topic and payload of each message.
+_Messages: TypeAlias = Iterator[tuple[str, bytes]]
+#: Timeout for any answer of the broker, in seconds.
 _ANSWER_TIMEOUT_S: Final = 30.0
 
 
@@ -70,10 +72,13 @@ def pub(
     messages = _messages(topic, message, count, rate)
     if durable is not None:
         publish_options["wait"] = bool(rate)
-        _publish_durably(
-            broker, messages, publish_options, durable, timeout, settings=settings, receipts=receipts,
-            receipt_key_file=receipt_key_file,
-        )  # fmt: skip
+        options = {
+            "state_dir": durable,
+            "settings": settings,
+            "receipts": receipts,
+            "receipt_key_file": receipt_key_file,
+        }
+        _publish_durably(broker, messages, publish_options, timeout, **options)
         return
     if receipts:
         raise typer.BadParameter("it needs --durable", param_hint="--receipts")
@@ -82,23 +87,19 @@ def pub(
         raise ConfigError("TL-C51", f"message to {name[:80]!r}", problem, "Change it.")
     started_at = time.monotonic()
     screen = Console(stderr=True)
-    is_plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
+    is_plain = not screen.is_terminal or screen.is_dumb_terminal  # a progress bar could not be erased
     with _open(broker, settings) as client, Progress(console=screen, transient=True, disable=is_plain) as progress:
         task = progress.add_task("publishing", total=count)
-        refused_reasons = _publish_all(client, messages, publish_options, endpoint, lambda: progress.advance(task))
+        reasons = _publish_all(client, messages, publish_options, endpoint, lambda: progress.advance(task))
         client.close(_ANSWER_TIMEOUT_S)
-    result_text = "acknowledged by" if qos else "sent to"
-    duration_text = f"in {time.monotonic() - started_at:.1f} s"
-    typer.echo(f"{count - len(refused_reasons):,} of {count_text(count)} {result_text} {endpoint} {duration_text}")
-    if refused_reasons:
-        typer.echo(
-            f"{len(refused_reasons):,} refused: {reason_name(refused_reasons[0])} (0x{refused_reasons[0]:02X})",
-            err=True,
-        )
+    result = f"{'acknowledged by' if qos else 'sent to'} {endpoint} in {time.monotonic() - started_at:.1f} s"
+    typer.echo(f"{count - len(reasons):,} of {count_text(count)} {result}")
+    if reasons:
+        typer.echo(f"{len(reasons):,} refused: {reason_name(reasons[0])} (0x{reasons[0]:02X})", err=True)
         raise typer.Exit(1)
 
 
-def _messages(topic: str, message: str, count: int, rate: float) -> Iterator[tuple[str, bytes]]:
+def _messages(topic: str, message: str, count: int, rate: float) -> _Messages:
     """Yield topic and payload of each message at its time; the payload keeps its bytes, which need not be text."""
     started_at = time.monotonic()
     for number in range(count):
@@ -120,32 +121,26 @@ def _open(broker: str, settings: ClientSettings) -> Client:
 
 
 def _publish_all(
-    client: Client,
-    messages: Iterator[tuple[str, bytes]],
-    publish_options: dict[str, Any],
-    endpoint: str,
-    on_message: Callable[[], None],
+    client: Client, messages: _Messages, options: dict[str, Any], endpoint: str, on_message: Callable[[], None]
 ) -> list[int]:
     """Publish all messages; return the reason codes of those that the broker refused."""
-    pending_results, refused_reasons = deque[PublishResult](), list[int]()
+    results, reasons = deque[PublishResult](), list[int]()
     try:
         for name, payload in messages:
-            while pending_results and pending_results[0].done:
-                refused_reasons += _refusal_reasons(pending_results.popleft())
-            pending_results.append(client.publish(name, payload, timeout_s=_ANSWER_TIMEOUT_S, **publish_options))
+            while results and results[0].done:
+                reasons += _refusal_reasons(results.popleft())
+            results.append(client.publish(name, payload, timeout_s=_ANSWER_TIMEOUT_S, **options))
             on_message()
-        while pending_results:
-            refused_reasons += _refusal_reasons(pending_results[0])
-            pending_results.popleft()
+        while results:
+            reasons += _refusal_reasons(results[0])
+            results.popleft()
     except Unreachable as error:
         if error.code != "TL-M33":
             raise
-        problem = (
-            f"no acknowledgement for {_ANSWER_TIMEOUT_S:g} s, {count_text(len(pending_results))} without an answer"
-        )
+        problem = f"no acknowledgement for {_ANSWER_TIMEOUT_S:g} s, {count_text(len(results))} without an answer"
         remedy = "Is the broker alive? Publish again what was not confirmed."
         raise client.last_error or Unreachable("TL-M33", endpoint, problem, remedy) from None
-    return refused_reasons
+    return reasons
 
 
 def _refusal_reasons(result: PublishResult) -> list[int]:
@@ -160,42 +155,29 @@ def _refusal_reasons(result: PublishResult) -> list[int]:
 
 
 def _publish_durably(
-    broker: str,
-    messages: Iterator[tuple[str, bytes]],
-    publish_options: dict[str, Any],
-    state_dir: Path,
-    timeout: float,
-    *,
-    receipts: bool,
-    **options: Any,
+    broker: str, messages: _Messages, publish_options: dict[str, Any], timeout: float, **options: Any
 ) -> None:
     from towline.publisher import Publisher  # noqa: PLC0415 - loads pyarrow
 
     outcomes, last_message = Counter[str](), None
-    publisher = Publisher(
-        broker,
-        state_dir=state_dir,
-        on_outcome=lambda _n, outcome: outcomes.update([outcome]),
-        receipts=receipts,
-        **options,
-    )
+    publisher = Publisher(broker, on_outcome=lambda _n, outcome: outcomes.update([outcome]), **options)
     started_at, waiting_count, count = time.monotonic(), publisher.waiting, 0
     try:
         for count, (name, payload) in enumerate(messages, 1):  # noqa: B007 - how many there were
             last_message = publisher.publish(name, payload, **publish_options)
         if last_message is not None:
             last_message.on_disk.result()
-        typer.echo(f"{count_text(count)} on disk in {state_dir} in {time.monotonic() - started_at:.1f} s", err=True)
+        typer.echo(
+            f"{count_text(count)} on disk in {options['state_dir']} in {time.monotonic() - started_at:.1f} s", err=True
+        )
     except BaseException:
         publisher.close(0)
         raise
-    remaining_count = publisher.close(timeout)  # what is left is told by the publisher
+    remaining_count = publisher.close(timeout)  # the publisher reports remaining messages
     waiting_text = f", {waiting_count:,} of them from before" if waiting_count else ""
-    typer.echo(
-        f"{count_text(outcomes['delivered'])} {'acknowledged by' if publish_options['qos'] else 'sent to'} "
-        f"{broker}{waiting_text}"
-    )
-    if receipts:
+    result = f"{'acknowledged by' if publish_options['qos'] else 'sent to'} {broker}{waiting_text}"
+    typer.echo(f"{count_text(outcomes['delivered'])} {result}")
+    if options["receipts"]:
         typer.echo(f"{count_text(outcomes['arrived'])} in Kafka")
     if outcomes["refused"] or outcomes["expired"]:
         typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)

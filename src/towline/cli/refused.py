@@ -17,14 +17,14 @@ from towline.timing import local_time
 
 app = command_app(
     name="refused",
-    help="Messages the broker would not take: show them, send them again, or drop them.",
+    help="Messages the broker refused: show them, send them again, or drop them.",
     epilog="Example:  towline refused show bridge.toml && towline refused replay bridge.toml --line commands",
     no_args_is_help=True,
 )
 
 #: Characters of a topic on the screen; ``--json`` has all of it.
 _MAX_TOPIC_CHARS = 120
-#: Does ``page``, ``replay`` or ``drop`` with an offset: see `towline.delivery.refused.Refused`.
+#: Calls ``page``, ``replay`` or ``drop`` of `towline.delivery.refused.RefusedMessages` with an offset.
 _RefusedCall = Callable[[str, int], dict[str, Any]]
 
 Place = Annotated[
@@ -50,10 +50,8 @@ def show(
                 counts[name, row["reason"], row["words"]] += 1
                 if len(first_messages) < limit:
                     first_messages.append({"line": name, **row})
-    reason_counts = [{"line": n, "reason": r, "words": w, "messages": c} for (n, r, w), c in sorted(counts.items())]
-    print_result(
-        {"kept": reason_counts, "first": first_messages}, _show_lines(reason_counts, first_messages), as_json=as_json
-    )
+    rows = [{"line": n, "reason": r, "words": w, "messages": c} for (n, r, w), c in sorted(counts.items())]
+    print_result({"kept": rows, "first": first_messages}, _show_lines(rows, first_messages), as_json=as_json)
 
 
 @app.command(epilog="Example:  towline refused replay bridge.toml --line commands")
@@ -81,7 +79,7 @@ def drop(
 ) -> None:
     """Delete the refused messages for good."""
     if not is_confirmed:
-        typer.confirm("Forget these messages for good?", abort=True, err=True)
+        typer.confirm("Delete these messages for good?", abort=True, err=True)
     _move("drop", _state_dirs(place, line), limit, as_json=as_json)
 
 
@@ -92,7 +90,7 @@ def _move(operation: str, state_dirs: Iterator[tuple[str, Path]], limit: int | N
             page = call_refused("page", 0)
             offset = page["rows"][0]["offset"] if page["rows"] else page["end"]
             end_offset = page["end"] if limit is None else min(page["end"], offset + limit)
-            while offset < end_offset:  # part by part; what is refused again meanwhile stays
+            while offset < end_offset:  # page by page; messages refused again meanwhile stay
                 answer = call_refused(operation, end_offset)
                 moved_counts[name] += answer["moved"]
                 offset = answer["next"]

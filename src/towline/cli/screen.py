@@ -16,7 +16,7 @@ from towline.text import fit_terminal, printable, printable_lines
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
-#: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
+#: A bridge file as an argument; a missing file is reported by the loader, in one line as every other error.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True, readable=False)]
 LineName = Annotated[str, typer.Argument(metavar="LINE", help="Name of the line.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]

@@ -12,10 +12,8 @@ from towline.errors import ConfigError
 from towline.guarantee import Guarantee
 from towline.sizing import Load, Requirement, large_payload_warning, requirements
 
-_RATE_OPTION: Final = typer.Option(
-    min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes."
-)
-#: A second without ``--every``, so that it is known whether it was said.
+_RATE: Final = typer.Option(min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes.")
+#: Default a second; None shows that ``--every`` was not given.
 _INTERVAL_OPTION: Final = typer.Option(
     min=0.001, max=31_536_000, show_default="1.0", help="... each with a message in so many seconds."
 )
@@ -24,7 +22,7 @@ _MAX_PACKET_BYTES: Final = 268_435_455
 
 
 def size(
-    rate: Annotated[float | None, _RATE_OPTION] = None,
+    rate: Annotated[float | None, _RATE] = None,
     devices: Annotated[
         int | None, typer.Option(min=1, max=10**9, show_default=False, help="Devices, in place of a rate ...")
     ] = None,
@@ -34,7 +32,7 @@ def size(
     properties: Annotated[
         int, typer.Option("--property-bytes", min=0, max=_MAX_PACKET_BYTES, help="Bytes of user properties.")
     ] = 0,
-    outage: Annotated[float, typer.Option(min=0, max=525_600, help="Minutes Kafka or Spark may be away.")] = 60.0,
+    outage: Annotated[float, typer.Option(min=0, max=525_600, help="Minutes Kafka or Spark may be down.")] = 60.0,
     guarantee: Annotated[Guarantee, typer.Option(help="The promise.")] = Guarantee.AT_LEAST_ONCE,
     sql: Annotated[bool, typer.Option("--sql", help="A where, fields, a dedupe key, or several writers.")] = False,
     as_json: AsJson = False,
@@ -52,12 +50,9 @@ def size(
         guarantee=guarantee,
         sql=sql,
     )
-    resource_needs = requirements(load)
-    print_result(
-        [asdict(need) for need in resource_needs],
-        filter(None, [*map(_line, resource_needs), large_payload_warning(load)]),
-        as_json=as_json,
-    )
+    needs = requirements(load)
+    lines = filter(None, [*map(_line, needs), large_payload_warning(load)])
+    print_result([asdict(need) for need in needs], lines, as_json=as_json)
 
 
 def _message_rate(rate: float | None, devices: int | None, interval_s: float | None) -> float:

@@ -16,7 +16,7 @@ from towline.errors import ConfigError, GatewayError, KafkaError, StateAccessDen
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
-#: Seconds between two looks with --watch.
+#: Seconds between two outputs with --watch.
 WATCH_S = 1.0
 
 
@@ -30,8 +30,8 @@ def status(
     url: Annotated[
         str | None, typer.Option(metavar="http://HOST:PORT", help="Ask a bridge's monitor instead.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is unknown.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
     reconcile: Annotated[bool, typer.Option("--reconcile", help="Ask Kafka too: the totals of its markers.")] = False,
 ) -> None:
     """Show the account: received = in Kafka + deduplicated or filtered + waiting, and whether it adds up.
@@ -84,7 +84,7 @@ def _collect_status(bridge: Bridge | None, state_dir: Path | None, url: str | No
         return collect_bridge_status(bridge)
     except StateAccessDenied:
         if bridge is not None and bridge.monitor.listen:
-            with suppress(GatewayError):  # else it is said whose the directory is
+            with suppress(GatewayError):  # else raise the error with the directory's owner
                 return fetch_status(f"http://{bridge.monitor.listen}")
         raise
     except GatewayError as error:

@@ -35,31 +35,31 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import ListenSettings
 
-#: Begins the location of a gateway that is reached over a network.
+#: Scheme of the location of a gateway on a network.
 REMOTE_SCHEME: Final = "grpc+tls://"
 _REMOTE_LOCATION: Final = re.compile(re.escape(REMOTE_SCHEME) + r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
-#: Codes of the errors by which a gateway and its client do not come together until a person has changed a file: the
-#: token is refused, the certificate is not accepted, or a file of the client's can't be used.
+#: Codes of access errors that last until a person changes a file: the token or the certificate is not accepted, or a
+#: file of the client can't be used.
 ACCESS_ERROR_CODES: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
-#: Characters of a token: as many hex digits hold 64 bits, which nobody guesses at a gateway's pace.
+#: Minimum characters of a token: as many hex digits hold 64 bits, too many to guess through a gateway.
 MIN_TOKEN_CHARS: Final = 16
 _REMEDY: Final = "Make one with: openssl rand -hex 32"
 
 #: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (x509_vfy.h).
-_VALIDITY_ERRORS: Final = {9: "the certificate is not valid yet", 10: "the certificate is over"}
-#: More steps than a handshake in memory has.
+_VALIDITY_ERRORS: Final = {9: "the certificate is not valid yet", 10: "the certificate has expired"}
+#: Limit of steps for a handshake in memory, which needs fewer.
 _MAX_HANDSHAKE_STEPS: Final = 8
 
-#: In the state directory: 64 hex digits. A new file makes every ticket worthless.
+#: In the state directory: 64 hex digits. A new file invalidates every ticket.
 KEY_FILE: Final = "ticket.key"
-#: A batch, its retries and a restart of the gateway between them fit in.
+#: Default validity of a ticket, in seconds: enough for a batch, its retries and a restart of the gateway.
 DEFAULT_TICKET_S: Final = 3600.0
 MAX_TICKET_S: Final = 7 * 86400.0
 _TICKET_VERSION: Final = 1
 _KEY_BYTES: Final = 32
-#: Keeps the codes apart from whatever else a key may ever sign.
+#: Separates these HMACs from any other use of the key.
 _HMAC_PREFIX: Final = b"towline ticket\0"
-#: Longer ones are none: names have at most 256 characters.
+#: Longer tickets are invalid: names have at most 256 characters.
 _MAX_TICKET_CHARS: Final = 4096
 
 
@@ -89,7 +89,7 @@ def parse_gateways(text: str) -> tuple[str, ...]:
     if not gateways:
         raise ValueError("it names no gateway")
     if duplicate := next((gateway for gateway in gateways if gateways.count(gateway) > 1), None):
-        raise ValueError(f"{printable(duplicate, 200)} stands there twice")
+        raise ValueError(f"{printable(duplicate, 200)} is listed twice")
     return tuple(gateways)
 
 
@@ -203,42 +203,35 @@ class ServerCertificate:
         import ssl  # noqa: PLC0415 - workers need none
 
         setting, path, problem = "cert_file", settings.cert_file, "it holds no certificate in PEM"
-        client_context, server_context = (
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
-        )
-        client_context.check_hostname = False
-        client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             chain = path.read_bytes()
-            client_context.load_verify_locations(path)
+            client.load_verify_locations(path)
             setting, path, problem = "key_file", settings.key_file, "it holds no private key in PEM without a password"
             key = path.read_bytes()
-            server_context.load_cert_chain(settings.cert_file, path, password=b"")
-            return cls(chain, key, _valid_until(client_context, server_context))
+            server.load_cert_chain(settings.cert_file, path, password=b"")
+            return cls(chain, key, _valid_until(client, server))
         except ssl.SSLCertVerificationError as error:
             setting, path = "cert_file", settings.cert_file
-            problem = _VALIDITY_ERRORS.get(
-                error.verify_code, f"the certificate is not accepted ({error.verify_message})"
-            )
+            rejected = f"the certificate is not accepted ({error.verify_message})"
+            problem = _VALIDITY_ERRORS.get(error.verify_code, rejected)
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 problem = "the key does not fit the certificate in cert_file"
         except OSError as error:
             problem = f"it can't be read ({files.os_error_text(error)})"
-        remedy = "Correct or renew it; a renewed one is taken while the gateway runs."
+        remedy = "Correct or renew it; a renewed one is used without a restart."
         raise ConfigError("TL-C97", f"{setting} {path}", problem, remedy)
 
 
-def _valid_until(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> datetime:
+def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
     """Return the end of the certificate's validity, from a TLS handshake in memory."""
     import ssl  # noqa: PLC0415 - see above
 
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (
-        client_context.wrap_bio(to_client, to_server),
-        server_context.wrap_bio(to_server, to_client, server_side=True),
-    )
+    sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
     for step in range(_MAX_HANDSHAKE_STEPS):
         with contextlib.suppress(ssl.SSLWantReadError):
             sides[step % 2].do_handshake()
@@ -286,14 +279,11 @@ class TicketKey:
                 files.replace_durably(path, secrets.token_hex(_KEY_BYTES))
             text = path.read_bytes().strip()
         except OSError as error:
-            problem = f"the key of the tickets can't be kept ({files.os_error_text(error)})"
-            raise JournalError("TL-J01", str(path), problem, "Look at the directory's rights and room.") from error
+            problem = f"the ticket key can't be stored ({files.os_error_text(error)})"
+            raise JournalError("TL-J01", str(path), problem, "Check its permissions and the free space.") from error
         if not re.fullmatch(rb"[0-9a-f]{%d}" % (2 * _KEY_BYTES), text):
-            problem, remedy = (
-                "this is no key of tickets",
-                "Remove the file; the gateway makes another, and old tickets end.",
-            )
-            raise JournalError("TL-J01", str(path), problem, remedy)
+            remedy = "Remove the file; the gateway creates another, and old tickets become invalid."
+            raise JournalError("TL-J01", str(path), "this is no ticket key", remedy)
         return cls(gateway_name, bytes.fromhex(text.decode()))
 
     def sign_ticket(self, valid_s: float, **claims: Any) -> str:
@@ -306,13 +296,12 @@ class TicketKey:
     def verify(self, text: str) -> Ticket:
         """Verify a ticket and return its claims; raises GatewayError: TL-G41 for another key, TL-G42 if expired."""
         body, _, signature = text.partition(".")
-        is_signed = len(text) <= _MAX_TICKET_CHARS and hmac.compare_digest(
-            _sha256(signature), _sha256(self._signature(body))
-        )
-        fields: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body)) if is_signed else {}
+        is_signed = hmac.compare_digest(_sha256(signature), _sha256(self._signature(body)))
+        is_valid = is_signed and len(text) <= _MAX_TICKET_CHARS
+        fields: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body)) if is_valid else {}
         if fields.pop("v", None) != _TICKET_VERSION:
-            problem = "the ticket is none that this gateway has signed"
-            remedy = "Run the batch again: the driver asks for a new one. Is the location that of another gateway?"
+            problem = "the ticket was not signed by this gateway"
+            remedy = "Run the batch again: the driver requests a new one. Is it the location of another gateway?"
             raise GatewayError("TL-G41", self._gateway_name, problem, remedy)
         ticket = Ticket(**fields)
         if self._clock() >= ticket.expires:

@@ -55,32 +55,30 @@ READ_TIMEOUT_S: Final = 90.0
 #: Longest time for a piece of a batch on its way to an outbox over a network, in seconds.
 WRITE_TIMEOUT_S: Final = 300.0
 
-#: gRPC would wait up to a second, then longer, before it tries again. Its shortest backoff is also how long one attempt
-#: may take: a busy machine needs more than a moment.
+#: gRPC's default backoff is a second and more. The minimum backoff is also the timeout of one attempt: a busy machine
+#: needs time.
 _CHANNEL_OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-#: What gRPC says of a certificate that it does not accept, in its own words and in OpenSSL's.
-_CERTIFICATE_ERROR: Final = re.compile(
-    r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer certificate)"
-)
+#: gRPC's messages about a certificate that it rejects, in its own words and in OpenSSL's.
+_CERTIFICATE_ERROR: Final = re.compile(r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer cert)")
 _LOCAL_REMEDY: Final = (
-    "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself."
+    "Is it running? `towline status` shows it; with the option stateDir the source starts one itself."
 )
 _REMOTE_REMEDY: Final = "Does it run and listen there? `towline status` on its machine shows it."
 
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_TIMEOUT_S = 20.0
-#: Seconds between two signs. A batch may take longer than any lease, and Spark asks for nothing meanwhile.
+#: Seconds between two heartbeats. A batch may take longer than any lease, and Spark makes no calls meanwhile.
 HEARTBEAT_S: Final = 10
-#: A reader on another host, or in another container, whose pid can't be seen, is taken for dead after so many seconds
-#: without a call: three of its signs of life.
+#: A reader on another host or in another container, whose pid can't be seen, counts as dead after so many seconds
+#: without a call: three heartbeats.
 HEARTBEAT_TIMEOUT_S = 3 * HEARTBEAT_S
-#: How long a reader on a network waits for the one before it, in seconds: one that died has its lease for so long.
+#: Seconds that a reader on a network waits for the previous reader: the lease of a dead one lasts so long.
 TAKEOVER_S = HEARTBEAT_TIMEOUT_S + 5.0
 
 
@@ -133,8 +131,8 @@ class GatewayClient:
         self._ca_pem = ca_pem
         self._remote = is_remote(location)
         self._connection: Any = None
-        #: Set where the reader needs no more signs of life.
-        self._heartbeat_stopped = threading.Event()
+        #: Set when the reader needs no more heartbeats.
+        self._lease_ended = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +152,7 @@ class GatewayClient:
                 `TAKEOVER_S` if the gateway can't see readers: it needs that long to notice that one has died.
 
         Raises:
-            Fenced: TL-G03, another living process reads as this consumer. TL-G07, a newer reader took over.
+            ReaderFenced: TL-G03, another living process reads as this consumer. TL-G07, a newer reader took over.
         """
         if needs_heartbeat := self._remote or self.status()["host"] != ProcessIdentity.of(os.getpid()).host:
             wait_s = max(wait_s, TAKEOVER_S)
@@ -168,11 +166,10 @@ class GatewayClient:
                     raise
                 time.sleep(0.1)
         if needs_heartbeat:
-            self._heartbeat_stopped.set()
-            self._heartbeat_stopped = threading.Event()
-            guarded_thread(
-                self._send_heartbeats, "heartbeat", lease, self._heartbeat_stopped, retry_s=HEARTBEAT_S
-            ).start()
+            self._lease_ended.set()
+            self._lease_ended = threading.Event()
+            ended = self._lease_ended
+            guarded_thread(self._send_heartbeats, "heartbeat", lease, ended, retry_s=HEARTBEAT_S).start()
         return status
 
     def _reader_fields(self, lease: Lease) -> dict[str, object]:
@@ -187,9 +184,9 @@ class GatewayClient:
             try:
                 self._call_action("hold", reader=self._reader_fields(lease))
             except ReaderFenced:
-                return  # the next call of the reader says so
+                return  # the next call of the reader raises it
             except GatewayError:
-                continue  # it is asked again with the next
+                continue  # the next heartbeat retries
 
     def wait(
         self,
@@ -217,15 +214,14 @@ class GatewayClient:
             incarnation: Incarnation that belongs to ``start``, "" if unknown.
 
         Raises:
-            Fenced: TL-G04 for another journal, TL-G26 for a copy that was written to since; as `acquire`.
+            ReaderFenced: TL-G04 for another journal, TL-G26 for a copy that was written to since; as `acquire`.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
         """
         limits = {"timeout_s": timeout_s, "max_rows": max_rows, "max_bytes": max_bytes}
         offset = {"journal": journal, "start": start, "safe": durable_offset, "incarnation": incarnation}
         fields = {"reader": self._reader_fields(lease), **offset, **limits}
-        return ReadableRange(
-            **call_interruptibly(lambda: self._call_action("wait", timeout_s + CALL_TIMEOUT_S, **fields))
-        )
+        answer_s = timeout_s + CALL_TIMEOUT_S
+        return ReadableRange(**call_interruptibly(lambda: self._call_action("wait", answer_s, **fields)))
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1 of a journal; nothing is consumed, no lease is needed [I4].
@@ -237,7 +233,7 @@ class GatewayClient:
             incarnation: Incarnation that belongs to ``end``, "" if unknown.
 
         Raises:
-            Fenced: TL-G04 for another journal, TL-G26 for an older copy that was written to since.
+            ReaderFenced: TL-G04 for another journal, TL-G26 for an older copy that was written to since.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have, TL-G11 for a short answer.
         """
         request = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
@@ -272,7 +268,7 @@ class GatewayClient:
             valid_s: Seconds until the tickets expire, by the gateway's clock; a week at most.
 
         Raises:
-            Fenced: TL-G04 for another journal.
+            ReaderFenced: TL-G04 for another journal.
         """
         return list(self._call_action("sign", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"])
 
@@ -290,7 +286,7 @@ class GatewayClient:
 
     def release(self, lease: Lease) -> None:
         """Release a lease for good, so that the next reader need not wait for the end of this process."""
-        self._heartbeat_stopped.set()
+        self._lease_ended.set()
         self._call_action("release", 2.0, consumer=lease.consumer, lease=lease.token)
 
     def stored_batch(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> StoredBatch:
@@ -335,11 +331,9 @@ class GatewayClient:
         batch_fields = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
         command = json.dumps({"batch": batch_fields, "start": start, "whole": is_last}).encode()
         with self._translate_errors():
-            descriptor, timeout_s = (
-                _import_flight().FlightDescriptor.for_command(command),
-                WRITE_TIMEOUT_S if self._remote else None,
-            )
-            stream, answers = self._flight_client().do_put(descriptor, rows.schema, self._call_options(timeout_s))
+            descriptor = _import_flight().FlightDescriptor.for_command(command)
+            options = self._call_options(WRITE_TIMEOUT_S if self._remote else None)
+            stream, answers = self._flight_client().do_put(descriptor, rows.schema, options)
         try:
             with self._translate_errors():
                 stream.write_batch(rows)
@@ -375,15 +369,13 @@ class GatewayClient:
         """
         return self._call_action("refused", do=operation, at=offset)
 
-    def request_filters(
-        self, change: str, filters: Sequence[Mapping[str, object]], settings_digest: str
-    ) -> tuple[str, str]:
+    def request_filters(self, change: str, filters: Sequence[Mapping[str, object]], digest: str) -> tuple[str, str]:
         """Request other topic filters, or return the state of that change: the same call does both.
 
         Args:
             change: Name of the change.
             filters: All filters, as ``subscriptions`` of the gateway's settings are in JSON.
-            settings_digest: `GatewaySettings.digest` of the settings with these filters.
+            digest: `GatewaySettings.digest` of the settings with these filters.
 
         Returns:
             A `FilterChangeState` as text, and the broker's reason for a refusal.
@@ -391,12 +383,12 @@ class GatewayClient:
         Raises:
             ConfigError: TL-C172, the gateway is being drained.
         """
-        answer = self._call_action("filters", change=change, filters=list(filters), settings=settings_digest)
+        answer = self._call_action("filters", change=change, filters=list(filters), settings=digest)
         return answer["state"], answer["text"]
 
     def close(self) -> None:
         """Close the connection; the gateway keeps running."""
-        self._heartbeat_stopped.set()
+        self._lease_ended.set()
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(Exception):

@@ -23,7 +23,7 @@ ENDPOINT_FILE = "endpoint.json"
 ERROR_FILE = "gateway-error.json"
 LOG_FILE = "gateway.log"
 
-#: Escaped in a location, they end or change the path in gRPC 1.x all the same (measured, pyarrow 26).
+#: gRPC 1.x ends or changes the path at these characters even when they are escaped (measured, pyarrow 26).
 _UNSAFE_URI_CHARS = frozenset("#?%")
 
 #: sun_path holds 108 bytes with its end mark (unix(7)). gRPC takes 107 of them, Java 106 (UnixDomainSockets.c).
@@ -74,7 +74,7 @@ def read_state_file(path: Path) -> str | None:
     """Return the text of a file in a state directory; None if it is missing or can't be read.
 
     Raises:
-        NotAllowed: TL-B59, this user may not read it: it may or may not exist [I19].
+        StateAccessDenied: TL-B59, this user may not read it: it may or may not exist [I19].
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -123,12 +123,8 @@ def error_fields(error: errors.TowlineError) -> dict[str, Any]:
 
 def error_from(fields: Mapping[str, Any]) -> errors.TowlineError:
     """Rebuild the error from `error_fields`; an unknown type becomes a `GatewayError`."""
-    nested_fields = fields.get("errors")
-    if config_errors := [
-        nested_error
-        for nested_error in map(error_from, nested_fields or ())
-        if isinstance(nested_error, errors.ConfigError)
-    ]:
+    nested = map(error_from, fields.get("errors") or ())
+    if config_errors := [error for error in nested if isinstance(error, errors.ConfigError)]:
         return errors.ConfigErrors(config_errors)
     error_class = vars(errors).get(str(fields.get("type")))
     base_class: type[errors.TowlineError] = errors.GatewayError

@@ -39,21 +39,21 @@ from towline.gateway.settings import ListenSettings
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
 
-#: A header longer than any token or ticket is not looked at.
+#: A header longer than any token or ticket is ignored.
 _MAX_HEADER_CHARS: Final = 8192
-#: Refused calls are told once in so many seconds, with their number.
+#: Interval of the log line with the number of refused calls, in seconds.
 _LOG_INTERVAL_S: Final = 60.0
-#: How often it is looked whether the certificate was renewed, in seconds.
+#: Interval of checks for a renewed certificate, in seconds.
 _CERTIFICATE_CHECK_S: Final = 5.0
 _AUTHENTICATION: Final = "admitted"
-#: Most bytes in memory: a quarter of the machine's, and so many at least. A row of 256 MB is there three times on its
-#: way, and each stream of rows has two batches of up to 32 MB; strangers get no more either.
+#: Minimum of the memory limit, which is a quarter of the machine's memory. A row of 256 MB needs three copies, and each
+#: stream of rows has two batches of up to 32 MB; the limit includes what strangers use.
 _MIN_MEMORY_LIMIT_BYTES: Final = 2 << 30
-#: Longer than the longest wait that a client may ask for.
+#: Longer than the longest long poll.
 _CALL_TIMEOUT_S: Final = 90.0
-#: How long a port may still be that of the server before, in seconds.
+#: Timeout for the previous server to release the port, in seconds.
 _PORT_TIMEOUT_S: Final = 3.0
-#: How often it is looked how much memory there is, in seconds: a fast network brings 100 MB meanwhile.
+#: Interval of the memory check, in seconds: a fast network transfers 100 MB meanwhile.
 _MEMORY_CHECK_S: Final = 0.1
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -74,7 +74,7 @@ class CallAuthenticator(flight.ServerMiddlewareFactory):  # type: ignore[misc]  
         self._ticket_key = ticket_key
         self._lock = threading.Lock()
         self.refused_calls = 0
-        #: How many were told last, and when.
+        #: Refused calls that are logged already, and the time of that log line.
         self._logged_count, self._logged_at = 0, float("-inf")
 
     def log_refused_calls(self, now: float) -> None:
@@ -113,11 +113,11 @@ class CallAuthenticator(flight.ServerMiddlewareFactory):  # type: ignore[misc]  
             return self._ticket_key.verify(credential)
         if scheme != "Bearer" or not self._token_file.accepts(credential):
             remedy = "gatewayTokenFile has to hold a line of the file that the gateway's token_file names."
-            raise GatewayError("TL-G40", self.gateway_name, "the token is missing or is none of this gateway's", remedy)
+            raise GatewayError("TL-G40", self.gateway_name, "the token is missing or unknown to this gateway", remedy)
         return None
 
 
-def check_ticket_scope(gateway_name: str, ticket: Ticket, call: str, body: bytes) -> None:
+def check_ticket_scope(gateway: str, ticket: Ticket, call: str, body: bytes) -> None:
     """Check that a ticket permits a call: the rows that are read, or the writer of the batch.
 
     A read may begin later than the ticket's range, as after a broken connection. It has to end at the range's end: only
@@ -126,14 +126,11 @@ def check_ticket_scope(gateway_name: str, ticket: Ticket, call: str, body: bytes
     Raises:
         GatewayError: TL-G43, the ticket is for something else. TL-G08, the request can't be read.
     """
-    request = parse_request(gateway_name, body)
+    request = parse_request(gateway, body)
     needed_kind, is_covered, target = "", False, f'the action "{call}"'
     if call == "get":
-        requested_range, start = (
-            (request.get("journal"), request.get("end"), request.get("incarnation", "")),
-            request.get("start"),
-        )
-        is_covered = requested_range == (ticket.journal, ticket.end, ticket.incarnation)
+        rows, start = tuple(map(request.get, ("journal", "end", "incarnation"), (None, None, ""))), request.get("start")
+        is_covered = rows == (ticket.journal, ticket.end, ticket.incarnation)
         is_covered = is_covered and isinstance(start, int) and start >= ticket.start
         needed_kind, target = "read", "these rows"
     elif call in {"put", "place", "sent"}:
@@ -142,8 +139,8 @@ def check_ticket_scope(gateway_name: str, ticket: Ticket, call: str, body: bytes
         is_covered = call == "sent" or str(writer).startswith(f"{ticket.writer}/")
         needed_kind, target = "write", "this writer"
     if ticket.kind != needed_kind or not is_covered:
-        remedy = "A driver asks for a ticket for each slice and each query. Everything else needs the token."
-        raise GatewayError("TL-G43", gateway_name, f"the ticket is for something else than {target}", remedy)
+        remedy = "The driver requests a ticket for each slice and each query. Everything else needs the token."
+        raise GatewayError("TL-G43", gateway, f"the ticket is for something else than {target}", remedy)
 
 
 class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
@@ -152,15 +149,13 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
     Listens once it is constructed; raises TL-G45 if it can't.
     """
 
-    def __init__(
-        self, location: str, certificate: ServerCertificate, gateway_location: str, authenticator: CallAuthenticator
-    ) -> None:
+    def __init__(self, location: str, certificate: ServerCertificate, gateway: str, calls: CallAuthenticator) -> None:
         # Calls may come in as soon as the base class is constructed: every field they use is set before.
-        self._authenticator, self.certificate = authenticator, certificate
-        self._gateway = flight.connect(gateway_location)
-        certificate_pair = (certificate.chain, certificate.key)
+        self._authenticator, self.certificate = calls, certificate
+        self._gateway = flight.connect(gateway)
+        pair = (certificate.chain, certificate.key)
         try:
-            super().__init__(location, tls_certificates=[certificate_pair], middleware={_AUTHENTICATION: authenticator})
+            super().__init__(location, tls_certificates=[pair], middleware={_AUTHENTICATION: calls})
         except Exception as error:
             problem = f"the gateway can't listen on this address ({_bind_error(location)})"
             remedy = "Is the address one of this machine, and the port free?"
@@ -169,12 +164,8 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
 
     def status(self) -> dict[str, object]:
         """Return location, certificate expiry and number of refused calls."""
-        valid_until = self.certificate.valid_until.isoformat(timespec="seconds")
-        return {
-            "location": self.location,
-            "certificate_until": valid_until,
-            "refused": self._authenticator.refused_calls,
-        }
+        until, refused = self.certificate.valid_until.isoformat(timespec="seconds"), self._authenticator.refused_calls
+        return {"location": self.location, "certificate_until": until, "refused": refused}
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Forward an action."""
@@ -204,12 +195,10 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
 
     @contextlib.contextmanager
     def _authorize(self, context: Any, call: str, body: Any) -> Iterator[None]:
-        authenticated_call: _AuthenticatedCall = context.get_middleware(_AUTHENTICATION)
-        if authenticated_call.ticket is not None:
+        caller: _AuthenticatedCall = context.get_middleware(_AUTHENTICATION)
+        if caller.ticket is not None:
             with flight_errors(self._authenticator.gateway_name):
-                check_ticket_scope(
-                    self._authenticator.gateway_name, authenticated_call.ticket, call, bytes(body or b"")
-                )
+                check_ticket_scope(self._authenticator.gateway_name, caller.ticket, call, bytes(body or b""))
         with _forward_errors():
             yield
 
@@ -224,7 +213,7 @@ def _bind_error(location: str) -> str:
             probe.bind(address)
     except OSError as error:
         return os_error_text(error)
-    return "no reason is known"
+    return "unknown reason"
 
 
 def _stream_rows(stream: Any) -> Iterator[pa.RecordBatch]:
@@ -255,42 +244,39 @@ def main() -> int:
     """Serve until standard input ends; return the exit code."""
     configure_logging(LogStream(sys.stderr))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the gateway ends it, when it has ended what waits
+        signal.signal(number, signal.SIG_IGN)  # the gateway stops this process, after it has ended waiting calls
     front_settings = json.loads(sys.stdin.readline())
     return_free_memory()
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys would be in it
-    with contextlib.suppress(OSError):  # where memory is short, this process goes, and not the intake
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain keys
+    with contextlib.suppress(OSError):  # out of memory the kernel kills this process, not the intake
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         _serve(front_settings)
-    except Exception as error:  # noqa: BLE001 - the gateway learns why, whatever it was
+    except Exception as error:  # noqa: BLE001 - any error is reported to the gateway
         failure = error if isinstance(error, TowlineError) else unexpected_error(str(front_settings.get("name")), error)
         _report({"error": error_fields(failure)})
         return 1
     return 0
 
 
-def _serve(front_settings: Mapping[str, Any]) -> None:
-    settings, name, gateway_location = (
-        ListenSettings.model_validate(front_settings["listen"]),
-        str(front_settings["name"]),
-        str(front_settings["gateway"]),
+def _serve(config: Mapping[str, Any]) -> None:
+    settings, name, gateway = (
+        ListenSettings.model_validate(config["listen"]),
+        str(config["name"]),
+        str(config["gateway"]),
     )
     log = structlog.get_logger("towline.gateway").bind(line=name)
-    authenticator = CallAuthenticator(
-        name, TokenFile(settings.token_file), TicketKey.load(name, Path(front_settings["state_dir"]))
-    )
-    service = _listen(settings.location, ServerCertificate.read(settings), gateway_location, authenticator)
+    key = TicketKey.load(name, Path(config["state_dir"]))
+    authenticator = CallAuthenticator(name, TokenFile(settings.token_file), key)
+    service = _listen(settings.location, ServerCertificate.read(settings), gateway, authenticator)
     reported_status, certificate_problem, next_check_at = dict[str, object](), "", 0.0
-    max_bytes = front_settings.get("most_bytes") or max(
-        _MIN_MEMORY_LIMIT_BYTES, _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES") // 4
-    )
+    max_bytes = config.get("most_bytes") or max(_MIN_MEMORY_LIMIT_BYTES, _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES") // 4)
     while not select.select([sys.stdin], [], [], _MEMORY_CHECK_S if reported_status else 0)[0]:
         if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES > max_bytes:  # resident, proc(5)
             problem = f"the network's calls took more than {max_bytes >> 20:,} MB"
-            _report({"error": error_fields(GatewayError("TL-G49", name, problem, "It begins again."))})
-            os._exit(1)  # nothing is kept here, and whatever ends in order takes time
+            _report({"error": error_fields(GatewayError("TL-G49", name, problem, "It is restarted."))})
+            os._exit(1)  # there is no state to save, and a clean exit takes time
         if (status := service.status()) != reported_status:
             _report(reported_status := status)
         authenticator.log_refused_calls(time.monotonic())
@@ -303,9 +289,9 @@ def _serve(front_settings: Mapping[str, Any]) -> None:
             if str(error) != certificate_problem:
                 log.warning("certificates not renewed", code=error.code, reason=(certificate_problem := str(error)))
             continue
-        if certificate != service.certificate:  # a server keeps the one that it was given
+        if certificate != service.certificate:  # a Flight server can't change its certificate
             _shut_down(service)
-            service = _listen(service.location, certificate, gateway_location, authenticator)
+            service = _listen(service.location, certificate, gateway, authenticator)
             log.info("certificates renewed")
     _shut_down(service).join(FRONT_STOP_TIMEOUT_S)
 
@@ -317,14 +303,12 @@ def _shut_down(service: RemoteService) -> threading.Thread:
     return shutdown_thread
 
 
-def _listen(
-    location: str, certificate: ServerCertificate, gateway_location: str, authenticator: CallAuthenticator
-) -> RemoteService:
+def _listen(location: str, certificate: ServerCertificate, gateway: str, calls: CallAuthenticator) -> RemoteService:
     """Start listening; retries while the previous server releases the port."""
     deadline = time.monotonic() + _PORT_TIMEOUT_S
     while True:
         try:
-            return RemoteService(location, certificate, gateway_location, authenticator)
+            return RemoteService(location, certificate, gateway, calls)
         except GatewayError:
             if time.monotonic() >= deadline:
                 raise

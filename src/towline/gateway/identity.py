@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
     from towline.journal import Journal, Outbox
 
-#: Beside Spark's own files in the checkpoint: where the query's outbox stood.
+#: In the checkpoint, beside Spark's own files: the end of the query's outbox.
 OUTBOX_FILE: Final = "towline-outbox.json"
 
 
@@ -67,7 +67,7 @@ class JournalOffset(NamedTuple):
             return cls(str(values["journal"]), int(values["offset"]), str(values["incarnation"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"{_outbox_note_file(number)} can't be read ({type(error).__name__})"
-            remedy = "It tells which outbox the query writes to. If that is the newest one, remove the file."
+            remedy = "It identifies the query's outbox. If that outbox is the newest one, remove the file."
             raise GatewayError("TL-G37", checkpoint, problem, remedy) from error
 
     def write_outbox_note(self, checkpoint: str, number: int = 0) -> None:
@@ -95,15 +95,15 @@ class StoredBatch:
         return cls(**{**answer, "outbox": JournalOffset(*answer["outbox"])})
 
 
-def is_other_incarnation(expected_incarnation: str, actual_incarnation: str, offset: int, first_offset: int) -> bool:
+def is_other_incarnation(expected: str, actual: str, offset: int, first_offset: int) -> bool:
     """Return True if another incarnation than the expected one wrote the row below an offset.
 
     Rows below an offset before the journal's first one were committed and are not compared. "" means an empty journal.
     """
-    return expected_incarnation != "" and offset >= first_offset and actual_incarnation != expected_incarnation
+    return expected != "" and offset >= first_offset and actual != expected
 
 
-#: Of whose rows → codes: another journal, an older copy, an older copy that has gone on.
+#: Inbox or outbox → codes of: another journal, an older copy, an older copy that was written to since.
 _CODES_BY_STORE: Final = {"inbox": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
 _REMEDIES: Final = {
     "inbox": "Bring back the newest state directory of that query. Or start the query with a new checkpoint directory "
@@ -112,71 +112,56 @@ _REMEDIES: Final = {
     "line: towline begin-again FILE LINE): what only the newer outbox held is then not sent, what it had delivered may "
     "come again.",
 }
-#: Codes of the errors about an inbox that is not the one of a checkpoint.
+#: Codes of errors about an inbox that does not match a checkpoint.
 INBOX_MISMATCH_CODES: Final = frozenset(_CODES_BY_STORE["inbox"])
 
 
-def check_offset(
-    gateway_name: str, expected_offset: JournalOffset, extent: Extent, *, journal_kind: str = "inbox"
-) -> None:
+def check_offset(gateway: str, position: JournalOffset, extent: Extent, *, kind: str = "inbox") -> None:
     """Check that the rows below an offset are the same as when the offset was issued.
 
     Args:
-        gateway_name: Name of the gateway.
-        expected_offset: The issued offset.
+        gateway: Name of the gateway.
+        position: The issued offset.
         extent: Extent of its inbox or outbox, for that offset.
-        journal_kind: ``inbox`` or ``outbox``.
+        kind: ``inbox`` or ``outbox``.
 
     Raises:
-        Fenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that was written to since: TL-G26.
+        ReaderFenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that was written to since: TL-G26.
         GatewayError: An older copy: TL-G06, TL-G35 of an outbox, also of one that was written to since.
     """
-    store = "journal" if journal_kind == "inbox" else journal_kind
-    other_code, older_code, diverged_code = _CODES_BY_STORE[journal_kind]
-    if expected_offset.journal != extent.journal:
+    store = "journal" if kind == "inbox" else kind
+    other_code, older_code, diverged_code = _CODES_BY_STORE[kind]
+    if position.journal != extent.journal:
         problem = (
-            f"the query's checkpoint belongs to {store} {expected_offset.journal}, this gateway has {store} "
-            f"{extent.journal}"
+            f"the query's checkpoint belongs to {store} {position.journal}, this gateway has {store} {extent.journal}"
         )
-        raise ReaderFenced(other_code, gateway_name, problem, _REMEDIES[journal_kind])
-    if expected_offset.offset > extent.end_offset:
+        raise ReaderFenced(other_code, gateway, problem, _REMEDIES[kind])
+    if position.offset > extent.end_offset:
         problem = (
-            f"the checkpoint has come to offset {expected_offset.offset:,}, the {store} ends at {extent.end_offset:,}: "
-            "an older copy"
+            f"the checkpoint is at offset {position.offset:,}, the {store} ends at {extent.end_offset:,}: an older copy"
         )
-        raise GatewayError(older_code, gateway_name, problem, _REMEDIES[journal_kind])
-    if is_other_incarnation(
-        expected_offset.incarnation, extent.incarnation, expected_offset.offset, extent.first_offset
-    ):
+        raise GatewayError(older_code, gateway, problem, _REMEDIES[kind])
+    if is_other_incarnation(position.incarnation, extent.incarnation, position.offset, extent.first_offset):
         writer = f"opening {extent.incarnation}" if extent.incarnation else "another"
-        problem = (
-            f"the row below offset {expected_offset.offset:,} was written by opening {expected_offset.incarnation} of "
-            f"the {store} when the "
-            f"query saw it, and here by {writer}: this is an older copy that has gone on"
-        )
-        raise (GatewayError if journal_kind == "outbox" else ReaderFenced)(
-            diverged_code, gateway_name, problem, _REMEDIES[journal_kind]
-        )
+        row = f"the row below offset {position.offset:,} was written by opening {position.incarnation} of the {store}"
+        problem = f"{row} when the query saw it, and here by {writer}: this is an older copy that was written to since"
+        raise (GatewayError if kind == "outbox" else ReaderFenced)(diverged_code, gateway, problem, _REMEDIES[kind])
 
 
 def journal_extent(journal: Journal, offset: int | None = None) -> Extent:
     """Return the offset range of a journal, and the incarnation of the row below `offset`, by default the last row."""
-    end_offset = journal.end
-    return Extent(
-        journal.journal_id,
-        journal.first_offset,
-        end_offset,
-        journal.incarnation_of(end_offset if offset is None else offset),
-    )
+    end = journal.end
+    incarnation = journal.incarnation_of(end if offset is None else offset)
+    return Extent(journal.journal_id, journal.first_offset, end, incarnation)
 
 
-def check_checkpoint(gateway_name: str, journal: Journal, location: str, *, is_only_gateway: bool = True) -> None:
+def check_checkpoint(gateway: str, journal: Journal, location: str, *, is_only_gateway: bool = True) -> None:
     """Check that the newest batch that a query has planned lies in this journal; raises as `check_offset`.
 
     Rows below the journal's first one were committed: the reader checks them.
 
     Args:
-        gateway_name: Name of the gateway.
+        gateway: Name of the gateway.
         journal: Its inbox.
         location: Location of the query's checkpoint; "" for none. One that is not on a local disk can't be read here.
         is_only_gateway: The query reads no other gateway: an offset under another name is an earlier one of this
@@ -184,20 +169,11 @@ def check_checkpoint(gateway_name: str, journal: Journal, location: str, *, is_o
     """
     if not location:
         return
-    gateway_offsets = [
-        gateway_offset
-        for source_offset in Checkpoint(location).newest_offsets()
-        for gateway_offset in _gateway_offsets(source_offset)
-    ]
-    own_offsets = [
-        expected_offset for _, expected_offset in gateway_offsets if expected_offset.journal == journal.journal_id
-    ]
-    for expected_offset in own_offsets or [
-        expected_offset
-        for gateway, expected_offset in gateway_offsets
-        if gateway == gateway_name or (is_only_gateway and len(gateway_offsets) == 1)
-    ]:
-        check_offset(gateway_name, expected_offset, journal_extent(journal, expected_offset.offset))
+    positions = [pair for offset in Checkpoint(location).newest_offsets() for pair in _gateway_offsets(offset)]
+    own_positions = [position for _, position in positions if position.journal == journal.journal_id]
+    is_renamed = is_only_gateway and len(positions) == 1
+    for position in own_positions or [position for name, position in positions if name == gateway or is_renamed]:
+        check_offset(gateway, position, journal_extent(journal, position.offset))
 
 
 def _gateway_offsets(source_offset: Any) -> list[tuple[str, JournalOffset]]:
@@ -211,13 +187,11 @@ def _gateway_offsets(source_offset: Any) -> list[tuple[str, JournalOffset]]:
         return []
 
 
-def check_outbox(gateway_name: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
+def check_outbox(gateway: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
     """Compare an outbox with the offset in a query's checkpoint; raises as `check_offset` and `read_outbox_note`."""
-    expected_offset = JournalOffset.read_outbox_note(checkpoint, number)
-    if expected_offset is not None:
-        check_offset(
-            gateway_name, expected_offset, journal_extent(outbox, expected_offset.offset), journal_kind="outbox"
-        )
+    position = JournalOffset.read_outbox_note(checkpoint, number)
+    if position is not None:
+        check_offset(gateway, position, journal_extent(outbox, position.offset), kind="outbox")
 
 
 def _outbox_note_file(number: int) -> str:
@@ -225,7 +199,7 @@ def _outbox_note_file(number: int) -> str:
 
 
 SESSIONS_FILE: Final = "sessions.json"
-#: Directory in a line's state directory that has one for each member.
+#: Directory in a line's state directory with the state directories of its members.
 MEMBERS_DIR: Final = "members"
 
 
@@ -278,37 +252,27 @@ def abandoned_client_id(settings: GatewaySettings, journal_session: Mapping[str,
     member_ids = [share.member_client_id(name) for name in share.members] if share else []
     if not client_id or client_id in (settings.mqtt_client_id, *member_ids):
         return ""
-    is_recorded = journal_session.get("client_id") == client_id or any(
-        _open_session(directory, client_id) for directory in session_directories(settings)
-    )
+    directories = session_directories(settings)
+    is_recorded = journal_session.get("client_id") == client_id or any(_open_session(d, client_id) for d in directories)
     is_of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
     return client_id if is_recorded or is_of_line else ""
 
 
 def session_directories(settings: GatewaySettings) -> list[Path]:
     """Return the directories that may record a session of the line: a member's own, its siblings and their parent."""
-    own_directory = settings.state_dir
+    directory = settings.state_dir
     if settings.share is None:
-        return [own_directory]
+        return [directory]
     with contextlib.suppress(OSError):
-        return [
-            own_directory,
-            *(path for path in sorted(own_directory.parent.iterdir()) if path.name != own_directory.name),
-            own_directory.parent.parent,
-        ]
-    return [own_directory, own_directory.parent.parent]
+        siblings = (path for path in sorted(directory.parent.iterdir()) if path.name != directory.name)
+        return [directory, *siblings, directory.parent.parent]
+    return [directory, directory.parent.parent]
 
 
 def _open_session(state_dir: Path, client_id: str) -> ClientSession | None:
     """Return the recorded session of a client id that is not ended."""
-    return next(
-        (
-            session
-            for session in read_client_sessions(state_dir)
-            if session.client_id == client_id and session.ended is None
-        ),
-        None,
-    )
+    sessions = read_client_sessions(state_dir)
+    return next((session for session in sessions if session.client_id == client_id and session.ended is None), None)
 
 
 def _write_session(state_dir: Path, session: ClientSession) -> None:
@@ -322,5 +286,5 @@ def _write_session(state_dir: Path, session: ClientSession) -> None:
     except OSError as error:
         from towline.journal.disk import NO_ROOM, journal_failed  # noqa: PLC0415 - workers need none
 
-        if error.errno not in NO_ROOM:  # which keeps no gateway from going on [I7]
+        if error.errno not in NO_ROOM:  # a full disk does not stop a gateway [I7]
             raise journal_failed(state_dir, f"writing {SESSIONS_FILE}", error) from error

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 #: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
 START_TIMEOUT_S = 20.0
 
-#: Longest time for a living gateway to say that it lives, in seconds.
+#: Timeout for the status of a running gateway, in seconds.
 _STATUS_TIMEOUT_S = 5.0
-#: Pause before another look, in seconds.
+#: Pause between two checks for the gateway's endpoint, in seconds.
 _POLL_S = 0.02
-#: Pause before another try to start a gateway whose journal is locked, in seconds.
+#: Pause before the next attempt to start a gateway whose journal is locked, in seconds.
 _RETRY_S = 0.3
-#: Gateways started here: kept so that they can be reaped, never to be ended from here.
+#: Gateways started by this process, kept to reap them; it never stops them.
 _children: list[subprocess.Popen[bytes]] = []
 
 
@@ -76,9 +76,9 @@ def ensure_running(settings: GatewaySettings, *, owner_pid: int, log: Path | Non
             return client
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
         owner = None if settings.detached else owner_pid
-        child_settings = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner})
+        settings = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner})
         return _start_until_running(
-            state_dir, child_settings.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline
+            state_dir, settings.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline
         )
 
 
@@ -118,9 +118,8 @@ def _start_lock(state_dir: Path, deadline: float) -> Iterator[None]:
     """Create the state directory and hold its start lock."""
     lock_fd = open_state_lock(state_dir)
     try:
-        _wait_until(
-            lambda: files.try_lock(lock_fd), deadline, str(state_dir), "another process has been starting the gateway"
-        )
+        problem = "another process has been starting the gateway"
+        _wait_until(lambda: files.try_lock(lock_fd), deadline, str(state_dir), problem)
         yield
     finally:
         os.close(lock_fd)
@@ -128,7 +127,7 @@ def _start_lock(state_dir: Path, deadline: float) -> Iterator[None]:
 
 def _wait_until(is_done: Callable[[], bool], deadline: float, location: str, problem: str) -> None:
     if not poll_until(is_done, deadline - time.monotonic()):
-        raise _start_timeout(location, problem, "It is tried again; look at that process if it stays.")
+        raise _start_timeout(location, problem, "It is retried; check that process if this repeats.")
 
 
 def _start_timeout(location: str, problem: str, remedy: str) -> GatewayUnreachable:
@@ -150,15 +149,15 @@ def _matches_settings(client: GatewayClient, settings: GatewaySettings, owner_pi
         "(broker, subscriptions, guarantee, limits ...)"
     )
     remedy = (
-        f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
+        f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or set another stateDir."
     )
-    raise ConfigError("TL-C27", str(settings.state_dir), problem, remedy + "stateDir of its own.")
+    raise ConfigError("TL-C27", str(settings.state_dir), problem, remedy)
 
 
 def _terminate(process: ProcessIdentity, deadline: float) -> None:
     if not process.has_ended():
         os.kill(process.pid, signal.SIGTERM)
-    _wait_until(process.has_ended, deadline, f"pid {process.pid}", "the gateway before has been ending")
+    _wait_until(process.has_ended, deadline, f"pid {process.pid}", "the previous gateway has been ending")
 
 
 def _spawn(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
@@ -192,11 +191,9 @@ def _start_until_running(state_dir: Path, settings: bytes, log: Path, deadline: 
         if has_exited and not isinstance(start_error := _start_error(state_dir, child, log), JournalLocked):
             raise start_error
         if time.monotonic() >= deadline:
-            # Who holds the journal says more than that this try came too late.
-            timeout_error = _start_timeout(
-                str(state_dir), f"the gateway (pid {child.pid}) has been starting", f"See {log}."
-            )
-            raise start_error or timeout_error
+            # The error of the locked journal says more than the timeout.
+            timeout = _start_timeout(str(state_dir), f"the gateway (pid {child.pid}) has been starting", f"See {log}.")
+            raise start_error or timeout
         time.sleep(_RETRY_S if has_exited else _POLL_S)
         if has_exited:
             child = _spawn(settings, log)

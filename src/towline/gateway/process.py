@@ -43,9 +43,9 @@ from towline.threads import guarded_thread
 from towline.timing import Backoff
 from towline.version import revision, version
 
-#: Allocations between two collections: a few dozen chunks instead of a fraction of one.
+#: Allocations between two garbage collections: a few dozen chunks instead of a fraction of one.
 ALLOCATIONS_PER_COLLECTION = 200_000
-#: mallopt(3), and the bytes of a buffer from which on it is mapped: larger than what a chunk needs.
+#: mallopt(3), and the size from which on a buffer is mapped: larger than a chunk needs.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _MMAP_THRESHOLD_BYTES: Final = 4 << 20
 EXIT_FAILED = 1
@@ -54,9 +54,11 @@ EXIT_CONFIG = 2
 
 def main() -> int:
     """Read the settings from standard input, run the gateway, return its exit code."""
-    os.environ.pop("NOTIFY_SOCKET", None)  # the service is who started it
+    os.environ.pop("NOTIFY_SOCKET", None)  # the notifications are for the service manager of the starter
     try:
-        configure_logging(LogStream(sys.stderr, MAX_LOG_BYTES))  # the file is ours, and nobody else looks after it
+        configure_logging(
+            LogStream(sys.stderr, MAX_LOG_BYTES)
+        )  # the log is the gateway's own file, and nothing else limits it
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
@@ -85,10 +87,10 @@ def run(settings: GatewaySettings) -> int:
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
         with contextlib.ExitStack() as exit_stack:
             _Gateway(settings, exit_stack).run()
-    except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
+    except Exception as error:  # noqa: BLE001 - any error is reported to the starter
         failure = error if isinstance(error, TowlineError) else unexpected_error(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
-        if failure.code != "TL-J23":  # nothing is written where another user's state is
+        if failure.code != "TL-J23":  # never write to another user's state
             with contextlib.suppress(OSError):  # the log has it
                 files.replace(settings.state_dir / ERROR_FILE, json.dumps(error_fields(failure)), sync=False)
         return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
@@ -161,24 +163,21 @@ def oldest_waiting_time(journal: Journal, column: str) -> Callable[[], float | N
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, exit_stack: contextlib.ExitStack) -> None:
+    def __init__(self, settings: GatewaySettings, resources: contextlib.ExitStack) -> None:
         self._settings = settings
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: GatewayService | None = None
         self._front: NetworkFront | None = None
-        if settings.listen is not None:  # judged before a broker is asked; they are read by a process of its own
+        if settings.listen is not None:  # checked before a broker is connected; the network process reads them
             TokenFile(settings.listen.token_file)
             ServerCertificate.read(settings.listen)
-        #: How long nothing had been written here, in seconds; 0 at the first start.
-        write_times = [
-            file_version[0] / 1e9 for file in settings.inbox_dir.glob("*") if (file_version := files.file_version(file))
-        ]
+        #: Seconds since the last write to the journal; 0 at the first start.
+        write_times = [stamp[0] / 1e9 for file in settings.inbox_dir.glob("*") if (stamp := files.file_version(file))]
         self._downtime_s = time.time() - max(write_times) if write_times else 0.0
         self._started_at = time.monotonic()
-        self._journal = exit_stack.enter_context(
-            Journal.open(settings.inbox_dir, schema=ROW_SCHEMA, limits=settings.journal)
-        )
+        inbox = Journal.open(settings.inbox_dir, schema=ROW_SCHEMA, limits=settings.journal)
+        self._journal = resources.enter_context(inbox)
         if note := self._journal.repair_note:
             self._log.warning("journal repaired", note=note)
         session: Mapping[str, Any] = self._journal.session
@@ -190,9 +189,8 @@ class _Gateway:
         self._oldest_waiting = oldest_waiting_time(self._journal, "received_at")
         if settings.outbox is not None:
             limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
-            self._outbox = exit_stack.enter_context(
-                Outbox.open(settings.outbox_dir, schema=OUTBOX_SCHEMA, limits=limits)
-            )
+            outbox = Outbox.open(settings.outbox_dir, schema=OUTBOX_SCHEMA, limits=limits)
+            self._outbox = resources.enter_context(outbox)
             if note := self._outbox.repair_note:
                 self._log.warning("outbox repaired", note=note)
             check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
@@ -215,7 +213,7 @@ class _Gateway:
                 notify(STOPPING="1")
                 serve_thread.join()
                 if self._service is not None:
-                    self._service.close()  # who waits is answered by it, on the network too
+                    self._service.close()  # ends the waiting calls, on the network too
                 if self._front is not None:
                     self._front.close()
         if self._failure:
@@ -291,7 +289,7 @@ def _signal_handlers(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
         received_signals.append(number)
         stop()
 
-    # One that is ignored stays so: nohup, or a shell's background job.
+    # An ignored signal stays ignored: nohup, or a shell's background job.
     numbers = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
     # The kernel may hand the signal to a thread of Arrow's; the pump must wake up all the same.
     signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
@@ -305,9 +303,9 @@ def _signal_handlers(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
         signal.set_wakeup_fd(-1)
 
 
-#: Longest time for it to listen, in seconds: the start of Python, and a port that is not free yet.
+#: Timeout for the network process to listen, in seconds: the start of Python, and a port that is not free yet.
 _FRONT_START_TIMEOUT_S: Final = 30.0
-#: Longest time for the process that faces the network to end calls that run, in seconds.
+#: Timeout for the network process to end running calls, in seconds.
 FRONT_STOP_TIMEOUT_S: Final = 5.0
 
 
@@ -332,7 +330,7 @@ class NetworkFront:
         }
         self._status: dict[str, Any] = {}
         self._location = settings.listen.location
-        #: What is to be told where the process ends, or says nothing.
+        #: Error to raise or log if the process ends or does not report.
         self._failure: TowlineError = self._silent_error("nothing listens yet")
         self._report_received = threading.Event()
         self._closing = threading.Event()
@@ -357,7 +355,7 @@ class NetworkFront:
         self._closing.set()
         _stop_process(self._process)
         self._thread.join(FRONT_STOP_TIMEOUT_S)
-        _stop_process(self._process).close()  # it may be one that was started meanwhile
+        _stop_process(self._process).close()  # it may be a process that was started meanwhile
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -365,7 +363,7 @@ class NetworkFront:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # gRPC has a line on standard error for each handshake that fails: strangers would fill the disk.
+            # gRPC logs each failed handshake to standard error: strangers would fill the disk.
             env={**os.environ, "GRPC_VERBOSITY": "NONE"},
         )
         assert process.stdin is not None
@@ -401,7 +399,7 @@ class NetworkFront:
             report["refused"] += previous_refused
             self._status, self._failure = report, self._silent_error("it was killed")
             self._backoff.reset()
-            # Another one listens on the same port, whichever was free at first.
+            # The next process listens on the same port, also if it was chosen by the system.
             self._front_settings["listen"]["address"] = report["location"].partition("://")[2]
             self._report_received.set()
 

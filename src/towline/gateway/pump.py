@@ -53,7 +53,7 @@ from towline.text import printable
 from towline.timing import Timestamp
 
 _T = TypeVar("_T")
-#: Of the inbox's ledger, as `Pump.status` shows them.
+#: Counters of the inbox's ledger in `Pump.status`.
 _INBOX_COUNTERS = ("deduplicated", *TRUNCATION_COUNTERS.values(), "packet_ids_reused", "lower_qos", "sessions_lost")
 
 
@@ -90,34 +90,30 @@ class Pump:
         self._settings = settings
         self._inbox, self._outbox = inbox, outbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        #: Of publishers that want receipts; None when nobody gets any.
+        #: Receipts for publishers; None if there are none.
         self._receipts: ReceiptSender | None = None
         if (receipts := settings.receipts) is not None:
-            keys, max_packet_bytes = ReceiptKeys.read_file(receipts.key_file), settings.max_packet_bytes
             limits = receipts.model_dump(exclude={"key_file", "prefix"})
-            ledger = ReceiptLedger(
-                inbox.notes, inbox.end, gateway=settings.name, keys=keys, max_packet_bytes=max_packet_bytes, **limits
-            )
+            limits |= {"keys": ReceiptKeys.read_file(receipts.key_file), "max_packet_bytes": settings.max_packet_bytes}
+            ledger = ReceiptLedger(inbox.notes, inbox.end, gateway=settings.name, **limits)
             self._receipts = ReceiptSender(receipts.prefix, ledger, inbox, self._handle, self._log)
-        #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
+        #: The session was created while rows waited for room: it lacks their numbers and packet ids.
         self._session_stale = False
-        #: That of the driver, once there is one.
+        #: The driver's session, once there is one.
         self._session: Session | None = None
         self._stopping = threading.Event()
         self._has_stopped = False
-        #: Of other threads, for the pump's.
+        #: Calls of other threads, for the pump's thread.
         self._pending_calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        #: When the loop looked around last, on `time.monotonic`: one that stands still shows.
+        #: Time of the loop's last turn, on `time.monotonic`: shows a stalled loop.
         self._loop_turn_at = time.monotonic()
-        #: Set after the first word from a broker, good or bad.
+        #: Set after the first answer of a broker, good or bad.
         self.broker_answered = threading.Event()
         #: Set from the service's threads: the consumers' watermark for ``ack_after = kafka``.
         self._committed_offset = inbox.committed
-        #: What `status` shows; written by the pump's thread only, each value replaced as a whole.
-        self._status_fields: dict[str, Any] = {
-            **dict.fromkeys(("connected_since", "last_error", "held_back", "session_lost")),
-            "connects": 0,
-        }
+        #: Fields of `status`; written by the pump's thread only, each value replaced as a whole.
+        self._status_fields: dict[str, Any] = {"connects": 0}
+        self._status_fields |= dict.fromkeys(("connected_since", "last_error", "held_back", "session_lost"))
         self._uplink = InboxWriter(
             inbox,
             name=settings.name,
@@ -153,7 +149,7 @@ class Pump:
         self._drain = None if settings.drain_s is None else Drain(settings.drain_s)
         filter_settings = settings.model_copy(update={"subscriptions": ()}) if self._drain else settings
         self._filters = RequestedFilters(filter_settings, self._handle)
-        #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
+        #: Abandoned client id whose session is to be ended at the broker; "" for none.
         self._abandoned_client_id = abandoned_client_id(settings, inbox.session)
         self._driver = SessionDriver(self._connection, hooks)
 
@@ -183,7 +179,7 @@ class Pump:
         assert downlink is not None
 
         def run_operation() -> dict[str, Any]:
-            downlink.flush()  # with the counters, before a replay writes what is done
+            downlink.flush()  # counters first, before a replay writes deliveries
             answer: dict[str, Any] = getattr(downlink.refused_messages, operation)(offset)
             return answer
 
@@ -267,10 +263,10 @@ class Pump:
                 self._turn()
             if driver.fatal_error is None:
                 with contextlib.suppress(JournalFull):
-                    self._uplink.store_pending()  # acknowledges what is safe
+                    self._uplink.store_pending()  # acknowledges the durable messages
                 driver.send_disconnect()
         finally:
-            with contextlib.ExitStack() as exit_stack:  # each raises again what has ended it
+            with contextlib.ExitStack() as exit_stack:  # each may raise the error that ended the loop
                 exit_stack.callback(self._finish)
                 if self._downlink is not None:
                     exit_stack.callback(self._downlink.close)
@@ -298,7 +294,7 @@ class Pump:
             due_times.append(uplink.retry_at)
         elif self._session_stale and not driver.connected:
             driver.restart_session()
-        # Not while rows wait: nothing could be read, and a session made anew would give their numbers to others.
+        # Not while rows wait for room: nothing could be read, and a new session would reuse their numbers.
         driver.run_once(*due_times, may_connect=not is_inbox_full)
         inbound = driver.session.inbound
         if inbound.duplicates or inbound.reused_ids:
@@ -323,7 +319,7 @@ class Pump:
             self._persist(lambda: downlink.turn(unsent=self._driver.unsent_bytes))
             if (
                 downlink.guarantee_error is not None and self._status_fields["last_error"] is None
-            ):  # stays, whatever connects
+            ):  # stays after a reconnect
                 self._record_error(downlink.guarantee_error)
             due_times.append(downlink.next_turn_at())
         if self._receipts is not None:
@@ -375,18 +371,16 @@ class Pump:
         settings = self._settings
         config = replace(self._connection.session_config_for(level), filters=self._filters.for_session(self._session))
         record = load_session_record(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
-        if (
-            record is None and self._inbox.held_ids
-        ):  # packet ids of a session that is given up are none of the next one's
+        if record is None and self._inbox.held_ids:  # packet ids of an abandoned session mean nothing to the next
             self._inbox.append(released=list(self._inbox.held_ids))
         held = {packet_id: events.UnreleasedMessage(*entry) for packet_id, entry in self._inbox.held_ids.items()}
         session = Session(config, record, self._inbox.end, held)
-        if self._drain is not None and not (record and record.established):  # it may be subscribed to all of them
+        if self._drain is not None and not (record and record.established):  # the session may have all filters
             possible_subscriptions = dict.fromkeys((topic_filter.pattern for topic_filter in settings.filters), UNSURE)
             session.subscriptions.known_options = possible_subscriptions | session.subscriptions.known_options
-        if self._acks_after_kafka:  # a repeat of what is stored and not committed has to wait too [I1]
+        if self._acks_after_kafka:  # a repeat of an uncommitted message has to wait too [I1]
             session.inbound.ack_watermark = self._inbox.committed
-        if self._receipts is not None:  # what its publishers send again is left out
+        if self._receipts is not None:  # repeats of its publishers are deduplicated
             filter_repeats = self._receipts.ledger.deduplicate
             session.inbound.duplicate_filter = lambda packets, topics: filter_repeats(packets, topics, Timestamp.now())
         return session
@@ -414,15 +408,14 @@ class Pump:
             self._receipts.session_lost()
         self.broker_answered.set()
         broker = str(self._driver.endpoint)
-        self._status_fields.update(
-            connected_since=time.time(), connects=self._status_fields["connects"] + 1, last_error=None
-        )
+        connects = self._status_fields["connects"] + 1
+        self._status_fields.update(connected_since=time.time(), connects=connects, last_error=None)
         notify(STATUS=f"connected to {broker}")
         self._log.info("online", broker=broker, session="kept" if action.session_resumed else "new")
         record_client_session(self._settings.state_dir, self._settings.mqtt_client_id, broker)
         expiry_s = self._session_expiry_s
         if expiry_s < self._settings.session_expiry_s:
-            problem = f"the broker keeps our session for {expiry_s:,} s only; after longer away, what it held is gone"
+            problem = f"the broker keeps our session for {expiry_s:,} s only; after longer away, its messages are lost"
             self._log.warning(problem, code="TL-M36", broker=broker)
         if self._abandoned_client_id:
             client_id, self._abandoned_client_id = self._abandoned_client_id, ""
@@ -473,12 +466,12 @@ class Pump:
         try:
             end_session(self._connection, client_id, self._stopping.is_set)
         except (BrokerError, ConfigError) as error:
-            problem = f'the session of client id "{client_id}", which was given up, is not ended: {error}'
+            problem = f'the session of client id "{client_id}" was abandoned and is not ended: {error}'
             self._log.warning(problem, code="TL-G59")
             return
         for directory in session_directories(self._settings):
             record_session_end(directory, client_id, "discarded")
-        self._log.info("a session that was given up is ended", client_id=client_id)
+        self._log.info("abandoned session ended", client_id=client_id)
 
     @property
     def _session_expiry_s(self) -> int:
@@ -489,24 +482,16 @@ class Pump:
 
     def _session_lost(self) -> None:
         self._inbox.count(sessions_lost=1)
-        last_received_at, since_text = row_time(self._inbox, self._inbox.end - 1, "received_at"), "the last connection"
-        if last_received_at is not None:
-            since_text = (
-                f"{datetime.fromtimestamp(last_received_at, UTC):%Y-%m-%d %H:%M:%S} UTC, when the last message was "
-                "stored,"
-            )
+        stored_at, since_text = row_time(self._inbox, self._inbox.end - 1, "received_at"), "the last connection"
+        if stored_at is not None:
+            time_text = f"{datetime.fromtimestamp(stored_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            since_text = f"{time_text}, when the last message was stored,"
         problem = f"the broker has lost our session: what came to it between {since_text} and now may be missing"
         remedy = KEEP_SESSIONS_ADVICE
         if isinstance(self._driver.error, TakenOver):
-            remedy = (
-                "Another client had taken over the client id, and began without it: give each client an id of its own."
-            )
-        self._status_fields["session_lost"] = {
-            "at": time.time(),
-            "since": last_received_at,
-            "text": problem,
-            "do": remedy,
-        }
+            remedy = "Another client took over the client id and started a new session: give each client its own id."
+        lost = {"at": time.time(), "since": stored_at, "text": problem, "do": remedy}
+        self._status_fields["session_lost"] = lost
         self._log.warning(problem, do=remedy, code="TL-M22", broker=str(self._driver.endpoint))
 
     def _on_disconnected(self) -> None:
@@ -519,7 +504,7 @@ class Pump:
 
     def _on_connect_failed(self, error: BrokerError | ConfigError) -> None:
         self.broker_answered.set()
-        if not error.location.startswith(self._settings.name):  # the way to a broker knows of no line
+        if not error.location.startswith(self._settings.name):  # the connection does not know the line
             error.location = f"{self._settings.name} at {error.location}"
         self._record_error(error)
         notify(STATUS=printable(str(error)))

@@ -49,26 +49,26 @@ if TYPE_CHECKING:
     from towline.journal import Journal, Outbox
     from towline.journal.outbox import BatchStatus
 
-#: Longest long poll a client may ask for, in seconds: a server thread is held that long.
+#: Longest long poll that a client may request, in seconds: it occupies a server thread.
 MAX_WAIT_S = 60.0
-#: Actions that wait, and have to know whether their caller is still there.
+#: Actions that are long polls: they check whether their caller is still connected.
 _LONG_POLLS: Final = frozenset({"wait", "sent"})
-#: How often a waiting call looks whether its caller is still there, in seconds.
+#: Interval at which a long poll checks for its caller, in seconds.
 _POLL_S: Final = 1.0
-#: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
+#: Timeout for a call on the pump's thread, in seconds: it may be connecting.
 _PUMP_TIMEOUT_S: Final = 15.0
-#: So many leases that have ended are remembered: a reader that comes back after as many others is long gone.
+#: Ended leases that are remembered: a reader does not come back after so many others.
 _MAX_ENDED_LEASES: Final = 10_000
-#: Characters of an unforeseen cause: its text may hold a message.
+#: Characters of the cause of an unexpected error: its text may contain a message.
 _MAX_CAUSE_CHARS: Final = 200
 
 #: Fields of a request: text of 1 to 256 characters, the same or "" for none, a number and seconds from 0, and ranges of
-#: offsets, each with what its end came with.
+#: offsets, each with the incarnation of its end.
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 OptionalText: TypeAlias = Annotated[str, Field(max_length=256)]
 Number: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
-#: As many as slices of a micro-batch: more than a cluster has cores.
+#: One range for each slice of a micro-batch: the limit is more than a cluster has cores.
 Ranges: TypeAlias = Annotated[list[tuple[Number, Number, OptionalText]], Field(min_length=1, max_length=10_000)]
 
 
@@ -109,7 +109,7 @@ class Leases:
         """Acquire or renew a lease; return True if it was acquired. Each call is a heartbeat.
 
         Raises:
-            Fenced: TL-G03 while another living process has the consumer, TL-G07 for a lease that has ended.
+            ReaderFenced: TL-G03 while another living process has the consumer, TL-G07 for a lease that has ended.
         """
         holder = ProcessIdentity(reader.pid, reader.started, reader.host)
         with self._lock:
@@ -165,7 +165,7 @@ class LongPoll:
 
     def notify(self) -> None:
         """Wake the waiting calls to check again; cheap if there are none."""
-        # A call counts itself before it looks: one that is not counted yet will see what has happened.
+        # A call counts itself before it checks: one that is not counted yet will see the change.
         if self.waiters:
             with self._condition:
                 self._condition.notify_all()
@@ -226,18 +226,18 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         self._leases = Leases(self._name)
         self._long_poll = LongPoll()
         self._socket = socket_path(self._state_dir)
-        #: Of a name, the method with ``_on_`` before it: its arguments, checked by their types, are a request's fields.
+        #: Action → method ``_on_<action>``: its arguments, validated by their types, are the request's fields.
         self._actions = {
             name.removeprefix("_on_"): validate_call(getattr(self, name)) for name in dir(self) if name[:4] == "_on_"
         }
         self._read_handler, self._write_handler = validate_call(self._read_range), validate_call(self._store_batch)
-        #: Signs what the network's process then takes; who may call here may do all of it anyway.
+        #: Signs the tickets that the network process verifies; callers of this service need none.
         self.tickets = TicketKey.load(self._name, self._state_dir)
         self._socket.unlink(missing_ok=True)  # of a killed gateway: the journal's lock says that we are alone [I8]
         try:
             super().__init__(socket_location(self._socket))
         except Exception as error:
-            problem, remedy = f"the socket can't be opened ({error})", "Look at the directory's rights."
+            problem, remedy = f"the socket can't be opened ({error})", "Check the directory's permissions."
             raise GatewayError("TL-G02", str(self._socket), problem, remedy) from error
         self._socket.chmod(0o600)
         self._publish_endpoint(
@@ -294,9 +294,8 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Store rows of ``{batch, start, whole}`` in the outbox, exactly once [I10]."""
         with flight_errors(self._name):
-            writer.write(
-                json.dumps(self._handle_request(self._write_handler, descriptor.command, reader=reader)).encode()
-            )
+            answer = self._handle_request(self._write_handler, descriptor.command, reader=reader)
+            writer.write(json.dumps(answer).encode())
 
     def _handle_request(self, handler: Callable[..., Any], body: bytes, **extra_arguments: object) -> Any:
         """Call a handler with the fields of a JSON request; raises TL-G08 for fields that it does not accept.
@@ -322,9 +321,8 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
     def _store_batch(self, batch: Batch, start: Number, *, whole: bool, reader: Any) -> Any:
         outbox, wake = self._require_outbox(), self._pump.wake
-        return self._stored_fields(
-            store_batch(outbox, self._name, batch, reader, start=start, is_last=whole, wake=wake)
-        )
+        status = store_batch(outbox, self._name, batch, reader, start=start, is_last=whole, wake=wake)
+        return self._stored_fields(status)
 
     # -- actions -----------------------------------------------------------------------------------------------
 
@@ -390,11 +388,9 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         return journal_extent(self._require_outbox() if outbox else self._journal, offset)._asdict()
 
     def _on_sign(self, journal: Text, ranges: Ranges, valid_s: Seconds) -> Any:
-        self._check_offset(journal, 0)  # whether the rows are there shows when a ticket is used
-        sign_range = partial(self.tickets.sign_ticket, valid_s, kind="read", journal=journal)
-        return {
-            "tickets": [sign_range(start=start, end=end, incarnation=incarnation) for start, end, incarnation in ranges]
-        }
+        self._check_offset(journal, 0)  # the rows are checked when the ticket is used
+        sign = partial(self.tickets.sign_ticket, valid_s, kind="read", journal=journal)
+        return {"tickets": [sign(start=start, end=end, incarnation=incarnation) for start, end, incarnation in ranges]}
 
     def _on_sign_writer(self, writer: Text, valid_s: Seconds) -> Any:
         self._require_outbox()
@@ -405,7 +401,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         try:
             answer = self._pump.request_filters(change, filters).result(_POLL_S)
         except (CancelledError, TimeoutError):
-            return {"state": FilterChangeState.PENDING.value, "text": ""}  # it is connecting, or ends
+            return {"state": FilterChangeState.PENDING.value, "text": ""}  # the pump is connecting, or ends
         if answer["state"] == FilterChangeState.GRANTED.value and settings != self.endpoint.settings:
             self._publish_endpoint(replace(self.endpoint, settings=settings))
         return answer
@@ -413,12 +409,10 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     def _on_place(self, batch: Batch) -> Any:
         return self._stored_fields(self._require_outbox().batch_status(batch))
 
-    def _stored_fields(self, stored_batch: BatchStatus) -> dict[str, object]:
-        outbox_extent = journal_extent(self._require_outbox())
-        return {
-            **stored_batch._asdict(),
-            "outbox": JournalOffset(outbox_extent.journal, outbox_extent.end_offset, outbox_extent.incarnation),
-        }
+    def _stored_fields(self, status: BatchStatus) -> dict[str, object]:
+        extent = journal_extent(self._require_outbox())
+        end = JournalOffset(extent.journal, extent.end_offset, extent.incarnation)
+        return {**status._asdict(), "outbox": end}
 
     def _on_over(self, job: Text) -> Any:
         self._require_outbox().end_job(job)
@@ -439,7 +433,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         try:
             return self._pump.refused_messages(do, at).result(_PUMP_TIMEOUT_S)
         except (CancelledError, TimeoutError) as error:
-            problem, remedy = "the gateway is ending, or connecting", "Ask again in a moment."
+            problem, remedy = "the gateway is ending, or connecting", "Retry in a moment."
             raise GatewayError("TL-G32", self._name, problem, remedy) from error
 
     def _require_outbox(self) -> Outbox:
@@ -485,7 +479,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
 def store_batch(
     outbox: Outbox,
-    gateway_name: str,
+    gateway: str,
     batch: Batch,
     reader: Any,
     *,
@@ -505,61 +499,59 @@ def store_batch(
     """
     if not reader.schema.equals(MESSAGE_SCHEMA):
         problem = "the rows have other columns than this gateway's outbox"
-        raise GatewayError("TL-G21", gateway_name, problem, "Use the same version of Towline on both sides.")
+        raise GatewayError("TL-G21", gateway, problem, "Use the same version of Towline on both sides.")
     record_batches = (chunk.data for chunk in reader)
     if (rows := next(record_batches, None)) is None:
-        problem, remedy = "the stream of a batch broke off", "Its client brings the rest again, if it is there yet."
-        raise GatewayUnreachable("TL-G39", gateway_name, problem, remedy)
+        problem = "the stream of a batch broke off before its rows came"
+        raise GatewayUnreachable("TL-G39", gateway, problem, "Its client sends the rest again, if it still runs.")
     if next(record_batches, None) is not None:
-        raise bad_request(gateway_name, "the stream of a batch has more than one record batch")
+        raise bad_request(gateway, "the stream of a batch has more than one record batch")
     frames = split_batch(rows, rows.num_rows, max_frame_bytes(outbox.limits.max_bytes)) if rows.num_rows else [rows]
     for frame in frames:
-        is_last_frame = frame is frames[-1]
-        stored_batch = outbox.append_batch(
-            add_arrival(frame, Timestamp.now()), batch, start=start, whole=is_last and is_last_frame
-        )
+        whole = is_last and frame is frames[-1]
+        status = outbox.append_batch(add_arrival(frame, Timestamp.now()), batch, start=start, whole=whole)
         start += frame.num_rows
         wake()
-    return stored_batch
+    return status
 
 
 # What a client asks for, and how errors go back ----------------------------------------------------------------------
 
 
-def bad_request(gateway_name: str, problem: str) -> GatewayError:
+def bad_request(gateway: str, problem: str) -> GatewayError:
     """Return TL-G08: this version does not support the request."""
-    return GatewayError("TL-G08", gateway_name, problem, "Use the same version of Towline on both sides.")
+    return GatewayError("TL-G08", gateway, problem, "Use the same version of Towline on both sides.")
 
 
-def parse_request(gateway_name: str, body: bytes) -> dict[str, Any]:
+def parse_request(gateway: str, body: bytes) -> dict[str, Any]:
     """Parse a request, a JSON object; an empty body has no fields. Raises TL-G08 for anything else."""
     try:
         value = json.loads(body or b"{}")
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise bad_request(gateway_name, "the request is not a JSON object")
+        raise bad_request(gateway, "the request is not a JSON object")
     return value
 
 
 @contextlib.contextmanager
-def flight_errors(gateway_name: str) -> Iterator[None]:
+def flight_errors(gateway: str) -> Iterator[None]:
     """Raise any error as a Flight error with code, location, problem and remedy only [I12]."""
     try:
         yield
     except TowlineError as error:
         raise flight_error(error) from error
     except Exception as error:
-        raise flight_error(unexpected_error(gateway_name, error)) from error
+        raise flight_error(unexpected_error(gateway, error)) from error
 
 
-def unexpected_error(gateway_name: str, error: BaseException) -> GatewayError:
+def unexpected_error(gateway: str, error: BaseException) -> GatewayError:
     """Return TL-G09 with the cause, and log the traceback of an unexpected error."""
-    structlog.get_logger("towline.gateway").error("unexpected", line=gateway_name, code="TL-G09", exc_info=error)
+    structlog.get_logger("towline.gateway").error("unexpected", line=gateway, code="TL-G09", exc_info=error)
     log = stderr_log() or "the gateway's standard error"
     remedy = f"This is a fault in Towline; please report it with the traceback in {log}."
     problem = f"the gateway failed in an unexpected way ({error_text(error, _MAX_CAUSE_CHARS)})"
-    return GatewayError("TL-G09", gateway_name, problem, remedy)
+    return GatewayError("TL-G09", gateway, problem, remedy)
 
 
 def flight_error(error: TowlineError, error_class: type[Exception] = flight.FlightServerError) -> Exception:

@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
     from towline.net.settings import BrokerConnection
 
-#: So many PINGREQs are answered over that time.
+#: PINGREQs sent over the idle time.
 _PROBES: Final = 4
-#: Pause before another try to end the session, in seconds.
+#: Pause before the next attempt to end the session, in seconds.
 _RETRY_S: Final = 2.0
-#: Patience in seconds with a broker whose session is to be ended, at least.
+#: Minimum timeout for ending a session at a broker, in seconds.
 _SESSION_END_TIMEOUT_S: Final = 10.0
 
 
 class FilterChangeState(StrEnum):
     """State of a change of filters."""
 
-    #: Not all of it is answered by the broker; also while there is no connection.
+    #: The broker has not answered all of it, or there is no connection.
     PENDING = "asked"
     #: The session is subscribed to exactly these filters.
     GRANTED = "granted"
-    #: The broker does not want one of them, and the filters are those before.
+    #: The broker refused one of them; the previous filters are subscribed again.
     REFUSED = "refused"
 
 
@@ -58,11 +58,11 @@ class RequestedFilters:
 
     def __init__(self, settings: GatewaySettings, handle_event: Callable[[Event], None]) -> None:
         self._settings = settings
-        #: Gives the session an event.
+        #: Passes an event to the session.
         self._handle_event = handle_event
-        #: The change that was asked for last: its name, and its filters.
+        #: The last requested change: its name and its filters.
         self._change = ("", settings.filters)
-        #: Those of the next session.
+        #: Filters of the next session.
         self._filters = settings.filters
 
     def for_session(self, previous_session: Session | None) -> tuple[Filter, ...]:
@@ -109,13 +109,13 @@ class Drain:
 
     def __init__(self, idle_s: float) -> None:
         self.step = DrainStep.UNSUBSCRIBING
-        #: When to look again by the clock; None where commits and answers of the broker wake.
+        #: Monotonic time of the next check; None while commits and the broker's answers wake the loop.
         self.next_check_at: float | None = None
         self._idle_s = idle_s
-        #: All that had come when the silence began, None for no silence; when that was; and PINGREQs since then.
+        #: Activity when the idle time began (None: not idle), the time of that, and the PINGREQs sent since.
         self._last_activity: tuple[int, ...] | None = None
         self._idle_since, self._probes_sent = 0.0, 0
-        #: When the end of the session is tried again.
+        #: Earliest time of the next attempt to end the session.
         self._retry_at = 0.0
 
     def advance(
@@ -198,24 +198,22 @@ def end_session(connection: BrokerConnection, client_id: str, cancelled: Callabl
     )
     clean_connection = replace(connection, session=session)
     timeout_s = max(_SESSION_END_TIMEOUT_S, connection.settings.connect_timeout_s)
-    broker_groups = (
-        [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
-    )
-    for broker_group in broker_groups:
+    groups = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
+    for group in groups:
         is_expired = partial(lambda deadline: cancelled() or time.monotonic() >= deadline, time.monotonic() + timeout_s)
-        hooks = Hooks(  # nothing is received, and nothing is to be remembered
+        hooks = Hooks(  # nothing is received, and no state is stored
             new_session=lambda level: Session(clean_connection.session_config_for(level)),
             perform=lambda _: None,
             cancelled=is_expired,
         )
-        driver = SessionDriver(replace(clean_connection, brokers=broker_group), hooks)
+        driver = SessionDriver(replace(clean_connection, brokers=group), hooks)
         try:
             while not driver.online:
                 if driver.fatal_error is not None:
                     raise driver.fatal_error
                 if is_expired():
-                    problem = "the broker did not let the session be ended in time"
-                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), problem, "Trying again.")
+                    problem = "the broker did not confirm the end of the session in time"
+                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), problem, "It is retried.")
                 driver.run_once(time.monotonic() + 0.1)
             driver.send_disconnect()
         finally:

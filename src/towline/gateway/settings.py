@@ -38,7 +38,7 @@ def parse_subscriptions(text: str) -> list[dict[str, object]]:
     return [_parse_subscription(part) for part in filters]
 
 
-#: Keys of a subscription as a JSON object, and what the gateway calls them [MQTT 5 section 3.8.3.1].
+#: Key of a subscription as a JSON object → field of `Filter` [MQTT 5 section 3.8.3.1].
 _SUBSCRIPTION_KEYS: Final = {
     "filter": "pattern",
     "qos": "qos",
@@ -51,12 +51,10 @@ _SUBSCRIPTION_KEYS: Final = {
 
 def _parse_subscription(entry: str | dict[str, object]) -> dict[str, object]:
     if isinstance(entry, dict):
-        unknown_key = next((name for name in entry if name not in _SUBSCRIPTION_KEYS), None)
-        if unknown_key is not None or "filter" not in entry:
-            known_keys = ", ".join(_SUBSCRIPTION_KEYS)
-            raise ValueError(
-                f'a subscription has {known_keys}, and no "{unknown_key}"' if unknown_key else "a filter is missing"
-            )
+        unknown = next((name for name in entry if name not in _SUBSCRIPTION_KEYS), None)
+        if unknown is not None or "filter" not in entry:
+            keys = ", ".join(_SUBSCRIPTION_KEYS)
+            raise ValueError(f'a subscription has {keys}, and no "{unknown}"' if unknown else "a filter is missing")
         return {_SUBSCRIPTION_KEYS[name]: value for name, value in entry.items()}
     text = entry.strip()
     match = re.fullmatch(r"(.*):([0-9]+)", text, re.DOTALL)
@@ -78,7 +76,7 @@ def _check_filter(value: Filter) -> Filter:
     return value
 
 
-#: A topic filter and its options. What it leaves open about retained messages the gateway's own setting decides.
+#: A topic filter and its options; without retain handling the gateway's setting applies.
 SubscribedFilter = Annotated[Filter, AfterValidator(_check_filter)]
 
 
@@ -178,7 +176,7 @@ class ListenSettings(SettingsModel):
 class ShareMethod(StrEnum):
     """Method by which the gateways of a line share its messages."""
 
-    #: Each member has filters of its own, and no topic is taken by two of them: order per topic and device.
+    #: Each member has filters of its own, which share no topic: order per topic and device.
     FILTERS = "filters"
     #: A shared subscription, ``$share/GROUP/FILTER``: the broker chooses, and order is not promised.
     SUBSCRIPTION = "subscription"
@@ -204,7 +202,7 @@ class ShareSettings(SettingsModel):
         return f"{self.client_id}-{member}"
 
 
-#: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.
+#: Mosquitto searches the window for each answer: a larger one costs it more than it saves the gateway.
 _QOS_2_WINDOW: Final = 2000
 
 
@@ -259,12 +257,8 @@ class GatewaySettings(MqttSettings):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         self.check_connection(self.brokers)
-        shared_filters = [
-            subscription.pattern for subscription in self.subscriptions if subscription.pattern.startswith("$share/")
-        ]
-        problems = chain(
-            self._conflicts(), self._protocol_conflicts(shared_filters), self._share_conflicts(shared_filters)
-        )
+        shared = [s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")]
+        problems = chain(self._conflicts(), self._protocol_conflicts(shared), self._share_conflicts(shared))
         if problem := next(problems, None):
             raise ValueError(problem)
         return self
@@ -272,7 +266,7 @@ class GatewaySettings(MqttSettings):
     def _conflicts(self) -> Iterator[str]:
         if not self.subscriptions and self.outbox is None:
             yield "subscriptions is empty, and there is no outbox: nothing to do"
-        if len({subscription.pattern for subscription in self.subscriptions}) != len(self.subscriptions):
+        if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
             yield "a topic filter is subscribed twice; give each filter one QoS"
         guarantee_policy = policy(self.guarantee)
         if guarantee_policy.persistent_session and self.session_expiry_s == 0:
@@ -282,42 +276,38 @@ class GatewaySettings(MqttSettings):
             needs = f"guarantee {self.guarantee} needs ack_after {allowed_acks}"
             yield f"{needs}, not {self.effective_ack_after}; change one of the two"
         if self.receipts is not None and not guarantee_policy.replays_batches:
-            yield f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} gives messages up"
+            yield f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} may drop messages"
         if overlapping_filters := next(overlapping_pairs(self.unrepeatable_filters), None):
             first_filter, second_filter = overlapping_filters
             yield (
                 f'"{first_filter}" and "{second_filter}" have topics in common; a broker may send a message for each '
-                f"[MQTT-3.3.4-2]: guarantee {self.guarantee} does not bear it; take one wider filter, a line or query "
+                f"[MQTT-3.3.4-2]: guarantee {self.guarantee} does not allow it; use one wider filter, a line or query "
                 "for each, or a dedupe key of the line"
             )
 
-    def _protocol_conflicts(self, shared_filters: list[str]) -> Iterator[str]:
-        if self.protocol != "5" and any(
-            (self.retain_handling, *(subscription.retain_handling for subscription in self.subscriptions))
-        ):
+    def _protocol_conflicts(self, filters: list[str]) -> Iterator[str]:
+        if self.protocol != "5" and any((self.retain_handling, *(s.retain_handling for s in self.subscriptions))):
             yield 'retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages'
-        if shared_filters and self.protocol in {"3.1.1", "3.1"}:
-            yield f'"{shared_filters[0]}" needs protocol "5": for MQTT 3.x it is a plain filter, and matches nothing'
+        if filters and self.protocol in {"3.1.1", "3.1"}:
+            yield f'"{filters[0]}" needs protocol "5": for MQTT 3.x it is a plain filter, and matches nothing'
         if self.receipts is not None and self.protocol != "5":
             yield 'receipts need protocol "5": marks are user properties'
 
-    def _share_conflicts(self, shared_filters: list[str]) -> Iterator[str]:
-        if self.receipts is not None and shared_filters:
-            yield f'receipts need every message of a publisher, "{shared_filters[0]}" shares them with others'
+    def _share_conflicts(self, filters: list[str]) -> Iterator[str]:
+        if self.receipts is not None and filters:
+            yield f'receipts need every message of a publisher, "{filters[0]}" shares them with others'
         if self.share is not None:
             if self.outbox is not None:
                 yield "share is for what is received, and there is an outbox"
-            if len(shared_filters) != (len(self.subscriptions) if self.share.way is ShareMethod.SUBSCRIPTION else 0):
+            if len(filters) != (len(self.subscriptions) if self.share.way is ShareMethod.SUBSCRIPTION else 0):
                 yield 'share = "subscription" and filters with $share/ go together, all of them'
 
     @property
     def filters(self) -> tuple[Filter, ...]:
         """Topic filters to subscribe to; a filter without retain handling gets the gateway's."""
+        handling = self.retain_handling
         return tuple(
-            replace(subscription, retain_handling=self.retain_handling)
-            if subscription.retain_handling is None
-            else subscription
-            for subscription in self.subscriptions
+            replace(s, retain_handling=handling) if s.retain_handling is None else s for s in self.subscriptions
         )
 
     def min_qos(self, filters: Iterable[Filter]) -> int:
@@ -348,50 +338,39 @@ class GatewaySettings(MqttSettings):
             linger_after_silence_s=self.linger_after_silence_ms / 1000 if self.linger_ms else 0.0,
         )
 
-    def filter_change_error(self, previous_filters: Iterable[str], location: str) -> ConfigError | None:
+    def filter_change_error(self, old_filters: Iterable[str], location: str) -> ConfigError | None:
         """Return TL-C170 if a session can't change from the previous filters to these; None if it can.
 
         With exactly_once a new filter must not share topics with a removed one: messages could be lost or duplicated.
         """
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return None
-        previous_filters, new_filters = (
-            list(previous_filters),
-            {new_filter.pattern for new_filter in self.subscriptions},
-        )
-        pairs = (
-            (new_filter, old_filter)
-            for new_filter in self.unrepeatable_filters
-            if new_filter not in previous_filters
-            for old_filter in previous_filters
-            if old_filter not in new_filters
-        )
-        added_filter, removed_filter = next((pair for pair in pairs if any(overlapping_pairs(pair))), ("", ""))
+        old_filters = list(old_filters)
+        patterns = {s.pattern for s in self.subscriptions}
+        removed_filters = [old for old in old_filters if old not in patterns]
+        pairs = ((new, old) for new in self.unrepeatable_filters if new not in old_filters for old in removed_filters)
+        new_filter, old_filter = next((pair for pair in pairs if any(overlapping_pairs(pair))), ("", ""))
         problem = (
-            f'"{added_filter}" takes topics of "{removed_filter}", which the session has and which goes: while both '
+            f'"{new_filter}" has topics of "{old_filter}", which the session has and which is removed: while both '
             "are subscribed a broker may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, and "
             "exactly_once allows neither"
         )
-        remedy = (
-            "Take filters that share no topic; or pass in two steps, first without the former: what comes between is "
-        )
-        return ConfigError("TL-C170", location, problem, remedy + "lost.") if removed_filter else None
+        remedy = "Use filters that share no topic, or first remove the old filter: what comes in between is lost."
+        return ConfigError("TL-C170", location, problem, remedy) if old_filter else None
 
     @property
     def unrepeatable_filters(self) -> list[str]:
         """Filters whose messages must not come twice."""
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
             return []
-        return [
-            subscription.pattern for subscription in self.subscriptions if subscription.pattern not in self.repeatable
-        ]
+        return [s.pattern for s in self.subscriptions if s.pattern not in self.repeatable]
 
     @property
     def receive_window(self) -> int:
         """Receive Maximum to announce: as set, or by the highest QoS subscribed."""
         if self.receive_maximum is not None:
             return self.receive_maximum
-        return _QOS_2_WINDOW if any(subscription.qos == 2 for subscription in self.subscriptions) else 65534
+        return _QOS_2_WINDOW if any(s.qos == 2 for s in self.subscriptions) else 65534
 
     @property
     def effective_ack_after(self) -> AckAfter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from towline.bridge.lines.statuses import AWAY_SINCE
 from towline.bridge.runtime.state import APPLIED, PAUSED, REFUSED, UNCHANGED, BridgeState, LineView
@@ -21,14 +21,16 @@ from towline.monitor.gateway import (
 from towline.monitor.table import BRIDGE, LINE, Sample, status_samples
 from towline.timing import RateMeter
 
-#: Whether the file is what runs, by what became of its last reload.
+#: Outcome of the last reload → 1 if the file is applied.
 _RELOAD_SUCCESS: Final = {APPLIED: 1, UNCHANGED: 1, REFUSED: 0}
-#: A bridge's loop looks around four times a second.
+#: The bridge's loop turns four times a second; it counts as stalled after so many seconds.
 _LOOP_TIMEOUT_S: Final = 60.0
-#: A message that waits longer while its query runs is not carried.
+#: Seconds that the oldest message may wait while its query runs.
 _LAG_LIMIT_S: Final = 120.0
+#: Facts of each gateway of a line.
+GatewaysOf: TypeAlias = Callable[[LineView], Iterable[GatewayFacts]]
 _STARTING_PROBLEM: Final = problem("the bridge is starting")
-_LOOP_STALLED_PROBLEM: Final = problem("the bridge's loop stands still")
+_LOOP_STALLED_PROBLEM: Final = problem("the bridge's loop is stalled")
 
 
 class BridgeMonitor:
@@ -41,7 +43,7 @@ class BridgeMonitor:
 
     def __init__(self, name: str, gateway_names: Mapping[str, str], broker_queue: int | None = None) -> None:
         self._name, self._gateway_names, self._broker_queue = name, gateway_names, broker_queue
-        #: None before it has begun.
+        #: None before the bridge has started.
         self.state: BridgeState | None = None
         self._rate_meters: dict[tuple[str, str], RateMeter] = {}
 
@@ -81,10 +83,7 @@ class BridgeMonitor:
 
 
 def bridge_samples(
-    state: BridgeState,
-    gateways: Callable[[LineView], Iterable[GatewayFacts]],
-    now: float,
-    broker_queue: int | None = None,
+    state: BridgeState, gateways: GatewaysOf, now: float, broker_queue: int | None = None
 ) -> Iterator[Sample]:
     """Yield the samples of a bridge and its lines; `now` is in seconds since 1970. Calls `gateways` once a line."""
     derived_values = {
@@ -120,7 +119,7 @@ def _line_samples(labels: tuple[str, ...], view: LineView) -> Iterator[Sample]:
     yield from status_samples(LINE, labels, {**counts, **derived_values})
 
 
-def bridge_problems(state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]]) -> Iterator[Problem]:
+def bridge_problems(state: BridgeState, gateways: GatewaysOf) -> Iterator[Problem]:
     """Yield the problems that make a bridge not ready."""
     if state.spark != "running":
         yield problem(f"spark is {state.spark}")
@@ -134,10 +133,10 @@ def bridge_problems(state: BridgeState, gateways: Callable[[LineView], Iterable[
 
 
 def _line_problems(view: LineView, codes: tuple[str, ...]) -> Iterator[Problem]:
-    if view.query not in ("running", PAUSED):  # that somebody paused it is as it was promised
+    if view.query not in ("running", PAUSED):  # a paused line is as the user wants it
         yield problem(f"the query is {view.query}", view.name, codes=codes)
     elif view.lag_s() > _LAG_LIMIT_S and view.query != PAUSED:
-        yield problem("the query carries nothing: the oldest message waits too long", view.name)
+        yield problem("the query delivers nothing: the oldest message waits too long", view.name)
     account = view.account
     if account is not None and account.disagreements:
         yield problem("the account does not add up", view.name)

@@ -21,14 +21,14 @@ from towline.guarantee import AckAfter
 from towline.monitor.table import GATEWAY, Sample, status_samples
 from towline.timing import Histogram, RateMeter
 
-#: The present rate is that of so many seconds: long enough to see past one burst.
+#: Seconds of the present rate: long enough to level one burst.
 RATE_WINDOW_S: Final = 300.0
-#: Reason of holding back → what a gateway says.
+#: Label ``reason`` of throttled intake → ``held_back`` in a gateway's status.
 _THROTTLE_REASONS: Final = {"journal": "journal full", "window": "window full"}
-#: A gateway's loop looks around once a minute, and may wait for a connection or a sync in between.
+#: A gateway's loop turns once a minute, and may wait for a connection or a sync in between.
 LOOP_TIMEOUT_S: Final = 120.0
-#: What is wrong, as JSON values: ``what``, in words of ours; ``line`` and ``gateway``, where it is one; ``codes`` of
-#: the errors.
+#: Problem as JSON values: ``what``, a fixed text; ``line`` and ``gateway``, if it belongs to one; ``codes`` of the
+#: errors.
 Problem: TypeAlias = dict[str, Any]
 
 
@@ -94,7 +94,7 @@ class GatewayMonitor:
     def __init__(self, facts: GatewayFacts, state_dir: Path, broker_queue: int | None = None) -> None:
         self._facts, self._state_dir, self._broker_queue = facts, state_dir, broker_queue
         self._lock = threading.Lock()
-        #: When it answered last; None before the first answer.
+        #: Time of the last answer; None before the first.
         self._answered_at: float | None = None
         self._rate_meter = RateMeter(RATE_WINDOW_S)
 
@@ -137,9 +137,8 @@ def gateway_samples(facts: GatewayFacts, now: float, broker_queue: int | None = 
     for reason, text in () if is_downlink else _THROTTLE_REASONS.items():
         yield Sample("towline_intake_held_back", (*labels, reason), int(status.get("held_back") == text))
     values = {**status, **((is_downlink and status.get("outbox")) or {})}
-    window_used, window_limit = map(
-        values.get, ("window_open", "window") if is_downlink else ("unacknowledged", "receive_maximum")
-    )
+    window_keys = ("window_open", "window") if is_downlink else ("unacknowledged", "receive_maximum")
+    window_used, window_limit = map(values.get, window_keys)
     has_waiting = any(map(values.get, ("queued", "in_flight") if is_downlink else ("waiting",)))
     oldest = status.get("oldest") if has_waiting else None
     derived_values: dict[str, Any] = {
@@ -153,13 +152,12 @@ def gateway_samples(facts: GatewayFacts, now: float, broker_queue: int | None = 
     if facts.rates is not None:
         messages_s, bytes_s = facts.rates
         room_bytes = facts.disk_status.get("room_left")
-        if room_bytes is not None and status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
+        if room_bytes is not None and status.get("ack_after") != AckAfter.KAFKA:  # else the window limits intake
             derived_values["outage_budget_intake_seconds"] = outage_budget_s(room_bytes, bytes_s)
         if broker_queue is not None and not is_downlink:
             derived_values["outage_budget_broker_seconds"] = outage_budget_s(broker_queue, messages_s)
-    yield from status_samples(
-        GATEWAY, labels, {**values, **derived_values}, str(status.get("journal")), down=is_downlink
-    )
+    values |= derived_values
+    yield from status_samples(GATEWAY, labels, values, str(status.get("journal")), down=is_downlink)
 
 
 def outage_budget_s(room: float, rate: float) -> float:
@@ -176,7 +174,7 @@ def liveness_problems(facts: GatewayFacts, *, silent_s: float) -> Iterator[Probl
     """
     loop_age_s = float(facts.status.get("turned_s") or 0)
     if loop_age_s > LOOP_TIMEOUT_S:
-        yield problem("the gateway's loop stands still", facts.line, facts.name)
+        yield problem("the gateway's loop is stalled", facts.line, facts.name)
     elif not facts.up and silent_s > LOOP_TIMEOUT_S:
         yield problem("the gateway does not answer", facts.line, facts.name)
 
@@ -192,4 +190,6 @@ def readiness_problems(facts: GatewayFacts, codes: tuple[str, ...] = ()) -> Iter
     elif (throttle_reason := facts.status.get("held_back")) and throttle_reason != "window full":
         yield problem(f"nothing is read from the broker: {throttle_reason}", facts.line, facts.name, codes)
     elif (facts.status.get("outbox") or {}).get("held_back"):
-        yield problem("nothing is sent: there is no room, or the promise can't hold", facts.line, facts.name, codes)
+        yield problem(
+            "nothing is sent: the disk is full, or the guarantee can't be kept", facts.line, facts.name, codes
+        )

@@ -48,21 +48,21 @@ from towline.monitor.table import TableCollector, build_sample
 from towline.options import parse_host_port
 from towline.threads import guarded_thread
 
-#: Answers at once.
+#: Concurrent answers.
 _MAX_CLIENTS: Final = 4
-#: Seconds between two clients: ten times as many as Prometheus and two probes need.
+#: Seconds between two accepted clients: ten times the rate that Prometheus and two probes need.
 _ACCEPT_INTERVAL_S: Final = 0.1
-#: Seconds that a client may take for its request, and for all of it.
+#: Timeout of a request, and of the whole connection, in seconds.
 _REQUEST_TIMEOUT_S: Final = 3.0
 _CONNECTION_TIMEOUT_S: Final = 10.0
-#: Seconds that the end waits for an answer that is being made.
+#: Seconds to wait for running answers at the end.
 _CLOSE_TIMEOUT_S: Final = 1.0
-#: Connections that the system keeps for us.
+#: Backlog of the listening socket, listen(2).
 _BACKLOG: Final = 16
-#: A connection is one request: one that is kept would keep a place.
+#: One request per connection: a kept connection would occupy a place.
 _HEADERS: Final = [("Connection", "close"), ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
-#: Names by which a client on this machine reaches a loopback address; another one was put into a browser by a page
-#: whose name began to mean this address (DNS rebinding).
+#: Host names of a loopback address for a client on this machine. Any other host comes from a browser whose page's name
+#: was pointed at this address (DNS rebinding).
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
@@ -100,9 +100,8 @@ def _listener(address: str) -> socket.socket:
     try:
         host, port = parse_host_port(address)
     except ValueError as error:
-        raise ConfigError(
-            "TL-C145", "--metrics", f'"{address}": {error}', "A port alone is one of 127.0.0.1."
-        ) from None
+        problem = f'"{address}": {error}'
+        raise ConfigError("TL-C145", "--metrics", problem, "A port alone is one of 127.0.0.1.") from None
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,7 +158,7 @@ def serve(monitor: BridgeMonitor | GatewayMonitor, address: str, extra_routes: S
     hosts = _LOOPBACK_HOSTS if listener.getsockname()[0] in _LOOPBACK_HOSTS else ("*",)
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts), Middleware(GZipMiddleware)]
     application = Starlette(routes=[Route("/", lambda _: PlainTextResponse(index)), *routes], middleware=middleware)
-    log_level = logging.CRITICAL + 1  # whoever may ask could fill a disk with a log
+    log_level = logging.CRITICAL + 1  # any client could fill the disk with log lines
     config = Config(application, ws="none", log_config=None, log_level=log_level, headers=_HEADERS, workers=1)
     config.load()
     server_thread = guarded_thread(lambda: asyncio.run(_accept(listener, config, closed)), "metrics", retry_s=1.0)
@@ -173,7 +172,7 @@ def serve(monitor: BridgeMonitor | GatewayMonitor, address: str, extra_routes: S
         listener.close()
 
 
-#: What may be asked for of a line, by the last part of the path.
+#: Last part of the path → operation on a line.
 _REQUESTS: Final[dict[str, Callable[[Path], object]]] = {
     "pause": partial(pause, by="[monitor]"),
     "resume": resume,
@@ -181,9 +180,9 @@ _REQUESTS: Final[dict[str, Callable[[Path], object]]] = {
 }
 #: Code of an error → status of the answer; every other one is 503.
 _HTTP_STATUS: Final = {"TL-B73": 403, "TL-B74": 401, "TL-C73": 404}
-#: Refused requests are logged once in so many seconds, with their number.
+#: Interval of the log line with the number of refused requests, in seconds.
 _LOG_INTERVAL_S: Final = 60.0
-#: The file as `towline status` reads it, again when it has changed.
+#: The bridge file as `towline status` reads it, loaded again after a change.
 _load_bridge = lru_cache(maxsize=1)(lambda file, _version: load(file))
 
 
@@ -236,11 +235,10 @@ class BridgeLines:
         self._refused_requests += 1
         if (state := self._monitor.state) is not None and time.monotonic() >= self._next_log_at:
             self._next_log_at = time.monotonic() + _LOG_INTERVAL_S
-            state.add_event(
-                f"[monitor]: requests refused that had no token of token_file: {self._refused_requests:,}   [TL-B74]"
-            )
+            count = f"{self._refused_requests:,}"
+            state.add_event(f"[monitor]: requests refused that had no token of token_file: {count}   [TL-B74]")
         remedy = (
-            'Send the header "Authorization: Bearer TOKEN" with a line of the file that [monitor] token_file names.'
+            'Send the header "Authorization: Bearer TOKEN" with a token of the file that [monitor] token_file names.'
         )
         raise GatewayError("TL-B74", "[monitor]", "the request has no token, or another one", remedy)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import BridgeState
 from towline.gateway.settings import GatewaySettings
 
+_SetState: TypeAlias = Callable[[BridgeState], None]
+
 
 @contextlib.contextmanager
-def metrics_endpoint(
-    bridge: Bridge, option: str | None, gateway: GatewaySettings | None = None
-) -> Iterator[Callable[[BridgeState], None]]:
+def metrics_endpoint(bridge: Bridge, option: str | None, gateway: GatewaySettings | None = None) -> Iterator[_SetState]:
     """Serve metrics of a bridge, or of one `gateway` of its file, while the context is open; no-op if not configured.
 
     The file's address is for the bridge, which may run on the same machine as the gateway. Yields a callable that takes
@@ -31,20 +32,14 @@ def metrics_endpoint(
     from towline.monitor.gateway import GatewayFacts, GatewayMonitor  # noqa: PLC0415
     from towline.monitor.server import BridgeLines, serve  # noqa: PLC0415
 
-    broker_queue, gateway_names = (
-        bridge.monitor.broker_queue_messages,
-        {line.name: line.gateway.name for line in bridge.lines},
-    )
-    monitor = BridgeMonitor(bridge.name, gateway_names, broker_queue)
+    queue, gateway_names = bridge.monitor.broker_queue_messages, {line.name: line.gateway.name for line in bridge.lines}
+    monitor = BridgeMonitor(bridge.name, gateway_names, queue)
     if gateway is None:
         server = serve(monitor, address, BridgeLines(bridge, monitor).routes())
     else:
-        line_directories = [
-            (line, {line_gateway.state_dir for line_gateway in (line.gateway, *line.all_gateways)})
-            for line in bridge.lines
-        ]
-        line = next(line for line, directories in line_directories if gateway.state_dir in directories)
+        state_dir = gateway.state_dir
+        line = next(one for one in bridge.lines if state_dir in {g.state_dir for g in (one.gateway, *one.all_gateways)})
         facts = GatewayFacts(bridge.name, line.name, gateway.name, line.direction)
-        server = serve(GatewayMonitor(facts, gateway.state_dir, broker_queue), address)
+        server = serve(GatewayMonitor(facts, state_dir, queue), address)
     with server:
         yield monitor.set_state

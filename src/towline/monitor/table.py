@@ -26,8 +26,7 @@ from towline.version import revision, version
 if TYPE_CHECKING:
     from towline.publisher import Publisher
 
-#: Labels of what a gateway says of itself, and of what is known of a line. ``direction`` is ``up`` (MQTT to Kafka) or
-#: ``down``.
+#: Labels of a gateway's and of a line's metrics. ``direction`` is ``up`` (MQTT to Kafka) or ``down``.
 GATEWAY: Final = ("bridge", "line", "gateway", "direction")
 LINE: Final = ("bridge", "line", "direction")
 BRIDGE: Final = ("bridge",)
@@ -56,19 +55,19 @@ class Metric:
     is_persistent: bool
 
 
-#: Kind, ``kept`` where it is, and labels → name → what it says, and before that its key where it has one.
+#: Kind (``kept``: stored in the journal) and labels → name → help text, or key in the status and help text.
 _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str, str]]]] = {
     ("kept counter", GATEWAY): {
-        "messages_received": ("received|", "messages that came from the broker, those left out included (up)"),
+        "messages_received": ("received|", "messages received from the broker, deduplicated ones included (up)"),
         "messages_journaled": ("journaled|accepted", "messages made durable: in the inbox (up), in the outbox (down)"),
         "messages_committed": ("committed|", "messages that Spark has committed, so that they may be removed (up)"),
-        "messages_repeated": ("deduplicated|", "messages that came again, were answered and not stored (up)"),
+        "messages_repeated": ("deduplicated|", "repeats that were acknowledged and not stored (up)"),
         "messages_not_whole": (
             "packets_too_large+too_many_properties|",
             "messages too large, or with too many properties, to be taken in whole (up)",
         ),
         "messages_lower_qos": ("lower_qos|", "messages published with a lower QoS than the guarantee needs (up)"),
-        "messages_expired": ("|expired", "messages not sent, their time was over (down)"),
+        "messages_expired": ("|expired", "messages that expired before they were sent (down)"),
         "messages_refused": ("|refused+replayed", "messages the broker refused for good (down)"),
         "messages_degraded": ("|degraded", "QoS 2 messages that the broker took as QoS 1 (down)"),
         "messages_resent": (
@@ -90,15 +89,15 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
     ("gauge", GATEWAY): {
         "gateway_up": "1 while the gateway answers",
         "broker_connected": "1 while the session with the broker is online",
-        "messages_waiting": ("waiting|queued+in_flight", "messages on disk, not carried yet"),
-        "waiting_bytes": "bytes of those, about",
-        "oldest_waiting_seconds": "age of the oldest of those; 0 when none waits",
+        "messages_waiting": ("waiting|queued+in_flight", "messages on disk, not delivered yet"),
+        "waiting_bytes": "approximate bytes of the waiting messages",
+        "oldest_waiting_seconds": "age of the oldest waiting message; 0 when none waits",
         "window_in_flight": ("unacknowledged|window_open", "QoS 1 and 2 messages without acknowledgement"),
-        "window_limit": ("receive_maximum|window", "how many there may be: Receive Maximum"),
-        "window_use_ratio": "the one over the other, 0 to 1",
+        "window_limit": ("receive_maximum|window", "limit of them: Receive Maximum"),
+        "window_use_ratio": "window_in_flight over window_limit, 0 to 1",
         "loop_age_seconds": (
             "turned_s",
-            "time since the gateway's loop looked around; it does so once a minute at least",
+            "time since the last turn of the gateway's loop, which turns once a minute at least",
         ),
         "outage_budget_intake_seconds": "how long intake can go on at the present rate, nothing being committed, "
         "until disk or journal is full; +Inf while nothing comes; absent with ack_after = kafka",
@@ -112,11 +111,11 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
     ("histogram", (*GATEWAY, "journal")): {"fdatasync_seconds": "how long each fdatasync of a journal on disk took"},
     ("kept counter", LINE): {
         "messages_dead_lettered": ("dead_lettered", "messages in the dead-letter topic"),
-        "messages_filtered": ("filtered", "messages left out by where or transform"),
-        "messages_undecided": ("undecided", "messages left out because their where is null"),
-        "messages_unrouted": ("unrouted", "messages that no route takes (up)"),
-        "messages_deduplicated": ("deduplicated", "repeats left out, those of the gateway included (up)"),
-        "messages_given_up": ("skipped", "messages given up by at_most_once after a crash (up)"),
+        "messages_filtered": ("filtered", "messages filtered by where or transform"),
+        "messages_undecided": ("undecided", "messages filtered because their where is null"),
+        "messages_unrouted": ("unrouted", "messages that match no route (up)"),
+        "messages_deduplicated": ("deduplicated", "repeats not written to Kafka, those of the gateway included (up)"),
+        "messages_given_up": ("skipped", "messages dropped by at_most_once after a crash (up)"),
         "messages_lost": ("lost", "messages that Kafka did not take in time, lost by at_most_once (up)"),
     },
     ("counter", LINE): {
@@ -133,7 +132,7 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
             "behind",
             "offsets up to Kafka's high watermarks not taken (down); absent while unknown",
         ),
-        "kafka_hidden_records": ("hidden", "those of them that nobody can read before an open transaction ends (down)"),
+        "kafka_hidden_records": ("hidden", "those of them behind an open transaction (down)"),
     },
     ("gauge", (*LINE, "part")): {"account_messages": "where every message is: the parts of the account"},
     ("histogram", LINE): {
@@ -145,13 +144,13 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
         "spark_running": "1 while Spark's session is up",
         "config_last_reload_successful": "1 when the last reload made the file what runs, or found it so; 0 when "
         "it was refused; absent before the first",
-        "kafka_reachable": "1 while Kafka answers where its brokers tell clients to come; 0 within 10 s of silence",
+        "kafka_reachable": "1 while Kafka answers at its advertised listeners; 0 within 10 s without an answer",
     },
     ("gauge", ("version", "revision", "python")): {"build_info": "1, with the versions"},
     ("kept counter", PUBLISHER): {
         "publisher_messages_accepted": ("accepted", "messages that are durable in the outbox"),
-        "publisher_messages_delivered": ("delivered", "messages that the broker has"),
-        "publisher_messages_expired": ("expired", "messages not sent, their time was over"),
+        "publisher_messages_delivered": ("delivered", "messages delivered to the broker"),
+        "publisher_messages_expired": ("expired", "messages that expired before they were sent"),
         "publisher_messages_refused": ("refused+replayed", "messages the broker refused for good"),
     },
     ("gauge", PUBLISHER): {
@@ -179,7 +178,7 @@ def _metrics() -> Iterator[Metric]:
             yield Metric(f"towline_{name}{'_total' * (kind == 'counter')}", kind, labels, key, text, kind != kind_text)
 
 
-#: By name.
+#: Metrics by name.
 METRICS: Final[Mapping[str, Metric]] = MappingProxyType({metric.name: metric for metric in _metrics()})
 
 
@@ -200,20 +199,14 @@ class Sample(NamedTuple):
 
 
 def status_samples(
-    label_names: tuple[str, ...],
-    labels: tuple[str, ...],
-    status: Mapping[str, Any],
-    journal: str = "",
-    *,
-    down: bool = False,
+    names: tuple[str, ...], labels: tuple[str, ...], status: Mapping[str, Any], journal: str = "", *, down: bool = False
 ) -> Iterator[Sample]:
-    """Yield the samples of all metrics with these label names that a status has a value for; None is no value."""
+    """Yield the samples of all metrics with the label `names` that a status has a value for; None is no value."""
     for metric in METRICS.values():
         uplink_keys, separator, downlink_keys = metric.key.partition("|")
-        values: list[Any] = [
-            status.get(key) for key in (downlink_keys if separator and down else uplink_keys).split("+")
-        ]
-        if metric.labels == label_names and None not in values:
+        keys = (downlink_keys if separator and down else uplink_keys).split("+")
+        values: list[Any] = [status.get(key) for key in keys]
+        if metric.labels == names and None not in values:
             yield Sample(metric.name, labels, sum(values[1:], values[0]), journal)
 
 
@@ -266,7 +259,7 @@ class TableCollector(Collector):
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     """Return cumulated buckets, the last one ``+Inf``, and the sum."""
-    bucket_counts = list(histogram.counts)  # one moment: it may be counted on meanwhile
+    bucket_counts = list(histogram.counts)  # a copy: the counters may grow meanwhile
     bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
     return list(zip(bounds, map(float, accumulate(bucket_counts)), strict=True)), histogram.seconds
 
@@ -287,7 +280,7 @@ def publisher_metrics(publisher: Publisher, name: str = "") -> Collector:
     """
 
     def samples() -> Iterator[Sample]:
-        with contextlib.suppress(PublisherError):  # it belongs to the process that this one was forked from
+        with contextlib.suppress(PublisherError):  # the publisher belongs to the parent of this forked process
             if not (status := publisher.status())["closed"]:
                 yield from publisher_samples(status, name or str(status["client_id"]), publisher.journal_id)
 
@@ -297,10 +290,7 @@ def publisher_metrics(publisher: Publisher, name: str = "") -> Collector:
 def publisher_samples(status: Mapping[str, Any], name: str, journal: str) -> Iterator[Sample]:
     """Yield the samples of a publisher's status."""
     disk_status = status["measured"]
-    derived_values = {
-        "publisher_held_back": int(bool(status["held_back"])),
-        "publisher_fdatasync_seconds": Histogram.from_json(disk_status["syncs"]),
-    }
-    return status_samples(
-        PUBLISHER, (name,), {**disk_status, **(status["receipts"] or {}), **status, **derived_values}, journal
-    )
+    values = {**disk_status, **(status["receipts"] or {}), **status}
+    values["publisher_held_back"] = int(bool(status["held_back"]))
+    values["publisher_fdatasync_seconds"] = Histogram.from_json(disk_status["syncs"])
+    return status_samples(PUBLISHER, (name,), values, journal)

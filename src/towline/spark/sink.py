@@ -330,7 +330,7 @@ def _checked_address(
         with address.connect() as client:
             if checkpointed_offset is not None:
                 outbox_extent = client.extent(checkpointed_offset.offset, outbox=True)
-                check_offset(address.location, checkpointed_offset, outbox_extent, journal_kind="outbox")
+                check_offset(address.location, checkpointed_offset, outbox_extent, kind="outbox")
             if not address.remote:
                 return address
             return address.with_ticket(client.request_write_ticket(ticket_subject, valid_s=address.ticket_s))

@@ -280,7 +280,7 @@ def test_before_the_first_start_there_are_none(kafka: Kafka, make: Make) -> None
     bridge.file.write_text(bridge.file.read_text().replace(dead, absent))
     assert told("show", str(bridge.file)) == (0, f"none yet: topic {absent} is not there\n", "")
     code, out, _ = told("replay", str(bridge.file), "--json")
-    assert (code, json.loads(out)["mended"]) == (0, {})
+    assert (code, json.loads(out)["replayed"]) == (0, {})
 
 
 def test_the_commands(kafka: Kafka, make: Make) -> None:
@@ -297,12 +297,12 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
     assert code == 1
     assert known == {
         "dry_run": False,
-        "mended": {target: 1},
+        "replayed": {target: 1},
         "filtered": 0,
         "dead": {"no route takes this topic": 1},
-        "absent": [],
-        "nobodys": [{"topic": dead, "signed": "another.line", "letters": 1}],
-        "strange": [],
+        "missing": [],
+        "unowned": [{"topic": dead, "signed": "another.line", "letters": 1}],
+        "invalid": [],
     }
     code, _, err = told("replay", str(bridge.file), "--reason", "topic_ilegal")
     assert (code, err) == (2, '--reason: there is no reason "topic_ilegal". Did you mean "topic_illegal"?   [TL-C21]\n')
@@ -315,7 +315,7 @@ def test_a_where_is_asked_again(kafka: Kafka, make: Make) -> None:
     put(kafka.bootstrap, dead, [letter(0), letter(1), letter(2)])
     code, out, _ = told("replay", str(bridge.file), "--json")
     assert code == 1
-    assert json.loads(out)["mended"] == {target: 1}
+    assert json.loads(out)["replayed"] == {target: 1}
     assert json.loads(out)["filtered"] == 1
     assert json.loads(out)["dead"] == {"the SQL of where raised an error on it": 1}
     assert values(kafka, target) == [b"m1"]

@@ -186,7 +186,7 @@ def test_what_the_gateway_cant_take_in_is_a_dead_letter_between_its_neighbours(
     assert reasons["too_many_properties"]["bytes"] > 1_200_000, "every byte of the packet, in chunks"
     assert reasons["too_many_properties"]["mqtt_topic"] == "t/d/x"
     stay = dead_letters(bridge, "replay")
-    assert (stay["mended"], sum(stay["dead"].values())) == ({}, 2)  # type: ignore[attr-defined]
+    assert (stay["replayed"], sum(stay["dead"].values())) == ({}, 2)  # type: ignore[attr-defined]
 
 
 def test_a_changed_file_hides_neither_letters_nor_lines(bridge: Running) -> None:

@@ -83,7 +83,7 @@ def test_an_older_checkpoint_and_the_letters(
         check=True,
         timeout=PATIENCE,
     )
-    assert json.loads(run.stdout)["mended"] == {name: 3}
+    assert json.loads(run.stdout)["replayed"] == {name: 3}
     records = in_kafka(kafka.bootstrap, name)
     assert [value for _, value, _ in records[300:]] == [b"m1000", b"m1001", b"m1002"]
     assert records[300][2]["mqtt.topic"] == b"t/d/x"

@@ -34,7 +34,10 @@ def left_behind(bridge: Running, offset: int) -> None:
 
 def test_an_older_copy_stops_the_line_before_intake(bridge: Running, mosquitto: Mosquitto) -> None:
     write(bridge, mosquitto.port, NOWHERE, 'guarantee = "exactly_once"', 'from = "t/#"\ntopic = "x"')
-    for offset, words in ((15, "come to offset 15, the journal ends at 10"), (10, "an older copy that has gone on")):
+    for offset, words in (
+        (15, "at offset 15, the journal ends at 10"),
+        (10, "an older copy that was written to since"),
+    ):
         left_behind(bridge, offset)
         bridge.start()
         assert bridge.ended() == 1

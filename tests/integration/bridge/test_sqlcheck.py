@@ -137,6 +137,6 @@ def test_without_spark_nothing_is_judged(tmp_path: Path, capsys: pytest.CaptureF
     file.write_text(GOOD + 'where = "lenght(payload) > 0"\n')
     code, out, err = ran(capsys, "check", str(file))
     assert (code, err) == (0, "")
-    assert "\n  sql       judged by Spark when the line starts, or now with --spark\n" in out
+    assert "\n  sql       checked by Spark when the line starts, or now with --spark\n" in out
     dedupe = 'dedupe = { key = "{device}", within = "1 minute" }\n'
     assert not has_sql(read(GOOD + f'{dedupe}{DOWNLINK}topic = "a/{{key}}"\n', tmp_path))

@@ -178,7 +178,7 @@ def test_the_command_drains_in_place_of_what_runs(
     assert draining.returncode == 0, out
     assert out.splitlines()[-2:] == [
         "line-g1 is drained: all is committed, and its session at the broker is ended",
-        'A query over several gateways does without it: removed_gateways = ["line-g1"].',
+        'Remove it from a query over several gateways: removed_gateways = ["line-g1"].',
     ]
     with ServiceManager() as manager, run("g2", "--drain", **manager.environ) as alone:  # none runs, and none ever has
         out, _ = alone.communicate(timeout=60)

@@ -136,7 +136,7 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it_and_refuses_an_older_
     (state_dir / "inbox").rename(tmp_path / "newest")
     shutil.copytree(tmp_path / "copy", state_dir / "inbox")
     line = failure(run(frame, Collected(), tmp_path))
-    assert "the checkpoint has come to offset 4, the journal ends at 2: an older copy" in line
+    assert "the checkpoint is at offset 4, the journal ends at 2: an older copy" in line
     assert "[TL-G06]" in line
 
     shutil.rmtree(state_dir / "inbox")

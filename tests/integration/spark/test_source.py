@@ -386,7 +386,7 @@ def test_an_older_copy_that_has_gone_on_stops_the_query(spark: SparkSession, sta
         line = failure(start(load(spark, one), Collected(), availableNow=True))
         assert one.journal.first_offset == 0
         assert not any(one.journal.consumers.values())
-    assert "this is an older copy that has gone on. Bring back the newest state directory" in line
+    assert "this is an older copy that was written to since. Bring back the newest state directory" in line
     assert "[TL-G26]" in line
 
 

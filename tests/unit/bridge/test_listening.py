@@ -119,7 +119,7 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
             "bridge.toml:19  [gateway]: key_file: it holds no private key.   [TL-C97]",
         ),
         ("pki/server.pem", "pki/token", "bridge.toml:18  [gateway]: cert_file: it holds no certificate.   [TL-C97]"),
-        ("/server.", "/over.", "bridge.toml:18  [gateway]: cert_file: the certificate is over.   [TL-C97]"),
+        ("/server.", "/over.", "bridge.toml:18  [gateway]: cert_file: the certificate has expired.   [TL-C97]"),
         (
             "pki/token",
             "pki/open",

@@ -96,14 +96,19 @@ FOUND = [
     (CheckpointSummary(), WELL, "the checkpoint is gone; it belonged to query q1, which had taken 700 rows", "TL-B22"),
     (replace(FINE, query_id="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
     (FINE, journal(name="j2", place=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
-    (FINE, journal(600, 500, place=(700,)), "come to offset 700, the journal ends at 600: an older copy", "TL-B24"),
+    (FINE, journal(600, 500, place=(700,)), "at offset 700, the journal ends at 600: an older copy", "TL-B24"),
     (
         FINE,
         journal(place=(700, "a1"), written_by="b2"),
         "below offset 700 was written by opening a1 of the journal when the query saw it, and here by opening b2",
         "TL-B24",
     ),
-    (FINE, journal(first=699, place=(700, "a1")), "by another: this is an older copy that has gone on", "TL-B24"),
+    (
+        FINE,
+        journal(first=699, place=(700, "a1")),
+        "by another: this is an older copy that was written to since",
+        "TL-B24",
+    ),
     (
         FINE,
         WELL._replace(committed_offset=701),
@@ -317,7 +322,7 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert begin(one, fresh, journal(300, 200, first=150)) == 200
     assert begin(one, fresh, journal(300, 5, "j2")) == 5
     older = journal(300, 90, written_by="b2")
-    assert begin(one, fresh, older) == 90, "an older copy that has gone on: what is below 100 is new"
+    assert begin(one, fresh, older) == 90, "an older copy that was written to since: what is below 100 is new"
 
 
 def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path) -> None:

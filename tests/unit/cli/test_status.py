@@ -204,7 +204,7 @@ def test_a_zombie_does_not_run(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 STOPPED = (
     'line "line": the marker in Kafka is ahead of the checkpoint.   [TL-K13]',
     'line "line": Spark does not understand the line\'s SQL: x.   [TL-C74]',
-    "line: the journal is an older copy that has gone on.   [TL-J21]",
+    "line: the journal is an older copy that was written to since.   [TL-J21]",
 )
 
 

@@ -424,7 +424,7 @@ def test_a_detached_gateway_outlives_whoever_started_it_and_is_ended_by_a_comman
         client.release(lease)
     assert ran(capsys, "gateway", "--stop", str(state_dir)) == (
         0,
-        "plant has ended; its session stays at the broker, and what it had taken in on disk\n",
+        "plant has ended; its session stays at the broker, and its received messages on disk\n",
         "",
     )
     assert endpoint.process.has_ended()

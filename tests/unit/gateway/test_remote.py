@@ -221,7 +221,7 @@ def test_status_says_where_it_listens(far: Remote) -> None:
         ({"cert_file": "server.key"}, "cert_file .*no certificate"),
         ({"key_file": "server.pem"}, "key_file .*no private key"),
         ({"key_file": "client.key"}, "key does not fit the certificate"),
-        ({"cert_file": "old.pem", "key_file": "old.key"}, "the certificate is over"),
+        ({"cert_file": "old.pem", "key_file": "old.key"}, "the certificate has expired"),
         ({"cert_file": "next.pem", "key_file": "next.key"}, "not valid yet"),
     ],
 )

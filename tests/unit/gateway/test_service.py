@@ -90,7 +90,7 @@ def test_rows_below_the_first_are_named_with_both_ways_out(tmp_path: Path) -> No
 
 def test_rows_beyond_the_end_are_refused(server: Served, client: GatewayClient) -> None:
     server.add(5)
-    with pytest.raises(GatewayError, match=r"come to offset 10, the journal ends at 5: an older copy.*TL-G06"):
+    with pytest.raises(GatewayError, match=r"at offset 10, the journal ends at 5: an older copy.*TL-G06"):
         list(client.read(server.journal.journal_id, 0, 10))
 
 

@@ -34,7 +34,7 @@ def test_only_a_loop_that_stands_still_is_a_reason_to_start_again(tmp_path: Path
     assert monitor.alive() == (True, {"alive": True, "problems": []})
     assert len(monitor.ready()[1]["problems"]) == 4
     state.heartbeat -= 61
-    assert monitor.alive() == (False, {"alive": False, "problems": [{"what": "the bridge's loop stands still"}]})
+    assert monitor.alive() == (False, {"alive": False, "problems": [{"what": "the bridge's loop is stalled"}]})
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_only_a_loop_that_stands_still_is_a_reason_to_start_again(tmp_path: Path
         (a_bridge(up=False), "the gateway does not answer"),
         (a_bridge(status={**UP_STATUS, "state": "connecting"}), "no session with the broker"),
         (a_bridge(status={**UP_STATUS, "held_back": "journal full"}), "nothing is read from the broker: journal full"),
-        (a_bridge(a_gateway("down", BROKEN_DOWN)), "nothing is sent: there is no room, or the promise can't hold"),
+        (a_bridge(a_gateway("down", BROKEN_DOWN)), "nothing is sent: the disk is full, or the guarantee can't be kept"),
         (a_bridge(query="waiting to retry"), "the query is waiting to retry"),
-        (a_bridge(lag_s=121), "the query carries nothing: the oldest message waits too long"),
+        (a_bridge(lag_s=121), "the query delivers nothing: the oldest message waits too long"),
         (a_bridge(account=replace(SOUND, disagreements=("1, not 2",))), "the account does not add up"),
         (a_bridge(account=replace(SOUND, broken="not kept")), "the guarantee was not kept"),
     ],
@@ -77,7 +77,7 @@ def test_codes_are_told_and_texts_are_not() -> None:
     [
         (a_gateway(), 0, []),
         (a_gateway(status={**UP_STATUS, "turned_s": 119}), 0, []),
-        (a_gateway(status={**UP_STATUS, "turned_s": 121}), 0, ["the gateway's loop stands still"]),
+        (a_gateway(status={**UP_STATUS, "turned_s": 121}), 0, ["the gateway's loop is stalled"]),
         (a_gateway(status={}), 0, []),  # it recovers a large journal
         (a_gateway(status={}), 121, ["the gateway does not answer"]),
     ],
