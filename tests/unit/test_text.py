@@ -144,7 +144,7 @@ def test_dlq_replay(
     done = deadletters.ReplayCounts()
     done.replayed_by_topic[HOSTILE] = 1
     done.dead_by_reason[HOSTILE] = 1
-    shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]), strange=0)
+    shelf = SimpleNamespace(topic=HOSTILE, is_missing=True, unknown_sources=Counter([HOSTILE]), unreadable_records=0)
     monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
     monkeypatch.setattr("towline.bridge.deadletters.replay", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])

@@ -214,7 +214,7 @@ class DeadLetterTopic:
 
     def _end_offsets(self, isolation: str = "read_committed") -> dict[int, int]:
         """Return the end offset of each partition, from its leader."""
-        consumer = self._consumer(isolation)
+        consumer = self._new_consumer(isolation)
         try:
             metadata = consumer.list_topics(timeout=_ANSWER_TIMEOUT_S).topics.get(self.topic)
             partitions = [
@@ -242,7 +242,7 @@ class DeadLetterTopic:
         """
         if not ends:
             return
-        unread_ends, first_offsets, consumer = dict(ends), start_offsets or {}, self._consumer()
+        unread_ends, first_offsets, consumer = dict(ends), start_offsets or {}, self._new_consumer()
         timeout_s = _ANSWER_TIMEOUT_S if open_transaction is None else _OPEN_TRANSACTION_S
         try:
             consumer.assign(
@@ -276,7 +276,7 @@ class DeadLetterTopic:
     def _servers(self) -> str:
         return self.client["bootstrap.servers"]
 
-    def _consumer(self, isolation: str = "read_committed") -> Any:
+    def _new_consumer(self, isolation: str = "read_committed") -> Any:
         """Create a consumer that reads from the leader: an unread mark would have its dead letters replayed again."""
         config: dict[str, Any] = {
             **READER_CONFIG,

@@ -176,7 +176,7 @@ class TransactionVerdict(Enum):
     """Next step after an error in a transaction (KIP-360, librdkafka's INTRODUCTION.md, "Error handling")."""
 
     #: The same call again.
-    RETRY = "again"
+    RETRY = "retry"
     #: Abort the transaction; the batch may be written anew.
     ABORT = "abort"
     #: A newer producer has the same transactional id, or this one slept past its transaction: stop, never fight.

@@ -209,7 +209,7 @@ _clients: Final[dict[tuple[int, Any], KafkaProducer]] = {}
 def pooled_producer(settings: SinkSettings) -> Iterator[KafkaProducer]:
     """Lend this process's producer of a configuration."""
     key = settings.guarantee, frozenset(settings.client.items())
-    with pooled_client(_clients, key, lambda: KafkaProducer(settings), lambda client: client.healthy) as client:
+    with pooled_client(_clients, key, lambda: KafkaProducer(settings), lambda client: client.is_healthy) as client:
         client.reset()
         yield client
 

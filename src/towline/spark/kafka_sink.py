@@ -411,7 +411,7 @@ def log_outcome(answers: Sequence[KafkaTaskResult], batch: int | None) -> None:
     """Log the lost rows, dead letters and skipped partitions of a batch."""
     results = [answer.delivery_result for answer in answers]
     rows, lost_rows, dead_letters = (
-        sum(getattr(result, name) for result in results) for name in ("rows", "lost", "dead_lettered")
+        sum(getattr(result, name) for result in results) for name in ("rows", "dropped_rows", "dead_lettered")
     )
     reason = next((result.drop_reason for result in results if result.drop_reason), "")
     if lost_rows:

@@ -105,7 +105,7 @@ class BatchTotals:
     """Sums of the counts of all batches up to one.
 
     Attributes:
-        batch: Id of the last batch; `towline.kafka.markers.BEFORE_FIRST` for the totals of earlier checkpoints.
+        batch: Id of the last batch; `towline.kafka.markers.NO_BATCH` for the totals of earlier checkpoints.
         counts: Sums of `BatchResult.counts`; and ``again``: acknowledged once more when a batch was repeated; ``drift``
             and ``drift_dead``: rows, and dead letters, by which the totals of Kafka's markers differ from those that
             this sink wrote.

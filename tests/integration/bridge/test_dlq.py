@@ -173,7 +173,7 @@ def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, mo
                 target: 2
             }
 
-    monkeypatch.setattr(deadletters._ReplayWriter, "write_packet", overtaken)
+    monkeypatch.setattr(deadletters._ReplayWriter, "write", overtaken)
     assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 2}
     assert not turns
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]

@@ -236,7 +236,7 @@ def test_the_time_of_a_transaction_passes(kafka: Kafka, sink_id: str, monkeypatc
 
     slow = sink(kafka, sink_id, deliveryTimeout="1", kafka__transaction__timeout__ms="1500")
     with monkeypatch.context() as patch:
-        patch.setattr(TransactionalProducer, "mark", slowly)
+        patch.setattr(TransactionalProducer, "write_marker", slowly)
         assert "slept past its transaction" in refused(slow, 0, "TL-K19").problem
     assert committed(kafka, sink_id) == []
     write(sink(kafka, sink_id), 0)
@@ -257,7 +257,7 @@ def test_the_broker_dies_within_a_transaction(own_kafka: Kafka, monkeypatch: pyt
             threading.Thread(target=own_kafka.start).start()
         mark(self, *args)
 
-    monkeypatch.setattr(TransactionalProducer, "mark", unlucky)
+    monkeypatch.setattr(TransactionalProducer, "write_marker", unlucky)
     assert write(sink(own_kafka, "t"), 1).rows == ROWS
     assert killed.is_set()
     check(own_kafka, "t", 2)

@@ -74,7 +74,7 @@ def test_a_late_commit_does_not_end_the_next_transaction(
             release_in_the_middle(proxy)
         original(self, *args)
 
-    monkeypatch.setattr(TransactionalProducer, "mark", late)
+    monkeypatch.setattr(TransactionalProducer, "write_marker", late)
     assert sink.deliver(Task(0, batch=2, query=QUERY), counted(2 * ROWS, 3 * ROWS)).rows == ROWS
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert account(committed(kafka, topic), 3 * ROWS) == (0, 0)
@@ -115,7 +115,7 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
     ledger = deadletters.DeadLetterTopic(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
     monkeypatch.setattr(
-        deadletters, "LetterMapper", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)])
+        deadletters, "LetterMapper", lambda *_: SimpleNamespace(remap=lambda found: [*map(carried, found)])
     )
     monkeypatch.setattr(deadletters, "LETTERS_PER_TRANSACTION", 1)
     rearm(proxy)
@@ -127,7 +127,7 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
             self.flush(10)
             release_in_the_middle(proxy)
 
-    monkeypatch.setattr(producers.TransactionalProducer, "write_packet", late)
+    monkeypatch.setattr(producers.TransactionalProducer, "write", late)
     assert deadletters.replay(ledger, deadletters.LetterFilter(), lambda: None).replayed_by_topic == {"mended": 2}  # type: ignore[arg-type,return-value]
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert committed(kafka, "mended") == [0, 1]

@@ -118,7 +118,7 @@ def test_dead_letters_are_read_to_the_leaders_end(
     ledger = deadletters.DeadLetterTopic(client, name, {})
     assert [record.value for record in ledger._read_records(ledger._end_offsets())] == [b"one"]
 
-    real = ledger._consumer
+    real = ledger._new_consumer
     monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
     later = threading.Timer(1.0, producer.produce, (name, b"two"))
     later.start()

@@ -32,7 +32,7 @@ _batches = itertools.count()
 @pytest.fixture(autouse=True)
 def aborted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A user without the right DescribeConfigs, in a process that has learned nothing; the transactions that failed."""
-    monkeypatch.setattr(KafkaAdmin, "settings", lambda *_: {})
+    monkeypatch.setattr(KafkaAdmin, "configs", lambda *_: {})
     failed: list[str] = []
     abort = TransactionalProducer.abort
 

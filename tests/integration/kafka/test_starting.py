@@ -34,7 +34,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[TransactionalProducer]:
         gone.append(producer)
         close(producer)
 
-    monkeypatch.setattr(TransactionalProducer, "finish", noted)
+    monkeypatch.setattr(TransactionalProducer, "close", noted)
     return gone
 
 

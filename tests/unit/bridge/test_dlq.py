@@ -44,7 +44,7 @@ def test_a_range_is_never_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """And names nothing that came after the mark."""
     text = b'{"offsets":[[-5,1000000000000000000000],[7,3],[2,4]]}'
     marks = [record(None, b"", [(REPLAY_MARK, one)]) for one in (text, b'{"offsets":[[1,1]]}')]
-    monkeypatch.setattr(DeadLetterTopic, "_records", lambda *_: iter(marks))
+    monkeypatch.setattr(DeadLetterTopic, "_read_records", lambda *_: iter(marks))
     topic = DeadLetterTopic({}, "dead", {})
     topic._read_marks({3: 12})
     assert topic._replayed_ranges == {3: [(0, 8)]}
@@ -167,4 +167,4 @@ def test_a_client_that_can_not_be_made_is_a_mistake_of_the_file(tmp_path: Path) 
         "ssl.ca.location": str(tmp_path / "gone.pem"),
     }
     with pytest.raises(ConfigError, match=r"ssl.ca.location failed.*TL-C45"):
-        DeadLetterTopic(client, "dead", {})._consumer()
+        DeadLetterTopic(client, "dead", {})._new_consumer()

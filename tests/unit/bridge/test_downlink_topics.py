@@ -64,7 +64,7 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
     checkpoint(line, ends(first))
     checkpoint(line, ends(second), 1, done=done)
     monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1, "other": 1}}))
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda _, names: {"t.a": "A"} if "t.a" in names else {})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda _, names: {"t.a": "A"} if "t.a" in names else {})
     monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 0})
 
     def look() -> TopicCheck:
@@ -91,7 +91,7 @@ def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
     initial.parent.mkdir(parents=True)
     initial.write_text('\0v1\n{"t.b":{"0":5}}')
     monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {}}))
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {})
     with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where more records were, or may have been'):
         check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
@@ -105,7 +105,7 @@ def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
     checkpoint(line, ends({"t.a": 1, "t.b": 5}))
     checkpoint(line, ends({"t.a": 9}), 1, done=False)
     monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1}}))
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"t.a": "A"})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"t.a": "A"})
     monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 4})
     with pytest.raises(KafkaError, match=r'offsets 1 to 3 of topic "t\.a", partition 0.*go_on.*TL-B06'):
         check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
@@ -117,10 +117,10 @@ def test_a_topic_that_is_named_and_gone_is_waited_for_and_one_taken_out_of_the_f
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic'), tmp_path)
     (line,) = bridge.downlinks
     checkpoint(line, ends({"commands": 1, "former": 5}))
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A", "former": "B"})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "A", "former": "B"})
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
         check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A", "former": "B", "more": ""})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "A", "former": "B", "more": ""})
     found = check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
     assert found.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
     assert found.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
@@ -136,19 +136,19 @@ def test_before_the_first_offset_the_ids_are_noted_and_a_silent_kafka_is_waited_
     def silent(*_: object) -> dict[str, str]:
         raise KafkaError("TL-K01", "k", "no answer")
 
-    monkeypatch.setattr(KafkaAdmin, "ids", silent)
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", silent)
     evidence = read_checkpoint(line.checkpoint)
     with pytest.raises(KafkaError, match="TL-K01"):
         check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A"})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "A"})
     check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
     initial = line.checkpoint / "sources" / "0" / "0"
     initial.parent.mkdir(parents=True)
     initial.write_text('\0v1\n{"commands":{"0":5}}')
-    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "B"})
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "B"})
     with pytest.raises(KafkaError, match=r"its id was A, and is B\): offset 5 of partition 0.*TL-B06"):
         check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
-    monkeypatch.setattr(KafkaAdmin, "ids", silent)
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", silent)
     assert check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100) == TopicCheck()
 
 
@@ -184,7 +184,7 @@ def test_a_broker_without_ids_answers_with_zeros_and_a_note_that_is_torn_has_non
 ) -> None:
     """Kafka before 2.8 has no topic ids, and librdkafka shows 0 for that."""
     described = {name: SimpleNamespace(topic_id=Uuid(0, number)) for number, name in enumerate(["old", "new"])}
-    monkeypatch.setattr(KafkaAdmin, "described", lambda *_: described)
+    monkeypatch.setattr(KafkaAdmin, "describe_topics", lambda *_: described)
     assert KafkaAdmin("k:9092").topic_ids(["old", "new"]) == {"old": "", "new": "AAAAAAAAAAAAAAAAAAAAAQ"}
     logs = Checkpoint(str(tmp_path))
     save_topic_ids(logs, {"t": "A"})

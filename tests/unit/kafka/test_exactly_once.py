@@ -162,7 +162,7 @@ def test_what_stops_a_batch_ends_its_transaction(memory: MemoryKafka, monkeypatc
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Marker, "following", interrupted)
+    monkeypatch.setattr(Marker, "with_totals_after", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(sink(), 0, 1)
     assert memory.calls[-3:] == ["abort_transaction", "purge", "flush"]

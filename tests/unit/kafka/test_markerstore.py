@@ -198,7 +198,7 @@ def test_one_that_was_made_and_is_not_known_everywhere_is_waited_for(
     memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, facts = iter(range(1000)), MarkerStore._topic_limits
-    monkeypatch.setattr(MarkerStore, "_facts", lambda self: None if next(looks) < 4 else facts(self))
+    monkeypatch.setattr(MarkerStore, "_topic_limits", lambda self: None if next(looks) < 4 else facts(self))
     reader().ensure_topic()
     assert next(looks) == 5
     looks = iter([0] * 1000)

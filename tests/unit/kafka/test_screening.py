@@ -91,7 +91,7 @@ def test_what_is_learned_only_narrows(one: TopicLimits, other: TopicLimits) -> N
     both = one.intersect(other)
     assert both.is_compacted == (one.is_compacted or other.is_compacted)
     assert both.intersect(one) == both.intersect(other) == both
-    for name in ("max_bytes", "after_ms", "before_ms", "batch_bytes"):
+    for name in ("max_bytes", "max_ahead_ms", "max_behind_ms", "batch_bytes"):
         known = [value for value in (getattr(one, name), getattr(other, name)) if value is not None]
         assert getattr(both, name) == min(known, default=None)
 

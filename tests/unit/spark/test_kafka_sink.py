@@ -41,14 +41,14 @@ def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaTaskResu
 
 def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "towline.kafka"):
-        log_outcome([written(dead_lettered=3), written(skipped=True)], 7)
+        log_outcome([written(dead_lettered=3), written(was_skipped=True)], 7)
     assert "batch 7: 3 rows went to the dead-letter topic" in caplog.text
     assert "1 of 2 partitions were in Kafka already" in caplog.text
 
 
 def test_rows_given_up_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "towline.kafka"):
-        log_outcome([written(), written(rows=1000, lost=2000, why="no broker is up")], 7)
+        log_outcome([written(), written(rows=1000, dropped_rows=2000, drop_reason="no broker is up")], 7)
     assert "batch 7: 2,000 of 3,010 rows lost (at_most_once): no broker is up" in caplog.text
 
 

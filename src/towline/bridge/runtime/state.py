@@ -186,7 +186,7 @@ class BridgeState:
         name: Name of the bridge.
         state_dir: Its state directory; the last statuses of gateways are read from its ``bridge.json``.
         lines: Direction of each line, by name.
-        insecure: Result of `towline.kafka.clientconfig.insecurities`.
+        insecure: Result of `towline.kafka.clientconfig.insecure_settings`.
         file: Bridge file; `towline status` reports a change of it.
     """
 
