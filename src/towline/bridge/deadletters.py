@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.model import AnyLine, Bridge
 
-#: Header of a mark; its value is the JSON of one.
+#: Header of a replay mark; its value is JSON.
 REPLAY_MARK: Final = PREFIX + "replayed"
-#: Seconds without a word from Kafka before reading is given up.
+#: Seconds without a record before reading fails.
 _ANSWER_TIMEOUT_S: Final = 30.0
-#: Seconds that transactions of others are waited for: their usual time-out, and the broker's next look at it.
+#: Seconds to wait for transactions of other writers: their usual time-out, and the broker's next check of it.
 _OPEN_TRANSACTION_S: Final = 75.0
 #: First and last offset.
 OffsetRange: TypeAlias = tuple[int, int]
 
-#: Not `message.headers()`: the interpreter calls a method that it has met often without a look at what comes back.
+#: Not `message.headers()`: a specialised method call of the interpreter does not check for a set exception.
 _HEADERS: Final[Callable[[Any], Any]] = methodcaller("headers")
 
 
@@ -128,9 +128,9 @@ class DeadLetterTopic:
     unknown_sources: Counter[str] = field(default_factory=Counter, init=False)
     unreadable_records: int = field(default=0, init=False)
     _ids: dict[str, str] = field(default_factory=dict, init=False)
-    #: Partition -> offsets of the dead letters that were replayed: whoever writes to the topic may name any number.
+    #: Partition -> offsets of replayed dead letters; a foreign writer may name any number.
     _replayed_ranges: dict[int, list[OffsetRange]] = field(default_factory=dict, init=False)
-    #: Partition -> end up to which its marks were read.
+    #: Partition -> end offset up to which its marks were read.
     _mark_ends: dict[int, int] = field(default_factory=dict, init=False)
 
     def waiting_letters(self, letter_filter: LetterFilter) -> Iterator[StoredLetter]:
@@ -156,10 +156,12 @@ class DeadLetterTopic:
                 TL-B31 when another writer's transaction stays open in the topic.
         """
         if recreated_topics(self._ids, KafkaAdmin(self.client).topic_ids([self.topic])):
-            problem = f'the topic "{self.topic}" was deleted and made again while it was replayed'
-            raise KafkaError("TL-B30", self._servers, problem, "Run it again: it begins with the new one.")
-        problem = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
-        remedy = "Run it again when that has ended; Kafka ends it by itself after its time-out."
+            problem = f'the topic "{self.topic}" was deleted and recreated during the replay'
+            raise KafkaError("TL-B30", self._servers, problem, "Run it again: it reads the new topic.")
+        problem = (
+            f'a transaction of another writer is open in "{self.topic}", and may hide the marks of earlier replays'
+        )
+        remedy = "Run it again when that transaction has ended; Kafka aborts it after its time-out."
         open_transaction = KafkaError("TL-B31", self._servers, problem, remedy)
         self._read_marks(self._end_offsets("read_uncommitted"), open_transaction)
         return [letter for letter in letters if not self._is_replayed(letter)]
@@ -201,9 +203,7 @@ class DeadLetterTopic:
             try:
                 dead_letter = collector.add(record.key, record.value, record.headers)
             except ValueError:
-                self.unreadable_records += (
-                    1  # somebody else's record, or a piece of a letter whose others are not there
-                )
+                self.unreadable_records += 1  # a foreign record, or a chunk without the others of its letter
                 continue
             if dead_letter is not None:
                 yield StoredLetter(record.partition, record.offset, record.timestamp, dead_letter)
@@ -260,7 +260,7 @@ class DeadLetterTopic:
                     continue
                 if record.error() is None and record.offset() < end:
                     yield _TopicRecord.of(record)
-                deadline = time.monotonic() + timeout_s  # after it: whoever took it may have taken his time
+                deadline = time.monotonic() + timeout_s  # after the yield: the caller may have been slow
                 last_offset = end - 1 if record.error() is None else end
                 if (
                     record.error() is None or record.error().name() == "_PARTITION_EOF"
@@ -280,8 +280,8 @@ class DeadLetterTopic:
         """Create a consumer that reads from the leader: an unread mark would have its dead letters replayed again."""
         config: dict[str, Any] = {
             **READER_CONFIG,
-            "fetch.wait.max.ms": 500,  # a transaction of another may be waited for, for a minute
-            "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
+            "fetch.wait.max.ms": 500,  # it may wait a minute for another writer's transaction
+            "group.id": f"towline.dlq.{self.topic}",  # required by the client; nothing is committed to it
             "isolation.level": isolation,  # ListOffsets has it too: the end is the last stable offset, or the very end
         }
         return connect(Consumer, self.client, config)
@@ -341,7 +341,7 @@ def dead_letter_topics(bridge: Bridge) -> list[DeadLetterTopic]:
         identity = Identity.of_line(bridge, line)
         sources |= dict.fromkeys((line.name, identity.sink), line)
         former_sources |= dict.fromkeys(_former_sources(identity, bridge.name), line)
-    lines = former_sources | sources  # a line that has the name now is meant first
+    lines = former_sources | sources  # the current owner of a name wins
     topics = dict.fromkeys(line.dead_letter_topic for line in bridge.lines if line.dead_letter_topic)
     old_topics = former_dead_letter_topics(bridge)
     if not topics and not old_topics:
@@ -361,10 +361,10 @@ def _former_sources(identity: Identity, bridge_name: str) -> Iterator[str]:
     yield from (f"{first_source}.{generation}" for generation in range(2, identity.generation))
 
 
-# -- what they become ------------------------------------------------------------------------------------------------
+# -- remapping ------------------------------------------------------------------------------------------------
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: Columns of numbers: their headers, and the largest of each; what is larger was not written by a gateway.
+#: Numeric columns: header and largest value; a gateway writes no larger one.
 _NUMBER_HEADERS: Final = {
     "qos": ("mqtt.qos", 2),
     "message_expiry_seconds": ("mqtt.message-expiry", 0xFFFFFFFF),
@@ -372,7 +372,7 @@ _NUMBER_HEADERS: Final = {
 }
 _MAX_SUBSCRIPTION_ID, _MAX_TIMESTAMP_US = 268_435_455, 1 << 57
 _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
-#: Letters that are not the message: no route can make of them what it was.
+#: Reasons of letters without the whole message: no route can rebuild it.
 _INCOMPLETE_REASONS: Final = {
     Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
     Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; its value is the MQTT packet, for a program of yours",
@@ -487,15 +487,15 @@ def _unchanged_record(dead_letter: DeadLetter) -> RemapResult:
     )
 
 
-# -- each at most once ------------------------------------------------------------------------------------------------
+# -- replay, at most once ---------------------------------------------------------------------------------------------
 
 #: Dead letters of one transaction.
 LETTERS_PER_TRANSACTION: Final = 500
-#: Bytes of them at which it ends earlier: they and their records are kept in memory.
+#: Bytes at which a transaction ends earlier: its letters and records are in memory.
 _BYTES_PER_TRANSACTION: Final = 16 * 1024 * 1024
-#: Seconds for one transaction; the broker aborts it then by itself.
+#: Time-out of a transaction in seconds; then the broker aborts it.
 _TRANSACTION_TIMEOUT_S: Final = 60
-#: The lines' own says how long *their* transactions may take.
+#: Not taken from [kafka]: that is the time-out of the lines' transactions.
 _TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 
@@ -547,7 +547,7 @@ def replay(
     mappers = {line.name: LetterMapper(line, spark) for line in letter_topic.lines.values()}
     counts = ReplayCounts()
     letters = letter_topic.waiting_letters(letter_filter)
-    # Counts under the fence: what the search takes for waiting may have been replayed (see `waiting`).
+    # Counted after fencing: a letter that seems to wait may have been replayed (see `still_waiting`).
     remaining_limit = sys.maxsize if limit is None else limit
     while batch := _next_letters(letters, min(remaining_limit, LETTERS_PER_TRANSACTION)):
         if dry_run:
@@ -606,7 +606,7 @@ class _ReplayWriter:
     def __init__(self, letter_topic: DeadLetterTopic) -> None:
         client = {f"kafka.{name}": value for name, value in letter_topic.client.items() if name != _TRANSACTION_TIMEOUT}
         settings = SinkSettings.parse({"deliveryTimeout": str(_TRANSACTION_TIMEOUT_S), **client})
-        # Of the topic alone: bridges that share one may both take a dead letter for theirs.
+        # By topic alone: two bridges that share one may both own a dead letter.
         self._servers = settings.servers
         with self._convert_errors():
             self._producer = TransactionalProducer(settings, f"towline.dlq.{letter_topic.topic}")
@@ -638,8 +638,8 @@ class _ReplayWriter:
         try:
             yield
         except KafkaError as error:
-            problem = f"Kafka did not take what was replayed: {error.problem}"
-            remedy = "Run it again: what was replayed is left out then, the rest waits as before."
+            problem = f"Kafka did not take the replayed records: {error.problem}"
+            remedy = "Run it again: replayed letters are skipped, the others wait as before."
             raise KafkaError("TL-B30", self._servers, problem, remedy) from None
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
 _PACKAGES_KEY: Final = "spark.jars.packages"
-#: What the connector is called among those packages.
+#: Name of the connector among those packages.
 _CONNECTOR: Final = "spark-sql-kafka-0-10"
-#: Same name, same meaning.
+#: Settings with the same name and meaning in both clients.
 _SAME_NAMES: Final = frozenset(
     {
         *("bootstrap.servers", "security.protocol", "sasl.mechanism", "client.rack"),
@@ -35,7 +35,7 @@ _LOGINS: Final = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-#: librdkafka's names of files → Java's of their content, and the type that a store of it has.
+#: librdkafka's file setting → Java's setting for its content, and the store type.
 _FILE_SETTINGS: Final = {
     "ssl.ca.location": ("ssl.truststore.certificates", {"ssl.truststore.type": "PEM"}),
     "ssl.certificate.location": ("ssl.keystore.certificate.chain", {}),
@@ -62,7 +62,7 @@ def with_kafka_jars(bridge: Bridge) -> Bridge:
     try:
         jars = spark_kafka_jars(str(pyspark_version()))
     except SetupError as error:
-        problem = f"a line reads with Spark's Kafka source, whose jars can't be had ({error.problem})"
+        problem = f"a line reads with Spark's Kafka source, whose jars can't be fetched ({error.problem})"
         remedy = (
             f'{error.remedy} Or name their directory with kafka_jars = ["DIR"] in [spark], or let Spark '
             f'fetch them: in [spark.conf] "{_PACKAGES_KEY}" = "{SPARK_KAFKA_PACKAGE}".'

@@ -29,15 +29,15 @@ from towline.kafka.faults import ErrorKind, LastConnectionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-#: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
+#: One failed connection a second is enough to learn the cause; the default of 100 ms logs too much.
 _RECONNECT_BACKOFF: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
-#: Seconds between two looks at a topic whose transaction is not decided, or that has no leader yet.
+#: Seconds between two polls of a topic whose transaction is not decided, or that has no leader yet.
 _POLL_S: Final = 0.02
-#: Seconds a leader has to answer before it is asked anew who leads.
+#: Seconds that a leader has to answer before the metadata is refreshed.
 _LEADER_TIMEOUT_S: Final = 3.0
-#: Seconds beyond a request's own time-out for its answer to come through.
+#: Seconds beyond the time-out of a request for its answer to arrive.
 _ANSWER_GRACE_S: Final = 2.0
-#: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
+#: Kafka's default of transaction.max.timeout.ms.
 _DEFAULT_MAX_TRANSACTION_MS: Final = 900_000
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class TopicLimits:
         )
 
 
-#: Takes everything, as far as anybody knows.
+#: Limits of a topic of which nothing is known.
 NO_LIMITS: Final = TopicLimits(1 << 31)
 
 
@@ -134,13 +134,13 @@ class KafkaAdmin:
         self._servers = self._client.get("bootstrap.servers", "kafka")
         self._timeout = timeout
         self._admin: AdminClient | None = None
-        #: Why there is no answer, of the client in use.
+        #: Cause of a missing answer, of the client in use.
         self._last_error = LastConnectionError()
 
     def request(self, call: Callable[[AdminClient], T]) -> T:
         """Run a request with the admin client and return its result; librdkafka's error becomes KafkaError TL-K01."""
         admin = self._admin
-        if admin is None:  # its truth is that of its queue's length
+        if admin is None:  # its truth value is the length of its queue
             self._last_error.reason = ""
             admin = connect(
                 AdminClient, {**_RECONNECT_BACKOFF, **self._client}, {"error_cb": self._last_error.on_error}
@@ -203,9 +203,7 @@ class KafkaAdmin:
     def configs(self, names: Iterable[str], resource_type: Any = ResourceType.TOPIC) -> dict[str, dict[str, str]]:
         """Return the configs of topics, or of brokers by broker id; without configs that this user may not read."""
         resources = [ConfigResource(resource_type, name) for name in names]
-        if (
-            resource_type is ResourceType.BROKER and len(resources) > 1
-        ):  # librdkafka takes one a call: each tells its own
+        if resource_type is ResourceType.BROKER and len(resources) > 1:  # librdkafka takes one broker per call
             return dict(chain.from_iterable(self.configs([broker.name], resource_type).items() for broker in resources))
         if not resources:
             return {}
@@ -300,9 +298,8 @@ class KafkaAdmin:
                 problem = f'topic "{name}" can not be created: {faults.error_text(error)}'
                 raise KafkaError("TL-K09", self._servers, problem, "Create it by hand, or give this user the right to.")
         created_topics = results.keys() - errors.keys()
-        wait_until(
-            lambda: created_topics <= set(self.info().topics), self._timeout
-        )  # the controller answers before the brokers know
+        # The controller answers before the brokers know the topics.
+        wait_until(lambda: created_topics <= set(self.info().topics), self._timeout)
         return sorted(created_topics)
 
     def wait_for_open_transactions(self, topic: str) -> bool:
@@ -381,7 +378,7 @@ def watermarks(consumer: Any, partition: TopicPartition, timeout_s: float) -> tu
         try:
             return consumer.get_watermark_offsets(partition, timeout=attempt_s)
         except faults.CLIENT_ERRORS:
-            # It asks the leader that librdkafka knows, for minutes after that was killed, unless it is told anew.
+            # librdkafka asks a killed leader for minutes; a metadata request makes it look up the new one.
             with suppress(*faults.CLIENT_ERRORS):
                 consumer.list_topics(partition.topic, timeout=attempt_s)
             raise
@@ -440,15 +437,15 @@ def _offsets(
     }
 
 
-# -- topics are known by their ids --
+# -- topic ids --
 
-# A checkpoint has offsets by topic and partition. Deleted and made again, a topic of that name is another one, and read
-# on from an offset of the old one its first records would never come. So the ids (KIP-516) are noted in the checkpoint
-# beside Spark's own files, and compared before the tasks of each batch that reads the topic, and after them [I17]. A
-# broker that gives no ids leaves them unknown, and nothing is compared.
+# A checkpoint has offsets by topic and partition. A topic that was deleted and recreated is another topic; read on from
+# an offset of the old one, its first records would be missing. So the topic ids (KIP-516) are saved in the checkpoint
+# beside Spark's own files, and compared before the tasks of each batch that reads the topic, and after them [I17]. Ids
+# of a broker without topic ids are unknown, and are not compared.
 
 _TOPIC_IDS_NOTE: Final = "towline.topics"
-#: By process and configuration: a new connection for each batch would cost 20 ms.
+#: Admin clients by process and configuration: a new connection for each batch would cost 20 ms.
 _admins: Final[dict[tuple[int, frozenset[tuple[str, str]]], KafkaAdmin]] = {}
 
 
@@ -490,10 +487,9 @@ def check_topic_ids(
         for name in recreated_topics(saved_ids, current_ids)
     ]
     if descriptions:
-        problem = (
-            f"Kafka topics were deleted and made again, and the query stands in the old ones, {'; '.join(descriptions)}"
-        )
-        raise KafkaError("TL-B06", location, f"{problem}; nothing is read from there", remedy)
+        old = f"the query has offsets of the old ones, {'; '.join(descriptions)}"
+        problem = f"Kafka topics were deleted and recreated, and {old}; nothing is read from the new one"
+        raise KafkaError("TL-B06", location, problem, remedy)
 
 
 def check_source_topics(client: Mapping[str, str], checkpoint_path: str, location: str, remedy: str) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
+#: Properties whose value is a secret: plain text is refused, since Spark's plans would show it.
 SECRETS: Final = frozenset(
     {
         "sasl.password",
@@ -48,10 +48,10 @@ SECRETS: Final = frozenset(
     }
 )
 
-#: Names a function that gives tokens for OAUTHBEARER, ``module:function``; it is no property of librdkafka's.
+#: Names a function that returns tokens for OAUTHBEARER, ``module:function``; no property of librdkafka.
 PROVIDER_PROPERTY: Final = "sasl.oauthbearer.token.provider"
 
-#: What Java's producer has and librdkafka has not; `translated` knows some of it.
+#: Settings of Java's producer that librdkafka does not have; `translate_java_settings` knows some of them.
 JAVA_ONLY_PROPERTIES: Final = re.compile(
     r"buffer\.memory|compression\.\w+\.level|config\.providers|interceptor\.classes|(key|value)\.serializer"
     r"|max\.(block\.ms|request\.size)|metrics?\.(reporters|num|recording|sample).*|partitioner\..+"
@@ -59,12 +59,12 @@ JAVA_ONLY_PROPERTIES: Final = re.compile(
     r"|ssl\.(enabled\.protocols|protocol|keystore\.(type|key|certificate\.chain)|(key|trust)manager\.algorithm)"
 )
 
-#: Ours alone: callbacks of the binding, and a library path, which would run code somebody put into an option.
+#: Reserved: callbacks of the binding, and a library path, which would run code named in an option.
 _RESERVED_PROPERTIES: Final = re.compile(
     r"\w+_cb|on_delivery|delivery\.report\.only\.error|logger|plugin\.library\.paths"
 )
 
-#: Names to guess from when somebody mistypes one; librdkafka itself judges what exists.
+#: Names to suggest for a mistyped one; librdkafka itself validates names.
 COMMON_PROPERTIES: Final = (
     "acks",
     "batch.num.messages",
@@ -122,15 +122,15 @@ class PlainSecret(str):
         return "".join([*self])
 
 
-#: A variable of the environment, whose value is taken where the connection is opened.
+#: An environment variable, whose value is read where the connection is opened.
 ENV_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A password in a URL, as ``https://user:password@host``.
 _LOGIN_IN_URL: Final = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
 _PROPERTIES_URL: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
 
 
-#: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16). What
-#: is logged is kept off stderr, and seen by whoever adds a handler.
+#: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16). The
+#: log is kept off stderr; add a handler to see it.
 QUIET_LOGGER: Final = logging.getLogger("towline.librdkafka")
 QUIET_LOGGER.addHandler(logging.NullHandler())
 QUIET_LOGGER.propagate = False
@@ -171,12 +171,12 @@ def insecure_settings(client: Mapping[str, str]) -> list[str]:
     if settings.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
         warnings.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
     if any(isinstance(value, PlainSecret) for value in client.values()):
-        warnings.append("sasl.jaas.config: the secret stands in plain text in the options of the query.")
+        warnings.append("sasl.jaas.config: the secret is in plain text in the options of the query.")
     return warnings
 
 
 _INTERCEPTION: Final = "anyone in between can read and change."
-#: librdkafka's words for a flag (rd_kafka_anyconf_set_prop).
+#: librdkafka's values of a boolean (rd_kafka_anyconf_set_prop).
 _FALSE: Final = frozenset({"false", "f", "0"})
 _TRUE: Final = frozenset({"true", "t", "1"})
 
@@ -271,7 +271,7 @@ def _check_with_librdkafka(
     error_text = _librdkafka_error(config)
     if not error_text:
         return
-    # Alone, the culprit makes the same complaint, and is named as the user wrote it.
+    # Alone, the bad setting causes the same error; it is named as the user wrote it.
     bad_name = next((name for name, value in config.items() if _librdkafka_error({name: value}) == error_text), "")
     if error_text.startswith("no such configuration property"):
         hint = did_you_mean(bad_name, COMMON_PROPERTIES, f"See {_PROPERTIES_URL}.")
@@ -279,7 +279,7 @@ def _check_with_librdkafka(
         raise ConfigError("TL-C01", location, f'unknown option "{prefix}{bad_name}"', hint)
     option = f'option "{prefix}{original_names.get(bad_name, bad_name)}" = {config.get(bad_name)}'
     subject = option if bad_name else "these options together"
-    raise ConfigError("TL-C45", location, f"Kafka's client does not take {subject}: {error_text}", "Change the value.")
+    raise ConfigError("TL-C45", location, f"Kafka's client rejects {subject}: {error_text}", "Change the value.")
 
 
 def _librdkafka_error(config: Mapping[str, str]) -> str:
@@ -366,11 +366,11 @@ def pooled_client(
                 client.close()
 
 
-#: Seconds that a provider of tokens has; other lines may wait as long.
+#: Seconds that a token provider may take; other lines may wait as long.
 TOKEN_TIMEOUT_S: Final = 15.0
 #: As confluent-kafka's ``oauth_cb`` returns it; extensions are KIP-342's.
 _REPLY_FORMAT: Final = "(token, end in seconds since 1970), and perhaps principal and extensions, the end to come"
-#: The end of a token in milliseconds, as AWS's signer says it, would never come: that is the year 5138.
+#: An expiry in milliseconds, as AWS's signer returns it, would be after the year 5138.
 _MAX_EXPIRY_S: Final = 1e11
 
 
@@ -403,13 +403,13 @@ def _validated_token(reply: Any) -> tuple[Any, ...]:
 
 
 #: A secret does not travel with a plan: each machine that connects has its own file.
-_FILE_REMEDY: Final = "Mend the file there; on a cluster each executor's machine needs it."
+_FILE_REMEDY: Final = "Fix the file there; on a cluster each executor's machine needs it."
 
 
-# -- Java's words --
+# -- settings of Java's client --
 
-#: Java's name -> librdkafka's. Without one there is nothing to tell: `deliveryTimeout` bounds every wait, the type of a
-#: trust store is checked, and a login becomes three settings.
+#: Java's name -> librdkafka's; None where librdkafka needs no setting: `deliveryTimeout` bounds every wait, the type of
+#: a trust store is checked, and a login becomes three settings.
 JAVA_NAMES: Final[Mapping[str, str | None]] = {
     "buffer.memory": "queue.buffering.max.kbytes",
     "compression.gzip.level": "compression.level",
@@ -426,7 +426,7 @@ JAVA_NAMES: Final[Mapping[str, str | None]] = {
     "ssl.truststore.location": "ssl.ca.location",
     "ssl.truststore.type": None,
 }
-#: A login as Kafka's JaasConfig reads it, of one of the two modules whose mechanisms librdkafka has.
+#: A login as Kafka's JaasConfig parses it, of one of the two modules whose mechanisms librdkafka has.
 _JAAS_VALUE: Final = r"""(?: "(?:[^"\\\n]|\\["'\\])*" | '(?:[^'\\\n]|\\["'\\])*' | [\w.$-]+ )"""
 _JAAS_LOGIN: Final = re.compile(
     rf"[\w.$]*? (?P<module>Plain|Scram)LoginModule \s+ \w+ (?: \s+ (?: username \s*=\s* (?P<user>{_JAAS_VALUE}) "
@@ -462,7 +462,7 @@ def translate_java_settings(settings: Mapping[str, str], location: str) -> tuple
             problem, _, remedy = str(error).partition("; ")
             raise ConfigError("TL-C45", location, f'option "kafka.{name}" {problem}', remedy) from None
         if duplicate := next((target for target in translation if target != name and target in settings), None):
-            problem = f'options "kafka.{name}" and "kafka.{duplicate}" say the same thing'
+            problem = f'options "kafka.{name}" and "kafka.{duplicate}" set the same value'
             raise ConfigError("TL-C43", location, problem, "Give one of the two.")
         client |= translation
         original_names |= dict.fromkeys(translation, name)

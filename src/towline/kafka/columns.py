@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: (measured).
 Record: TypeAlias = tuple[Any, ...]
 
-#: Column -> its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
+#: Column -> its types as Spark names them (``DataType.simpleString``); error texts suggest the first.
 COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -85,7 +85,7 @@ class Columns:
         }
         return cls(topic, frozenset(schema) - ignored_columns)
 
-    def row_faults(self, batch: Any) -> list[RecordFault] | None:  # noqa: ARG002 - of columns that have them
+    def row_faults(self, batch: Any) -> list[RecordFault] | None:  # noqa: ARG002 - used by subclasses
         """Return the fault of each row if the batch has refused rows only; None for a batch of valid rows."""
         return None
 
@@ -104,7 +104,7 @@ class Columns:
         )
         return Rows(batch.num_rows, _total_bytes(values) + _total_bytes(keys), names, records)
 
-    def original_headers(self, batch: Any, row_index: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see refusals
+    def original_headers(self, batch: Any, row_index: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see row_faults
         """Return the headers to keep in the dead letter of the row at `row_index`: the headers of its record."""
         return [*headers]
 
@@ -160,9 +160,9 @@ class Columns:
     def _timestamps(self, batch: Any) -> Iterator[int]:
         if "timestamp" not in self.written_columns:
             return repeat(_TIME_OF_CALL)
-        # Kafka counts milliseconds, Spark microseconds; what is finer is cut off.
+        # Kafka has milliseconds, Spark microseconds; the rest is cut off.
         millis = pc.divide(batch.column("timestamp").cast(pa.int64()), 1000)
-        # librdkafka has no way to say 1970-01-01 00:00:00; a millisecond later is the nearest moment that it has.
+        # For librdkafka 0 is the time of the call, so 1970-01-01 00:00:00 becomes a millisecond later.
         return values_of(pc.if_else(pc.equal(millis, _TIME_OF_CALL), 1, millis).fill_null(_TIME_OF_CALL))
 
 

@@ -19,16 +19,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-#: What every header of ours begins with.
+#: Prefix of Towline's headers.
 PREFIX: Final = "towline.dlq."
 _REASON, _COUNT, _CHUNK = PREFIX + "reason", PREFIX + "headers", PREFIX + "chunk"
-#: Fields of a dead letter that have a header of their own; the others are those of its record.
+#: Fields of a dead letter that are stored in headers; the others are stored in its record.
 _HEADER_FIELDS: Final = ("reason", "detail", "topic", "partition", "timestamp", "source")
 
 #: Longest detail kept, in characters: it explains, it must not itself make a record too large.
 _DETAIL_LIMIT: Final = 500
 #: Bytes a Kafka record needs beside key, value and headers: batch header 61, record header at most 21 (KIP-98), and a
-#: varint for each length. And what a header needs beside name and value.
+#: varint for each length. And the bytes a header needs beside name and value.
 RECORD_OVERHEAD, HEADER_OVERHEAD = 100, 10
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 _CHUNK_NUMBER: Final = re.compile(r"(?P<name>[^ ]+) (?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")
@@ -51,7 +51,7 @@ class Reason(StrEnum):
     TOPIC_ILLEGAL = "topic_illegal"
     #: Outside the list of topics the configuration allows.
     TOPIC_NOT_ALLOWED = "topic_not_allowed"
-    #: A name that no message may choose (`reserved`).
+    #: A reserved name (`reserved_topics_pattern`).
     TOPIC_RESERVED = "topic_reserved"
     #: No topic at all.
     TOPIC_ABSENT = "topic_absent"
@@ -63,21 +63,21 @@ class Reason(StrEnum):
     KEY_ABSENT = "key_absent"
     #: No route takes the message.
     UNROUTED = "unrouted"
-    #: A route takes it, but its key, topic or headers can't be made.
+    #: A route takes it, but its key, topic or headers can't be rendered.
     UNMAPPED = "unmapped"
-    #: The line's configuration refuses it, and says why.
+    #: The line's configuration refuses it, with a reason.
     REJECTED = "rejected"
-    #: The MQTT packet was larger than the gateway's max_packet_bytes: only facts were kept.
+    #: The MQTT packet was larger than the gateway's max_packet_bytes: only its metadata was kept.
     PACKET_TOO_LARGE = "packet_too_large"
     #: The MQTT message has more properties than the gateway decodes: its packet was kept as it came.
     TOO_MANY_PROPERTIES = "too_many_properties"
-    #: MQTT can't carry the record (topic, size, properties): the way down.
+    #: Downlink: MQTT can't carry the record (topic, size, properties).
     UNDELIVERABLE = "undeliverable"
 
 
-#: What names of topics begin with that are internal, by Kafka's custom.
+#: Prefix of internal topics, by Kafka's convention.
 INTERNAL_PREFIX: Final = "__"
-#: How the name of a marker topic ends; it begins with the sink's prefix and a dot.
+#: Suffix of a marker topic's name, which begins with the sink's prefix and a dot.
 MARKER_TOPIC_SUFFIX: Final = ".markers"
 
 
@@ -174,7 +174,7 @@ class ChunkAssembler:
             raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
         letter_id, index, count = chunk_number["name"], int(chunk_number["index"]), int(chunk_number["count"])
         if index == 1:
-            self.incomplete[letter_id] = []  # written again from the start: only the last attempt is whole
+            self.incomplete[letter_id] = []  # written again from the start: only the last attempt is complete
         pieces = self.incomplete.setdefault(letter_id, [])
         pieces.append(value or b"")
         if index != len(pieces):
@@ -229,7 +229,7 @@ def record_bytes(key: bytes | None, value: bytes | None, headers: Iterable[Heade
     return total + sum(len(name.encode()) + len(content or b"") + HEADER_OVERHEAD for name, content in headers)
 
 
-#: Bytes of the length before each field of a blob, a big-endian signed integer; and what stands for null, which is not
+#: Bytes of the length before each field of a blob, a big-endian signed integer; and the length of null, which is not
 #: the empty string.
 _LENGTH, _NULL = 4, -1
 

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from towline.kafka.markers import MarkerStep
     from towline.kafka.options import SinkSettings
 
-#: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
+#: Producers that one task may use up on retriable errors; then the task fails, and Spark decides.
 _MAX_ATTEMPTS: Final = 3
 #: Seconds a stopping query waits for Kafka to end its producers.
 _FENCE_TIMEOUT_S: Final = 3.0
 #: Seconds that the driver waits for Kafka's list of topics.
 _METADATA_TIMEOUT_S: Final = 2.0
-#: Note in a checkpoint: the id of the topic of its markers.
+#: File in a checkpoint with the id of the marker topic.
 _MARKER_TOPIC_NOTE: Final = "towline.markers"
 
 
@@ -119,7 +119,7 @@ class Delivery(ABC):
 class AtLeastOnce(Delivery):
     """Delivery at least once: idempotent producer, acks=all, success only after every record is acknowledged."""
 
-    def deliver(self, task: Task, batches: Iterable[Any]) -> DeliveryResult:  # noqa: ARG002 - who writes is all one here
+    def deliver(self, task: Task, batches: Iterable[Any]) -> DeliveryResult:  # noqa: ARG002 - the same for all tasks
         """Write and wait; a record without acknowledgement fails the task (TL-K02, TL-K03, TL-K29).
 
         No record has a time limit of its own: the task waits as long as Kafka accepts anything. After a refused record
@@ -133,7 +133,7 @@ class AtLeastOnce(Delivery):
             record_check = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
             rows = iter(buffer)
             first_batches = [*islice(rows, 1)]
-            record_check.check_batches(buffer.batches or first_batches)  # all that are at hand, before any is written
+            record_check.check_batches(buffer.batches or first_batches)  # all buffered ones, before any is written
             size_settings = (
                 record_check.size_settings(self.origin.rate)
                 if learner.unclear_refusal is None
@@ -178,7 +178,7 @@ class AtLeastOnce(Delivery):
             raise AttemptError(faults.fatal_client_error(self.settings.servers, error), client.refused_record) from None
         if failed_count := pending_count + client.failure_count:
             raise AttemptError(self._delivery_error(client, failed_count, rows), client.refused_record)
-        if learner.unclear_refusal is not None:  # each alone was taken
+        if learner.unclear_refusal is not None:  # Kafka took each record alone
             learner.resolve_refusal()
         dead_letters = record_check.dead_letters
         return DeliveryResult(
@@ -204,7 +204,7 @@ class _RowBuffer:
 
     def __init__(self, batches: Iterable[Any], max_bytes: int) -> None:
         self._unread = iter(batches)
-        #: Bytes that more rows may have; below 0 there is no room.
+        #: Bytes left for more rows; below 0 the rows are not buffered any more.
         self._free_bytes = max_bytes
         self.batches: list[Any] = []
 
@@ -300,9 +300,9 @@ class ExactlyOnce(Delivery):
         store = MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job_id or FORMAT)
         if task.partition >= self.settings.parallelism and task.batch is not None:
             raise self._refuse_task(task, store)
-        # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
+        # The job id of a batch query separates two queries of one sink, and lets attempts of a task fence each other.
         sink_name = f"{store.sink_id}.{self.origin.job_id}" if task.batch is None else store.sink_id
-        # As far as it is known before the rows are: of what their topics take, nothing.
+        # Without the topics' limits, which are unknown before the rows are read.
         size_settings = RecordCheck(self.settings, self.columns, "").size_settings(self.origin.rate)
         starting_producer = producers.StartingProducer(
             self.settings, self.settings.transactional_id(sink_name, task.partition), size_settings
@@ -322,10 +322,7 @@ class ExactlyOnce(Delivery):
             marker = previous or Marker(NO_BATCH, self.settings.parallelism, writer=task.query or ANY_QUERY)
             marker = replace(marker, refused=TaskRefusal(batch, task.run, task.partition))
             verdict = compare_marker(previous, first_task, self.settings.parallelism, self.origin.hashes)
-            if verdict not in {
-                MarkerVerdict.WRITE,
-                MarkerVerdict.ALREADY_WRITTEN,
-            }:  # then the marker already stops every task
+            if verdict not in {MarkerVerdict.WRITE, MarkerVerdict.ALREADY_WRITTEN}:  # the marker stops every task
                 raise store.mismatch_error(verdict, marker, first_task)
             return marker
 
@@ -343,7 +340,7 @@ class ExactlyOnce(Delivery):
             try:
                 TransactionalProducer(fence_settings, self.settings.transactional_id(sink_id, partition)).close()
             except TowlineError:
-                return  # Kafka is away: the time-out of the transaction ends it
+                return  # Kafka does not answer: the time-out of the transaction aborts it
 
 
 @dataclass
@@ -394,13 +391,11 @@ class _BatchWriter:
                 return self._write(producer, record_check, None)
             marker = self.store.read_marker(task.partition)
             verdict = compare_marker(marker, task, self.sink.settings.parallelism, self.sink.origin.hashes)
-            return (
-                self._write(producer, record_check, marker)
-                if verdict is MarkerVerdict.WRITE
-                else self._skip(verdict, marker)
-            )
+            if verdict is MarkerVerdict.WRITE:
+                return self._write(producer, record_check, marker)
+            return self._skip(verdict, marker)
         except BaseException:
-            # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
+            # Also for KeyboardInterrupt and a stopped query: an open transaction would block every reader.
             producer.close()
             raise
 
@@ -420,7 +415,7 @@ class _BatchWriter:
             except KafkaError as error:
                 if not timeouts or error.code != "TL-K20":
                     raise
-                max_ms = int(timeouts[producers.MESSAGE_TIMEOUT]) // 2  # the cluster allows no longer one
+                max_ms = int(timeouts[producers.MESSAGE_TIMEOUT]) // 2  # the cluster does not allow it
 
     def _probe_refusal(self, record_check: RecordCheck) -> None:
         """Send the topic with the unclear refusal one record per request, up to the first refusal; commits nothing.
@@ -446,7 +441,7 @@ class _BatchWriter:
         producer = self.starting_producer.take({**record_check.size_settings(self.rate), "batch.num.messages": "1"})
         try:
             producer.begin()
-            with suppress(AttemptError, *faults.CLIENT_ERRORS):  # from the first refusal on
+            with suppress(AttemptError, *faults.CLIENT_ERRORS):  # raised after the first refusal
                 producer.write(
                     Rows(
                         0, 0, frozenset({topic}), producer.one_per_request(probe_order, topic, record_check.record_size)
@@ -461,28 +456,21 @@ class _BatchWriter:
         """Return the result of the batch that is already in Kafka; raise TL-K10 to TL-K18 on a mismatch."""
         if verdict is not MarkerVerdict.ALREADY_WRITTEN or marker is None:
             raise self.store.mismatch_error(verdict, marker, self.task)
-        # `situation` has found the two hashes equal if both are there.
+        # `compare_marker` has found the two hashes equal if both are known.
         same_offsets = marker.offsets is not None and marker.batch in self.sink.origin.hashes
-        has_manual_marker, spool = (
-            marker.writer == ANY_QUERY,
-            self.spool,
-        )  # a person's stands for rows that nobody counted
+        # A marker set by hand has no row count.
+        has_manual_marker, spool = marker.writer == ANY_QUERY, self.spool
         if self.sink.settings.verifies(same_offsets=same_offsets) and not has_manual_marker:
-            crc = marker.crc  # none where its writer had no use for one
+            crc = marker.crc  # None where its writer did not compute one
             if spool.rows != marker.rows or (crc is not None and crc != spool.crc()):
                 raise self.store.changed_rows_error(marker, spool.rows, self.task)
-        delivered_rows, dead_letters, marker_step = (
-            marker.rows - marker.dead_lettered,
-            marker.dead_lettered,
-            marker.step(has_previous=not has_manual_marker),
-        )
         return DeliveryResult(
-            delivered_rows,
+            marker.rows - marker.dead_lettered,
             0,
-            dead_lettered=dead_letters,
+            dead_lettered=marker.dead_lettered,
             was_skipped=True,
             has_manual_marker=has_manual_marker,
-            marker_step=marker_step,
+            marker_step=marker.step(has_previous=not has_manual_marker),
         )
 
     def _write(
@@ -490,7 +478,7 @@ class _BatchWriter:
     ) -> DeliveryResult:
         rows = size = 0
         task, hashes, marker_step = self.task, self.sink.origin.hashes, None
-        # The checksum is for a replay to be compared with; it is taken before the transaction is open.
+        # A replay is compared with the checksum; it is computed before the transaction is open.
         needs_checksum = task.batch is not None and self.sink.settings.verifies(same_offsets=task.batch in hashes)
         crc = self.spool.crc() if needs_checksum else None
         started_at = time.perf_counter()
@@ -506,9 +494,8 @@ class _BatchWriter:
                 task.query or ANY_QUERY,
                 hashes.get(task.batch),
             )
-            marker = Marker(task.batch, parallelism, rows, crc, writer, offsets, dead_letters).with_totals_after(
-                previous
-            )
+            marker = Marker(task.batch, parallelism, rows, crc, writer, offsets, dead_letters)
+            marker = marker.with_totals_after(previous)
             producer.write_marker(self.store.topic, task.partition, self.store.key(task.partition), marker)
             marker_step = marker.step(has_previous=previous is not None and previous.writer != ANY_QUERY)
         producer.commit()
@@ -573,12 +560,12 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
         store.ensure_topic()
         current_ids, markers = KafkaAdmin(settings.client).topic_ids([store.topic]), store.read_markers()
     except KafkaError as error:
-        if error.code not in faults.NO_ANSWER_CODES:  # then the tasks wait longer for Kafka, and tell it
+        if error.code not in faults.NO_ANSWER_CODES:  # then the tasks wait longer for Kafka, and report it
             raise
         return
     for partition, marker in markers.items():
         task = Task(partition, batch=0, query=checkpoint.query_id)
-        # The query is unknown where no disk of ours has its checkpoint.
+        # The query is unknown where its checkpoint is on no local disk.
         if checkpoint.query_id and compare_marker(marker, task, settings.parallelism, {}) is MarkerVerdict.OTHER_QUERY:
             raise store.mismatch_error(MarkerVerdict.OTHER_QUERY, marker, task)
     if recreated_topics(saved_topic_ids(checkpoint, _MARKER_TOPIC_NOTE), current_ids) and not any(markers.values()):
@@ -586,10 +573,10 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
     save_topic_ids(checkpoint, current_ids, _MARKER_TOPIC_NOTE)
 
 
-# -- rows of a task, kept until the transaction opens --
+# -- rows of a task, spooled until the transaction opens --
 
-# The clock of ``transaction.timeout.ms`` starts with the first record of a transaction, and an open transaction holds
-# back every read_committed consumer. So upstream finishes first; a slow query never has an open transaction.
+# The clock of ``transaction.timeout.ms`` starts with the first record of a transaction, and an open transaction blocks
+# every read_committed consumer. So upstream finishes first; a slow query never has an open transaction.
 
 
 def checksum(batch: Any) -> int:
@@ -606,7 +593,7 @@ def checksum(batch: Any) -> int:
 
 
 def _large_binary(column: Any) -> Any:
-    # Large: key and value of a batch together may be more than the 2 GiB that 32-bit offsets can tell.
+    # Large: key and value of a batch together may exceed the 2 GiB of 32-bit offsets.
     binary = column.cast(pa.large_binary())
     return binary.fill_null(b"") if binary.null_count else binary
 
@@ -624,12 +611,12 @@ class Spool:
     def __init__(self, memory_limit: int, disk_limit: int | None, create_file: Callable[[], Any] | None = None) -> None:
         self._memory_limit = memory_limit
         self._disk_limit = disk_limit
-        # Spark's workers have their temporary directory in TMPDIR; the file vanishes with the process.
+        # Spark's workers have their temporary directory in TMPDIR; the file is deleted with the process.
         self._create_file = create_file or partial(tempfile.TemporaryFile, prefix="towline-")
         self._batches_in_memory: list[Any] = []
         self._file: Any = None
         self._writer: Any = None
-        #: Rows taken.
+        #: Number of rows.
         self.rows = 0
         #: Bytes in memory and on the disk; in_memory <= memory, on_disk <= disk.
         self.memory_bytes = self.disk_bytes = 0
@@ -646,7 +633,7 @@ class Spool:
         self._batches_in_memory.clear()
         for stream in (self._writer, self._file):
             if stream is not None:
-                with suppress(OSError):  # what was not written is not wanted any more
+                with suppress(OSError):  # unwritten rows are not needed any more
                     stream.close()
 
     def fill(self, batches: Iterable[Any]) -> None:

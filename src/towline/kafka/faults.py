@@ -23,24 +23,24 @@ class ErrorKind(Enum):
 
     #: This user has no right to the topic.
     ACCESS_RIGHTS = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
-    #: A newer producer has the transactional id, or this one slept past its transaction.
+    #: A newer producer has the transactional id, or this one outlived its transaction.
     FENCED = frozenset({"INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "_FENCED"})
-    #: A topic is being made, or changes its leader, or has lost it: the same look-up may be answered a moment later.
+    #: A topic is being created, or changes its leader, or has none: the same request may succeed a moment later.
     TRANSIENT = frozenset(
         {
             *("FENCED_LEADER_EPOCH", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "OFFSET_NOT_AVAILABLE"),
             *("UNKNOWN_LEADER_EPOCH", "UNKNOWN_TOPIC_OR_PART", "_DESTROY_BROKER", "_TIMED_OUT", "_UNKNOWN_PARTITION"),
         }
     )
-    #: The record is to blame.
+    #: The record itself is invalid.
     INVALID_RECORD = frozenset({"INVALID_RECORD", "INVALID_TIMESTAMP"})
     #: The request is too large, as one record of it may be.
     TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
-    #: The time was up.
+    #: A time-out.
     TIMEOUT = frozenset(
         {"REQUEST_TIMED_OUT", "_MSG_TIMED_OUT", "_PURGE_INFLIGHT", "_PURGE_QUEUE", "_TIMED_OUT", "_TIMED_OUT_QUEUE"}
     )
-    #: `produce` names no error where an earlier one was fatal, or asks for an abort.
+    #: `produce` after an earlier error, fatal or abortable, which it does not name.
     UNSPECIFIED = frozenset({"_FATAL", "_STATE"})
 
 
@@ -50,7 +50,7 @@ def is_kind(error: Any, *kinds: ErrorKind) -> bool:
     return any(name in kind.value for kind in kinds)
 
 
-#: Codes a person can act on.
+#: Remedies by error code.
 _REMEDIES: Final[Mapping[str, str]] = {
     "MSG_SIZE_TOO_LARGE": "Raise the topic's max.message.bytes and kafka.message.max.bytes, or send less.",
     "INVALID_TIMESTAMP": "Correct the column timestamp, or the topic's message.timestamp.after.max.ms.",
@@ -65,7 +65,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
-#: What becomes of the rows of a batch that fails.
+#: Consequence of a failed batch.
 NOT_COMMITTED: Final = (
     "Its batch is not committed; the rows stay where Spark read them and are written again when the query restarts."
 )
@@ -120,13 +120,13 @@ class LastConnectionError:
             self.reason = f"{_AUTHENTICATION} {text}" if error_name(error) == "_AUTHENTICATION" else text
 
 
-#: Codes that mean nobody answered, as against a mistake somebody must mend.
+#: Codes of a Kafka that did not answer; the others need a correction.
 NO_ANSWER_CODES: Final = frozenset({"TL-K01", "TL-K02"})
 
 
 def fatal_client_error(servers: str, error: BaseException) -> KafkaError:
     """Return TL-K07 for a fatal error of the client."""
-    return KafkaError("TL-K07", servers, f"Kafka's client gave up: {error_text(error)}", NOT_COMMITTED)
+    return KafkaError("TL-K07", servers, f"Kafka's client failed: {error_text(error)}", NOT_COMMITTED)
 
 
 def unreachable_error(servers: str, waited_s: float, reason: str, *, rows: bool = False) -> KafkaError:
@@ -175,13 +175,13 @@ def bad_record_error(servers: str, topic: str | None, reason: str, detail: str) 
 class TransactionVerdict(Enum):
     """Next step after an error in a transaction (KIP-360, librdkafka's INTRODUCTION.md, "Error handling")."""
 
-    #: The same call again.
+    #: Repeat the call.
     RETRY = "retry"
-    #: Abort the transaction; the batch may be written anew.
+    #: Abort the transaction; the batch may be written again.
     ABORT = "abort"
-    #: A newer producer has the same transactional id, or this one slept past its transaction: stop, never fight.
+    #: A newer producer has the same transactional id, or this one outlived its transaction: stop, and never fence it.
     FENCED = "fenced"
-    #: Nothing certain is known: throw the producer away, make a new one, read the marker.
+    #: The outcome is unknown: close the producer, create a new one, read the marker.
     DISCARD = "discard"
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from towline.sinks import Task
 
-#: Version of the marker's JSON; a marker of a newer one is not understood, and not guessed at.
+#: Version of the marker's JSON; a marker of a newer version is an error.
 VERSION: Final = 1
 #: ``batch`` of a marker that was written before any batch was.
 NO_BATCH: Final = -1
@@ -158,9 +158,9 @@ class Mismatch(NamedTuple):
 
 
 _RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
-#: Where no marker says how many there were.
+#: Where no marker has the parallelism.
 _RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
-#: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
+#: For both users: a program with format("kafka_transactional"), and a bridge file.
 _NEW_SINK_ID: Final = "a new sinkId (for a bridge: towline begin-again FILE LINE)"
 
 
@@ -169,19 +169,19 @@ class MarkerVerdict(Enum):
 
     #: The marker of the batch before; or this is batch 0, and no marker, or another query's that has never had a row.
     WRITE = "write"
-    #: The marker of this very batch: it is in Kafka.
+    #: The marker of this batch: it is in Kafka.
     ALREADY_WRITTEN = "done"
     NO_MARKER = Mismatch(
         "TL-K10",
         "batch {t.batch} has no marker of the batch before it (partition {t.partition}): the topic {topic} was "
         "deleted or lost it, or this checkpoint wrote to another sink until now",
         f"If batch {{t.batch}} is not in Kafka, {_RESET_ALL} goes on and writes it; if it is, the same with "
-        "--to-batch {t.batch} leaves it out.",
+        "--to-batch {t.batch} skips it.",
     )
     MARKER_BEHIND = Mismatch(
         "TL-K11",
         "the marker of partition {t.partition} says batch {m.batch}, Spark runs batch {t.batch}: markers were lost, or "
-        "batches {after} to {to} were written by another sink, or left out in foreachBatch",
+        "batches {after} to {to} were written by another sink, or skipped in foreachBatch",
         f"If batch {{t.batch}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "
         f"checkpoint and {_NEW_SINK_ID}.",
     )

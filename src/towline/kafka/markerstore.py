@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
     from towline.sinks import Task
 
-#: Records looked at from the end in the first try: a marker, the control records of its transaction, and some more.
+#: Records from the end that the first scan reads: a marker, the control records of its transaction, and some more.
 _FIRST_SCAN_RECORDS: Final = 16
-#: What a reader of markers, or of dead letters, is told beside the client's settings; it commits nothing.
+#: Settings of a consumer of markers, or of dead letters; it commits nothing.
 READER_CONFIG: Final[Mapping[str, Any]] = {
-    # Kafka may send one that names its rack to a follower, whose end is behind the leader's (KIP-392).
+    # Kafka may send a consumer with a rack to a follower, whose end offset lags behind the leader's (KIP-392).
     "client.rack": "",
     "isolation.level": "read_committed",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
+    "auto.offset.reset": "earliest",  # where retention deletes records meanwhile, read on behind them
     "enable.partition.eof": True,
     "fetch.wait.max.ms": 1,  # the end of the partition is an empty fetch, which Kafka answers after this
 }
@@ -107,7 +107,7 @@ class MarkerStore:
         limits, required_partitions = self._topic_limits(), self._settings.parallelism
         if limits is None and self._settings.create_marker_topic:
             self.admin.create({self.topic: required_partitions}, config=_TOPIC_CONFIG)
-            # In a cluster the next broker that is asked may not know it yet.
+            # In a cluster the next broker may not know the topic yet.
             limits = wait_until(self._topic_limits, self._settings.timeout_s, pause_s=0.1)
         command = f"kafka-topics.sh --bootstrap-server {self._settings.servers}"
         if limits is None:
@@ -116,7 +116,7 @@ class MarkerStore:
             raise self._unusable_error(problem, f"{remedy} --config cleanup.policy=compact")
         if limits.cleanup_policy and limits.cleanup_policy.strip() != "compact":
             problem = (
-                f'the marker topic "{self.topic}" has cleanup.policy={limits.cleanup_policy}, which forgets markers'
+                f'the marker topic "{self.topic}" has cleanup.policy={limits.cleanup_policy}, which deletes markers'
             )
             raise self._unusable_error(problem, "Set it to compact.")
         if limits.partitions < required_partitions:
@@ -128,7 +128,7 @@ class MarkerStore:
         return recordcheck.topic_limits(self._settings, [self.topic]).get(self.topic)
 
     def _unusable_error(self, problem: str, remedy: str) -> KafkaError:
-        recordcheck.forget_limits(self._settings)  # a person mends it now
+        recordcheck.forget_limits(self._settings)  # the operator changes them now
         return KafkaError("TL-K22", self._settings.servers, problem, remedy)
 
     def read_marker(self, partition: int, *, ignore_damaged: bool = False) -> Marker | None:
@@ -143,7 +143,7 @@ class MarkerStore:
         topic_partition = TopicPartition(self.topic, partition)
         started_at = time.monotonic()
         try:
-            # One of the process: a new connection for every batch would cost 10 ms.
+            # One per process: a new connection for every batch would cost 10 ms.
             with pooled_client(_consumers, frozenset(self._settings.client.items()), self._new_consumer) as consumer:
                 value = self._last_value(consumer, topic_partition)
                 consumer.unassign()  # else it would go on fetching between batches
@@ -167,7 +167,7 @@ class MarkerStore:
     def _last_value(self, consumer: Any, topic_partition: TopicPartition) -> bytes | None:
         """Return the value of the partition's last marker, scanning ever further back from the last stable offset."""
         deadline = time.monotonic() + self._settings.timeout_s
-        # Asks the leader, for the last stable offset: librdkafka says its isolation level in ListOffsets (KIP-98).
+        # Asks the leader for the last stable offset: librdkafka sends its isolation level in ListOffsets (KIP-98).
         low, high = watermarks(consumer, topic_partition, self._settings.timeout_s)
         partition_key = (self._settings.servers, self.topic, topic_partition.partition)
         if high < _highest_ends.get(partition_key, 0):
@@ -207,9 +207,9 @@ class MarkerStore:
             error = message.error()
             name = "" if error is None else error.name()
             end = max(end, message.offset() or 0) if name else message.offset()
-            if name == "_PARTITION_EOF" and end >= leader_end:  # else who answered is behind: the rest is to come
+            if name == "_PARTITION_EOF" and end >= leader_end:  # else a lagging follower answered: the rest is to come
                 return has_marker, value
-            # librdkafka asks for the coordinator of a group that is joined and committed to by nobody.
+            # librdkafka looks up the coordinator of the group, though nobody joins it or commits to it.
             if name not in {"", "_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED"}:
                 raise KafkaException(error)
             if not name and message.key() == key:
@@ -219,7 +219,7 @@ class MarkerStore:
         """Return TL-K27: the log is shorter than expected, so the last marker is not certain."""
         problem = f'partition {topic_partition.partition} of the marker topic "{self.topic}" {detail}'
         remedy = (
-            "If it stays: was there an unclean leader election? Start the application again if the topic was made anew."
+            "If it stays: was there an unclean leader election? Restart the application if the topic was recreated."
         )
         return KafkaError("TL-K27", self._settings.servers, problem, remedy)
 
@@ -275,11 +275,11 @@ class MarkerStore:
             return None if batch is None else Marker(batch, count).with_totals_after(previous)
 
         markers = {partition: self.rewrite(partition, reset_marker, ignore_damaged=True) for partition in range(count)}
-        self.admin.wait_for_open_transactions(self.topic)  # who looks next sees what was set
+        self.admin.wait_for_open_transactions(self.topic)  # the next reader sees the new markers
         return markers
 
 
-#: Servers, topic and partition -> the highest end this process has seen: Kafka takes back nothing that it committed.
+#: Servers, topic and partition -> the highest end offset seen by this process: a committed record never vanishes.
 _highest_ends: Final[dict[tuple[str, str, int], int]] = {}
 #: Process id and client configuration -> consumer.
 _consumers: Final[dict[tuple[int, Any], Any]] = {}

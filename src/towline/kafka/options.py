@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "SinkSettings"]
 
-#: Name of the format, and the place an error about its options names.
+#: Name of the format, and the location in errors about its options.
 FORMAT: Final = "kafka_transactional"
 
 _QUEUE_KBYTES: Final = "queue.buffering.max.kbytes"
@@ -40,8 +40,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "max.in.flight.requests.per.connection": "max.in.flight",
 }
 
-#: Larger batches and a little patience: 0.6 instead of 2 us a record in the broker (measured, 100 B, 3 partitions).
-#: The queue holds a few Spark batches; murmur2_random places keys where Java, Spark and Hono place them.
+#: Larger batches and some linger: 0.6 instead of 2 us a record in the broker (measured, 100 B, 3 partitions). The queue
+#: holds a few Spark batches; murmur2_random maps keys to the same partitions as Java, Spark and Hono.
 CLIENT_DEFAULTS: Final[Mapping[str, str]] = {
     "linger.ms": "20",
     "batch.size": "1000000",
@@ -53,7 +53,7 @@ CLIENT_DEFAULTS: Final[Mapping[str, str]] = {
 }
 
 
-#: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for what is added.
+#: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for prefix and suffix.
 _NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: More partitions than a sink can sensibly have; each has a marker and a transactional id.
 MAX_PARALLELISM: Final = 1000
@@ -181,7 +181,7 @@ class SinkSettings:
         client_options, original_names = translate_java_settings(client_options, FORMAT)
         if (deadline := client_options.pop("message.timeout.ms", None)) is not None:  # Java's delivery.timeout.ms
             if "deliveryTimeout" in parsed_options:
-                raise _contradiction('options "kafka.delivery.timeout.ms" and "deliveryTimeout" say the same thing')
+                raise _contradiction('options "kafka.delivery.timeout.ms" and "deliveryTimeout" set the same value')
             values["timeout_s"] = int(deadline) / 1000
         timeout_s: float = values.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
         client = {
@@ -191,15 +191,13 @@ class SinkSettings:
             "message.timeout.ms": str(int(timeout_s * 1000)),
         }
         max_bytes = client.get("message.max.bytes", "").strip()
-        if (
-            max_bytes.isdecimal() and _QUEUE_KBYTES not in client_options
-        ):  # one that a record fills would never take it, or one at a time
+        # A queue that one record fills would take one record at a time, or never this one.
+        if max_bytes.isdecimal() and _QUEUE_KBYTES not in client_options:
             client[_QUEUE_KBYTES] = str(max(int(client[_QUEUE_KBYTES]), 2 * int(max_bytes) // 1024))
         if policy(guarantee).transactions:
             timeout_ms = client.setdefault("transaction.timeout.ms", client["message.timeout.ms"]).strip()
-            if (
-                timeout_ms.isdecimal() and int(timeout_ms) < timeout_s * 1000
-            ):  # librdkafka would lower the other in silence
+            # librdkafka would lower the other one silently.
+            if timeout_ms.isdecimal() and int(timeout_ms) < timeout_s * 1000:
                 option = f'option "kafka.transaction.timeout.ms" = {timeout_ms}'
                 problem = f"{option} is shorter than deliveryTimeout, {timeout_s:g} s"
                 raise _contradiction(problem, "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.")
@@ -225,7 +223,7 @@ def _check_guarantee(guarantee: Guarantee, parsed_options: OptionValues, client_
             problem = f'option "{option.name}" belongs to guarantee exactly_once, this one is {guarantee}'
             raise _contradiction(problem, "Leave it out, or choose exactly_once.")
         if option.path[0] in _NO_DROP_FIELDS and guarantee == Guarantee.AT_MOST_ONCE:
-            problem = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
+            problem = f'option "{option.name}" contradicts guarantee {guarantee}, which drops records'
             raise _contradiction(problem, "Leave it out, or choose another guarantee.")
     accepts = policy(guarantee).kafka_accepted_values
     for name, value in client_options.items():
@@ -252,7 +250,7 @@ def _sink_id(parsed_options: OptionValues) -> str | None:
     return f"{name}.{parsed_options.value('topic')}" if "topic" in parsed_options else name
 
 
-#: Settings that mean nothing without transactions, and those that mean nothing where records are given up.
+#: Options without effect without transactions, and options without effect where records are dropped.
 _EXACTLY_ONCE_FIELDS: Final = frozenset(
     {
         "batch", "parallelism", "prefix", "marker_topic", "create_marker_topic", "verify",
@@ -260,7 +258,7 @@ _EXACTLY_ONCE_FIELDS: Final = frozenset(
     }
 )  # fmt: skip
 _NO_DROP_FIELDS: Final = frozenset({"dead_letter_topic"})
-#: Spark's Kafka sink's own options, and ours.
+#: The options of the sink, beside those of Spark's Kafka sink.
 _OPTIONS: Final = tuple(options_of(SinkSettings, exclude={"servers", "client", "gather"}))
 _FORMAT: Final = FormatOptions(
     FORMAT,

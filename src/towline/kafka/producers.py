@@ -41,26 +41,26 @@ if TYPE_CHECKING:
 
 #: Seconds librdkafka may take, beyond the delivery timeout, to report that it ran out.
 REPORT_GRACE_S: Final = 5.0
-#: Longest single wait for room in the queue, in seconds, before failures are looked at again.
+#: Longest single wait for room in the queue, in seconds, before failures are checked again.
 _QUEUE_WAIT_S: Final = 0.1
-#: Longest wait for confirmations, in seconds, before it is looked whether there are any.
+#: Longest wait for acknowledgements, in seconds, before progress is checked.
 _FLUSH_POLL_S: Final = 0.2
-#: Longest single call, in seconds, so that a deadline is met and a signal is heard.
+#: Longest single call, in seconds, so that deadlines are met and signals are handled.
 _CALL_TIMEOUT_S: Final = 5.0
-#: A transaction is aborted so long before Kafka would do it, in seconds, or as a part of its time if that is less.
+#: A transaction is aborted this long before Kafka would do it: seconds, or a share of its time if that is less.
 _ABORT_MARGIN_S: Final = 10.0
 _ABORT_MARGIN_SHARE: Final = 0.1
-#: Wait between two equal calls that Kafka answered at once, in seconds.
+#: Pause before a call is repeated, in seconds.
 _RETRY_PAUSE_S: Final = 0.05
-#: Seconds for an abort when all is lost anyway; the next `init_transactions` aborts as well.
+#: Seconds for an abort; if it fails, the next `init_transactions` aborts as well.
 _ABORT_TIMEOUT_S: Final = 5.0
-#: Bytes that a Kafka is trusted to take in a second as long as nobody has seen how many it does.
+#: Assumed throughput of a Kafka, in bytes/s, until one is measured.
 _DEFAULT_RATE: Final = 4 << 20
-#: A transaction has so many times as long as its records take by the rate last seen, beside its usual time.
+#: A transaction's time-out: its usual one, and this many times the time its records take at the last rate.
 _TIME_FACTOR: Final = 1.5
 _TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 MESSAGE_TIMEOUT: Final = "message.timeout.ms"
-#: What every producer is told beside the sink's settings.
+#: Settings of every producer, beside the sink's.
 PRODUCER_CONFIG: Final[Mapping[str, Any]] = {"delivery.report.only.error": True}
 
 
@@ -73,9 +73,9 @@ class KafkaProducer:
 
     def __init__(self, settings: SinkSettings, extra: Mapping[str, str] = MappingProxyType({})) -> None:
         self._settings = settings
-        #: Why the last connection failed, for when a call only says that it did.
+        #: The last connection error, for calls that fail without a cause.
         self.last_error = LastConnectionError()
-        #: When nothing is waited for any more.
+        #: Time on the monotonic clock at which every wait ends.
         self.deadline = float("inf")
         self.reset()
         config = {**extra, **PRODUCER_CONFIG, "on_delivery": self._report, "error_cb": self.last_error.on_error}
@@ -83,10 +83,10 @@ class KafkaProducer:
 
     def reset(self) -> None:
         """Clear the delivery reports of an earlier task."""
-        #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
+        #: Failed records of this task; and the first refused one, else the last one that timed out.
         self.failure_count = 0
         self.failed_record: FailedRecord | None = None
-        #: Whether another task may have it.
+        #: Whether another task may use it.
         self.is_healthy = True
         self.last_error.reason = ""
 
@@ -133,7 +133,7 @@ class KafkaProducer:
             KafkaException, SystemError: A fatal error; the client is unusable.
         """
         produce, gc_enabled = self._producer.produce, gc.isenabled()
-        # Tuples and lists of records have no cycles, and looking for them costs as much as half of `produce`.
+        # Records are tuples and lists without cycles, and a collection costs as much as half of `produce`.
         gc.disable()
         try:
             for record in rows.records:
@@ -165,7 +165,7 @@ class KafkaProducer:
         """Return the KafkaError of a record that the client refuses; raise an error of the client itself."""
         topic, value, key, partition, *_ = record
         if faults.is_kind(error, ErrorKind.UNSPECIFIED, ErrorKind.FENCED) or not isinstance(error, KafkaException):
-            raise error  # the producer is the matter, not the record
+            raise error  # an error of the producer, not of the record
         reason, detail = "", f"{faults.error_text(error)} (partition {partition})"
         if faults.error_name(error) == "MSG_SIZE_TOO_LARGE":
             size, max_bytes = len(value or b"") + len(key or b""), max_message_bytes(self._settings.client)
@@ -192,7 +192,7 @@ class KafkaProducer:
 
     def close(self) -> None:
         """Drop queued records and close the connection; waits 0.1 s at most."""
-        with contextlib.suppress(*faults.CLIENT_ERRORS):  # it is being thrown away because it failed
+        with contextlib.suppress(*faults.CLIENT_ERRORS):  # it may have failed before
             self._producer.purge(in_queue=True, in_flight=True, blocking=False)
             self._producer.flush(0.1)
 
@@ -214,7 +214,7 @@ def pooled_producer(settings: SinkSettings) -> Iterator[KafkaProducer]:
         yield client
 
 
-# -- with a transactional id --
+# -- transactional producers --
 
 
 def longer_timeouts(
@@ -280,10 +280,10 @@ class TransactionalProducer(KafkaProducer):
         self._in_transaction = False
         #: Topics of the open transaction.
         self._topics: set[str] = set()
-        #: Its records and their bytes, and when it was opened.
+        #: Its records, their bytes, and the time when it was opened.
         self._record_count = self._byte_count = 0
         self._started_at = 0.0
-        #: How long it may be open, in seconds.
+        #: Longest time that it may be open, in seconds.
         self._time_limit_s = int({**settings.client, **extra}[_TRANSACTION_TIMEOUT]) / 1000
         try:
             self.start()
@@ -299,7 +299,7 @@ class TransactionalProducer(KafkaProducer):
         """
         started_at, connected = time.monotonic(), False
         try:
-            # Opens the connection that then asks for the coordinator: without it, librdkafka waits 500 ms (measured).
+            # Opens the connection for the coordinator look-up: without it, librdkafka waits 500 ms (measured).
             self._producer.list_topics(timeout=self._settings.timeout_s)
             connected = True
             self._retry_call(self._producer.init_transactions)
@@ -356,7 +356,7 @@ class TransactionalProducer(KafkaProducer):
             AttemptError: Aborted (TL-K20, TL-K28), or not known whether it is committed (TL-K21).
         """
         with self._convert_errors("to commit"):
-            # Once it was asked to commit, librdkafka can't be asked to abort.
+            # After a commit request librdkafka does not abort any more.
             if self.flush(self._time_limit_s, until_failure=True) and (too_slow := self._too_slow_error()):
                 self.abort()
                 raise too_slow
@@ -385,7 +385,7 @@ class TransactionalProducer(KafkaProducer):
     def _error_for(self, step: str, error: BaseException) -> Exception:
         """Return the exception to raise for an error in a transaction; aborts the transaction if possible."""
         servers = self._settings.servers
-        if faults.is_kind(error, ErrorKind.UNSPECIFIED):  # a transactional call says which error there was
+        if faults.is_kind(error, ErrorKind.UNSPECIFIED):  # a transactional call names the error
             try:
                 self._producer.begin_transaction()
             except faults.CLIENT_ERRORS as cause:
@@ -394,16 +394,15 @@ class TransactionalProducer(KafkaProducer):
         if isinstance(error, QueueStuck) or verdict is TransactionVerdict.ABORT:
             too_slow = self._too_slow_error()
             self.abort()
-            # Even a refused record is worth another attempt: the limits it was compared with may have been old.
+            # A refused record gets another attempt too: it may have been checked against outdated limits.
             return too_slow or AttemptError(self._aborted_error(step, error), self.refused_record)
-        self._in_transaction = (
-            False  # what became of it is for the next producer to find out: an abort now could meet its commit
-        )
+        # The next producer finds out the outcome: an abort now could reach Kafka after the commit.
+        self._in_transaction = False
         if verdict is TransactionVerdict.FENCED:
-            problem = f"another producer took over the transactional id {self.transactional_id}, or this one slept past"
+            problem = f"another producer took over the transactional id {self.transactional_id}, or this one outlived"
             remedy = (
-                "A newer attempt has the word, or a second query writes as this sink: nothing was written twice. If "
-                "this comes again and again, a batch takes longer than kafka.transaction.timeout.ms: take less, or "
+                "A newer attempt is running, or a second query writes as this sink: nothing was written twice. If "
+                "this repeats, a batch takes longer than kafka.transaction.timeout.ms: use smaller batches, or "
                 "raise deliveryTimeout."
             )
             return KafkaError("TL-K19", servers, f"{problem} its transaction", f"{remedy} {NOT_COMMITTED}")
@@ -417,11 +416,11 @@ class TransactionalProducer(KafkaProducer):
     def _aborted_error(self, step: str, error: BaseException) -> KafkaError:
         """Return TL-K20, with the most informative failed record: one bad record ruins its transaction."""
         name, reason, failed_record = faults.error_name(error), faults.error_text(error), self.failed_record
-        if name == "TOPIC_AUTHORIZATION_FAILED":  # Kafka does not say of which topic
+        if name == "TOPIC_AUTHORIZATION_FAILED":  # Kafka does not name the topic
             with contextlib.suppress(KafkaError):
                 denied_topics = KafkaAdmin(self._settings.client, _ABORT_TIMEOUT_S).unwritable_topics(self._topics)
                 failed_record = next((FailedRecord(topic, error) for topic in denied_topics), failed_record)
-        # What the abort itself drops tells nothing.
+        # A record purged by the abort is no cause.
         if failed_record is not None and not faults.error_name(failed_record.error).startswith("_PURGE"):
             name, reason = (
                 faults.error_name(failed_record.error),
@@ -473,7 +472,7 @@ class StartingProducer:
         self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self._create = partial(TransactionalProducer, settings, transactional_id)
-        #: None once it was taken.
+        #: None after `take`.
         self._future: Future[TransactionalProducer] | None = call_in_thread(partial(self._create, extra), "producer")
 
     def take(self, extra: Mapping[str, str]) -> TransactionalProducer:
@@ -488,7 +487,7 @@ class StartingProducer:
 
     def close(self) -> None:
         """Close the producer if it was not taken."""
-        if self._future is not None:  # it may still be asking a Kafka that does not answer
+        if self._future is not None:  # it may still be waiting for Kafka
             self._future.add_done_callback(_close_when_started)
 
 

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
     from towline.kafka.producers import AttemptError
 
-#: Seconds for which limits of topics are believed.
+#: Seconds for which described limits of topics are cached.
 _CACHE_S: Final = 300.0
 _BATCH_SIZE: Final = "batch.size"
-#: Bytes of a request to a Kafka that takes less than a larger one in a second. Five are on the way at a time.
+#: Bytes of a request to a Kafka that needs over a second for a larger one. Five are in flight at a time.
 _SLOW_REQUEST_BYTES: Final = 64 << 10
-#: Clocks differ: the limit is so many ms below a time that was refused for being ahead.
+#: Clocks differ: the learned limit is this many ms below a timestamp that was refused for being ahead.
 _CLOCK_SKEW_MS: Final = 60_000
 #: org.apache.kafka.common.internals.Topic.validate
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
-#: What a dead-letter topic takes if nobody says: Kafka's default max.message.bytes.
+#: Kafka's default max.message.bytes, for a dead-letter topic whose limit is unknown.
 _DEFAULT_TOPIC_MAX_BYTES: Final = 1_048_588
-#: Bytes that a part of a dead letter fits into for sure: its headers take some 7,000 at most.
+#: Bytes that are enough for a chunk of any dead letter: its headers take some 7,000 at most.
 _MIN_CHUNK_BYTES: Final = 8192
-#: Compressed sizes are guessed with this much to spare.
+#: Safety factor of an estimated compressed size.
 _COMPRESSION_MARGIN: Final = 1.1
 
 
@@ -54,9 +54,9 @@ class RecordFault(NamedTuple):
     detail: str
 
 
-#: Of a record whose topic `SinkSettings.reserves`.
+#: Fault of a record with a reserved topic (`SinkSettings.is_reserved`).
 RESERVED_TOPIC_FAULT: Final = RecordFault(
-    Reason.TOPIC_RESERVED, "no message may choose this topic: markers, dead letters, Kafka's own"
+    Reason.TOPIC_RESERVED, "the topic is reserved: markers, dead letters, Kafka's internal topics"
 )
 
 
@@ -143,7 +143,7 @@ class RecordCheck:
         self._columns = columns
         self._source = source
         self._limits = RecordLimits({}, 0, None, 0)
-        #: Rows that `rows` has made dead letters of so far; only grows.
+        #: Number of rows that `checked_rows` has replaced by dead letters so far.
         self.dead_letters = 0
 
     def size_settings(self, rate: float | None = None) -> dict[str, str]:
@@ -209,10 +209,10 @@ class RecordCheck:
         """Check that the dead-letter topic is not compacted (TL-K71), and that a chunk fits (TL-K72)."""
         name, max_bytes = self._settings.dead_letter_topic, self._dead_letter_max_bytes()
         if name is not None and self._limits.topics[name].is_compacted:
-            code, problem = "TL-K71", "is compacted: it keeps one letter a key, and takes none without"
+            code, problem = "TL-K71", "is compacted: it keeps one letter per key, and refuses letters without a key"
             remedy = "Set cleanup.policy=delete for it."
         elif name is not None and max_bytes < _MIN_CHUNK_BYTES:
-            code, problem = "TL-K72", f"takes {max_bytes:,} bytes: not every letter fits, not even in parts"
+            code, problem = "TL-K72", f"takes {max_bytes:,} bytes: not every letter fits, not even in chunks"
             remedy = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_MIN_CHUNK_BYTES:,} at least."
         else:
             return
@@ -277,20 +277,20 @@ class RecordCheck:
             self._source,
         )
         name = self._settings.dead_letter_topic
-        # The dead letter has the time of now: its own may be what was wrong, and would be refused again.
+        # The dead letter has the current time: its original timestamp may be the fault, and would be refused again.
         return [
             (name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._dead_letter_max_bytes())
         ]
 
     def _dead_letter_max_bytes(self) -> int:
-        topic_limits = self._limits.topics.get(self._settings.dead_letter_topic or "")  # none where nobody has looked
+        topic_limits = self._limits.topics.get(self._settings.dead_letter_topic or "")  # unknown before `check_batches`
         return min(
             max_message_bytes(self._settings.client),
             (topic_limits and topic_limits.max_bytes) or _DEFAULT_TOPIC_MAX_BYTES,
         )
 
 
-#: (Servers, topic) -> until when it is believed what the topic takes: as Kafka describes it, and as its refusals told.
+#: (Servers, topic) -> expiry and limits: as Kafka describes them, and as learned from refused records.
 _described_limits: Final[dict[tuple[str, str], tuple[float, TopicLimits]]] = {}
 _learned_limits: Final[dict[tuple[str, str], tuple[float, TopicLimits]]] = {}
 
@@ -302,7 +302,7 @@ def topic_limits(settings: SinkSettings, names: Iterable[str]) -> dict[str, Topi
         KafkaError: TL-K01.
     """
     now, cache_keys = time.monotonic(), {name: (settings.servers, name) for name in names}
-    # An old answer about a topic that is gone now would let its records pass.
+    # Outdated limits of a deleted topic would let its records pass.
     for table in (_described_limits, _learned_limits):
         for cache_key in [cache_key for cache_key, (expires_at, _) in table.items() if expires_at < now]:
             del table[cache_key]
@@ -339,11 +339,11 @@ def forget_limits(settings: SinkSettings) -> None:
         del _described_limits[cache_key]
 
 
-#: Most kinds of fault that one task learns; with more, something else is the matter.
+#: Refusals that one task learns from at most; more have another cause.
 _MAX_REFUSAL_KINDS: Final = 16
-#: Seconds for which it is believed what a refusal told: the topic may have been changed since.
+#: Seconds for which learned limits are cached: the topic may have been changed since.
 _LEARNED_CACHE_S: Final = 3600.0
-#: Bytes of a batch that nearly every topic takes, where one that is allowed to be larger was refused.
+#: Batch size in bytes that nearly every topic takes, after it refused a larger batch within its limit.
 _SMALL_BATCH_BYTES: Final = 16 << 10
 
 
@@ -371,14 +371,13 @@ class FailedRecord(NamedTuple):
         limits, ms_ahead = NO_LIMITS, message.timestamp()[1] - int(time.time() * 1000)
         if faults.is_kind(error, ErrorKind.TOO_LARGE):
             limits = replace(NO_LIMITS, max_bytes=size - 1)
-        elif faults.error_name(error) == "INVALID_TIMESTAMP":  # clocks go on until it is looked at again
-            timestamp_behind = replace(NO_LIMITS, max_behind_ms=-ms_ahead)
-            limits = (
-                replace(NO_LIMITS, max_ahead_ms=max(0, ms_ahead - _CLOCK_SKEW_MS)) if ms_ahead > 0 else timestamp_behind
-            )
-        elif (
-            faults.is_kind(error, ErrorKind.INVALID_RECORD) and message.key() is None
-        ):  # else the reason is the broker's own
+        elif faults.error_name(error) == "INVALID_TIMESTAMP":  # clocks go on until the next check
+            if ms_ahead > 0:
+                limits = replace(NO_LIMITS, max_ahead_ms=max(0, ms_ahead - _CLOCK_SKEW_MS))
+            else:
+                limits = replace(NO_LIMITS, max_behind_ms=-ms_ahead)
+        # Of a record with a key a rule of the broker is the cause.
+        elif faults.is_kind(error, ErrorKind.INVALID_RECORD) and message.key() is None:
             limits = replace(NO_LIMITS, cleanup_policy="compact")
         return self._replace(limits=self.limits.intersect(limits))
 
@@ -389,10 +388,10 @@ class RefusalLearner:
     def __init__(self, settings: SinkSettings) -> None:
         self._settings = settings
         self._refusal_kinds = 0
-        #: What ends the task if nothing new is learned: no attempt comes after it.
+        #: Error to raise if nothing new is learned.
         self._final_error: KafkaError
-        #: What came of a request of many records, of which the next attempt is to tell which it was: it sends them one
-        #: a request. librdkafka blames all records of a request alike, but for some of INVALID_RECORD (KIP-467).
+        #: Refusal of a request with many records. The next attempt sends one record per request to find the bad one:
+        #: librdkafka reports all records of a request alike, but for some of INVALID_RECORD (KIP-467).
         self.unclear_refusal: FailedRecord | None = None
 
     @property
@@ -431,7 +430,7 @@ class RefusalLearner:
             elif max_bytes is None or max_bytes < int(self._settings.client[_BATCH_SIZE]):
                 batch_bytes = _SMALL_BATCH_BYTES
             if max_bytes is not None and topic == self._settings.dead_letter_topic:
-                max_bytes //= 2  # letters are cut to what it takes, so each would be as large as it may
+                max_bytes //= 2  # letters are cut to this size, so each would be as large as allowed
             record_limits = replace(record_limits, max_bytes=max_bytes, batch_bytes=batch_bytes)
         self.unclear_refusal, new_limits = None, known_limits.intersect(record_limits)
         if new_limits == known_limits:

@@ -84,7 +84,7 @@ def test_a_dead_letter_topic_made_anew_amid_a_replay_gets_no_mark_of_the_old_one
     waiting = list(ledger.waiting_letters(deadletters.LetterFilter()))
     assert len(ledger.still_waiting(waiting)) == 3
     make_anew(kafka, dead)
-    with pytest.raises(KafkaError, match=r"was deleted and made again while it was replayed.*TL-B30"):
+    with pytest.raises(KafkaError, match=r"was deleted and recreated during the replay.*TL-B30"):
         ledger.still_waiting(waiting)
 
 

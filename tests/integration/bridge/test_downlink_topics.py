@@ -148,7 +148,7 @@ def test_records_that_are_gone_and_a_topic_made_anew(downlink: Downlink, topic: 
     downlink.run(source, 'on_data_loss = "go_on"')
     why = downlink.stops()
     assert f'"{name}" (its id was ' in why
-    assert "offset 12 of partition 0; nothing is read from there" in why
+    assert "offset 12 of partition 0; nothing is read from the new one" in why
     assert re.search(r"towline begin-again \S+ line\b", why)
     assert "; from its end, set starting_offsets" in why
     assert downlink.ear.numbers() == [0, 1, 2, 8, 9], "no record of the new one"
@@ -173,7 +173,7 @@ def test_a_tenants_topic_that_is_gone_stops_nobody(downlink: Downlink, topic: Ne
     downlink.put(one, range(2, 4))
     downlink.hears([0, 1, 2, 3])
     told = [text for report in downlink.host.said for text in report.get("remarks", ())]
-    assert told == [f'topic "{two}", read up to offset 2, is gone from Kafka; all that is known of it was delivered']
+    assert told == [f'topic "{two}", read up to offset 2, was deleted from Kafka; all of its known records were delivered']
     downlink.stop()
     downlink.delete(three)
     downlink.run(source)

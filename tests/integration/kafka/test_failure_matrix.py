@@ -237,7 +237,7 @@ def test_the_time_of_a_transaction_passes(kafka: Kafka, sink_id: str, monkeypatc
     slow = sink(kafka, sink_id, deliveryTimeout="1", kafka__transaction__timeout__ms="1500")
     with monkeypatch.context() as patch:
         patch.setattr(TransactionalProducer, "write_marker", slowly)
-        assert "slept past its transaction" in refused(slow, 0, "TL-K19").problem
+        assert "outlived its transaction" in refused(slow, 0, "TL-K19").problem
     assert committed(kafka, sink_id) == []
     write(sink(kafka, sink_id), 0)
     check(kafka, sink_id, 1)

@@ -57,7 +57,7 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
         look()
     assert caught.value.code == "TL-B06"
     assert f'"{one}" (its id was {ids[one]}, and is ' in caught.value.problem
-    assert "offset 3 of partition 0; nothing is read from there" in caught.value.problem
+    assert "offset 3 of partition 0; nothing is read from the new one" in caught.value.problem
     assert saved_topic_ids(logs) == ids, "what was noted stays"
     plan(tmp_path, 2, {two: 0})
     look()

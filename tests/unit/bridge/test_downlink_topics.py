@@ -39,7 +39,7 @@ CASES = [
     ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, PATTERN, 'topic "t.b" behind offset 55'),
     # begun with records of it, or with none
     ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, PATTERN, 'offsets 5 to 7 of topic "t.b", partition 0'),
-    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, GO_ON, "Spark would wait for a topic that is gone"),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, GO_ON, "Spark would wait for a deleted topic"),
     ({"t.a": 1}, {"t.a": 9, "t.b": 0}, False, PATTERN, ""),
     ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, GO_ON, ""),
 ]
@@ -79,7 +79,7 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
     found = look()
     assert found.has_removed_topics
     (remark,) = found.remarks
-    assert ("is gone from Kafka; all that is known of it was delivered" in remark) is (file is PATTERN)
+    assert ("was deleted from Kafka; all of its known records were delivered" in remark) is (file is PATTERN)
 
 
 def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
@@ -92,7 +92,7 @@ def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
     initial.write_text('\0v1\n{"t.b":{"0":5}}')
     monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {}}))
     monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {})
-    with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where more records were, or may have been'):
+    with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where it had, or may have had, more records'):
         check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
 

@@ -115,7 +115,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(kafka_source, "cached_spark_kafka_jars", lambda _: [])
     bare = read(GOOD, tmp_path)
     assert "Maven brings its jars at the first start" in kafka_source.source_description(bare)
-    with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]") as caught:
+    with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be fetched .* \[TL-B07\]") as caught:
         kafka_source.with_kafka_jars(bare)
     way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
     assert way in caught.value.remedy  # of who has no Maven

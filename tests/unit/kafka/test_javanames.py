@@ -223,7 +223,7 @@ def test_a_login_in_plain_text_reaches_the_client_and_nobody_else() -> None:
     for text in (repr(settings), str(travelled.client), f"{travelled.client['sasl.password']}"):
         assert "hun" not in text
     (line,) = insecure_settings(travelled.client)
-    assert line == "sasl.jaas.config: the secret stands in plain text in the options of the query."
+    assert line == "sasl.jaas.config: the secret is in plain text in the options of the query."
     Producer(resolve(travelled.client, "here"), logger=QUIET_LOGGER)
 
 

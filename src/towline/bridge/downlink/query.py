@@ -60,11 +60,13 @@ if TYPE_CHECKING:
 #: Seconds to wait for Kafka here, on the driver's main thread: other lines wait as long.
 METADATA_TIMEOUT_S: Final = 4.0
 _CREATE_REMEDY: Final = "Create it, and the line goes on by itself; or take it out of the file."
-#: The ways out of what can't be read any more, also where a batch was begun; and of one whose topic is gone.
-_GO_ON_REMEDY: Final = 'Set on_data_loss = "go_on" and start again, to go on with what is left; or begin again: {}.'
+#: Remedies for records that Kafka has deleted, and for an unfinished batch with a deleted topic.
+_GO_ON_REMEDY: Final = (
+    'Set on_data_loss = "go_on" and start again, to go on with the remaining records; or reset the line: {}.'
+)
 _MISSING_TOPIC_REMEDY: Final = (
-    "A batch was begun with them, and Spark would wait for a topic that is gone. Begin again behind the last batch "
-    "that is done: {}; of the one that was begun, what is in the outbox comes twice."
+    "An unfinished batch has records of it, and Spark would wait for a deleted topic. Reset the line to the end of the "
+    "last finished batch: {}; messages of the unfinished batch that are in the outbox are sent twice."
 )
 
 
@@ -87,7 +89,7 @@ def recreated_topic_remedy(line: Downlink, file: str) -> str:
     return (
         'To read the new one from its beginning, set starting_offsets = "earliest" (the default) and run: '
         f'{reset_command(line, file)}; from its end, set starting_offsets = "latest" and run the same. Other topics go '
-        "on behind the last batch that is done; of a batch that was begun, what is in the outbox comes twice."
+        "on after the last finished batch; messages of an unfinished batch that are in the outbox are sent twice."
     )
 
 
@@ -118,7 +120,7 @@ def check_topics(
     except KafkaError:
         if not positions:
             raise
-        return TopicCheck()  # Spark waits longer for Kafka, and the sink looks before the tasks of each batch
+        return TopicCheck()  # Spark waits longer for Kafka, and the sink checks before the tasks of each batch
     check_topic_ids(location, recreated_topic_remedy(line, file), positions, saved_ids, topic_ids)
     if missing_topics := sorted(set(line.topics) - set(topic_ids)):
         problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
@@ -152,14 +154,14 @@ def check_topics(
     remarks = []
     for name, offsets in removed_topics.items():
         loss_text = (
-            f"lost are {unread_by_topic[name]}" if unread_by_topic[name] else "all that is known of it was delivered"
+            f"lost: {unread_by_topic[name]}" if unread_by_topic[name] else "all of its known records were delivered"
         )
-        reason = "is not read any more" if name in topic_ids else f"is gone from Kafka; {loss_text}"
+        reason = "is not read any more" if name in topic_ids else f"was deleted from Kafka; {loss_text}"
         remarks.append(
             f'topic "{name}", read up to {", ".join(f"offset {offset:,}" for offset in offsets.values())}, {reason}'
         )
     if unknown := ", ".join(sorted(name for name, topic_id in topic_ids.items() if not topic_id)):
-        problem = "this Kafka gives none, so a topic that is deleted and made again is not recognised"
+        problem = "this Kafka gives none, so a topic that is deleted and recreated is not recognised"
         remarks.append(f"topic ids unknown ({unknown}): {problem}")
     return TopicCheck(topic_ids, tuple(remarks), has_removed_topics=bool(removed_topics))
 
@@ -169,11 +171,9 @@ def _unread_records(name: str, evidence: CheckpointSummary, checkpoint: Path, li
     batch_start, batch_end = _batch_offsets(checkpoint, evidence.planned_batch)
     if not evidence.all_committed and name in batch_end:
         return _ranges_text(name, _ranges(batch_start, batch_end, name))
-    start, end = _batch_offsets(
-        checkpoint, evidence.committed_batch
-    )  # where the query began, and no record was taken, if none is done
+    start, end = _batch_offsets(checkpoint, evidence.committed_batch)  # the start of the query if no batch is finished
     ranges = [topic_range for topic in end for topic_range in _ranges(start, end, topic)]
-    # Each partition with records gives a batch one at least, and the share of each is rounded.
+    # Each partition with records gives a batch at least one, and shares are rounded.
     read_to_end = (
         not _ranges(start, end, name)
         or sum(end_offset - first_offset for _, first_offset, end_offset in ranges) + len(ranges) < limit
@@ -181,7 +181,7 @@ def _unread_records(name: str, evidence: CheckpointSummary, checkpoint: Path, li
     if read_to_end and evidence.committed_batch is not None:
         return ""
     last_offsets = ", ".join(f"{offset:,}" for offset in end.get(name, {}).values())
-    return f'topic "{name}" behind offset {last_offsets}, where more records were, or may have been'
+    return f'topic "{name}" behind offset {last_offsets}, where it had, or may have had, more records'
 
 
 def _deleted_records(client: Mapping[str, str], start: KafkaOffsets, end: KafkaOffsets) -> list[str]:
@@ -224,7 +224,7 @@ def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
 #: The start of a partition, and its end, as Spark's Kafka source takes them.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
-#: What does not decide which record becomes which row of a batch that was begun: it is as the file says now.
+#: Settings that do not change the rows of an unfinished batch: the current file applies.
 _NOT_IN_MAPPING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s")
 
 
@@ -232,7 +232,7 @@ class DownlinkQuery(LineQuery[Downlink]):
     """Spark query of a downlink."""
 
     _topic_check = TopicCheck()
-    #: It finishes a batch without the topics that are gone.
+    #: Whether it finishes a batch without deleted topics.
     _ignores_data_loss = False
 
     def _line_of_last_batch(self, mapping: str) -> Downlink | None:
@@ -244,10 +244,10 @@ class DownlinkQuery(LineQuery[Downlink]):
         evidence = read_checkpoint(line.checkpoint)
         identity = check_resume(line, file, identity, evidence)
         limit = line_of_last_batches(line, identity.mapping).max_messages_per_trigger
-        evidence = read_checkpoint(line.checkpoint)  # it may begin anew behind what is done
+        evidence = read_checkpoint(line.checkpoint)  # it may have been reset to the last finished batch
         self._topic_check = check_topics(line, file, evidence, self.bridge.kafka.client_settings(), limit)
         self.remarks = self._topic_check.remarks
-        # While a topic is missing Spark stops at a batch that was planned without it; all else was looked at.
+        # While a topic is missing Spark stops at a batch that was planned without it; all other losses were checked.
         self._ignores_data_loss = self._topic_check.has_removed_topics and not evidence.all_committed
         self._finish_only = self._finish_only or self._ignores_data_loss
         identity = _with_mapping(line, identity, evidence)
@@ -301,7 +301,7 @@ class DownlinkQuery(LineQuery[Downlink]):
 
     def source_settings(self) -> dict[str, str]:
         """Return the client settings of Spark's Kafka source, with Java's names, secrets as names of variables."""
-        secrets: dict[str, str] = {}  # they go nowhere
+        secrets: dict[str, str] = {}  # they are dropped
         return {k.removeprefix("kafka."): v for k, v in self._source_options(secrets).items() if k.startswith("kafka.")}
 
     def sink_settings(self) -> SinkSettings | None:
@@ -334,9 +334,9 @@ class DownlinkQuery(LineQuery[Downlink]):
             return start if isinstance(start, str) else json.dumps(start)
         if identity.query:
             return json.dumps(identity.offsets)
-        topics = KafkaAdmin(self.bridge.kafka.client_settings()).info().topics  # Spark wants every partition
+        topics = KafkaAdmin(self.bridge.kafka.client_settings()).info().topics  # Spark needs every partition
         start, positions = line.starting_offsets, dict(identity.offsets)
-        for name in recreated_topics(identity.topic_ids, self._topic_check.topic_ids):  # they begin as the file says
+        for name in recreated_topics(identity.topic_ids, self._topic_check.topic_ids):  # they start at starting_offsets
             latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}
             positions[name] = start.get(name, {}) if isinstance(start, dict) else latest
         return json.dumps(with_all_partitions(positions, topics, line))
@@ -380,7 +380,7 @@ def _with_mapping(line: Downlink, identity: Identity, evidence: CheckpointSummar
     (status,) = wait_for_answers(
         endpoints_of([str(line.gateway.state_dir)], ClientAccess()), request_status, is_local=True
     )
-    online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
+    online = status.get("state") == "online"  # only then the broker's limit is known, and None means no limit
     limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
     return identity.update(line.gateway.state_dir, mapping=mapping_of(line), packet_limit=limit)
 

@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Columns
 
 FORMAT: Final = "towline_downlink"
-#: What options of either side begin with.
+#: Prefixes of the options of either side.
 MQTT_PREFIX, LETTERS_PREFIX = "mqtt.", "letters."
-#: Options: of `message_table`; whose topics they are, and what to do about one that was made anew.
+#: Options: of `message_table`; location and remedy in errors about a recreated topic.
 MESSAGES_OPTION, LOCATION_OPTION, REMEDY_OPTION = "messages", "topics.where", "topics.do"
 _CHECKPOINT_OPTION: Final = "checkpointlocation"
-#: Bytes of a part that are kept in memory.
+#: Bytes of a partition that are spooled in memory.
 _SPOOL_MEMORY_BYTES: Final = 64 << 20
-#: Rows handed on at a time.
+#: Rows of a batch that is passed on.
 _MAX_ROWS: Final = 10_000
 #: Columns that the sink ``mqtt`` takes.
 _MQTT_COLUMNS: Final = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
@@ -118,7 +118,7 @@ class LetterSink(KafkaTransactional):
         """True if the line has a dead-letter topic."""
         return self._settings.dead_letter_topic is not None
 
-    def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the rows are the bridge's own
+    def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the bridge's fixed schema
         return DeadLetterColumns()
 
 
@@ -155,7 +155,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
                 chain.from_iterable(map(table.dead_letters, refused_rows))
             )
             counts["sent"] = mqtt_result.rows
-            # A failure notice that Kafka refuses is a dead letter too, and is none of the records.
+            # A failure notice that Kafka refuses is a dead letter too, but no record of the line.
             counts["unlettered"] = max(
                 0, counts["unfit"] - (kafka_result.delivery_result.dead_lettered if kafka_result else 0)
             )
