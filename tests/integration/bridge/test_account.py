@@ -24,7 +24,7 @@ from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka, Mosquitto
 
 # `make test` has the sums in unit/bridge/test_account*.py, one that adds up in each bridge that it starts, and
-# markers of somebody else in kafka/test_failure_matrix.py.
+# markers of another query in unit/kafka/test_markers.py.
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 BRIDGE = """

@@ -41,9 +41,7 @@ CASES = [pytest.param(step, marks=[] if step in REAL else [pytest.mark.long]) fo
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[] if step in REAL else [pytest.mark.long]) for step in STEPS]
-)
+@pytest.mark.parametrize("step", CASES)
 def test_a_kill_at_this_step_loses_and_doubles_nothing(kafka: Kafka, topic: NewTopic, step: str) -> None:
     name = topic(partitions=1)
     code, lines = run(kafka, name, 0, 1, step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -12,14 +11,25 @@ import pyarrow as pa
 
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import COLUMN_TYPES, Columns
-from towline.kafka.delivery import BatchOrigin, ExactlyOnce
+from towline.kafka.delivery import BatchOrigin, Delivery, ExactlyOnce, delivery_for
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
 
-__all__ = ["QUERY", "committed", "counted", "exactly_once"]
-
 #: Id of the streaming query the tests pretend to be.
 QUERY = "3b6f8a52-0000-4000-8000-000000000001"
+
+
+def sink_parts(bootstrap: str, *columns: str, **options: str) -> tuple[SinkSettings, Columns]:
+    """Settings and columns of a sink; ``__`` in an option stands for a dot."""
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": bootstrap, **given})
+    types = {name: COLUMN_TYPES[name][0] for name in columns or ("value",)}
+    return settings, Columns.bind(types, settings.topic, include_headers=True)
+
+
+def delivery(bootstrap: str, *columns: str, **options: str) -> Delivery:
+    """The delivery of any guarantee."""
+    return delivery_for(*sink_parts(bootstrap, *columns, **options))
 
 
 def exactly_once(
@@ -29,11 +39,8 @@ def exactly_once(
     origin: BatchOrigin | None = None,
     **options: str,
 ) -> ExactlyOnce:
-    """A sink; ``__`` in an option stands for a dot."""
-    given = {name.replace("__", "."): value for name, value in options.items()}
-    settings = SinkSettings.parse({"kafka.bootstrap.servers": bootstrap, **given})
-    types = {name: COLUMN_TYPES[name][0] for name in columns or ("value",)}
-    return kind(settings, Columns.bind(types, settings.topic, include_headers=True), origin or BatchOrigin())
+    """A sink of exactly once, or of a class of its own."""
+    return kind(*sink_parts(bootstrap, *columns, **options), origin or BatchOrigin())
 
 
 def counted(start: int, stop: int, size: int = 1000) -> Iterator[Any]:
@@ -64,8 +71,3 @@ def account(found: list[int], expected: int) -> tuple[int, int]:
     times = Counter(found)
     assert set(times) <= set(range(expected)), "numbers nobody sent"
     return expected - len(times), sum(times.values()) - len(times)
-
-
-def as_options(options: dict[str, str]) -> str:
-    """Options for a child process."""
-    return json.dumps(options)
