@@ -8,8 +8,6 @@ import threading
 from contextlib import suppress
 from typing import Self
 
-__all__ = ["EndTxnHolder"]
-
 #: Kafka's protocol: a request is int32 length, int16 api key, int16 version, int32 correlation id.
 _END_TXN = 26
 _LOOPBACK = "127.0.0.1"

@@ -7,8 +7,6 @@ import struct
 
 from towline_prove.devstack import Kafka
 
-__all__ = ["limit_bytes"]
-
 #: Kafka's protocol: AlterClientQuotas, version 0; confluent-kafka has no call for it.
 _ALTER_CLIENT_QUOTAS = 49
 

@@ -14,8 +14,6 @@ from towline.kafka.admin import KafkaAdmin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["committed_count", "numbers", "records"]
-
 
 def _consumer(bootstrap: str) -> Consumer:
     return Consumer(

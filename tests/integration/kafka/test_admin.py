@@ -9,19 +9,11 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
-from towline.errors import ConfigError, KafkaError
+from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
-
-
-def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:
-    name = topic(partitions=3)
-    cluster = KafkaAdmin(kafka.bootstrap).info()
-    assert cluster.cluster_id
-    assert list(cluster.brokers.values()) == [kafka.bootstrap]
-    assert cluster.topics[name] == 3
 
 
 def test_a_look_at_the_topics_makes_none(kafka: Kafka, topic: NewTopic) -> None:
@@ -47,13 +39,6 @@ def test_a_topic_kafka_refuses(kafka: Kafka, name: str, replication: int) -> Non
         KafkaAdmin(kafka.bootstrap).create({name: 1}, replication=replication)
     assert caught.value.code == "TL-K09"
     assert caught.value.location == kafka.bootstrap
-
-
-def test_settings_of_a_new_topic(kafka: Kafka, topic: NewTopic) -> None:
-    new = f"{topic()}.compacted"
-    assert KafkaAdmin(kafka.bootstrap).create({new: 1}, replication=1, config={"cleanup.policy": "compact"}) == [new]
-    with pytest.raises(KafkaError, match="burn"):
-        KafkaAdmin(kafka.bootstrap).create({f"{new}2": 1}, replication=1, config={"cleanup.policy": "burn"})
 
 
 def test_a_topic_is_settled_once_no_transaction_is_open(kafka: Kafka, topic: NewTopic) -> None:
@@ -119,10 +104,3 @@ def test_wrong_credentials_show_no_password(
         KafkaAdmin(client, 1.5).info()
     assert "hunter2" not in str(caught.value)
     assert capfd.readouterr().err == ""
-
-
-def test_tls_asked_of_a_server_without() -> None:
-    client = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}
-    with pytest.raises(ConfigError, match=r"ssl\.ca\.location") as caught:
-        KafkaAdmin(client).info()
-    assert caught.value.code == "TL-C45"

@@ -12,12 +12,9 @@ import pytest
 
 from tests.conftest import NewTopic
 from tests.integration.kafka.reading import records
-from tests.integration.kafka.writing import QUERY, exactly_once
+from tests.integration.kafka.writing import QUERY, delivery, exactly_once
 from towline.errors import KafkaError
-from towline.kafka.columns import Columns
 from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
-from towline.kafka.delivery import delivery_for
-from towline.kafka.options import SinkSettings
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -25,14 +22,6 @@ from towline_prove.devstack import Kafka
 api: Any = confluent_kafka.admin
 #: Random, so that no compression makes it small.
 LARGE = os.urandom(300_000)
-COLUMNS = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "timestamp": "timestamp",
-    "headers": "array<struct<key:string,value:binary>>",
-}
 ARROW = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -89,14 +78,7 @@ def test_every_bad_record_is_kept_and_the_others_arrive(kafka: Kafka, topic: New
     compacted = topic("compacted", 1, {"cleanup.policy": "compact"})
     # Its own limit is small as well, so the large one becomes chunks.
     dead = topic("dead", 1, {"max.message.bytes": "60000"})
-    given = {
-        "kafka.bootstrap.servers": kafka.bootstrap,
-        "guarantee": guarantee,
-        "deadLetterTopic": dead,
-        "sinkId": good,
-    }
-    settings = SinkSettings.parse(given)
-    sink = delivery_for(settings, Columns.bind(COLUMNS, None, include_headers=True))
+    sink = delivery(kafka.bootstrap, *ARROW, guarantee=guarantee, deadLetterTopic=dead, sinkId=good)
     batch = batch_of(good, small, compacted)
     done = sink.deliver(Task(0, batch=0, query=QUERY), [batch])
     assert (done.rows, done.dead_lettered) == (2, 8)
@@ -154,9 +136,8 @@ def test_a_limit_that_shrank_meanwhile(kafka: Kafka, topic: NewTopic) -> None:
 def test_a_record_that_is_larger_than_a_segment(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
     limits = {"segment.bytes": "1048576", "max.message.bytes": "3000000"}
     name, dead = topic("segment", 1, limits), topic("dead")
-    client = {"kafka.bootstrap.servers": kafka.bootstrap, "kafka.message.max.bytes": "2000000"}
-    settings = SinkSettings.parse({**client, "guarantee": guarantee, "deadLetterTopic": dead, "sinkId": name})
-    sink = delivery_for(settings, Columns.bind(COLUMNS, None, include_headers=True))
+    named = {"guarantee": guarantee, "deadLetterTopic": dead, "sinkId": name}
+    sink = delivery(kafka.bootstrap, *ARROW, **named, kafka__message__max__bytes="2000000")
     large = os.urandom(1_200_000)
     batch = rows(*({"topic": name, "value": value, "key": b"k"} for value in (b"1", large, b"2")))
     done = sink.deliver(Task(0, batch=0, query=QUERY), [batch])

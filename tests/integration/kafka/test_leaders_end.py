@@ -12,7 +12,6 @@ from confluent_kafka import Producer
 from tests.conftest import NewTopic
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.bridge import deadletters
-from towline.errors import KafkaError
 from towline.kafka import markerstore
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.delivery import ExactlyOnce
@@ -84,14 +83,6 @@ def _mark(sink: ExactlyOnce, store: MarkerStore, batch: int) -> None:
     marker = Marker(batch, 1, writer=QUERY)
     producer.produce(store.topic, marker.to_json(), store.key(0).encode(), 0)
     producer.commit_transaction(10)
-
-
-def test_a_batch_is_not_written_when_the_leaders_end_can_not_be_reached(
-    sink: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    behind(monkeypatch, 2)
-    with pytest.raises(KafkaError, match="TL-K27"):
-        sink.deliver(Task(0, batch=1, query=QUERY), counted(10, 20))
 
 
 def test_an_open_transaction_of_another_writer_is_not_waited_for(sink: ExactlyOnce) -> None:

@@ -23,21 +23,6 @@ from towline_prove.devstack import Kafka
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.long  # bridge/test_delivery_semantics.py kills Kafka under a line
-def test_killed_and_restarted_under_a_stream(spark: SparkSession, own_kafka: Kafka, tmp_path: Path) -> None:
-    """Within the delivery timeout the query does not even notice."""
-    own_kafka.create_topics({"t": 3})
-    with running(to_kafka(counting(spark), options(own_kafka, "t"), tmp_path / "checkpoint")) as query:
-        wait_until(lambda: committed_count(own_kafka.bootstrap, "t") >= 2 * ROWS_A_BATCH, 60, "two batches")
-        own_kafka.kill()
-        own_kafka.start()
-        written = committed_count(own_kafka.bootstrap, "t")
-        wait_until(lambda: committed_count(own_kafka.bootstrap, "t") >= written + 3 * ROWS_A_BATCH, 60, "more batches")
-        assert query.isActive
-    arrived = numbers(own_kafka.bootstrap, "t")
-    assert_all_committed(arrived, tmp_path / "checkpoint")
-
-
 @pytest.mark.long  # kafka/test_delivery.py has a Kafka that is down, without Spark
 @pytest.mark.parametrize("hurt", ["pause", "kill"])
 def test_away_for_longer_than_the_delivery_timeout(

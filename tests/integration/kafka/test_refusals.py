@@ -13,14 +13,12 @@ import pytest
 from tests.conftest import NewTopic
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.test_dead_letters import letters
-from tests.integration.kafka.writing import QUERY
+from tests.integration.kafka.writing import QUERY, delivery
 from towline.errors import KafkaError
 from towline.kafka import recordcheck
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.deadletters import Reason
-from towline.kafka.delivery import DeliveryResult, delivery_for
-from towline.kafka.options import SinkSettings
+from towline.kafka.delivery import DeliveryResult
 from towline.kafka.producers import TransactionalProducer
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
@@ -51,18 +49,12 @@ def aborted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def write(kafka: Kafka, guarantee: str, dead: str | None, *cells: tuple[str, bytes | None, bytes]) -> DeliveryResult:
     """Topic, key and value of each record, as a batch of a process's life."""
     more = {} if dead is None else {"deadLetterTopic": dead}
-    sink_id = {"sinkId": f"refusals.{next(_batches)}"}
-    client = {"kafka.bootstrap.servers": kafka.bootstrap, "kafka.message.max.bytes": "3000000"}
-    settings = SinkSettings.parse({**client, "guarantee": guarantee, **sink_id, **more})
-    columns = Columns.bind(
-        {name: COLUMN_TYPES[name][0] for name in ("topic", "key", "value")}, None, include_headers=True
-    )
+    named = {"guarantee": guarantee, "sinkId": f"refusals.{next(_batches)}", "kafka__message__max__bytes": "3000000"}
+    sink = delivery(kafka.bootstrap, "topic", "key", "value", **named, **more)
     arrays = [pa.array([cell[at] for cell in cells], kind) for at, kind in enumerate((pa.string(), *[pa.binary()] * 2))]
     batch = pa.record_batch(arrays, names=["topic", "key", "value"])
     half = len(cells) // 2
-    return delivery_for(settings, columns).deliver(
-        Task(0, batch=0, query=QUERY), [batch.slice(0, half), batch.slice(half)]
-    )
+    return sink.deliver(Task(0, batch=0, query=QUERY), [batch.slice(0, half), batch.slice(half)])
 
 
 def values(kafka: Kafka, topic: str) -> list[bytes]:

@@ -25,14 +25,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from tests.engines.planting import bridge_case, complaints
 from tests.helpers import wait_until
 from tests.integration.doctor.test_planted_in_kafka import ALONE, NOT_ASKED, asked_of, put, settles, sound_topics
-from tests.integration.kafka.writing import QUERY, exactly_once
+from tests.integration.kafka.writing import QUERY, delivery, exactly_once
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Verdict
 from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.columns import COLUMN_TYPES, Columns
-from towline.kafka.delivery import AtLeastOnce
-from towline.kafka.options import SinkSettings
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 from towline_prove.devstack.secured import USER, SecuredKafka
@@ -163,10 +160,8 @@ def test_a_function_that_gives_no_token_is_told_and_asked_again(
 
 
 def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: SecuredKafka) -> None:
-    client = {f"kafka.{name}": value for name, value in bearer(guarded).items()}
-    settings = SinkSettings.parse({**client, "guarantee": "at_least_once", "topic": "healthy", "deliveryTimeout": "20"})
-    columns = Columns.bind({"value": COLUMN_TYPES["value"][0]}, "healthy", include_headers=True)
-    sink = AtLeastOnce(settings, columns)
+    named = {"guarantee": "at_least_once", "topic": "healthy", "deliveryTimeout": "20"}
+    sink = delivery(guarded.bootstrap, **named, **options(bearer(guarded)))
     batch = [pa.record_batch({"value": pa.array([b"x"])})]
     assert sink.deliver(Task(0), batch).rows == 1
     once = exactly_once(

@@ -12,11 +12,9 @@ import pytest
 from tests.conftest import NewTopic
 from tests.integration.kafka.quotas import limit_bytes
 from tests.integration.kafka.reading import records
-from tests.integration.kafka.writing import QUERY
+from tests.integration.kafka.writing import QUERY, delivery
 from towline.errors import KafkaError
-from towline.kafka.columns import COLUMN_TYPES, Columns
-from towline.kafka.delivery import BatchOrigin, Delivery, delivery_for
-from towline.kafka.options import SinkSettings
+from towline.kafka.delivery import Delivery
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -29,10 +27,9 @@ TASK = Task(0, batch=0, query=QUERY)
 
 def slow_sink(kafka: Kafka, topic: str, **options: str) -> Delivery:
     limit_bytes(kafka, topic, RATE)
-    given = {"kafka.bootstrap.servers": kafka.bootstrap, "kafka.client.id": topic, "topic": topic, "sinkId": topic}
-    settings = SinkSettings.parse({**given, **options})
-    columns = Columns.bind({"value": COLUMN_TYPES["value"][0]}, topic, include_headers=True)
-    return delivery_for(settings, columns, BatchOrigin())
+    return delivery(
+        kafka.bootstrap, kafka__client__id=topic, kafka__batch__size="65536", topic=topic, sinkId=topic, **options
+    )
 
 
 def rows() -> Iterator[Any]:
@@ -47,7 +44,7 @@ def numbers(kafka: Kafka, topic: str) -> list[int]:
 
 def test_a_batch_that_takes_longer_than_its_transaction_is_given_the_time(kafka: Kafka, topic: NewTopic) -> None:
     name = topic()
-    sink = slow_sink(kafka, name, deliveryTimeout="4", **{"kafka.batch.size": "65536"})
+    sink = slow_sink(kafka, name, deliveryTimeout="4")
     done = sink.deliver(TASK, rows())
     assert done.rows == ROWS
     assert done.seconds is not None
@@ -57,7 +54,7 @@ def test_a_batch_that_takes_longer_than_its_transaction_is_given_the_time(kafka:
 
 def test_at_least_once_waits_as_long_as_records_arrive(kafka: Kafka, topic: NewTopic) -> None:
     name = topic()
-    sink = slow_sink(kafka, name, deliveryTimeout="8", guarantee="at_least_once", **{"kafka.batch.size": "65536"})
+    sink = slow_sink(kafka, name, deliveryTimeout="8", guarantee="at_least_once")
     done = sink.deliver(TASK, rows())
     assert done.rows == ROWS
     assert done.seconds is not None
@@ -67,8 +64,7 @@ def test_at_least_once_waits_as_long_as_records_arrive(kafka: Kafka, topic: NewT
 
 def test_where_a_transaction_may_take_no_longer_the_line_says_what_to_change(kafka: Kafka, topic: NewTopic) -> None:
     name = topic()
-    own = {"kafka.transaction.timeout.ms": "4001", "kafka.batch.size": "65536"}
-    sink = slow_sink(kafka, name, deliveryTimeout="4", **own)
+    sink = slow_sink(kafka, name, deliveryTimeout="4", kafka__transaction__timeout__ms="4001")
     with pytest.raises(KafkaError, match=r"too slow: [0-9,]+ of 1,8[0-9,]+ bytes in 4 s, [0-9,]+ bytes/s") as caught:
         sink.deliver(TASK, rows())
     assert caught.value.code == "TL-K28"

@@ -24,31 +24,6 @@ from towline.kafka import admin, delivery, markerstore, producers, recordcheck
 from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.options import SinkSettings
 
-__all__ = [
-    "DEAD",
-    "FATAL",
-    "FENCED",
-    "INCONSISTENT",
-    "PURGED",
-    "REFUSED",
-    "SPOILT",
-    "STATE",
-    "TIMED_OUT",
-    "TRANSPORT",
-    "UNFIT",
-    "UNKNOWN",
-    "Failure",
-    "Killed",
-    "MemoryKafka",
-    "columns",
-    "kafka_in_memory",
-    "numbers",
-    "raised",
-    "settings",
-    "started",
-    "values",
-]
-
 
 def raised(name: str, text: str | None = None, **flags: bool) -> KafkaException:
     """What librdkafka raises; flags are ``fatal``, ``retriable`` and ``txn_requires_abort``."""
