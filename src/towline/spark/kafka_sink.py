@@ -410,9 +410,8 @@ class BatchWriter(StreamWriter):
 def log_outcome(answers: Sequence[KafkaTaskResult], batch: int | None) -> None:
     """Log the lost rows, dead letters and skipped partitions of a batch."""
     results = [answer.delivery_result for answer in answers]
-    rows, lost_rows, dead_letters = (
-        sum(getattr(result, name) for result in results) for name in ("rows", "dropped_rows", "dead_lettered")
-    )
+    rows, lost_rows = sum(result.rows for result in results), sum(result.dropped_rows for result in results)
+    dead_letters = sum(result.dead_lettered for result in results)
     reason = next((result.drop_reason for result in results if result.drop_reason), "")
     if lost_rows:
         summary = f"{lost_rows:,} of {rows + lost_rows:,} rows lost (at_most_once): {printable(reason)}"

@@ -142,7 +142,7 @@ def test_without_a_task_nothing_is_written() -> None:
 def test_errors_leave_their_frames_behind() -> None:
     with pytest.raises(ConfigError) as caught:
         KafkaTransactional({**OPTIONS, "topik": "x"})
-    assert [entry.name for entry in caught.traceback][1:] == ["bordered"]
+    assert [entry.name for entry in caught.traceback][1:] == ["wrapper"]
     assert caught.value.__context__ is None
 
 

@@ -157,21 +157,21 @@ def test_a_task_brings_its_rows_without_a_file(far: Remote, tmp_path: Path, uri:
     (writer,) = as_a_worker_gets_it(far, stream_writer(given, SCHEMA))
     away(far)
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
-    assert writer.bring("query-1", 3, 0, iter([batch])).rows == 10
-    assert writer.bring("query-1", 3, 0, iter([batch])).already
+    assert writer.store_batch("query-1", 3, 0, iter([batch])).rows == 10
+    assert writer.store_batch("query-1", 3, 0, iter([batch])).already
     for other in ("query-2", "job-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
-            writer.bring(other, 3, 0, iter([batch]))
+            writer.store_batch(other, 3, 0, iter([batch]))
 
 
 def test_a_batch_query_brings_its_rows_as_well(far: Remote) -> None:
     driver = batch_writer(options(far, retryStrategy="never"), SCHEMA, overwrite=False)
     (writer,) = as_a_worker_gets_it(far, driver)
     batch = pa.record_batch({"topic": ["t"], "payload": ["x"]})
-    assert writer.bring(writer.scope, 0, 0, iter([batch])).rows == 1
+    assert writer.store_batch(writer.name_prefix, 0, 0, iter([batch])).rows == 1
     driver.commit([])  # on the driver, with the token
     with pytest.raises(Exception, match="TL-J17"):
-        writer.bring(writer.scope, 0, 0, iter([batch]))
+        writer.store_batch(writer.name_prefix, 0, 0, iter([batch]))
 
 
 @pytest.mark.parametrize("again", ["s3a://Bucket/a//ck/", "S3A://bucket/a/ck"])
@@ -184,12 +184,12 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
     given = options(far, retryStrategy="never")
     (writer,) = as_a_worker_gets_it(far, stream_writer({**given, "checkpointLocation": "s3a://bucket/a/ck"}, SCHEMA))
-    assert not writer.write(iter([batch])).already
+    assert not writer.write(iter([batch])).already_stored
     assert stream_writer({**given, "checkpointLocation": again}, SCHEMA).write(iter([batch])).already_stored
     other = stream_writer({**given, "checkpointLocation": "s3a://bucket/a/other"}, SCHEMA)
     assert not other.write(iter([batch])).already_stored
     assert isinstance(other, MqttStreamWriter)
-    for name in (f"{writer.scope}query-1", "query-1"):
+    for name in (f"{writer.name_prefix}query-1", "query-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
             other.store_batch(name, 3, 0, iter([batch]))
 

@@ -202,7 +202,7 @@ class Watched(TriggerTiming):
         self.rows: list[int] = []
         self._meanwhile = meanwhile
 
-    def wait_s(self, rows: int, now: float) -> float:
+    def delay_s(self, rows: int, now: float) -> float:
         self.rows.append(rows)
         wait = super().delay_s(rows, now)
         self._meanwhile()

@@ -208,11 +208,11 @@ def test_sigterm_is_ours_only_in_sparks_runner(stream: MqttStreamReader) -> None
 RUNNER = """
 import sys
 from towline.spark import reader
-from towline.spark.link import GatewayPlace
+from towline.spark.link import GatewayAddress
 
-reader._RUNNER = "runner"
-place = GatewayPlace({state_dir!r})
-made = reader.MqttStreamReader(reader.ReadPlan(place, "default", poll_s=30, gateways={gateways!r}))
+reader._SOURCE_RUNNER = "runner"
+address = GatewayAddress({state_dir!r})
+made = reader.MqttStreamReader(reader.ReadPlan(address, "default", poll_s=30, gateways={gateways!r}))
 at = made.initialOffset()
 try:
     try:

@@ -114,7 +114,7 @@ def test_a_gateway_that_can_not_be_asked_goes_only_when_told(
         with pytest.raises(ConfigError, match=r"not known: .*g2 does not answer.*removedGateways=g2.*TL-G51"):
             new_reader("g1").latestOffset(at, ALL)
         with caplog.at_level(logging.WARNING):
-            end = new_reader("g1", removed=("g2",)).latestOffset(at, ALL)
+            end = new_reader("g1", removed_gateways=("g2",)).latestOffset(at, ALL)
         assert list(end["gateways"]) == ["g1"]
         assert "gateway g2 leaves the checkpoint unasked" in caplog.text
 

@@ -147,7 +147,9 @@ def test_a_gateway_that_hangs_does_not_hold_up_a_restart(
     monkeypatch.setattr(gateways, "FIRST_POLL_S", 20.0)
     hung, call = threading.Event(), SourceGateway._call
     monkeypatch.setattr(
-        SourceGateway, "_call", lambda self, do: hung.wait(30) if self.place.text.endswith("g2") else call(self, do)
+        SourceGateway,
+        "_call",
+        lambda self, do: hung.wait(30) if self.address.location.endswith("g2") else call(self, do),
     )
     stream, began = new_reader(), time.monotonic()
     until(stream, at, lambda place: ends(place)["g1"] == 3)
@@ -194,7 +196,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch, name: str, answer_s: float = 0.3) 
 
 
 def test_partitions_are_cut_the_same_way_again(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader(min_partitions=4, max_records=40)
+    stream = new_reader(min_partitions=4, max_partition_rows=40)
     two[0].add(100)
     two[1].add(10)
     at = stream.initialOffset()
@@ -203,21 +205,21 @@ def test_partitions_are_cut_the_same_way_again(two: tuple[Served, Served], new_r
     assert len(parts) == 4
     rows = seen(stream, at, end)
     assert rows == [*(("g1", n) for n in range(100)), *(("g2", n) for n in range(10))]
-    again = new_reader("g2", "g1", min_partitions=4, max_records=40)
+    again = new_reader("g2", "g1", min_partitions=4, max_partition_rows=40)
     bounds = [(p.journal, p.start, p.end) for p in parts if isinstance(p, Slice)]
     assert [(p.journal, p.start, p.end) for p in again.partitions(at, end) if isinstance(p, Slice)] == bounds
     assert seen(again, at, end) == rows
 
 
 def test_at_most_once_gives_up_what_was_begun_at_each(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    first = new_reader(serves_again=False)
+    first = new_reader(replays_batches=False)
     for one in two:
         one.add(5)
     at = first.initialOffset()
     end = first.latestOffset(at, ALL)
     assert len(seen(first, at, end)) == 10
     first.stop()
-    again = new_reader(serves_again=False)
+    again = new_reader(replays_batches=False)
     assert again.partitions(at, end) == []
     two[1].add(1)
     assert seen(again, end, until(again, end, lambda place: ends(place)["g2"] == 6)) == [("g2", 5)]

@@ -19,7 +19,7 @@ PROPERTIES = "array<struct<key:string,value:string>>"
 
 
 def columns(schema: dict[str, str], **given: object) -> SinkColumns:
-    settings = {"topic": None, "qos": 1, "retain": False, "levels": (1, 2), **given}
+    settings = {"topic": None, "qos": 1, "retain": False, "qos_levels": (1, 2), **given}
     return SinkColumns.bind(schema, **settings)  # type: ignore[arg-type]
 
 

@@ -9,14 +9,14 @@ import pytest
 TASKS = """
 import gc, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="{module}")
-from towline.spark.tasks import settle
+from towline.spark.tasks import freeze_gc
 
 class Thrown:
     def __del__(self):
         print("found")
 
 for _ in range(2):
-    settle()
+    freeze_gc()
     print(gc.get_freeze_count() > 1000)
     thrown = Thrown()
     thrown.itself = thrown
