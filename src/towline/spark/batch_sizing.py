@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Most bytes of the first batch of a start: with a Kafka at 1.2 kB/s it takes Kafka's longest transaction, 15 minutes.
+#: Most bytes of the first batch of a start: at 1.2 kB/s it takes Kafka's longest transaction, 15 minutes.
 FIRST_BATCH_BYTES: Final = 1 << 20
-#: Least bytes of a limit: a small batch that had to wait, as for a broker that was restarted, tells of no slow Kafka.
+#: Lowest limit in bytes: a small batch that waited, for a restarted broker for example, does not mean a slow Kafka.
 MIN_LIMIT_BYTES: Final = 64 << 10
-#: Most growth from a batch to the next: a quota lets a burst pass before it holds back.
+#: Most growth from a batch to the next: a quota lets a burst pass before it throttles.
 MAX_GROWTH: Final = 8
-#: Seconds of a write that are nobody's slowness: requests that wait for each other, a machine that is busy.
+#: Seconds of a write that don't count: waits of requests for each other, a busy machine.
 LATENCY_S: Final = 1.0
 
 
@@ -64,7 +64,7 @@ class BatchByteLimit:
             if self._last_throughput is not None and self._last_throughput.rate
             else FIRST_BATCH_BYTES
         )
-        #: Bytes of the batch that was planned and not yet looked for in the note; 0 for none.
+        #: Bytes of the planned batch whose throughput was not read yet; 0 for none.
         self._planned_bytes = 0
 
     def record_planned(self, size: int) -> None:

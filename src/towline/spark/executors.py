@@ -28,21 +28,22 @@ from towline.version import version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml).
+#: Distributions that a worker imports to read from a gateway and to write to Kafka, with their oldest versions
+#: (pyproject.toml).
 REQUIRED_VERSIONS: Final[Mapping[str, str]] = {"pyarrow": "20", "confluent-kafka": "2.13.2", "crc32c": "2.7"}
 _TOWLINE: Final = "towline"
 
-#: Seconds that the first executor may take to come, and that others may come after it.
+#: Longest wait for the first executor to register, and for each further one, in seconds.
 FIRST_EXECUTOR_S: Final = 60.0
 _FURTHER_EXECUTOR_S: Final = 2.0
 _POLL_S: Final = 0.1
-#: Tasks at a time; each is a job of its own, so that one executor's failure says nothing of another.
+#: Checks at a time; each is a job, so that a failing executor does not affect the check of another.
 _PARALLEL_CHECKS: Final = 16
-#: Executors that a message names.
+#: Most executors that an error names.
 _MAX_NAMED: Final = 3
-#: Characters of a foreign error that are shown.
+#: Most characters of Spark's error text that are shown.
 _MAX_ERROR_LENGTH: Final = 200
-_INSTALL_ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
+_INSTALL_ADVICE: Final = "Install the driver's packages there, or ship them (docs/cluster.md, Python on the executors)."
 _SHARED_DIRECTORY_ADVICE: Final = (
     "Move state_dir to a file system that all of them share, as the same user; or run that line with a local master, "
     "in a bridge file of its own."
@@ -50,7 +51,7 @@ _SHARED_DIRECTORY_ADVICE: Final = (
 _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
 _NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
-#: Executors that have been found able, by application.
+#: Ids of the executors that passed the check, by application.
 _checked_executors: Final[dict[str, set[str]]] = {}
 
 
@@ -112,14 +113,13 @@ def check_executors(
         new_executors = (
             executor for executor in _await_executors(context, timeout_s) if executor.name not in checked_names
         )
-        # One is asked while others are waited for.
         answers = [pool.submit(_check_executor, context, executor, check) for executor in new_executors]
         reports = [answer.result() for answer in answers]
     if error := missing_error(reports):
         raise error
     for executor in reports:
         if executor.unshared_directories:
-            problem = "it can't read and write {} as the driver does, where a line with dedupe keeps its state"
+            problem = "it can't read and write {} as the driver does; a line with dedupe stores its state there"
             raise SetupError(
                 "TL-S33",
                 executor.display_name,
@@ -147,10 +147,10 @@ def failure_reason(error: str) -> str:
     if version := _OTHER_PYTHON.search(error):
         return f"its Python is {version[1]}, the driver's is {version[2]}"
     if executable := _NO_PYTHON.search(error):
-        return f"it has no {executable[1]}, the Python that PYSPARK_PYTHON of the driver names"
+        return f"it has no {executable[1]}, the Python of the driver's PYSPARK_PYTHON"
     if module := _NO_MODULE.search(error):
         return f"its Python has no {module[1]}"
-    first_line = next((line.strip() for line in error.splitlines() if line.strip()), "no reason is told")
+    first_line = next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
     return f"its Python gave no answer ({first_line[:_MAX_ERROR_LENGTH]})"
 
 
@@ -183,10 +183,10 @@ def _await_executors(context: Any, timeout_s: float) -> Iterator[ExecutorReport]
         if time.monotonic() >= deadline:
             if names:
                 return
-            problem = f"no executor came within {timeout_s:.0f} s"
+            problem = f"no executor registered within {timeout_s:.0f} s"
             remedy = (
-                "Has the cluster a free worker with the memory and cores that are asked for (its web page tells), and "
-                f"do its workers reach the driver at {context.getConf().get('spark.driver.host', 'its address')}?"
+                "Check in its web UI that a worker has the requested memory and cores, and that it reaches the driver "
+                f"at {context.getConf().get('spark.driver.host', 'its address')}."
             )
             raise SetupError("TL-S32", context.master, problem, remedy)
         time.sleep(_POLL_S)
@@ -194,7 +194,7 @@ def _await_executors(context: Any, timeout_s: float) -> Iterator[ExecutorReport]
 
 def _live_executors(context: Any) -> list[ExecutorReport]:
     """Return Spark's live executors, without the driver."""
-    executors = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public way
+    executors = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public API
     summaries = [executors.apply(index) for index in range(executors.size())]
     return [ExecutorReport(summary.id(), summary.hostPort()) for summary in summaries if summary.id() != "driver"]
 
@@ -204,14 +204,14 @@ def _check_executor(context: Any, executor: ExecutorReport, check: Callable[[], 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     try:
         ((host, missing, unshared_directories),) = _rdd_on_executor(context, executor).map(lambda _: check()).collect()
-    except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
+    except Exception as error:  # noqa: BLE001 - Spark's error is the result of the check
         return replace(executor, missing=[failure_reason(str(error))])
     return replace(executor, host=host, missing=missing, unshared_directories=unshared_directories)
 
 
 def _rdd_on_executor(context: Any, executor: ExecutorReport) -> RDD[Any]:
     """Return an RDD of one element with this executor as its preferred location (`ExecutorCacheTaskLocation`)."""
-    jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - Python has no call that names an executor
+    jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - PySpark can't choose an executor
     element = bytearray(serializer.dumps(None))  # type: ignore[no-untyped-call]
     locations = jvm.PythonUtils.toSeq([f"executor_{executor.address.rpartition(':')[0]}_{executor.name}"])
     kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
@@ -233,7 +233,7 @@ def missing_requirements(
     Returns:
         Host name, missing requirements in words, and the directories that are not shared.
     """
-    import os  # noqa: PLC0415 - the code travels without its module
+    import os  # noqa: PLC0415 - the code is sent without its module
     import re  # noqa: PLC0415
     import socket  # noqa: PLC0415
     from importlib import import_module, metadata  # noqa: PLC0415
@@ -248,11 +248,11 @@ def missing_requirements(
             import_module(name.replace("-", "_"))
             installed_version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            installed_version = ""  # it is, without its version
+            installed_version = ""  # importable, but of an unknown version
         except ModuleNotFoundError:
             missing.append(f"{name} is missing")
             continue
-        except Exception as error:  # noqa: BLE001 - a library of the system is missing, for another libc, ...
+        except Exception as error:  # noqa: BLE001 - a system library is missing, another libc, ...
             missing.append(f"{name} can't be loaded ({type(error).__name__}: {error})")
             continue
         if name == "towline" and installed_version != min_version:
@@ -263,7 +263,7 @@ def missing_requirements(
     unshared_directories = []
     for probe_file in probe_files:
         try:
-            open(probe_file, "r+b").close()  # noqa: PTH123 - one import less
+            open(probe_file, "r+b").close()  # noqa: PTH123 - without pathlib
         except OSError:
             unshared_directories.append(os.path.dirname(probe_file))  # noqa: PTH120
     return socket.gethostname(), missing, unshared_directories

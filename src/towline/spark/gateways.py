@@ -44,24 +44,24 @@ if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
     from towline.spark.link import GatewayAddress, ReadPlan
 
-#: Pause before a gateway that is away is asked again, in seconds.
+#: Pause before an unreachable gateway is polled again, in seconds.
 _RETRY_S: Final = 0.25
-#: The same for one that refuses: each try is counted there, and a file has to be changed first.
+#: The same after a refusal: the gateway counts each attempt, and a file must be changed first.
 _REFUSED_RETRY_S: Final = 5.0
-#: A refusal is logged again after so many seconds: nobody but a person ends it.
+#: Time between two log lines about a refusal, in seconds: only a person can end it.
 _REFUSED_LOG_S: Final = 60.0
-#: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
+#: Longest wait for the lease of the reader before, in seconds: a stopped query's process needs a moment to end.
 LEASE_WAIT_S = 5.0
-#: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
-#: once. So much may a batch wait for the gateways beside the first that answered.
+#: Longest wait for further gateways after the first result, in seconds: a gateway with rows answers a poll at once, so
+#: one that takes longer has none.
 POLL_GRACE_S: Final = 0.02
-#: The same, at least, for one that is known to have rows: it has twice as long as its last answer took, up to `MEET_S`.
+#: The same for a gateway that is known to have rows, at least: twice the time of its last result, up to `FIRST_POLL_S`.
 SLOW_POLL_GRACE_S: Final = 1.0
-#: How long a new query waits for the other gateways once one has answered, and a query that starts again for the first,
-#: in seconds.
+#: Longest wait of a new query for further gateways after the first result, and of a restarted query for the first
+#: result, in seconds.
 FIRST_POLL_S: Final = 5.0
 
-#: Keeps a wait for no poll at all from ending at once.
+#: A future for `futures.wait`, which returns at once without any.
 _PENDING_FOREVER: Final[futures.Future[Any]] = futures.Future()
 
 _LOG = logging.getLogger("towline.spark")
@@ -135,7 +135,7 @@ class SourceGateway:
         self._pending_request: PollRequest | None = None
         self._plan = plan
         self._lease = lease
-        #: None before the first connection, and after one was given up; one thread at a time makes one.
+        #: None before the first connection, and after a failed one was closed; one thread at a time connects.
         self._client: GatewayClient | None = None
         self._connect_lock = threading.Lock()
         self._release_event = threading.Event()
@@ -178,7 +178,11 @@ class SourceGateway:
             return None
         if self.outage is not None:
             outage_start = datetime.fromtimestamp(self.outage.started_at).astimezone()
-            _LOG.warning("gateway %s is back; it was away since %s", self.display_name, f"{outage_start:%H:%M:%S}")
+            _LOG.warning(
+                "gateway %s is available again; it was unavailable since %s",
+                self.display_name,
+                f"{outage_start:%H:%M:%S}",
+            )
             self.outage = None
         self.journal_end = result.journal_end if result else self.journal_end
         return result
@@ -194,10 +198,12 @@ class SourceGateway:
         ):
             logged_at = now
             state, code, remedy = (
-                ("held back", error.code, f". {error.remedy}") if is_refused else ("away", "TL-G54", "")
+                ("refuses this query", error.code, f". {error.remedy}")
+                if is_refused
+                else ("is unavailable", "TL-G54", "")
             )
-            other_gateways = ", the others' go on" if len(self._plan.gateways) > 1 else ""
-            message = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
+            other_gateways = ", other gateways go on" if len(self._plan.gateways) > 1 else ""
+            message = "gateway %s %s: %s; its messages wait there%s%s   [%s]"
             _LOG.warning(message, self.display_name, state, error.problem, other_gateways, remedy, code)
         self.outage = GatewayOutage(error, started_at, now + (_REFUSED_RETRY_S if is_refused else _RETRY_S), logged_at)
 
@@ -205,7 +211,7 @@ class SourceGateway:
         """Connect, start the gateway if it belongs to this query, take the lease, commit, and wait for rows.
 
         Raises:
-            Fenced: TL-G03, another living reader has the lease; as `GatewayClient.wait`.
+            ReaderFenced: TL-G03, another living reader has the lease; as `GatewayClient.wait`.
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
         start, durable_offset, max_rows, max_bytes = request
@@ -219,7 +225,7 @@ class SourceGateway:
         def poll(client: GatewayClient) -> PollResult:
             window = client.wait(self._lease, **journal_range, **limits, timeout_s=timeout_s)
             if self.address.remote and timeout_s and window.end > start.offset:
-                # The token that let the poll in may be refused since.
+                # The token of the poll may have been revoked while it waited.
                 window = client.wait(self._lease, **journal_range, **limits, timeout_s=0.0)
             end = start.with_offset(window.end, window.incarnation)
             return PollResult(window.end - start.offset, window.size, end, window.tip)
@@ -244,7 +250,7 @@ class SourceGateway:
         """Return the gateway's status, polled within a second, its waiting rows and its outage, as plain values."""
         status: Mapping[str, Any] = {}
         if self.outage is None and (client := self._client):
-            with contextlib.suppress(GatewayError):  # the next poll tells it better
+            with contextlib.suppress(GatewayError):  # the next poll reports the error
                 status = client.status(timeout_s=1.0)
         report = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
         if error_text := (status.get("last_error") or {}).get("text"):
@@ -273,7 +279,7 @@ class SourceGateway:
             try:
                 return call(client)
             except TowlineError as error:
-                if is_outage(error):  # the next connection is made with the files as they are then
+                if is_outage(error):  # the next connection reads the files of the credentials again
                     self._close_client(client)
                 raise
 
@@ -294,7 +300,7 @@ class SourceGateway:
             max(self.journal_end, status["end"]),
             start_position,
         )
-        if self._release_event.is_set():  # meanwhile: what comes now would be a reader that nobody stops
+        if self._release_event.is_set():  # meanwhile: nobody would stop this reader
             self.release()
             raise GatewayUnreachable(
                 "TL-G01", self.address.location, "its reader was stopped", "Start the query again."
@@ -307,7 +313,7 @@ class SourceGateway:
         while not self._release_event.wait(backoff.next_pause()):
             endpoint = GatewayEndpoint.read(Path(self.address.location))
             if endpoint is None or endpoint.process.has_ended():
-                with contextlib.suppress(TowlineError):  # the next poll tells it
+                with contextlib.suppress(TowlineError):  # the next poll reports it
                     self.address.connect().close()
             else:
                 backoff.reset()
@@ -333,14 +339,14 @@ class BatchPlanner:
         self._plan = plan
         lease = Lease(plan.consumer)
         self.gateways = tuple(SourceGateway(address, plan, lease) for address in plan.addresses)
-        #: Gateways that were taken out of the list, and are asked whether they may go; by place.
+        #: Gateways that were removed from the list, and are still in the checkpoint; by location.
         self._removed_gateways: dict[str, SourceGateway] = {}
         self.end_offsets: dict[str, int] | None = None
         self.planned_range: tuple[SourceOffset, SourceOffset] | None = None
-        #: In how many batches one after the other a gateway had no part, for want of room.
+        #: Number of consecutive batches whose limits left no room for a gateway.
         self._skipped_batches = Counter[SourceGateway]()
         self._order_warning_logged = False
-        #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
+        #: Limit by the sink's write throughput, from the checkpoint; None if its location is unknown.
         self._byte_limit = (
             BatchByteLimit(partial(read_throughput, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
         )
@@ -413,7 +419,7 @@ class BatchPlanner:
             for position in self._removed_positions(start, positions.values())
             if self._may_remove(position, durable)
         ]
-        # Where gateways begin that have no place yet; their rows come with the next batch, and none behind the end.
+        # First positions of gateways that join; their rows come with the next batch, none beyond the end of the query.
         new_positions = [
             gateway.start_position for gateway, position in positions.items() if gateway.start_position and not position
         ]
@@ -454,7 +460,7 @@ class BatchPlanner:
 
         The gateway refuses a position in another journal.
         """
-        # The option ``gateway`` names no list that another one could have joined.
+        # With the option ``gateway`` the only position must be its.
         only_position = offset.positions[0] if not self._plan.gateways and len(offset.positions) == 1 else None
         same_journal = (position for position in offset.positions if position.journal == start_position.journal)
         return next(same_journal, None) or offset.position_of(start_position.gateway) or only_position
@@ -484,7 +490,7 @@ class BatchPlanner:
             except TowlineError as error:
                 if not is_outage(error):
                     raise
-                return None  # the next poll tells it
+                return None  # the next poll reports it
 
         poll_results = {
             gateway: result for gateway, result in poll_results.items() if _has_usable_rows(requests[gateway], result)
@@ -557,7 +563,7 @@ class BatchPlanner:
             is_over = all(map(grace_is_over, pending_gateways)) if has_rows else not timeout_s and not pending_gateways
             if is_over or now >= deadline:
                 return poll_results
-            # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
+            # A wait also ends when the grace time of a poll is over, or a retry is due.
             retry_waits = [
                 gateway.outage.retry_at - now
                 for gateway in polled_requests
@@ -583,10 +589,10 @@ class BatchPlanner:
                 errors.append(error)
         outages = [(gateway.display_name, gateway.outage.error) for gateway in self.gateways if gateway.outage]
         refusals = [(name, error) for name, error in outages if is_refusal(error)]
-        if len(refusals) == len(self.gateways):  # only a person can help then
+        if len(refusals) == len(self.gateways):  # only a person can change that
             (_, first_error), *other_refusals = refusals
             reasons = "; ".join(f"{name}: {error.problem}" for name, error in refusals)
-            problem = f"no gateway of the list lets this query in ({reasons})"
+            problem = f"all gateways of the list refuse this query ({reasons})"
             raise (
                 GatewayError(first_error.code, GATEWAYS_OPTION, problem, first_error.remedy)
                 if other_refusals
@@ -613,7 +619,7 @@ class BatchPlanner:
             return report if report.keys() - {"tip", "queued"} else None
         unavailable_names = [
             name for name, report in reports.items() if "away_since" in report
-        ]  # warned of when it went
+        ]  # logged when the outage began
         errors = [
             report["last_error"]
             for name, report in reports.items()
@@ -643,7 +649,7 @@ class BatchPlanner:
     def _may_remove(self, position: JournalPosition, durable: SourceOffset) -> bool:
         """Return whether a gateway may leave the checkpoint: all its rows are in the commit log, durably."""
         if position.gateway in self._plan.removed_gateways:
-            _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", position.gateway)
+            _LOG.warning("gateway %s is removed from the checkpoint unchecked, as in removedGateways", position.gateway)
             return True
         gateway, durable_offset = self._gateway_at(position.location), durable.offset_in(position.journal)
         try:
@@ -651,27 +657,27 @@ class BatchPlanner:
         except TowlineError as error:
             if not is_outage(error):
                 raise
-            reason = "does not let this query in" if is_refusal(error) else "does not answer"
-            problem = f"whether messages wait there is not known: {position.location} {reason} ({error.problem})"
+            reason = "refuses this query" if is_refusal(error) else "does not answer"
+            problem = f"it is unknown whether messages wait there: {position.location} {reason} ({error.problem})"
             remedy = (
-                f"Put it back until none wait; or give up what it may hold: removedGateways={position.gateway} "
+                f"Put it back until none wait; or drop its messages: removedGateways={position.gateway} "
                 f'(in a bridge file, removed_gateways = ["{position.gateway}"]).'
             )
             raise _removal_error("TL-G51", position.gateway, problem, remedy) from error
         if waiting_rows := max(0, result.journal_end - position.offset):
-            remedy = "Put it back, let it take in nothing more and carry what it has; with none waiting it can go."
+            remedy = "Put it back and stop its input; remove it from the list when no message waits."
             raise _removal_error(
                 "TL-G52", position.gateway, f"{waiting_rows:,} messages wait at {position.location}", remedy
             )
         if durable_offset < position.offset:
-            return False  # in the commit log, and not yet surely so: the next call
+            return False  # in the commit log, but not yet durable: at the next call
         self._removed_gateways.pop(position.location).release()
         return True
 
     def _gateway_at(self, location: str) -> SourceGateway:
         """Return the gateway at a location, from the list or else of the removed ones."""
         listed_gateway = next((gateway for gateway in self.gateways if gateway.address.location == location), None)
-        lease = Lease(self._plan.consumer)  # ends when that gateway leaves, and it may be asked again
+        lease = Lease(self._plan.consumer)  # released when that gateway leaves, and taken again if it is needed
         return listed_gateway or self._removed_gateways.setdefault(
             location, SourceGateway(self._plan.address_of(location), self._plan, lease)
         )
@@ -680,7 +686,7 @@ class BatchPlanner:
         """Return the partitions of the batch between two offsets: the same ones, with the same rows, at each call.
 
         Raises:
-            Fenced: TL-G04, a gateway serves another journal.
+            ReaderFenced: TL-G04, a gateway serves another journal.
             GatewayUnreachable: TL-G53, a gateway with rows of the batch is unavailable.
         """
         ranges, plan = ranges_between(start, end), self._plan
@@ -693,7 +699,7 @@ class BatchPlanner:
             self._order_warning_logged = True
             _LOG.warning(
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
-                "device's messages holds only where one task reads them all, as after coalesce(1)"
+                "device's messages is kept only if one task reads them all, as after coalesce(1)"
             )
         slices = [
             journal_slice
@@ -728,9 +734,9 @@ class BatchPlanner:
             if not is_outage(error):
                 raise
             rows_text = f"its messages {start:,} to {end.offset - 1:,}"
-            problem = f"it is away ({error.problem}), and a batch that was begun needs {rows_text}"
+            problem = f"it is unavailable ({error.problem}), and an interrupted batch needs {rows_text}"
             restart_hint = error.remedy if is_refusal(error) else f"Start it at {gateway.address.location}."
-            remedy = f"Nothing is lost, and the batch is then served as it was planned. {restart_hint}"
+            remedy = f"Nothing is lost; the batch is then replayed as planned. {restart_hint}"
             raise GatewayUnreachable("TL-G53", f'gateway "{end.gateway}"', problem, remedy) from error
 
 

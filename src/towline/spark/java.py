@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 OLDEST_JAVA = 17
-"""Kafka 4 brokers and Spark 4 both ask for Java 17."""
+"""Kafka 4 brokers and Spark 4 both require Java 17."""
 
 MAVEN_TIMEOUT_S = 600
 
@@ -41,7 +41,7 @@ POM_TEMPLATE = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersi
 {dependencies}
 </dependencies></project>
 """
-#: Colours and their resets, which Debian's Maven writes into a pipe too.
+#: Colour escapes, which Debian's Maven writes to a pipe, too.
 _COLOUR_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 DEPENDENCY_TEMPLATE = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>"
 EXCLUDE_TRANSITIVE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
@@ -65,8 +65,8 @@ def cache_directory() -> Path | None:
         return None
     for directory in (cache, *cache.parents):
         if reason := _exposure(directory, sticky=directory != cache):
-            problem = f"{reason}, and Java runs the jars that are kept there"
-            remedy = "Name a directory of your own in TOWLINE_CACHE; use nothing that lies in this one."
+            problem = f"{reason}, and Java runs the jars in it"
+            remedy = "Set TOWLINE_CACHE to a directory of your own; use no file of this one."
             raise ConfigError("TL-C193", f"cache {cache}", problem, remedy)
     return cache
 
@@ -76,8 +76,8 @@ def _exposure(directory: Path, *, sticky: bool) -> str:
     try:
         status = directory.stat()
     except OSError:
-        return ""  # made with mode 0700, if it can be
-    if status.st_uid not in {0, os.geteuid(), Path("/").stat().st_uid}:  # root may have no number in a container
+        return ""  # will be created with mode 0700
+    if status.st_uid not in {0, os.geteuid(), Path("/").stat().st_uid}:  # root may have another uid in a container
         return f"{directory} belongs to another user"
     others_may_write = status.st_mode & stat.S_IWOTH and not (sticky and status.st_mode & stat.S_ISVTX)
     return f"any user may write in {directory}" if others_may_write else ""
@@ -160,7 +160,7 @@ def create_once(target: Path, create: Callable[[Path], object]) -> None:
         if target.exists():
             return
         prefix = f".{target.name}."
-        for stale_directory in target.parent.glob(f"{prefix}*"):  # of one that was killed
+        for stale_directory in target.parent.glob(f"{prefix}*"):  # of a killed process
             shutil.rmtree(stale_directory, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as temporary_directory:
             draft = Path(temporary_directory) / target.name
@@ -172,10 +172,10 @@ def create_once(target: Path, create: Callable[[Path], object]) -> None:
 def _download(dependencies: str, jars: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
-        raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches jars", "Debian: apt install maven.")
+        raise SetupError("TL-S15", "mvn", "Maven is missing, which downloads jars", "Debian: apt install maven.")
     pom = jars.with_name("pom.xml")
     pom.write_text(POM_TEMPLATE.format(dependencies=dependencies), encoding="utf-8")
-    # The plugin in full: of a repository that it can't reach Maven else says that it knows no "dependency".
+    # The full name: with the prefix "dependency" Maven reports an unreachable repository as an unknown plugin.
     goal = ["org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies"]
     settings = [f"-DoutputDirectory={jars}", "-DincludeScope=runtime", "-Dstyle.color=never"]
     command = [maven, "-B", "-q", "-f", str(pom), *goal, *settings]
@@ -183,10 +183,10 @@ def _download(dependencies: str, jars: Path) -> None:
         maven_run = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         problem = f"gave no answer within {MAVEN_TIMEOUT_S} s"
-        raise SetupError("TL-S15", "mvn", problem, "Look at the way to your repository.") from error
+        raise SetupError("TL-S15", "mvn", problem, "Check the connection to your Maven repository.") from error
     if maven_run.returncode or not any(jars.glob("*.jar")):
         problem = _maven_error(maven_run.stdout + maven_run.stderr) or f"ended with exit code {maven_run.returncode}"
-        advice = "Look at Maven's settings and the way to its repository, then try again."
+        advice = "Check Maven's settings and the connection to its repository, then try again."
         raise SetupError("TL-S15", "mvn", problem, advice)
 
 
@@ -199,13 +199,13 @@ def _maven_error(output: str) -> str:
 
 _CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _PROVIDER: Final = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
-#: What the connector needs beside itself, as its own releases name it.
+#: Dependencies of the connector, as its releases declare them.
 _CONNECTOR_DEPENDENCIES: Final = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.12.1")
 #: Works with PySpark 4.3 where the matching version was never published (batch and stream, read and write).
 _TESTED_VERSIONS: Final = ("4.2.0", "4.0.0")
 #: The tested package of ``format("kafka")``, for ``spark.jars.packages``.
 SPARK_KAFKA_PACKAGE: Final = f"{_CONNECTOR}:{_TESTED_VERSIONS[0]}"
-#: What the package would bring and Spark has.
+#: Dependencies of the package that Spark already has.
 _EXCLUDED_ARTIFACTS: Final = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime"
 
 
@@ -264,26 +264,26 @@ class Tier(StrEnum):
 
     #: `QUICK` on a machine of up to two cores, else `PEAK`.
     AUTO = "auto"
-    #: A quick start and few compilers: they and the collector leave the cores to brokers and workers.
+    #: Quick start, one compiler: compiler and garbage collector leave the cores to brokers and workers.
     QUICK = "quick"
-    #: Java's own choice: slow code until it has been compiled twice, and the fastest after that.
+    #: Java's default: slow code until it has been compiled twice, the fastest after that.
     PEAK = "peak"
 
 
 QUIET_JVM: Final = [
     "-Xshare:auto",
-    *("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"),  # another Java's archive is no news
+    *("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"),  # no log line about another Java's archive
     "-XX:-UsePerfData",
     "-Djava.awt.headless=true",
     "-Dlog4j2.disable.jmx=true",
 ]
-#: Arrow checks the bounds of every value that Spark reads and writes, which Spark has done already.
+#: No bounds checks in Arrow: Spark has checked each value already.
 _ARROW_UNCHECKED: Final = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
-#: Of a process that Java starts: Hadoop starts a ``chmod`` for each file of a checkpoint. Java 24 has it no more.
+#: Cheaper start of child processes: Hadoop starts a ``chmod`` for each file of a checkpoint. Java 24 has removed it.
 _VFORK: Final = "-Djdk.lang.Process.launchMechanism=VFORK"
 _NEWEST_VFORK_JAVA: Final = 23
 QUICK_JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-#: On more cores than these the second compiler has one to itself.
+#: Most cores without a free one for the second compiler.
 _FEW_CORES: Final = 2
 
 
@@ -295,13 +295,13 @@ def jvm_options(tier: Tier) -> list[str]:
         *_ARROW_UNCHECKED,
         *(QUICK_JVM if tier is Tier.QUICK or (tier is Tier.AUTO and has_few_cores) else ()),
     ]
-    with contextlib.suppress(SetupError):  # Spark may know a Java that we do not
+    with contextlib.suppress(SetupError):  # Spark may find another Java
         if (java_version(str(find_java())) or math.inf) <= _NEWEST_VFORK_JAVA:
             options.append(_VFORK)
     return options
 
 
-#: What a local master needs of its home; not ``python/lib``, where the zip is, which only YARN sends to its workers.
+#: Directories that a local master needs; not ``python/lib`` with the zip, which only YARN sends to its workers.
 _HOME_DIRECTORIES: Final = ("bin", "sbin", "jars", "data", "conf")
 
 
@@ -320,7 +320,7 @@ def light_spark_home() -> Path | None:
     if "SPARK_HOME" in os.environ or spec is None or spec.origin is None or cache is None:
         return None
     package = Path(spec.origin).parent
-    # One for each installation: two environments of a user have PySpark in two places.
+    # One for each installation: a user may have PySpark in several environments.
     home = cache / f"spark-{pyspark_version()}-{_digest(str(package.resolve()))}"
 
     def link_directories(draft: Path) -> None:
@@ -329,7 +329,7 @@ def light_spark_home() -> Path | None:
             (draft / directory).symlink_to(package / directory)
 
     if not home.is_dir():
-        with contextlib.suppress(OSError):  # nobody may write here
+        with contextlib.suppress(OSError):  # the cache is read-only
             create_once(home, link_directories)
     return home if (home / "jars").is_dir() else None
 
@@ -375,7 +375,7 @@ def create_archive_once(archive: Path, run: Callable[[Path, str], None]) -> None
     def create(draft: Path) -> None:
         run(draft.parent, f"-XX:ArchiveClassesAtExit={draft}")
         if draft.exists():
-            for old_archive in archive.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.jsa"):  # jars that are gone
+            for old_archive in archive.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.jsa"):  # of former jars
                 old_archive.unlink(missing_ok=True)
 
     create_once(archive, create)
@@ -397,7 +397,7 @@ def create_spark_archive() -> Path | None:
 
 
 _TRIAL_TIMEOUT_S: Final = 300
-#: What is loaded here is in the archive: a session, a streaming query from a Python data source, SQL, state, shuffle.
+#: Loads the classes of the archive: a session, a streaming query with a Python data source, SQL, state, shuffle.
 _TRIAL_SCRIPT: Final = """
 import tempfile, time
 from pyspark.sql import SparkSession
@@ -441,9 +441,9 @@ def _run_trial(home: Path, _: Path, archive_option: str) -> None:
         check=False,
     )
     if trial_run.returncode:
-        error_lines = trial_run.stderr.strip().splitlines() or ["it said nothing"]
-        problem = f"a first trial failed: {error_lines[-1]}"
-        raise SetupError("TL-S19", "spark", problem, "Has this machine 1 GB of memory free?")
+        error_lines = trial_run.stderr.strip().splitlines() or ["no output"]
+        problem = f"the trial run failed: {error_lines[-1]}"
+        raise SetupError("TL-S19", "spark", problem, "Check that this machine has 1 GB of free memory.")
 
 
 if __name__ == "__main__":

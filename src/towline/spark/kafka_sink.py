@@ -119,8 +119,8 @@ class KafkaTaskRows(TaskResult):
             yield from pa.ipc.open_stream(mapped_file)
 
     def _read_error(self, reason: str) -> KafkaError:
-        problem = f"the rows that a task left for the driver in {self.file} can not be read: {reason}"
-        remedy = "Does something clear that directory, or a second query use this checkpoint? The batch runs again."
+        problem = f"the rows of a task for the driver can't be read from {self.file}: {reason}"
+        remedy = "Check what clears that directory, or which second query uses this checkpoint. The batch runs again."
         return KafkaError("TL-K65", FORMAT, problem, remedy)
 
 
@@ -165,10 +165,10 @@ class KafkaTransactional(DataSource):
         if not policy(self._settings.guarantee).replays_batches:
             Checkpoint(checkpoint_location).sync()
         if self._settings.batch is not None:
-            checkpoint_location = ""  # what is noted there is of a query's one sink; a foreachBatch may have several
+            checkpoint_location = ""  # its note is for the one sink of a query; a foreachBatch may have several
         reads_markers = self._settings.guarantee == "exactly_once" and checkpoint_location
         if self._settings.source_topics and (not checkpoint_location or Checkpoint(checkpoint_location).location_id):
-            problem = "the ids of the topics are kept in the query's checkpoint, which is on no disk of this machine"
+            problem = "topic ids are stored in the query's checkpoint, which is on no disk of this machine"
             remedy = (
                 "Give the option checkpointLocation a path of the driver's machine, or leave verifySourceTopics out."
             )
@@ -219,7 +219,7 @@ class KafkaTransactional(DataSource):
 
 
 _RECREATED_TOPIC_ADVICE: Final = (
-    "To read the new one, start the query with a new checkpoint and a new sinkId; startingOffsets says from where."
+    "To read the new one, start the query with a new checkpoint and sinkId, from the offset in startingOffsets."
 )
 
 
@@ -266,7 +266,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
 
     def _deliver_task(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaTaskResult:
         if isinstance(self._delivery, ExactlyOnce) and task.batch is not None and task_property(SPECULATION) == "true":
-            problem = "spark.speculation is on: two attempts of one task would write beside each other"
+            problem = "spark.speculation is on: two attempts of a task would write concurrently"
             raise KafkaError("TL-K25", FORMAT, problem, "Set spark.speculation=false for this application.")
         input_rows = 0
 
@@ -304,7 +304,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         self._row_directory.remove_files(answers)
         return KafkaTaskResult(0, batch, first_answer.query, result, sum(answer.rows for answer in answers))
 
-    def _batch_result(self, answers: Sequence[KafkaTaskResult], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - a line's own asks
+    def _batch_result(self, answers: Sequence[KafkaTaskResult], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - LineWriter needs it
         """Return the counts of a batch; `note` holds the totals of the batches before."""
         empty_partitions = self._write_missing_markers(answers, batch)
         counted_results = [answer.delivery_result for answer in answers if not answer.delivery_result.has_manual_marker]
@@ -354,7 +354,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         """Abort open transactions of the tasks, so that readers need not wait; committed ones stay."""
         budget_s = self._delivery.settings.budget_s
         checkpoint = Checkpoint(self._checkpoint_location)
-        with suppress(JournalError):  # then the next one is tried as this one was
+        with suppress(JournalError):  # then the next batch has the same limit
             throughput = WriteThroughput(self._batch_id(batchId) or 0, 0, budget_s, budget_s)
             replace(SinkNote.read_for_update(checkpoint), throughput=throughput).write(checkpoint)
         if isinstance(self._delivery, ExactlyOnce):
@@ -394,7 +394,7 @@ class BatchWriter(StreamWriter):
     def _task(self) -> Task:
         if isinstance(self._delivery, ExactlyOnce) and (batch := task_property(BATCH_ID)):
             problem = (
-                f"batch {batch} of a stream is written in foreachBatch without its id: its repeat would be doubled"
+                f"batch {batch} of a stream is written in foreachBatch without its id: a repeat would be duplicated"
             )
             remedy = 'Add option("batchId", batch_id) and option("sinkId", NAME), or choose guarantee at_least_once.'
             raise KafkaError("TL-K80", FORMAT, problem, remedy)
@@ -424,7 +424,7 @@ def log_outcome(answers: Sequence[KafkaTaskResult], batch: int | None) -> None:
         )
 
 
-#: Most bytes of rows in one answer: Java's arrays end at 2 GiB, and Spark copies an answer several times.
+#: Most bytes of rows in a commit message: Java's arrays end at 2 GiB, and Spark copies a message several times.
 MAX_ANSWER_BYTES: Final = 512 << 20
 _PRIVATE_MODE: Final = 0o700
 _SMALLER_BATCH_ADVICE: Final = (
@@ -462,7 +462,7 @@ class TaskRowDirectory:
                 if not file.name.startswith(f"{batch}-"):
                     file.unlink()
         except OSError:
-            return cls(disk_limit=disk_limit)  # rows come with the answers
+            return cls(disk_limit=disk_limit)  # rows are sent in the commit messages
         return cls(str(directory), disk_limit)
 
     def store_rows(self, task: Task, batches: Iterable[Any]) -> KafkaTaskRows:
@@ -473,8 +473,8 @@ class TaskRowDirectory:
         """
         task_rows = KafkaTaskRows(task.partition, task.batch, task.query, task.run)
         if self.directory and Path(self.directory).is_dir():
-            file = Path(self.directory) / f"{task.batch}-{uuid.uuid4().hex}"  # a second attempt may be at work
-            # Nothing stays in memory, not even a batch without a byte.
+            file = Path(self.directory) / f"{task.batch}-{uuid.uuid4().hex}"  # two attempts may run
+            # No batch stays in memory, not even an empty one.
             with Spool(-1, self.disk_limit, partial(pa.OSFile, str(file), "wb")) as spool:
                 spool.fill(batches)
             task_rows.rows = spool.rows

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
+#: Longest wait of a reader for an unreachable gateway, in seconds: a supervisor restarts it, and it recovers.
 GATEWAY_TIMEOUT_S = 60.0
 
 _RETRY_PAUSE_S = 0.1
@@ -226,7 +226,7 @@ class ReadPlan:
     replays_batches: bool = True
     #: About 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
     max_rows: Annotated[int, Ge(1), OptionSpelling("maxMessagesPerTrigger")] = 200_000
-    #: What a crash repeats, and what the sink keeps until it is written.
+    #: Repeated after a crash, and buffered by the sink until it is written.
     max_bytes: Annotated[int, Ge(1), OptionSpelling("maxBytesPerTrigger", parse_size)] = 256 << 20
     start_offset: (
         Annotated[StartOffset | Mapping[str, StartOffset], OptionSpelling("startingOffset", _read_start_offset)] | None

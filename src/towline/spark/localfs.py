@@ -20,8 +20,8 @@ from towline.spark.java import cache_directory, resolve_jars
 _ARTIFACT: Final = "hadoop-bare-naked-local-fs"
 _VERSION: Final = "0.1.0"
 _JAR_STEM: Final = f"{_ARTIFACT}-{_VERSION}"
-#: Spark puts it behind its own jars (`AbstractCommandBuilder.buildClassPath`): an archive of their classes stays good,
-#: which holds only for the beginning of a class path.
+#: Spark appends it to its own jars (`AbstractCommandBuilder.buildClassPath`): an archive of their classes stays valid,
+#: since it depends only on the beginning of the class path.
 _EXTRA_CLASS_PATH: Final = "SPARK_DIST_CLASSPATH"
 
 

@@ -131,7 +131,7 @@ def check_distinct(positions: Iterable[JournalPosition]) -> None:
             if first_position.gateway != second_position.gateway:
                 conflict = f"serve one journal, {first_position.journal}"
             problem = f"{first_position.location} and {second_position.location} {conflict}"
-            remedy = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
+            remedy = "List each gateway once, with a unique name: the checkpoint uses it."
             raise ConfigError("TL-G50", GATEWAYS_OPTION, problem, remedy)
 
 
@@ -144,6 +144,6 @@ def positions_at(checkpoint: Checkpoint, batch: int | None) -> tuple[JournalPosi
 
 
 def _foreign_offset_error(offset: object) -> GatewayError:
-    problem = f"the checkpoint holds an offset of another kind ({str(offset)[:80]})"
-    remedy = "It belongs to another source: give this query a checkpoint directory of its own."
+    problem = f"the checkpoint has an offset of another source ({str(offset)[:80]})"
+    remedy = "Give this query a checkpoint directory of its own."
     return GatewayError("TL-G12", 'format("mqtt")', problem, remedy)

@@ -55,39 +55,39 @@ _PASSWORD_REFUSAL: Final = _refused_option(
     "a password in an option would stand in Spark's plans, web UI and logs",
     "Write it to a file of mode 0600 and give its path as passwordFile.",
 )
-#: Settings of a gateway that are no options of a query that starts it.
+#: Gateway settings without an option: a query that starts a gateway sets them itself.
 _SETTINGS_WITHOUT_OPTION: Final = frozenset(
     {
         "state_dir", "guarantee", "receipts", "linger_after_silence_ms", "owner_pid", "drain_s", "checkpoint", "listen",
         "share", "repeatable", "journal.segment_bytes", "outbox.segment_bytes", "outbox.checkpoint", "outbox.number",
     }
 )  # fmt: skip
-#: Of them, what only a gateway that receives needs.
+#: Settings that only a receiving gateway needs.
 _RECEIVER_SETTINGS: Final = frozenset(
     {"subscriptions", "ack_after", "receive_maximum", "topic_alias_maximum", "retain_handling", "linger_ms", "journal"}
 )
-#: Their values are judged together, by the model.
+#: Their values are validated together, by the model.
 _GATEWAY_OPTIONS: Final = tuple(
     replace(option, value_type=Any) for option in options_of(GatewaySettings, exclude=_SETTINGS_WITHOUT_OPTION)
 )
-#: What only a gateway that receives needs.
+#: Options that only a receiving gateway needs.
 RECEIVER_OPTIONS: Final = tuple(option for option in _GATEWAY_OPTIONS if option.path[0] in _RECEIVER_SETTINGS)
-#: What only a gateway that sends needs.
+#: Options that only a sending gateway needs.
 SENDER_OPTIONS: Final = tuple(option for option in _GATEWAY_OPTIONS if option.path[0] == "outbox")
-#: What both need: how the gateway reaches its brokers.
+#: Options of any gateway: its connection to the brokers.
 CONNECTION_OPTIONS: Final = tuple(
     option for option in _GATEWAY_OPTIONS if option.path[0] not in _RECEIVER_SETTINGS | {"outbox"}
 )
 
 
-#: The files that let Spark in to a gateway on a network, in fields of `GatewayPlace`.
+#: Credentials for a gateway on a network, as fields of `GatewayAddress`.
 _ACCESS_OPTIONS: Final = (
     Option("gatewayTokenFile", ("access", "token_file"), parse=parse_path),
     Option("gatewayCaFile", ("access", "ca_file"), parse=parse_path),
     Option("gatewayServerName", ("access", "server_name")),
     Option("gatewayTicketValidity", ("ticket_s",), Annotated[float, Ge(60), Le(MAX_TICKET_S)]),
 )
-#: Where the gateway is: the directory of one to start or to find, or one that runs already.
+#: Location of the gateway: the directory of one to start, or a running one.
 _LOCATION_OPTIONS: Final = (
     Option("stateDir", (), parse=parse_directory),
     Option("gateway", (), parse=parse_gateway, secret=True),
@@ -123,20 +123,22 @@ def _gateway_address(option_values: OptionValues, options: Iterable[Option]) -> 
     if not on_network and (
         access_option := next((option.name for option in _ACCESS_OPTIONS if option.name in option_values), "")
     ):
-        problem = "it belongs to a gateway on a network, and this one is on this machine"
+        problem = "it is for a gateway on a network, and this one is on this machine"
         raise _option_error("TL-C23", access_option, problem, f"Leave it out, or give gateway={REMOTE_SCHEME}.")
     if not has_several and "gateway" not in option_values:
         if not option_values.text("stateDir"):
-            raise _missing_option("stateDir", "the directory on a local disk where messages wait until they are safe")
+            raise _missing_option(
+                "stateDir", "the directory on a local disk where messages wait until they are written"
+            )
         return GatewayAddress(option_values.value("stateDir"), owner=ProcessIdentity.of(driver_pid()))
     single_gateway = ("gateway",) if has_several else ()
     if conflicting_option := next(
         (name for name in (*single_gateway, *(option.name for option in options), "stateDir") if name in option_values),
         "",
     ):
-        problem = "it belongs to the gateway, and the option gateway names one that runs already"
+        problem = "it is a setting of the gateway, and the option gateway names a running one"
         if has_several:
-            problem = "it is of one gateway, and the option gateways names those that run already"
+            problem = "it is a setting of one gateway, and the option gateways names running ones"
         raise _option_error("TL-C23", conflicting_option, problem, "Give one of the two.")
     values = option_values.values(_ACCESS_OPTIONS)
     return GatewayAddress(
@@ -144,7 +146,7 @@ def _gateway_address(option_values: OptionValues, options: Iterable[Option]) -> 
     )
 
 
-#: What a gateway that is started needs to be told, and what that is.
+#: Options that a started gateway requires, with their meaning.
 _REQUIRED_OPTIONS: Final = {"broker": "mqtt://HOST[:PORT]", "subscribe": "topic filters such as telemetry/#:1"}
 
 
@@ -175,7 +177,7 @@ def _gateway_settings(
                 option_values.error(option.name, message) if option else ConfigError("TL-C12", _FORMAT, message)
             )
     ConfigErrors.raise_any(errors)
-    # Brokers would break the promise as they take over from each other.
+    # A failover to a broker without the session would lose or duplicate messages.
     if settings.connection.several_sessions and (settings.guarantee is Guarantee.EXACTLY_ONCE or publish_qos == 2):
         problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
         raise _option_error("TL-C90", "broker", *map(with_option_names, problem))
@@ -187,11 +189,11 @@ def _setting_pattern(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf'(?<![\w/.-])(?:tls\.|journal\.)?({"|".join(names)})(?![\w/-]|\.\w)(?: = (?:"([^"]*)"|(\w+)))?')
 
 
-#: Settings of a gateway, and the options that hold them.
+#: Options by the name of their gateway setting.
 _OPTION_NAMES: Final = {
     option.path[-1]: option.name for option in (*CONNECTION_OPTIONS, *RECEIVER_OPTIONS) if option.path[0] != "will"
 }
-#: All of them, for a message that speaks of settings alone; and those that are no English word.
+#: All settings, for a message about settings only; and those with an underscore, which are no English words.
 _ANY_SETTING: Final = _setting_pattern(_OPTION_NAMES)
 _UNDERSCORE_SETTING: Final = _setting_pattern(setting for setting in _OPTION_NAMES if "_" in setting)
 
@@ -211,7 +213,7 @@ _GUARANTEE_OPTION: Final = Option("guarantee", (), Guarantee, str.lower)
 _SOURCE_FORMAT: Final = FormatOptions(
     _FORMAT,
     (*_SOURCE_GATEWAY_OPTIONS, *_LOCATION_OPTIONS, _GUARANTEE_OPTION, *_READ_OPTIONS),
-    # What people expect and that can't be: the reason and the way out.
+    # Options that users expect, with the reason why there is none, and an alternative.
     rejected={
         **_PASSWORD_REFUSAL,
         **_refused_option(
@@ -227,7 +229,7 @@ _SOURCE_FORMAT: Final = FormatOptions(
         ),
     },
 )
-#: Every option of a source, as users write it.
+#: Names of all options of a source.
 SOURCE_OPTIONS: Final = _SOURCE_FORMAT.names
 
 
@@ -242,7 +244,7 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
             TL-C21 an invalid value, TL-C22 a refused option, TL-C23 two contradicting options.
     """
     option_values = _SOURCE_FORMAT.parse(texts)
-    if not texts:  # of a table: Spark keeps its options, and gives a Python source those of the reader (4.3)
+    if not texts:  # of a table: Spark passes only the reader's options to a Python source (4.3)
         remedy = "Of a table too: spark.readStream.options(...).table(NAME)."
         raise ConfigError("TL-C20", _FORMAT, 'the option "stateDir" is missing', remedy)
     guarantee = option_values.value("guarantee", Guarantee.AT_LEAST_ONCE)
@@ -251,7 +253,7 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
         address = replace(address, settings=_source_settings(option_values, guarantee).model_dump_json())
     plan = ReadPlan(address, replays_batches=policy(guarantee).replays_batches, **option_values.values(_READ_OPTIONS))
     if plan.event_time and not plan.checkpoint:
-        problem = "it follows the query's watermark, and without checkpointLocation nobody knows it"
+        problem = "it follows the query's watermark, which is unknown without checkpointLocation"
         remedy = "Give checkpointLocation, the same as the writer's, on a file system of this machine."
         raise _option_error("TL-C23", "eventTime", problem, remedy)
     _check_offsets(option_values, plan)
@@ -263,12 +265,14 @@ def _check_offsets(option_values: OptionValues, plan: ReadPlan) -> None:
     for name, value in {"startingOffset": plan.start_offset, "endingOffset": plan.end_offset}.items():
         if plan.gateways and isinstance(value, int) and name in option_values:
             remedy = 'Give one for each gateway by its name: {"g1": 4711}.'
-            raise _option_error("TL-C23", name, "an offset is one of a single journal", remedy)
+            raise _option_error("TL-C23", name, "an offset belongs to a single journal", remedy)
         if not plan.gateways and isinstance(value, Mapping):
             remedy = "Give it without a name, or the option gateways."
             raise _option_error("TL-C23", name, "it names gateways, and the source has only one", remedy)
     if plan.removed_gateways and not plan.gateways:
-        raise _option_error("TL-C23", "removedGateways", "it belongs to the option gateways", "Leave it out.")
+        raise _option_error(
+            "TL-C23", "removedGateways", "it has no effect without the option gateways", "Leave it out."
+        )
 
 
 def _source_settings(option_values: OptionValues, guarantee: Guarantee) -> GatewaySettings:
@@ -278,13 +282,13 @@ def _source_settings(option_values: OptionValues, guarantee: Guarantee) -> Gatew
         {"qos": policy(guarantee).qos, **subscription} for subscription in values["subscriptions"]
     ]
     settings = _gateway_settings(option_values, values, _SOURCE_GATEWAY_OPTIONS)
-    for subscription in settings.subscriptions:  # without the key or promise that a route may have
+    for subscription in settings.subscriptions:  # a route's key or promise does not apply here
         if problem := qos_problem(guarantee, subscription.qos):
             qos_error = f'{problem[0]}, "{subscription.pattern}" is subscribed with QoS {subscription.qos}'
             weaker_guarantee = (
-                "at_least_once and drop repeats by a key of your own" if subscription.qos else "at_most_once"
+                "at_least_once and drop duplicates by a key of your own" if subscription.qos else "at_most_once"
             )
-            raise _option_error("TL-C12", "subscribe", qos_error, f"Raise it, or take {weaker_guarantee}.")
+            raise _option_error("TL-C12", "subscribe", qos_error, f"Raise it, or choose {weaker_guarantee}.")
     return settings
 
 
@@ -339,7 +343,7 @@ class SinkOptions:
 _SINK_GATEWAY_OPTIONS: Final = (*CONNECTION_OPTIONS, *SENDER_OPTIONS)
 _WRITE_OPTIONS: Final = tuple(options_of(SinkOptions, exclude={"address", "qos_levels"}))
 _ALL_SINK_OPTIONS: Final = (*_SINK_GATEWAY_OPTIONS, *_LOCATION_OPTIONS, *_WRITE_OPTIONS)
-#: Every option of a sink, as users write it; Spark adds two of its own.
+#: Names of all options of a sink; Spark adds two of its own.
 SINK_OPTIONS: Final = tuple(option.name for option in _ALL_SINK_OPTIONS)
 
 _SINK_FORMAT: Final = FormatOptions(
@@ -377,10 +381,10 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
         values["outbox"] = {"checkpoint": checkpoint, **values.get("outbox", {})}
         settings = _gateway_settings(option_values, values, _SINK_GATEWAY_OPTIONS, publish_qos=qos)
         address = replace(address, settings=settings.model_dump_json())
-        if settings.connection.several_sessions:  # no row may ask for QoS 2 then
+        if settings.connection.several_sessions:  # then no row may have QoS 2
             qos_levels = tuple(qos for qos in qos_levels if qos < 2)
     elif "clients" in option_values:
-        problem = "the option gateway names one client that runs already"
+        problem = "the option gateway names a running gateway with one client"
         raise _option_error("TL-C23", "clients", problem, "Give one of the two.")
     values = {**option_values.values(_WRITE_OPTIONS), "guarantee": guarantee, "qos": qos}
     return SinkOptions(address=address, qos_levels=qos_levels, **{**values, "retry": Retry(**values.get("retry", {}))})
@@ -416,10 +420,10 @@ def client_addresses(options: SinkOptions) -> tuple[GatewayAddress, ...]:
     client_counts = {int(match[1]) for match in matches if match}
     if other_counts := ({1} if (directory / "outbox").exists() else client_counts) - {clients}:
         problem = (
-            f"the state directory {directory} has {other_counts.pop()}, and a batch that is run again meets what each "
-            "has"
+            f"the state directory {directory} has {other_counts.pop()}, and a repeated batch must find the "
+            "same outboxes"
         )
-        remedy = "Set it back; for another number take a new stateDir and a new checkpoint, when all is delivered."
+        remedy = "Set it back; for another number use a new stateDir and checkpoint, after all is delivered."
         raise ConfigError("TL-C28", f'{_FORMAT} option "clients" = "{clients}"', problem, remedy)
     return (address,) if clients == 1 else tuple(_client_address(address, number, clients) for number in range(clients))
 

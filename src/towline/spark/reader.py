@@ -114,7 +114,7 @@ def partition_sizes(rows: Sequence[int], min_partitions: int | None, max_partiti
     def split(count: int) -> list[int]:
         requested_partitions = 1 + (2 * count * extra_partitions + total_rows) // (
             2 * total_rows
-        )  # a half is rounded up
+        )  # halves are rounded up
         partition_count = max(
             1, min(count, max(requested_partitions, -(-count // max_partition_rows) if max_partition_rows else 1))
         )
@@ -149,7 +149,7 @@ def exit_cleanly_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, exit_process)
 
 
-#: Shortest time between two syncs of the machine, in seconds, and their largest share of the time.
+#: Shortest time between the starts of two machine syncs, in seconds, and their largest share of the time.
 _MIN_SYNC_INTERVAL_S = 1.0
 _MAX_SYNC_SHARE = 0.1
 
@@ -166,7 +166,7 @@ class DurableOffsetTracker:
     def __init__(self, location: str) -> None:
         self._checkpoint = Checkpoint(location)
         self._durable_offset = SourceOffset(())
-        #: A sync of the machine that runs, and what is safe when it ends; the next one begins no sooner.
+        #: Running machine sync, with the offset that is durable after it; one runs at a time.
         self._running_sync: tuple[SourceOffset, Future[float]] | None = None
         self._next_sync_at = 0.0
 
@@ -222,7 +222,7 @@ def _sync_machine() -> float:
 
 
 _LOG = logging.getLogger("towline.spark")
-#: Messages that a Mosquitto keeps for a client that is away, unless its file says something else.
+#: Default of Mosquitto's queue for a disconnected client, in messages.
 _MOSQUITTO_QUEUE: Final = DEFAULTS["max_queued_messages"]
 
 
@@ -237,7 +237,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        #: Made in the runner, by the first call that only it gets: what it holds does not travel.
+        #: Created in the runner, by the first call that only the runner gets: it can't be pickled.
         self._planner: BatchPlanner | None = None
         self._durable_offsets = DurableOffsetTracker(plan.checkpoint)
         self._trigger_timing = TriggerTiming(plan.max_delay_s)
@@ -258,7 +258,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ConfigError: TL-C24, a schema or option that a stream can't have.
         """
-        _ = self._runner_planner  # which looks at the plan
+        _ = self._runner_planner  # checks the plan
         return ReadMaxRows(self._plan.max_rows)
 
     @without_traceback
@@ -267,7 +267,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             ConfigError: TL-G50, a gateway is listed twice.
-            Fenced: TL-G03, another living query reads as this consumer.
+            ReaderFenced: TL-G03, another living query reads as this consumer.
             GatewayUnreachable: No gateway answers.
         """
         return self._runner_planner.initial_offset().to_json()
@@ -282,7 +282,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             ConfigError: TL-G50 to TL-G52, the list of gateways is invalid.
-            Fenced: TL-G03, as `initialOffset`.
+            ReaderFenced: TL-G03, as `initialOffset`.
             JournalError: TL-J20, the checkpoint can't be synced.
         """
         start_offset, planner = SourceOffset.parse(start), self._runner_planner
@@ -321,7 +321,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from towline.spark.options import with_option_names  # noqa: PLC0415 - workers need no pydantic
 
             report["last_error"] = error_text = with_option_names(str(error_text))
-            if not self._error_logged and "away_since" not in report:  # that was told when it went
+            if not self._error_logged and "away_since" not in report:  # logged when the outage began
                 _LOG.warning(error_text)
         self._error_logged = bool(error_text)
         if self._plan.address.settings and not self._queue_warning_logged and (queue_warning := _queue_warning(report)):
@@ -357,7 +357,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner.release()
         self._planner = None
         if is_source_runner() and isinstance(sys.exception(), EOFError | SystemExit):
-            os._exit(0)  # the JVM has closed the socket: reporting there would only print a traceback
+            os._exit(0)  # the JVM has closed the socket: an error report would only print a traceback
 
     # -- in the workers ----------------------------------------------------------------------------------------
 
@@ -381,9 +381,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_gc()
         assert isinstance(partition, Slice)
         if not self._plan.replays_batches and partition.start < partition.end and (attempt := _task_attempt()):
-            problem = f"attempt {attempt + 1} of a task asks for rows that this guarantee hands out once"
+            problem = f"attempt {attempt + 1} of a task asks for rows that at_most_once reads only once"
             remedy = (
-                "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves attempts."
+                "Restart the query: the batch is then repeated without them. spark.task.maxFailures=1 saves attempts."
             )
             raise GatewayError("TL-G62", 'format("mqtt")', problem, remedy)
         return partition
@@ -399,7 +399,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._plan.options_error:
                 raise self._plan.options_error
             if self._plan.end_offset is not None:
-                remedy = "Use spark.read for a range, or trigger(availableNow=True) for all that is there."
+                remedy = "Use spark.read for a range, or trigger(availableNow=True) for all present rows."
                 raise ConfigError("TL-C24", 'format("mqtt") option "endingOffset"', "a stream has no end", remedy)
             exit_cleanly_on_sigterm()
             self._planner = BatchPlanner(self._plan)
@@ -480,7 +480,7 @@ def _queue_warning(report: Mapping[str, Any]) -> str:
     """Return warning TL-G64 if a broker with default limits had dropped messages while no gateway ran, else ""."""
     arrived, absent_s = report.get("arrived", 0), report.get("absent_s", 0.0)
     rate = arrived / max(1.0, report.get("up_s", 0.0))
-    if min(arrived, rate * absent_s) < _MOSQUITTO_QUEUE:  # had it dropped any, so many would have come at once
+    if min(arrived, rate * absent_s) < _MOSQUITTO_QUEUE:  # fewer than a full queue came: none was dropped
         return ""
     return (
         f"no gateway was there for {absent_s:,.0f} s, and {rate:,.0f} messages come each second: a Mosquitto as "

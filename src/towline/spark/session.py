@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: The first brought admission control for Python sources, the last is what `make test` runs on (docs/versions.md).
+#: The first version has admission control for Python sources; `make test` runs on the last (docs/versions.md).
 SUPPORTED_PYSPARK: Final = ((4, 2), (4, 3))
 
 
@@ -50,13 +50,13 @@ def check_pyspark(location: str = "pyspark") -> tuple[str, bool]:
     numbers = tuple(map(int, re.findall(r"\d+", version or "")[:2]))
     if numbers >= SUPPORTED_PYSPARK[0]:
         return str(version), numbers in SUPPORTED_PYSPARK
-    problem = "PySpark is not installed, which runs the lines of a bridge; a gateway, Publisher and pub do without"
+    problem = "PySpark is not installed, which runs the lines of a bridge; gateways, Publisher and pub don't need it"
     if version is not None:
         problem = (
             f"PySpark is {version}; Towline works with "
             f"{' and '.join('.'.join(map(str, tested_version)) for tested_version in SUPPORTED_PYSPARK)}"
         )
-    raise SetupError("TL-S20", location, problem, 'Type: pip install "towline[spark]"')
+    raise SetupError("TL-S20", location, problem, 'Run: pip install "towline[spark]"')
 
 
 def spark_conf(**more: str) -> dict[str, str]:
@@ -119,11 +119,11 @@ def _check_connect_server(spark: SparkSession) -> None:
     """Check that a Connect server's Python can import the source: registration sends only its name."""
     try:
         _ = spark.read.format("mqtt").load().schema
-    except Exception as error:  # noqa: BLE001 - Towline's own word for a source without options, or Spark's for the rest
+    except Exception as error:  # noqa: BLE001 - an error about missing options is expected
         if "ModuleNotFoundError" not in str(error):
             return
         problem = "the Python of the Spark Connect server has no Towline"
-        remedy = "Install towline[spark] there, or start the server with PYSPARK_PYTHON set to a Python that has it."
+        remedy = "Install towline[spark] there, or set the server's PYSPARK_PYTHON to a Python with it."
         raise SetupError("TL-S24", "towline.register", problem, remedy) from None
 
 
@@ -131,7 +131,7 @@ def _has_format(spark: SparkSession, name: str) -> bool:
     """Return whether the session has a format; a second registration logs a warning at every load."""
     try:
         return bool(spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(name))  # noqa: SLF001
-    except Exception:  # noqa: BLE001 - a Connect session has none, and discovery is no promise of Spark's
+    except Exception:  # noqa: BLE001 - a Connect session has none, and discovery is internal to Spark
         return False
 
 
@@ -153,7 +153,7 @@ def _use_this_interpreter(spark: SparkSession) -> None:
 
 #: ``local``, ``local[4]``, ``local[*,3]``: driver and executor are one process (`SparkMasterRegex`).
 _LOCAL_MASTER: Final = re.compile(r"local(\[[^\[\]]*\])?")
-#: Executors that are children of the driver, on its machine: Spark's own imitation of a cluster.
+#: Executors are child processes of the driver, on its machine: Spark's imitation of a cluster.
 _LOCAL_CLUSTER_MASTER: Final = re.compile(r"local-cluster\[.*\]")
 _STANDALONE_MASTER: Final = re.compile(r"spark://(.+)")
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from towline.sinks import Task
 
 _FORMAT: Final = 'format("mqtt")'
-#: Bytes brought to the gateway at a time, and kept for a repeat, about.
+#: Approximate bytes sent to the gateway at a time, and buffered for a retry.
 _CHUNK_BYTES: Final = 16 << 20
-#: Longest single wait for the broker, in seconds; repeated until the option's time is over.
+#: Longest wait for the broker in one call, in seconds; repeated until confirmTimeout.
 _BROKER_POLL_S: Final = 30.0
 
 _T = TypeVar("_T")
@@ -165,11 +165,9 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
             address, lambda client: client.stored_batch(writer, batch, offset_hash, attempt)
         )
         if stored_batch.newest > batch:
-            problem = (
-                f"this query has brought batch {stored_batch.newest} to the outbox, now it comes with batch {batch}"
-            )
+            problem = f"the outbox has batch {stored_batch.newest} of this query, which now writes batch {batch}"
             remedy = "bring back the newest one, or start the query with a new checkpoint directory."
-            raise GatewayError("TL-G22", _FORMAT, problem, f"Its checkpoint was restored from an older copy: {remedy}")
+            raise GatewayError("TL-G22", _FORMAT, problem, f"Its checkpoint is an older copy: {remedy}")
         if not stored_batch.whole:
             first_row, names = 0, {"origin": offset_hash, "attempt": attempt}
             for rows, is_last in _chunks(map(self.columns.rows, batches)):
@@ -189,8 +187,8 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
                     return call(client)
             except (JournalFull, GatewayUnreachable) as error:
                 if (pause := next(pauses, None)) is None:
-                    problem = f"the outbox took nothing for the whole retry strategy: {error.problem}"
-                    remedy = "deliver or make room, then start the query again; retryAttempts = -1 waits for ever."
+                    problem = f"the outbox accepted no rows during all retries: {error.problem}"
+                    remedy = "deliver messages or make room, then restart the query; retryAttempts = -1 never gives up."
                     raise GatewayError("TL-G23", _FORMAT, problem, f"Nothing is lost: {remedy}") from error
                 time.sleep(pause)
 
@@ -203,12 +201,12 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
             if remaining_s <= 0:
                 problem = f"the broker has not confirmed a batch within {timeout_s:g} s"
                 remedy = (
-                    "Its messages are in the outbox and go on; start the query again, the batch does not enter twice."
+                    "Its messages are in the outbox and are sent; restart the query, the batch is not stored twice."
                 )
                 raise GatewayError("TL-G24", _FORMAT, problem, remedy)
             remaining_s = deadline - time.monotonic()
 
-    def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:  # noqa: ARG002 - the outbox knows it
+    def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:  # noqa: ARG002 - the outbox has it
         clients = len(self.addresses)
         for client in range(clients):
             client_answers = [answer for answer in answers if answer.partition % clients == client]
@@ -355,7 +353,7 @@ def _writer_names(checkpoint: Checkpoint, checkpoint_location: str) -> tuple[str
     return "", query_id
 
 
-#: Column → its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
+#: Types of each column (``DataType.simpleString``); error messages suggest the first.
 ACCEPTED_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "payload": ("binary", "string"),
     "topic": ("string",),
@@ -368,7 +366,7 @@ ACCEPTED_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "user_properties": ("array<struct<key:string,value:string>>",),
     "message_expiry_seconds": ("bigint", "int", "smallint", "tinyint"),
 }
-#: Columns of the source that say nothing about a message to be sent; they may stay.
+#: Columns of the source that are not sent; they are accepted.
 _IGNORED_COLUMNS: Final = frozenset({"duplicate", "subscription_ids", "received_at", "gateway", "offset"})
 
 
@@ -428,9 +426,7 @@ class SinkColumns:
                 f"a row has QoS {invalid_levels[0]}, the guarantee publishes with "
                 f"{' or '.join(map(str, self.qos_levels))}"
             )
-            remedy = (
-                "Change the row, or the option guarantee. Nothing of this batch was sent beyond what is in the outbox."
-            )
+            remedy = "Change the row, or the option guarantee. Only rows in the outbox are sent."
             raise ConfigError("TL-C12", f'{_FORMAT} column "qos"', problem, remedy)
 
 

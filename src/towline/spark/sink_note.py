@@ -72,7 +72,7 @@ class BatchMessages(NamedTuple):
             row_count += position.offset - batch_start
             if (
                 position.offset != batch_start or batch_start > span.end
-            ):  # a line that begins again may end below what was counted
+            ):  # a reset line may end below the counted messages
                 spans[position.journal] = Span(span.start, position.offset, position.incarnation)
         return cls(spans, row_count if batch_starts and end else None, uncounted_rows)
 
@@ -164,7 +164,7 @@ class BatchTotals:
         )
 
 
-#: Batches of which the totals are kept: more than whoever asks for those of a batch is behind.
+#: Number of batches whose totals are kept: more than any reader is behind.
 _KEPT_BATCHES: Final = 10
 
 
@@ -238,7 +238,7 @@ class SinkNote:
         previous_totals, replaced_totals = (
             self.totals_before(batch),
             self.totals_of(batch),
-        )  # of the batches before; and by a run before this one
+        )  # of the batches before; of a former run of this batch
         marker_step, histogram = (
             result.marks,
             Histogram(BATCH_BUCKETS) if previous_totals is None else previous_totals.histogram,
@@ -253,7 +253,7 @@ class SinkNote:
         ):
             rewritten_rows = replaced_totals.counts_since(previous_totals)[
                 "acknowledged"
-            ]  # else the markers stand there: nothing was written again
+            ]  # with equal markers nothing was written again
             counts["again"] += min(rewritten_rows, result.counts.get("acknowledged", 0))
         adjacent_totals = (
             previous_totals

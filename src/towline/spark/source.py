@@ -34,12 +34,12 @@ class MqttDataSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         check_pyspark('format("mqtt")')
-        if "subscribe" in {name.lower() for name in options}:  # a sink has none, and is not asked for a schema
+        if "subscribe" in {name.lower() for name in options}:  # a sink has no such option, and no call of schema()
             _ = self._plan
 
     @functools.cached_property
     def _plan(self) -> ReadPlan:
-        from towline.spark.options import parse_options  # noqa: PLC0415 - discovery imports this module: keep it light
+        from towline.spark.options import parse_options  # noqa: PLC0415 - Spark imports this module at discovery
 
         return parse_options(self.options)
 
@@ -64,7 +64,7 @@ class MqttDataSource(DataSource):
         from towline.schema import DESCRIBED_SCHEMA, EVENT_TIME  # noqa: PLC0415 - see above
 
         plan = self._plan
-        if plan.address.settings:  # a gateway that runs has its directory
+        if plan.address.settings:  # a running gateway has created its directory
             prepare_state_dir(Path(plan.address.location))
         for repair in Checkpoint(plan.checkpoint).repair():
             logging.getLogger("towline.spark").warning(repair)
@@ -116,5 +116,5 @@ class MqttDataSource(DataSource):
             return ReadPlan(GatewayAddress(""), options_error=error)
         if to_arrow_schema(schema, timezone="UTC").equals(TIMED_SCHEMA if plan.event_time else ROW_SCHEMA):
             return plan
-        problem, remedy = "the schema of this source is fixed", "Leave out schema() and select columns."
+        problem, remedy = "the schema of this source is fixed", "Remove schema() and select columns."
         return replace(plan, options_error=ConfigError("TL-C24", 'format("mqtt")', problem, remedy))

@@ -19,11 +19,11 @@ from towline.sinks import Task
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
+#: Local properties of a micro-batch's tasks (MicroBatchExecution); the job group is the run id.
 BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
-#: Spark hands a session's settings to its tasks as local properties (SQLExecution.withSQLConfPropagated).
+#: Spark passes session settings to tasks as local properties (SQLExecution.withSQLConfPropagated).
 SPECULATION: Final = "spark.speculation"
 
 
@@ -56,7 +56,7 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_Re
     creates one writer for the tasks and another for the commit, so a writer has no state in between.
     """
 
-    #: Class, code and place of the error of a task, or an answer, that can't be.
+    #: Class, code and location of the error for an invalid task or result.
     _task_error: tuple[type[TowlineError], str, str]
 
     @without_traceback
@@ -109,7 +109,7 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_Re
                 raise self._create_error(f'option "batchId" is {batch_option}, and Spark runs batch {batch}', remedy)
             batch, query = str(batch_option), query or sink_id
         if context is None or not batch or not query:
-            problem = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
+            problem = "Spark does not report the batch of this task, so the guarantee can't be kept"
             raise self._create_error(problem, "Use it with writeStream in micro-batch mode, not inside other code.")
         return Task(context.partitionId(), context.attemptNumber(), int(batch), query, task_property(_RUN_ID))
 
@@ -117,7 +117,7 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_Re
         """Return the running task of a batch query."""
         context = TaskContext.get()
         if context is None:
-            raise self._create_error("there is no Spark task around this call", "Use it as a sink of a Spark query.")
+            raise self._create_error("this call is not in a Spark task", "Use it as a sink of a Spark query.")
         return Task(context.partitionId(), context.attemptNumber())
 
     def _create_error(self, problem: str, remedy: str) -> TowlineError:

@@ -12,22 +12,22 @@ from collections import deque
 from statistics import median_low
 from typing import Final
 
-#: Longest rest of a bridge's uplink unless told otherwise, in milliseconds.
+#: Default of a bridge's ``max_trigger_delay_ms``.
 DEFAULT_DELAY_MS: Final = 1000
-#: Longest rest that can be asked for, in milliseconds: Spark's Python workers end when they have idled for 60 s.
+#: Most that ``maxTriggerDelayMs`` may be: Spark's Python workers end after 60 s without work.
 LONGEST_DELAY_MS: Final = 30_000
-#: Rows of a batch with which a stream does not rest, for each second of its longest rest. With batches of 75 ms 100
-#: msg/s begin one each 0.4 s, of 39 rows; 5,000 msg/s bring twice as many as these while one runs.
+#: Rows of a batch above which the next one starts at once, for each second of the longest pause. With batches of 75 ms,
+#: 100 msg/s start one each 0.4 s, of 39 rows; 5,000 msg/s bring twice as many as these while one runs.
 BUSY_ROWS: Final = 200
-#: Between two looks at what waits, in seconds: a burst is seen after the longest.
+#: Shortest and longest time between two polls for waiting rows, in seconds: a burst is seen after the longest.
 MIN_POLL_S: Final = 0.01
 MAX_POLL_S: Final = 0.3
-#: An idle stream makes an empty batch this often, in seconds: Spark ends Python workers that idle for 60 s
+#: Time between the empty batches of an idle stream, in seconds: Spark ends Python workers that idle for 60 s
 #: (PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS), and the next batch would then take five seconds instead of 0.2.
 IDLE_BATCH_S = 45.0
-#: Longest wait for a message while rows are in the commit log and not yet safe to remove, in seconds.
+#: Longest poll while rows in the commit log are not yet durable, in seconds.
 UNSYNCED_POLL_S = 0.25
-#: Batches of which the middle one says what a batch takes: one that was held up says nothing.
+#: Number of durations whose median counts: one slow batch changes nothing.
 _DURATIONS: Final = 3
 
 
@@ -40,11 +40,11 @@ class TriggerTiming:
 
     def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
-        #: When the last batch that had rows began and ended; while one runs, `_ended` is of the batch before it.
+        #: Start and end of the last batch with rows; while one runs, the end is that of the batch before.
         self._batch_start = self._batch_end = -math.inf
         self._batch_durations: deque[float] = deque(maxlen=_DURATIONS)
-        #: When the offset changed last. Never, at first: a query that starts idle ticks at once, so that Spark's Python
-        #: workers and the sink's producer are warm when the first message comes.
+        #: Last change of the offset; never, at first: a query that starts idle has an empty batch at once, which warms
+        #: Spark's Python workers and the sink's producer for the first message.
         self._offset_changed_at = -math.inf
 
     def start_batch(self, now: float) -> None:
@@ -78,7 +78,7 @@ class TriggerTiming:
         interval_s = median_low(self._batch_durations) * BUSY_ROWS * self._max_delay_s / rows
         if since_start_s >= interval_s:
             return 0.0
-        # As rows have come since the last batch began, so many will wait then that a batch is worth its time.
+        # At the present rate enough rows for a batch will wait then.
         next_poll_s = min(
             math.sqrt(since_start_s * interval_s) - since_start_s, self._max_delay_s - since_end_s, MAX_POLL_S
         )

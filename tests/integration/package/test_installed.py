@@ -96,7 +96,7 @@ def test_installed_from_its_wheel_alone_it_runs(
     here.put(built[0])
     here.link(asked)
     example = the_example(here, mosquitto, kafka, topic("down"))
-    assert here.run("run", example.file, code=2).endswith('Type: pip install "towline[spark]"   [TL-S20]\n')
+    assert here.run("run", example.file, code=2).endswith('Run: pip install "towline[spark]"   [TL-S20]\n')
     here.link(asked, extra="spark")
     example.carries_both_ways()
     seen = {one.name for one in here.home.iterdir() if not one.name.startswith(".")}

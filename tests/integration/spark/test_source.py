@@ -485,7 +485,7 @@ def test_no_gateway_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_schema_of_ones_own_is_refused(spark: SparkSession, server: Served, start: Start) -> None:
     frame = spark.readStream.format("mqtt").schema("topic string").option("gateway", server.location).load()
-    assert "the schema of this source is fixed. Leave out schema() and select columns." in failure(
+    assert "the schema of this source is fixed. Remove schema() and select columns." in failure(
         start(frame, Collected())
     )
 

@@ -237,9 +237,9 @@ def test_what_is_left_out_is_counted_by_why() -> None:
 @pytest.mark.parametrize(
     ("sent", "said", "code", "text"),
     [
-        (row("a/x y"), None, "TL-B02", "Kafka takes no such topic name. The line stops there"),
+        (row("a/x y"), None, "TL-B02", "Kafka takes no such topic name. The line stops"),
         (row("s/a"), {"field": "a", "reject": "no b\x1b[31m", "where": True}, "TL-B33", r"reject: no b\x1b[31m. The"),
-        (row("a/b", None), None, "TL-B29", "a message was not taken in whole"),
+        (row("a/b", None), None, "TL-B29", "a message was truncated"),
         (row("s/a"), {"field": "a", "where": True}, "TL-B02", "the SQL of reject raised an error"),
     ],
 )
@@ -367,10 +367,10 @@ def result_of_line(place: Path, answers: list[KafkaTaskResult], batch: int, **mo
         (7, {"filtered": 2, "undecided": 1, "fallback": 4}, {}, {}),
         (7, {"filtered": 1}, {}, {"astray": 2}),
         (11, {}, {}, {"astray": -1}),
-        (7, {"filtered": 1}, {"dedupes": True}, {"dropped": 2}),
-        (11, {}, {"dedupes": True}, {"astray": -1}),
-        (0, {}, {"empty": 3}, {"skipped": 10}),
-        (0, {}, {"empty": 2}, {"astray": 10}),
+        (7, {"filtered": 1}, {"drops_duplicates": True}, {"dropped": 2}),
+        (11, {}, {"drops_duplicates": True}, {"astray": -1}),
+        (0, {}, {"empty_batch": 3}, {"skipped": 10}),
+        (0, {}, {"empty_batch": 2}, {"astray": 10}),
     ],
 )
 def test_messages_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(

@@ -106,7 +106,7 @@ def test_without_pyspark_run_ends_with_2_and_check_says_it(
     assert "  ! pyspark: PySpark is not installed" in out
     code, out, err = ran(capsys, "run", str(file))
     assert (code, out) == (2, "")
-    assert err.endswith('pub do without. Type: pip install "towline[spark]"   [TL-S20]\n')
+    assert err.endswith('pub don\'t need it. Run: pip install "towline[spark]"   [TL-S20]\n')
     assert err.count("\n") == 1
 
 

@@ -258,7 +258,7 @@ def test_no_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     found = seen(tmp_path, on())["TL-D49"]
     assert (found.verdict, "PySpark is not installed" in found.evidence) == (BROKEN, True)
-    assert found.remedy == 'Type: pip install "towline[spark]"'
+    assert found.remedy == 'Run: pip install "towline[spark]"'
 
 
 def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_a_state_directory_that_keeps_nothing_is_refused_at_load(tmp_path: Path)
 def test_an_older_pyspark_is_refused_where_it_is_met(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered, or found by Spark in the package beside: 4.1 let the query die with UnboundLocalError."""
     monkeypatch.setattr(session, "pyspark_version", lambda: ours)
-    needs = f"PySpark is {ours}; Towline works with 4.2 and 4.3. Type: pip install .*TL-S20"
+    needs = f"PySpark is {ours}; Towline works with 4.2 and 4.3. Run: pip install .*TL-S20"
     with pytest.raises(SetupError, match=f"^towline.register: {needs}"):
         towline.register(cast("SparkSession", None))
     with pytest.raises(SetupError, match=rf'^format\("mqtt"\): {needs}'):

@@ -94,11 +94,11 @@ OTHER_PYTHON = (
         ),
         (
             'java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory',
-            "it has no /opt/py/bin/python, the Python that PYSPARK_PYTHON of the driver names",
+            "it has no /opt/py/bin/python, the Python of the driver's PYSPARK_PYTHON",
         ),
         ("Error from python worker:\n  No module named 'pyspark'", "its Python has no pyspark"),
         ("\n  Something else\n  at a.b.C", "its Python gave no answer (Something else)"),
-        ("", "its Python gave no answer (no reason is told)"),
+        ("", "its Python gave no answer (no reason given)"),
     ],
 )
 def test_a_python_that_does_not_answer_is_told_by_what_spark_says(error: str, words: str) -> None:
@@ -118,7 +118,7 @@ def test_all_executors_are_one_line() -> None:
     assert str(told) == (
         "executor 0 on worker-1 (10.0.0.6): confluent-kafka is missing, pyarrow 15 is older than 20; "
         "executor 1 on 10.0.0.7: its Python is 3.10, the driver's is 3.11. "
-        "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors).   [TL-S31]"
+        "Install the driver's packages there, or ship them (docs/cluster.md, Python on the executors).   [TL-S31]"
     )
 
 

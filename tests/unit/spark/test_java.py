@@ -173,7 +173,7 @@ def test_the_cause_that_maven_gives_is_told_in_one_line(alone: Path, output: str
     """Debian's Maven begins with escape sequences, whatever it writes to: "can't be had ()"."""
     said = Path(__file__).parent / "maven_3_8_7" / f"{output}.txt"
     program(alone / "mvn", f"/bin/cat {said}; exit 1")
-    with pytest.raises(SetupError, match=f"^mvn: {cause}\\. Look at Maven's settings .*TL-S15") as caught:
+    with pytest.raises(SetupError, match=f"^mvn: {cause}\\. Check Maven's settings .*TL-S15") as caught:
         resolve_jars("kafka-1", ["g:a:1"])
     assert "\n" not in str(caught.value)
 

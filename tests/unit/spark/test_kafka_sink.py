@@ -131,10 +131,10 @@ def test_topic_ids_that_can_be_kept_nowhere_are_not_called_verified(location: di
 def test_without_a_task_nothing_is_written() -> None:
     """A task that does not know its batch must refuse, never guess."""
     sink = KafkaTransactional(OPTIONS)
-    with pytest.raises(KafkaError, match="which batch") as caught:
+    with pytest.raises(KafkaError, match="the batch of this task") as caught:
         sink.streamWriter(SCHEMA, overwrite=False).write(iter([]))
     assert caught.value.code == "TL-K08"
-    with pytest.raises(KafkaError, match="no Spark task") as caught:
+    with pytest.raises(KafkaError, match="not in a Spark task") as caught:
         sink.writer(SCHEMA, overwrite=False).write(iter([]))
     assert caught.value.code == "TL-K08"
 

@@ -83,6 +83,6 @@ def test_gateways_come_and_go() -> None:
     ],
 )
 def test_an_offset_of_another_source_is_one_line(offset: dict[str, Any]) -> None:
-    with pytest.raises(GatewayError, match=r"the checkpoint holds an offset of another kind.*TL-G12") as caught:
+    with pytest.raises(GatewayError, match=r"the checkpoint has an offset of another source.*TL-G12") as caught:
         SourceOffset.parse(offset)
     assert "checkpoint directory of its own" in caught.value.remedy

@@ -498,7 +498,7 @@ def test_lists_that_can_not_be(text: str, why: str) -> None:
 
 @pytest.mark.parametrize("name", ["gateway", "stateDir", "broker", "subscribe", "journalMaxBytes"])
 def test_gateways_stand_alone(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf'option "{name}": it is of one gateway.*TL-C23'):
+    with pytest.raises(ConfigError, match=rf'option "{name}": it is a setting of one gateway.*TL-C23'):
         several(**{name: "/x" if name != "journalMaxBytes" else "1g"})
 
 
@@ -507,7 +507,7 @@ def test_offsets_of_several_are_by_name() -> None:
     assert (found.start_offset, found.end_offset) == ({"g1": 5, "g2": "latest"}, {"g1": 9})
     assert several(startingOffset="earliest").start_offset == "earliest"
     for name in ("startingOffset", "endingOffset"):
-        with pytest.raises(ConfigError, match=r"an offset is one of a single journal.*TL-C23"):
+        with pytest.raises(ConfigError, match=r"an offset belongs to a single journal.*TL-C23"):
             several(**{name: "7"})
         with pytest.raises(ConfigError, match=r"it names gateways, and the source has only one.*TL-C23"):
             parse(**{name: '{"g1": 7}'})
@@ -523,7 +523,7 @@ def test_partitions_are_as_sparks_kafka_source_names_them() -> None:
     for name in ("minPartitions", "maxRecordsPerPartition"):
         with pytest.raises(ConfigError, match="TL-C21"):
             several(**{name: "0"})
-    with pytest.raises(ConfigError, match=r"belongs to the option gateways.*TL-C23"):
+    with pytest.raises(ConfigError, match=r"no effect without the option gateways.*TL-C23"):
         parse(removedGateways="g3")
 
 

@@ -293,7 +293,7 @@ def test_rows_that_are_handed_out_once_are_refused_to_a_repeated_task(
     assert sum(batch.num_rows for batch in once.read(part)) == 5
     monkeypatch.setattr(reader, "_task_attempt", lambda: 1)
     with pytest.raises(
-        GatewayError, match=r"attempt 2 of a task asks for rows that this guarantee hands out once.*TL-G62"
+        GatewayError, match=r"attempt 2 of a task asks for rows that at_most_once reads only once.*TL-G62"
     ):
         once.read(part)
     assert list(once.read(Slice(part.address, part.journal, 5, 5))) == []

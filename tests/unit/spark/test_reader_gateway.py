@@ -64,7 +64,7 @@ def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
         assert "away_since" not in report()
     told = [one.getMessage() for one in caplog.records if one.name == "towline.spark"]
     assert [text.endswith("; its messages wait there   [TL-G54]") for text in told] == [True, False]
-    assert "is back" in told[1]
+    assert "is available again" in told[1]
 
 
 @pytest.fixture

@@ -111,12 +111,12 @@ def test_a_gateway_that_can_not_be_asked_goes_only_when_told(
             first = new_reader()
             at = first.latestOffset(first.initialOffset(), ALL)
             first.stop()
-        with pytest.raises(ConfigError, match=r"not known: .*g2 does not answer.*removedGateways=g2.*TL-G51"):
+        with pytest.raises(ConfigError, match=r"unknown whether .*g2 does not answer.*removedGateways=g2.*TL-G51"):
             new_reader("g1").latestOffset(at, ALL)
         with caplog.at_level(logging.WARNING):
             end = new_reader("g1", removed_gateways=("g2",)).latestOffset(at, ALL)
         assert list(end["gateways"]) == ["g1"]
-        assert "gateway g2 leaves the checkpoint unasked" in caplog.text
+        assert "gateway g2 is removed from the checkpoint unchecked" in caplog.text
 
 
 def test_a_batch_that_was_begun_is_served_by_a_gateway_that_was_taken_out(

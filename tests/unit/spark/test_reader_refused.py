@@ -93,9 +93,9 @@ def test_a_refused_token_holds_back_the_rows_of_that_gateway_only(
     assert "refused" not in report["gateways"]["near"]
     told = next(one.getMessage() for one in caplog.records if one.name == "towline.spark")
     assert told == (
-        f"gateway far ({far.location}) is held back: the token is missing or is none of this gateway's; its messages "
-        "wait there, the others' go on. gatewayTokenFile has to hold a line of the file that the gateway's token_file "
-        "names.   [TL-G40]"
+        f"gateway far ({far.location}) refuses this query: the token is missing or is none of this gateway's; its "
+        "messages wait there, other gateways go on. gatewayTokenFile has to hold a line of the file that the gateway's "
+        "token_file names.   [TL-G40]"
     )
     assert not {TOKEN, OTHER} & set(caplog.text.split())
     assert far.server.journal.committed == 2, "nothing is committed there meanwhile"
@@ -103,7 +103,7 @@ def test_a_refused_token_holds_back_the_rows_of_that_gateway_only(
     end = until(stream, at, lambda place: ends(place) == {"near": 7, "far": 6})
     assert seen(stream, at, end)[-4:] == [("far", n) for n in range(2, 6)]
     assert "gateway far (" in caplog.records[-1].getMessage()
-    assert "is back" in caplog.records[-1].getMessage()
+    assert "is available again" in caplog.records[-1].getMessage()
 
 
 def test_a_certificate_that_does_not_verify_holds_back_that_gateway_only(
@@ -132,12 +132,12 @@ def test_a_query_that_no_gateway_lets_in_says_so_and_ends(far: Remote, readers: 
         at = until(stream, stream.initialOffset(), lambda place: len(ends(place)) == 2)
         readers.token.write_text(OTHER)
         what = (
-            r"no gateway of the list lets this query in \(far .*: the token is missing or is none of this gateway's; "
+            r"all gateways of the list refuse this query \(far .*: the token is missing or is none of this gateway's; "
             r"third .*: the token .*\)\. gatewayTokenFile has to hold .*TL-G40"
         )
         with pytest.raises(GatewayError, match=what):
             until(stream, at, lambda _: False)
-        with pytest.raises(GatewayError, match=r"no gateway of the list lets this query in.*TL-G40"):
+        with pytest.raises(GatewayError, match=r"all gateways of the list refuse this query.*TL-G40"):
             readers.of(*both).initialOffset()
         readers.token.unlink()
         with pytest.raises(GatewayError, match=r"shown can't be read.*TL-G46"):
@@ -158,7 +158,7 @@ def test_one_that_refuses_is_needed_for_a_batch_that_was_begun_and_to_be_taken_o
     again = readers.of(str(near.state_dir), far.location)
     with pytest.raises(GatewayUnreachable, match=r"messages 0 to 1\. .* gatewayTokenFile has to hold .*TL-G53"):
         again.partitions(at, end)
-    with pytest.raises(ConfigError, match=r"does not let this query in \(the token .*removedGateways=far.*TL-G51"):
+    with pytest.raises(ConfigError, match=r"refuses this query \(the token .*removedGateways=far.*TL-G51"):
         readers.of(str(near.state_dir)).latestOffset(end, ALL)
 
 

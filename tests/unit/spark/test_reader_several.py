@@ -353,8 +353,8 @@ def test_a_batch_that_was_begun_waits_for_its_gateway(
         with pytest.raises(GatewayUnreachable) as caught:
             again.partitions(at, end)
         assert str(caught.value) == (
-            f'gateway "g2": it is away (no gateway runs in this state directory), and a batch that was begun needs its '
-            f"messages 0 to 5. Nothing is lost, and the batch is then served as it was planned. Start it at "
+            'gateway "g2": it is unavailable (no gateway runs in this state directory), and an interrupted batch needs '
+            "its messages 0 to 5. Nothing is lost; the batch is then replayed as planned. Start it at "
             f"{tmp_path / 'g2'}.   [TL-G53]"
         )
         with served(tmp_path / "g2", name="g2") as other:

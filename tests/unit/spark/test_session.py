@@ -50,7 +50,7 @@ def test_one_in_an_archive_as_workers_have_it_where_spark_home_is_set(
 @pytest.mark.parametrize(
     ("installed", "what"),
     [
-        (None, "PySpark is not installed, which runs the lines of a bridge; a gateway, Publisher and pub do without"),
+        (None, "PySpark is not installed, which runs the lines of a bridge; gateways, Publisher and pub don't need it"),
         ("4.1.1", "PySpark is 4.1.1; Towline works with 4.2 and 4.3"),
         ("3.5", "PySpark is 3.5; Towline works with 4.2 and 4.3"),
     ],
@@ -59,7 +59,7 @@ def test_one_that_does_not_do(monkeypatch: pytest.MonkeyPatch, installed: str | 
     monkeypatch.setattr(session, "pyspark_version", lambda: installed)
     with pytest.raises(SetupError) as caught:
         check_pyspark()
-    assert str(caught.value) == f'pyspark: {what}. Type: pip install "towline[spark]"   [TL-S20]'
+    assert str(caught.value) == f'pyspark: {what}. Run: pip install "towline[spark]"   [TL-S20]'
 
 
 def test_a_newer_one_is_taken_and_not_called_tried(monkeypatch: pytest.MonkeyPatch) -> None:

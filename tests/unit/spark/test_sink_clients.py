@@ -57,5 +57,5 @@ def test_a_directory_of_one_client_stays_one(tmp_path: Path) -> None:
 
 
 def test_a_gateway_that_runs_is_one_client(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'option "clients": the option gateway names one client.*TL-C23'):
+    with pytest.raises(ConfigError, match=r'option "clients": the option gateway names a running gateway.*TL-C23'):
         parse_sink_options({"gateway": str(tmp_path), "clients": "2"})

@@ -79,7 +79,7 @@ def test_a_mistake_is_one_line(given: dict[str, str], code: str, named: str) -> 
 
 
 def test_a_limit_of_the_outbox_belongs_to_the_gateway_as_every_other_setting() -> None:
-    with pytest.raises(ConfigError, match=r'option "outboxMaxBytes": it belongs to the gateway.*\[TL-C23\]'):
+    with pytest.raises(ConfigError, match=r'option "outboxMaxBytes": it is a setting of the gateway.*\[TL-C23\]'):
         parse_sink_options({"gateway": "/x", "outboxMaxBytes": "1g"})
 
 

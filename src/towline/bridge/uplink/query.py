@@ -94,7 +94,7 @@ def read_evidence(
 
 def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, ServedJournal]) -> dict[str, int]:
     """Return the start offset of a query without a checkpoint, by gateway, from the states of their journals."""
-    # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
+    # Before a reset the uncommitted rows may have been written, and at_most_once must not repeat them.
     drops_rows = not policy(line.guarantee).replays_batches and identity.generation > 1
     offsets = {}
     for name, served_journal in journals.items():
@@ -118,9 +118,9 @@ def _position_in(positions: Iterable[JournalPosition], status: Mapping[str, Any]
     return min(matches, key=lambda position: position.journal != status["journal"], default=None)
 
 
-#: A retired route is kept for so long at least, in seconds: what a broker had queued has come by then.
+#: Shortest time that a retired route is kept, in seconds: by then the broker has delivered its queue.
 RETIRED_ROUTE_S: Final = 86400.0
-#: A route that the file does not have any more, as it was in force; and when it was retired, in seconds since 1970.
+#: A former route of the file, and when it was retired, in seconds since 1970.
 RetiredRoute: TypeAlias = tuple[RouteSection, float]
 
 
@@ -195,10 +195,10 @@ def _reachable_routes(routes: Sequence[RouteSection], retired_routes: Iterable[R
 
 
 _ARROW_BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
-#: The value with which Spark does not ask for the size of an Arrow batch after every row, which costs a fifth of its
-#: work (`BatchedPythonArrowInput.writeSizedBatch`). Micro-batches are small enough: the gateway knows their size.
+#: With this value Spark does not measure an Arrow batch after every row, a fifth of its CPU time
+#: (`BatchedPythonArrowInput.writeSizedBatch`). The gateway already limits the size of a micro-batch.
 _UNLIMITED_BYTES: Final = (1 << 31) - 1
-#: Of Spark's state store: rows that it has dropped because one of their key had come before.
+#: Metric of Spark's state store: dropped rows with a known key.
 _DUPLICATES_METRIC: Final = "numDroppedDuplicateRows"
 
 
@@ -212,7 +212,7 @@ class UplinkQuery(LineQuery[Uplink]):
     def _line_of_next_batch(self, identity: Identity) -> tuple[Uplink, str]:
         """Return the line with the routes of the file and the retired ones, and their mapping."""
         if (former := ActiveRoutes.from_mapping(identity.mapping)) is None and identity.mapping:
-            problem = "messages may wait for routes that this version refuses"
+            problem = "messages may wait for routes that this version rejects"
             identity_file = self.line.gateway.state_dir / IDENTITY_FILE
             remedy = f'Deliver them with the version before; or set "mapping": "" in {identity_file} to drop them.'
             raise ConfigError("TL-C210", f'line "{self.line.name}"', problem, remedy)
@@ -237,7 +237,7 @@ class UplinkQuery(LineQuery[Uplink]):
         is_new = evidence.planned_batch is None
         if self._mapping:
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping)
-        if identity.generation != former.generation:  # it begins anew behind what is done
+        if identity.generation != former.generation:  # reset: it starts after the committed batches
             evidence, journals = read_evidence(line, access, identity)
         start_offsets, replays_batches = (
             initial_offsets(line, identity, journals),

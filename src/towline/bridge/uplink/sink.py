@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from towline.spark.reader import Slice
     from towline.spark.sink_note import SinkNote
 
-#: Name of the source.
+#: Format name of the source.
 SOURCE_FORMAT: Final = "towline_messages"
-#: The one column of slices.
+#: Column of the serialized slices.
 SLICE_COLUMN: Final = "towline_slice"
 _ROUTES_OPTION, _VALUES_OPTION, _WRITERS_OPTION = "routes", "values", "writers"
 
@@ -166,12 +166,12 @@ def open_slice(text: str) -> tuple[Iterator[RecordBatch], int, int]:
     return GatewayAddress(**address).rows(*entry["rows"]), writer, writers
 
 
-#: Name of the format.
+#: Format name of the sink.
 SINK_FORMAT: Final = "towline_records"
 _DEAD_LETTER_OPTION, _DEDUPE_OPTION, _EMPTY_BATCH_OPTION = "letters", "dedupes", "empty"
 #: Messages, the number of the writer that reads them, and how many writers there are.
 WriterMessages: TypeAlias = "tuple[RecordBatch, int, int]"
-#: What a writer counts: the messages that it has read, those of them that are its own, those that it does not write.
+#: Counts of a writer: messages read, and its share of them; and messages of its share without a record.
 _WRITER_COUNTS: Final = ("seen", "own")
 _UNWRITTEN_COUNTS: Final = ("filtered", "undecided", "unrouted")
 
@@ -198,7 +198,7 @@ class RecordSink(KafkaTransactional):
         """Return the name of the format."""
         return SINK_FORMAT
 
-    def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the rows are the bridge's own
+    def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the schema is fixed
         return RecordColumns()
 
     def _stream_writer(self, delivery: Delivery, checkpoint_location: str) -> StreamWriter:
@@ -211,7 +211,7 @@ class RecordSink(KafkaTransactional):
         )
 
 
-#: The bridge's own formats, for its session.
+#: Formats to register in the bridge's session.
 FORMATS: Final = (LineSource, RecordSink)
 
 
@@ -248,7 +248,7 @@ class LineWriter(StreamWriter):
         messages = BatchMessages.from_positions(
             note.totals_before(batch), positions_at(checkpoint, batch - 1), positions_at(checkpoint, batch)
         )
-        if messages.row_count is None:  # they are before what is counted
+        if messages.row_count is None:  # from before the first counted batch
             return replace(result, counts=Counter(), spans=messages.spans)
         counts = result.counts - Counter({name: result.counts[name] for name in _WRITER_COUNTS})
         missing_rows = messages.row_count - counts["given"] - sum(counts[name] for name in _UNWRITTEN_COUNTS)
@@ -268,7 +268,7 @@ def _check_slices(answers: Sequence[KafkaTaskResult], batch: int) -> None:
     read_counts, rows = {count for count, _ in writer_counts}, sum(own_rows for _, own_rows in writer_counts)
     if any(count != own_rows for count, own_rows in writer_counts) and read_counts != {rows}:
         counts = " and ".join(f"{count:,}" for count in sorted(read_counts))
-        problem = f"the writers of batch {batch} have read {counts} messages, and {rows:,} are theirs together"
+        problem = f"the writers of batch {batch} read {counts} messages, and their shares sum up to {rows:,}"
         raise KafkaError("TL-K26", FORMAT, problem, "The batch is not committed. Report it, with the bridge's file.")
 
 
@@ -318,12 +318,12 @@ def _undeliverable_error(record_batch: RecordBatch) -> KafkaError:
     )
     code, remedy = "TL-B02", "Give the line a dead_letter_topic"
     if outcome in (RowOutcome.NOT_WHOLE, RowOutcome.TOO_MANY):
-        code, fault = "TL-B29", "a message was not taken in whole, see towline-reason and max_packet_bytes"
+        code, fault = "TL-B29", "a message was truncated, see towline-reason and max_packet_bytes"
     elif outcome is RowOutcome.REJECTED:
         code, fault = "TL-B33", f"reject: {fault}"
     elif str(outcome.reason).startswith("topic_"):
         remedy += ", or the route a fallback_topic"
-    problem = f"{printable(fault)}. The line stops there rather than lose it"
+    problem = f"{printable(fault)}. The line stops, so that it is not lost"
     return KafkaError(code, f'message of topic "{printable(topic or "")}"', problem, f"{remedy}.")
 
 
