@@ -23,7 +23,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
@@ -116,7 +116,7 @@ class SourceGateway:
         lease: Lease of the reader, the same at all gateways: a gateway listed twice fences off nobody.
 
     Attributes:
-        start_position: First position for a query without one in this journal; None until the first connection.
+        start: First position for a query without one in this journal; None until the first connection.
         outage: None while the gateway is available.
         journal_end: Offset after the newest row that the gateway reported.
         pending_poll: Result of the running poll; None when there is none.
@@ -127,7 +127,7 @@ class SourceGateway:
 
     def __init__(self, address: GatewayAddress, plan: ReadPlan, lease: Lease) -> None:
         self.address = address
-        self.start_position: JournalPosition | None = None
+        self.start: JournalPosition | None = None
         self.outage: GatewayOutage | None = None
         self.journal_end = 0
         self.pending_poll: futures.Future[PollResult | None] | None = None
@@ -144,9 +144,8 @@ class SourceGateway:
     @property
     def display_name(self) -> str:
         """Name in messages: gateway name, if known, and location."""
-        return (
-            f"{self.start_position.gateway} ({self.address.location})" if self.start_position else self.address.location
-        )
+        location = self.address.location
+        return f"{self.start.gateway} ({location})" if self.start else location
 
     def start_poll(self, request: PollRequest | None, timeout_s: float) -> None:
         """Start a poll, or only connect if `request` is None; no-op if the same poll runs or a retry is not due."""
@@ -177,12 +176,8 @@ class SourceGateway:
             self._record_outage(error)
             return None
         if self.outage is not None:
-            outage_start = datetime.fromtimestamp(self.outage.started_at).astimezone()
-            _LOG.warning(
-                "gateway %s is available again; it was unavailable since %s",
-                self.display_name,
-                f"{outage_start:%H:%M:%S}",
-            )
+            since = f"{datetime.fromtimestamp(self.outage.started_at).astimezone():%H:%M:%S}"
+            _LOG.warning("gateway %s is available again; it was unavailable since %s", self.display_name, since)
             self.outage = None
         self.journal_end = result.journal_end if result else self.journal_end
         return result
@@ -191,20 +186,15 @@ class SourceGateway:
         """Record an outage and log it: an unreachable gateway once, a refusal each minute."""
         now, previous, is_refused = time.monotonic(), self.outage, is_refusal(error)
         started_at, logged_at = (previous.started_at, previous.logged_at) if previous else (time.time(), now)
-        if (
-            previous is None
-            or is_refusal(previous.error) is not is_refused
-            or (is_refused and now - logged_at >= _REFUSED_LOG_S)
-        ):
+        changed = previous is None or is_refusal(previous.error) is not is_refused
+        if changed or (is_refused and now - logged_at >= _REFUSED_LOG_S):
             logged_at = now
-            state, code, remedy = (
-                ("refuses this query", error.code, f". {error.remedy}")
-                if is_refused
-                else ("is unavailable", "TL-G54", "")
-            )
-            other_gateways = ", other gateways go on" if len(self._plan.gateways) > 1 else ""
+            state, code, remedy = "is unavailable", "TL-G54", ""
+            if is_refused:
+                state, code, remedy = "refuses this query", error.code, f". {error.remedy}"
+            others = ", other gateways go on" if len(self._plan.gateways) > 1 else ""
             message = "gateway %s %s: %s; its messages wait there%s%s   [%s]"
-            _LOG.warning(message, self.display_name, state, error.problem, other_gateways, remedy, code)
+            _LOG.warning(message, self.display_name, state, error.problem, others, remedy, code)
         self.outage = GatewayOutage(error, started_at, now + (_REFUSED_RETRY_S if is_refused else _RETRY_S), logged_at)
 
     def poll_rows(self, request: PollRequest, timeout_s: float) -> PollResult:
@@ -215,18 +205,14 @@ class SourceGateway:
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
         start, durable_offset, max_rows, max_bytes = request
-        journal_range: dict[str, Any] = {
-            "start": start.offset,
-            "journal": start.journal,
-            "incarnation": start.incarnation,
-        }
+        position: dict[str, Any] = {"start": start.offset, "journal": start.journal, "incarnation": start.incarnation}
         limits: dict[str, Any] = {"durable_offset": durable_offset, "max_rows": max_rows, "max_bytes": max_bytes}
 
         def poll(client: GatewayClient) -> PollResult:
-            window = client.wait(self._lease, **journal_range, **limits, timeout_s=timeout_s)
+            window = client.wait(self._lease, **position, **limits, timeout_s=timeout_s)
             if self.address.remote and timeout_s and window.end > start.offset:
                 # The token of the poll may have been revoked while it waited.
-                window = client.wait(self._lease, **journal_range, **limits, timeout_s=0.0)
+                window = client.wait(self._lease, **position, **limits, timeout_s=0.0)
             end = start.with_offset(window.end, window.incarnation)
             return PollResult(window.end - start.offset, window.size, end, window.tip)
 
@@ -240,7 +226,7 @@ class SourceGateway:
         """Split a range of its journal into slices of these sizes. Raises as `poll_rows`."""
 
         def create_slices(client: GatewayClient) -> list[Slice]:
-            if self.start_position and self.start_position.journal != end.journal:  # the gateway refuses it
+            if self.start and self.start.journal != end.journal:  # the gateway refuses it
                 client.wait(self._lease, end.offset, journal=end.journal, timeout_s=0.0, durable_offset=0)
             return slices_of(client, self.address, start, end, sizes)
 
@@ -291,20 +277,14 @@ class SourceGateway:
             self._restart_thread.start()
         try:
             status = client.acquire(self._lease, wait_s=LEASE_WAIT_S)
-            start_position = self._plan.start_position(client, status, self.address.location, "committed")
+            start = self._plan.start_position(client, status, self.address.location, "committed")
         except BaseException:
             client.close()
             raise
-        self._client, self.journal_end, self.start_position = (
-            client,
-            max(self.journal_end, status["end"]),
-            start_position,
-        )
+        self._client, self.start, self.journal_end = client, start, max(self.journal_end, status["end"])
         if self._release_event.is_set():  # meanwhile: nobody would stop this reader
             self.release()
-            raise GatewayUnreachable(
-                "TL-G01", self.address.location, "its reader was stopped", "Start the query again."
-            )
+            raise GatewayUnreachable("TL-G01", self.address.location, "its reader was stopped", "Restart the query.")
         return client
 
     def _restart_gateway(self) -> None:
@@ -323,6 +303,11 @@ class SourceGateway:
         if self._client is client:
             self._client = None
             client.close()
+
+
+#: Polls of a batch, and their results.
+_Requests: TypeAlias = Mapping[SourceGateway, PollRequest]
+_Results: TypeAlias = dict[SourceGateway, PollResult]
 
 
 class BatchPlanner:
@@ -347,9 +332,8 @@ class BatchPlanner:
         self._skipped_batches = Counter[SourceGateway]()
         self._order_warning_logged = False
         #: Limit by the sink's write throughput, from the checkpoint; None if its location is unknown.
-        self._byte_limit = (
-            BatchByteLimit(partial(read_throughput, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
-        )
+        sink_throughput = partial(read_throughput, Checkpoint(plan.checkpoint))
+        self._byte_limit = BatchByteLimit(sink_throughput) if plan.checkpoint else None
 
     def release(self) -> None:
         """Release all leases; commits nothing. An unavailable gateway has no lease, and is not polled again."""
@@ -363,18 +347,15 @@ class BatchPlanner:
             TowlineError: Error of the first unavailable gateway, if all are unavailable.
         """
         self._poll_gateways({}, GATEWAY_TIMEOUT_S, FIRST_POLL_S)
-        if all(gateway.outage or not gateway.start_position for gateway in self.gateways):
-            error = GatewayUnreachable(
-                "TL-G01", self.gateways[0].address.location, "no gateway answers", "Is it running?"
-            )
+        if all(gateway.outage or not gateway.start for gateway in self.gateways):
+            location = self.gateways[0].address.location
+            error = GatewayUnreachable("TL-G01", location, "no gateway answers", "Is it running?")
             raise next((gateway.outage.error for gateway in self.gateways if gateway.outage), error)
 
     def fix_end_offsets(self) -> None:
         """Set the end of the query to the present end of each available journal; other gateways have no part in it."""
         self.connect()
-        self.end_offsets = {
-            gateway.start_position.journal: gateway.journal_end for gateway in self.gateways if gateway.start_position
-        }
+        self.end_offsets = {gateway.start.journal: gateway.journal_end for gateway in self.gateways if gateway.start}
 
     def is_finished(self, offset: SourceOffset) -> bool:
         """Return whether a query with an end has reached it."""
@@ -387,18 +368,16 @@ class BatchPlanner:
     def initial_offset(self) -> SourceOffset:
         """Return the start of a query without a checkpoint, at each gateway that answers."""
         self.connect()
-        return SourceOffset(tuple(gateway.start_position for gateway in self.gateways if gateway.start_position))
+        return SourceOffset(tuple(gateway.start for gateway in self.gateways if gateway.start))
 
-    def plan_batch(
-        self, start: SourceOffset, durable: SourceOffset, limit: ReadLimit, timeout_s: float
-    ) -> SourceOffset:
+    def plan_batch(self, start: SourceOffset, durable: SourceOffset, limit: ReadLimit, wait_s: float) -> SourceOffset:
         """Return the end of the next batch within the limit; `start` itself when there are no new rows.
 
         Args:
             start: End of the last batch in the commit log.
             durable: Offset up to which each gateway may remove rows: `start` or an earlier one.
             limit: Limit of the batch, all gateways together.
-            timeout_s: Longest wait for rows, in seconds.
+            wait_s: Longest wait for rows, in seconds.
 
         Raises:
             ConfigError: TL-G50 to TL-G52, the list of gateways is invalid.
@@ -406,99 +385,78 @@ class BatchPlanner:
         """
         if self._byte_limit and not (self.planned_range and start.positions == self.planned_range[0].positions):
             self._byte_limit.next_limit()
-        if not any(gateway.start_position for gateway in self.gateways):
-            self._poll_gateways({}, max(timeout_s, FIRST_POLL_S))
-            timeout_s = 0.0
-        positions = {
-            gateway: self._position_of(gateway.start_position, start)
-            for gateway in self.gateways
-            if gateway.start_position
-        }
-        removed_gateways = [
-            position.gateway
-            for position in self._removed_positions(start, positions.values())
-            if self._may_remove(position, durable)
-        ]
+        if not any(gateway.start for gateway in self.gateways):
+            self._poll_gateways({}, max(wait_s, FIRST_POLL_S))
+            wait_s = 0.0
+        positions = {gateway: self._position_of(gateway.start, start) for gateway in self.gateways if gateway.start}
+        removed = self._removed_positions(start, positions.values())
+        removed_names = [position.gateway for position in removed if self._may_remove(position, durable)]
         # First positions of gateways that join; their rows come with the next batch, none beyond the end of the query.
-        new_positions = [
-            gateway.start_position for gateway, position in positions.items() if gateway.start_position and not position
-        ]
-        joining_positions = [
-            position for position in new_positions if self.end_offsets is None or position.journal in self.end_offsets
-        ]
+        joining = [gateway.start for gateway, position in positions.items() if gateway.start and not position]
+        joining = [first for first in joining if self.end_offsets is None or first.journal in self.end_offsets]
         max_rows, max_bytes = self._batch_limits(limit)
         requests: dict[SourceGateway, PollRequest] = {}
         for gateway, position in positions.items():
             if position:
-                gateway_max_rows = (
-                    max_rows if self.end_offsets is None else _lowest_limit(max_rows, self._remaining_rows(position))
-                )
-                requests[gateway] = PollRequest(
-                    replace(position, location=gateway.address.location),
-                    durable.offset_in(position.journal),
-                    gateway_max_rows,
-                    max_bytes,
-                )
-        poll_results = self._poll_gateways(requests, 0.0 if removed_gateways or joining_positions else timeout_s)
-        end_positions = [request.start for request in requests.values()] + self._end_positions(
-            requests, poll_results, max_rows, max_bytes
-        )
-        end = start.with_positions(*end_positions, *joining_positions).without_gateways(*removed_gateways)
+                rows_to_end = None if self.end_offsets is None else self._remaining_rows(position)
+                located = replace(position, location=gateway.address.location)
+                durable_offset = durable.offset_in(position.journal)
+                row_limit = _lowest_limit(max_rows, rows_to_end)
+                requests[gateway] = PollRequest(located, durable_offset, row_limit, max_bytes)
+        results = self._poll_gateways(requests, 0.0 if removed_names or joining else wait_s)
+        unmoved = [request.start for request in requests.values()]
+        ends = self._end_positions(requests, results, max_rows, max_bytes)
+        end = start.with_positions(*unmoved, *ends, *joining).without_gateways(*removed_names)
         self.planned_range = start, end
-        unavailable_gateways = [
-            gateway for gateway, request in requests.items() if gateway.outage and self._remaining_rows(request.start)
+        unavailable = [
+            gateway for gateway in requests if gateway.outage and self._remaining_rows(requests[gateway].start)
         ]
-        if end == start and unavailable_gateways:  # the query does not end without their rows
-            self._poll_gateways({unavailable_gateways[0]: requests[unavailable_gateways[0]]}, GATEWAY_TIMEOUT_S)
-            if unavailable_gateways[0].outage:
-                raise unavailable_gateways[0].outage.error
-            return self.plan_batch(start, durable, limit, timeout_s)
+        if end == start and unavailable:  # the query does not end without their rows
+            gateway = unavailable[0]
+            self._poll_gateways({gateway: requests[gateway]}, GATEWAY_TIMEOUT_S)
+            if gateway.outage:
+                raise gateway.outage.error
+            return self.plan_batch(start, durable, limit, wait_s)
         return end
 
-    def _position_of(self, start_position: JournalPosition, offset: SourceOffset) -> JournalPosition | None:
+    def _position_of(self, first: JournalPosition, offset: SourceOffset) -> JournalPosition | None:
         """Return the position of a connected gateway, by its journal id, else by its name.
 
         The gateway refuses a position in another journal.
         """
         # With the option ``gateway`` the only position must be its.
         only_position = offset.positions[0] if not self._plan.gateways and len(offset.positions) == 1 else None
-        same_journal = (position for position in offset.positions if position.journal == start_position.journal)
-        return next(same_journal, None) or offset.position_of(start_position.gateway) or only_position
+        same_journal = (position for position in offset.positions if position.journal == first.journal)
+        return next(same_journal, None) or offset.position_of(first.gateway) or only_position
 
     def _batch_limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Return the limits of rows and bytes; None for all rows, as Spark wants with Trigger.Once."""
         if not isinstance(limit, ReadMaxRows):
             return None, None
-        return limit.max_rows, _lowest_limit(
-            self._plan.max_bytes, self._byte_limit.max_bytes if self._byte_limit else None
-        )
+        throughput_limit = self._byte_limit.max_bytes if self._byte_limit else None
+        return limit.max_rows, _lowest_limit(self._plan.max_bytes, throughput_limit)
 
     def _end_positions(
         self,
         requests: Mapping[SourceGateway, PollRequest],
-        poll_results: Mapping[SourceGateway, PollResult],
+        results: Mapping[SourceGateway, PollResult],
         *limits: int | None,
     ) -> list[JournalPosition]:
         """Return the end positions of the batch at each gateway with rows in it, within its limits."""
 
         def poll_within(gateway: SourceGateway, max_rows: int | None, max_bytes: int | None) -> PollResult | None:
-            request = requests[gateway]
+            max_rows = _lowest_limit(max_rows, requests[gateway].max_rows)
             try:
-                return gateway.poll_rows(
-                    request._replace(max_rows=_lowest_limit(max_rows, request.max_rows), max_bytes=max_bytes), 0.0
-                )
+                return gateway.poll_rows(requests[gateway]._replace(max_rows=max_rows, max_bytes=max_bytes), 0.0)
             except TowlineError as error:
                 if not is_outage(error):
                     raise
                 return None  # the next poll reports it
 
-        poll_results = {
-            gateway: result for gateway, result in poll_results.items() if _has_usable_rows(requests[gateway], result)
-        }
-        shares = share_limits(poll_results, self._skipped_batches, limits, poll_within)
-        self._skipped_batches = Counter(
-            {gateway: self._skipped_batches[gateway] + 1 for gateway in poll_results.keys() - shares.keys()}
-        )
+        usable = {gateway: result for gateway, result in results.items() if _is_usable(requests[gateway], result)}
+        shares = share_limits(usable, self._skipped_batches, limits, poll_within)
+        skipped = usable.keys() - shares.keys()
+        self._skipped_batches = Counter({gateway: self._skipped_batches[gateway] + 1 for gateway in skipped})
         if self._byte_limit and shares:
             self._byte_limit.record_planned(sum(result.size for result in shares.values()))
         return [result.end for result in shares.values()]
@@ -510,16 +468,12 @@ class BatchPlanner:
 
     def _queued_rows(self, gateway: SourceGateway) -> int:
         """Return the number of rows that wait at a gateway beyond the planned batch."""
-        position = (
-            self._position_of(gateway.start_position, self.planned_range[1])
-            if self.planned_range and gateway.start_position
-            else None
-        )
+        if not self.planned_range or not gateway.start:
+            return 0
+        position = self._position_of(gateway.start, self.planned_range[1])
         return max(0, gateway.journal_end - position.offset) if position else 0
 
-    def _poll_gateways(
-        self, requests: Mapping[SourceGateway, PollRequest], timeout_s: float, grace_s: float = 0.0
-    ) -> dict[SourceGateway, PollResult]:
+    def _poll_gateways(self, requests: _Requests, timeout_s: float, grace_s: float = 0.0) -> _Results:
         """Poll each gateway, which also commits, until one has rows; without requests, until one is connected.
 
         The other gateways then have a grace time, at least `grace_s` seconds. With `timeout_s` 0 the wait ends when
@@ -527,64 +481,47 @@ class BatchPlanner:
         repeated: its gateway may have become unavailable since, and could not serve the batch. Gateways never connected
         before are tried as well.
         """
-        polled_requests = {
-            **dict.fromkeys(gateway for gateway in self.gateways if not gateway.start_position),
-            **requests,
-        }
+        unknown = [gateway for gateway in self.gateways if not gateway.start]
+        polls: dict[SourceGateway, PollRequest | None] = {**dict.fromkeys(unknown), **requests}
         deadline = time.monotonic() + (timeout_s or GATEWAY_TIMEOUT_S)
-        poll_results: dict[SourceGateway, PollResult] = {}
+        results: dict[SourceGateway, PollResult] = {}
 
         def grace_is_over(gateway: SourceGateway) -> bool:
             if gateway.overdue_since:
-                return now - gateway.overdue_since >= max(
-                    grace_s, SLOW_POLL_GRACE_S, min(FIRST_POLL_S, 2 * gateway.overdue_latency_s)
-                )
+                slow_s = max(SLOW_POLL_GRACE_S, min(FIRST_POLL_S, 2 * gateway.overdue_latency_s))
+                return now - gateway.overdue_since >= max(grace_s, slow_s)
             return now - gateway.poll_started >= max(grace_s, POLL_GRACE_S)
 
-        self._finish_polls(polled_requests)
+        self._finish_polls(polls)
         while True:
-            for gateway in polled_requests.keys() - poll_results.keys():
-                gateway.start_poll(polled_requests[gateway], min(timeout_s, max(0.0, deadline - time.monotonic())))
-            poll_results |= {
-                gateway: result
-                for gateway, result in self._finish_polls(polled_requests).items()
-                if result.rows or not timeout_s
-            }
+            for gateway in polls.keys() - results.keys():
+                gateway.start_poll(polls[gateway], min(timeout_s, max(0.0, deadline - time.monotonic())))
+            finished = self._finish_polls(polls)
+            results |= {gateway: result for gateway, result in finished.items() if result.rows or not timeout_s}
             now = time.monotonic()
-            pending_gateways = [
-                gateway for gateway in requests or polled_requests if gateway.pending_poll and not gateway.outage
-            ]
-            usable_results = (_has_usable_rows(requests[gateway], result) for gateway, result in poll_results.items())
-            has_rows = (
-                any(usable_results)
-                if requests
-                else any(gateway.start_position and not gateway.outage for gateway in self.gateways)
-            )
-            is_over = all(map(grace_is_over, pending_gateways)) if has_rows else not timeout_s and not pending_gateways
+            pending = [gateway for gateway in requests or polls if gateway.pending_poll and not gateway.outage]
+            if requests:
+                has_rows = any(_is_usable(requests[gateway], result) for gateway, result in results.items())
+            else:
+                has_rows = any(gateway.start and not gateway.outage for gateway in self.gateways)
+            is_over = all(map(grace_is_over, pending)) if has_rows else not timeout_s and not pending
             if is_over or now >= deadline:
-                return poll_results
+                return results
             # A wait also ends when the grace time of a poll is over, or a retry is due.
-            retry_waits = [
-                gateway.outage.retry_at - now
-                for gateway in polled_requests
-                if gateway.outage and not gateway.pending_poll
-            ]
-            wait_s = max(0.0, min(deadline - now, POLL_GRACE_S if has_rows else 1.0, *retry_waits))
-            futures.wait(
-                [_PENDING_FOREVER, *(gateway.pending_poll for gateway in polled_requests if gateway.pending_poll)],
-                wait_s,
-                futures.FIRST_COMPLETED,
-            )
+            retries = [gateway.outage.retry_at for gateway in polls if gateway.outage and not gateway.pending_poll]
+            wait_s = min(min((deadline, *retries)) - now, POLL_GRACE_S if has_rows else 1.0)
+            running = [gateway.pending_poll for gateway in polls if gateway.pending_poll]
+            futures.wait([_PENDING_FOREVER, *running], max(0.0, wait_s), futures.FIRST_COMPLETED)
 
-    def _finish_polls(self, polled_gateways: Iterable[SourceGateway]) -> dict[SourceGateway, PollResult]:
+    def _finish_polls(self, gateways: Iterable[SourceGateway]) -> _Results:
         """Return the results of finished polls; raises first if two gateways of the list are the same."""
-        check_distinct(gateway.start_position for gateway in self.gateways if gateway.start_position)
-        poll_results: dict[SourceGateway, PollResult] = {}
+        check_distinct(gateway.start for gateway in self.gateways if gateway.start)
+        results: dict[SourceGateway, PollResult] = {}
         errors: list[TowlineError] = []
-        for gateway in polled_gateways:
+        for gateway in gateways:
             try:
                 if result := gateway.finish_poll():
-                    poll_results[gateway] = result
+                    results[gateway] = result
             except TowlineError as error:
                 errors.append(error)
         outages = [(gateway.display_name, gateway.outage.error) for gateway in self.gateways if gateway.outage]
@@ -593,58 +530,44 @@ class BatchPlanner:
             (_, first_error), *other_refusals = refusals
             reasons = "; ".join(f"{name}: {error.problem}" for name, error in refusals)
             problem = f"all gateways of the list refuse this query ({reasons})"
-            raise (
-                GatewayError(first_error.code, GATEWAYS_OPTION, problem, first_error.remedy)
-                if other_refusals
-                else first_error
-            )
+            if other_refusals:
+                raise GatewayError(first_error.code, GATEWAYS_OPTION, problem, first_error.remedy)
+            raise first_error
         if errors:
             raise errors[0]
-        return poll_results
+        return results
 
     def report(self) -> dict[str, Any] | None:
         """Return the status of each gateway and the sums of waiting rows; None if nothing is known yet.
 
         With the option ``gateway`` it is that gateway's status.
         """
-        known_gateways = [gateway for gateway in self.gateways if gateway.start_position or gateway.outage]
-        reports = {
-            gateway.start_position.gateway if gateway.start_position else gateway.address.location: gateway.report(
-                self._queued_rows(gateway)
-            )
-            for gateway in known_gateways
-        }
+        reports: dict[str, dict[str, Any]] = {}
+        for gateway in self.gateways:
+            if gateway.start or gateway.outage:
+                name = gateway.start.gateway if gateway.start else gateway.address.location
+                reports[name] = gateway.report(self._queued_rows(gateway))
         if not self._plan.gateways:
             report = next(iter(reports.values()), {})
             return report if report.keys() - {"tip", "queued"} else None
-        unavailable_names = [
-            name for name, report in reports.items() if "away_since" in report
-        ]  # logged when the outage began
-        errors = [
-            report["last_error"]
-            for name, report in reports.items()
-            if "last_error" in report and name not in unavailable_names
-        ]
+        unavailable = [name for name, report in reports.items() if "away_since" in report]
+        available = [report for name, report in reports.items() if name not in unavailable]  # an outage was logged
+        errors = [report["last_error"] for report in available if "last_error" in report]
         totals = {key: sum(report[key] for report in reports.values()) for key in ("tip", "queued")}
         last_error = {"last_error": errors[0]} if errors else {}
-        return {**totals, **last_error, "away": sorted(unavailable_names), "gateways": dict(sorted(reports.items()))}
+        return {**totals, **last_error, "away": sorted(unavailable), "gateways": dict(sorted(reports.items()))}
 
-    def _removed_positions(
-        self, offset: SourceOffset, listed_positions: Iterable[JournalPosition | None]
-    ) -> list[JournalPosition]:
+    def _removed_positions(self, offset: SourceOffset, listed: Iterable[object]) -> list[JournalPosition]:
         """Return the positions of gateways that are no longer in the list.
 
         A gateway that was never connected is identified by its location. While one is not, any remaining position may
         be its.
         """
-        unknown_locations = {gateway.address.location for gateway in self.gateways if not gateway.start_position}
-        other_positions = [position for position in offset.positions if position not in listed_positions]
-        all_known = unknown_locations <= {position.location for position in other_positions}
-        return (
-            [position for position in other_positions if position.location not in unknown_locations]
-            if all_known
-            else []
-        )
+        unknown = {gateway.address.location for gateway in self.gateways if not gateway.start}
+        others = [position for position in offset.positions if position not in listed]
+        if not unknown <= {position.location for position in others}:
+            return []
+        return [position for position in others if position.location not in unknown]
 
     def _may_remove(self, position: JournalPosition, durable: SourceOffset) -> bool:
         """Return whether a gateway may leave the checkpoint: all its rows are in the commit log, durably."""
@@ -666,9 +589,8 @@ class BatchPlanner:
             raise _removal_error("TL-G51", position.gateway, problem, remedy) from error
         if waiting_rows := max(0, result.journal_end - position.offset):
             remedy = "Put it back and stop its input; remove it from the list when no message waits."
-            raise _removal_error(
-                "TL-G52", position.gateway, f"{waiting_rows:,} messages wait at {position.location}", remedy
-            )
+            problem = f"{waiting_rows:,} messages wait at {position.location}"
+            raise _removal_error("TL-G52", position.gateway, problem, remedy)
         if durable_offset < position.offset:
             return False  # in the commit log, but not yet durable: at the next call
         self._removed_gateways.pop(position.location).release()
@@ -676,11 +598,12 @@ class BatchPlanner:
 
     def _gateway_at(self, location: str) -> SourceGateway:
         """Return the gateway at a location, from the list or else of the removed ones."""
-        listed_gateway = next((gateway for gateway in self.gateways if gateway.address.location == location), None)
-        lease = Lease(self._plan.consumer)  # released when that gateway leaves, and taken again if it is needed
-        return listed_gateway or self._removed_gateways.setdefault(
-            location, SourceGateway(self._plan.address_of(location), self._plan, lease)
-        )
+        if listed := next((gateway for gateway in self.gateways if gateway.address.location == location), None):
+            return listed
+        if location not in self._removed_gateways:
+            lease = Lease(self._plan.consumer)  # released when that gateway leaves, and taken again if it is needed
+            self._removed_gateways[location] = SourceGateway(self._plan.address_of(location), self._plan, lease)
+        return self._removed_gateways[location]
 
     def slices(self, start: SourceOffset, end: SourceOffset) -> list[Slice]:
         """Return the partitions of the batch between two offsets: the same ones, with the same rows, at each call.
@@ -690,44 +613,27 @@ class BatchPlanner:
             GatewayUnreachable: TL-G53, a gateway with rows of the batch is unavailable.
         """
         ranges, plan = ranges_between(start, end), self._plan
-        sizes = partition_sizes(
-            [end_position.offset - start_offset for start_offset, end_position in ranges],
-            plan.min_partitions,
-            plan.max_partition_rows,
-        )
+        row_counts = [last.offset - first for first, last in ranges]
+        sizes = partition_sizes(row_counts, plan.min_partitions, plan.max_partition_rows)
         if any(len(range_sizes) > 1 for range_sizes in sizes) and not self._order_warning_logged:
             self._order_warning_logged = True
             _LOG.warning(
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
                 "device's messages is kept only if one task reads them all, as after coalesce(1)"
             )
-        slices = [
-            journal_slice
-            for journal_range, range_sizes in zip(ranges, sizes, strict=True)
-            for journal_slice in self._gateway_slices(*journal_range, range_sizes)
-        ]
-        first_position = end.positions[0]
-        return slices or [
-            Slice(
-                plan.address,
-                first_position.journal,
-                first_position.offset,
-                first_position.offset,
-                first_position.incarnation,
-            )
-        ]
+        slices: list[Slice] = []
+        for (first, last), range_sizes in zip(ranges, sizes, strict=True):
+            slices += self._gateway_slices(first, last, range_sizes)
+        idle = end.positions[0]
+        return slices or [Slice(plan.address, idle.journal, idle.offset, idle.offset, idle.incarnation)]
 
     def _gateway_slices(self, start: int, end: JournalPosition, sizes: Sequence[int]) -> list[Slice]:
-        if end.location not in {gateway.address.location for gateway in self.gateways} and not all(
-            gateway.start_position for gateway in self.gateways
-        ):
+        known = {gateway.address.location for gateway in self.gateways}
+        if end.location not in known and not all(gateway.start for gateway in self.gateways):
             self.connect()  # it may have moved
-        connected_gateways = (
-            gateway
-            for gateway in self.gateways
-            if gateway.start_position and self._position_of(gateway.start_position, SourceOffset((end,)))
-        )
-        gateway = next(connected_gateways, None) or self._gateway_at(end.location)
+        end_offset, connected = SourceOffset((end,)), [gateway for gateway in self.gateways if gateway.start]
+        matching = (gateway for gateway in connected if gateway.start and self._position_of(gateway.start, end_offset))
+        gateway = next(matching, None) or self._gateway_at(end.location)
         try:
             return retry_while_unreachable(partial(gateway.slices, start, end, sizes), timeout_s=GATEWAY_TIMEOUT_S)
         except TowlineError as error:
@@ -744,7 +650,7 @@ def _removal_error(code: str, gateway: str, problem: str, remedy: str) -> Config
     return ConfigError(code, GATEWAYS_OPTION, f'gateway "{gateway}" is no longer in the list, and {problem}', remedy)
 
 
-def _has_usable_rows(request: PollRequest, result: PollResult) -> bool:
+def _is_usable(request: PollRequest, result: PollResult) -> bool:
     """Return whether a batch may take rows of a result: a gateway returns one row even for a limit of 0."""
     return bool(result.rows) and request.max_rows != 0
 
@@ -755,7 +661,7 @@ def _lowest_limit(*limits: int | None) -> int | None:
 
 
 def share_limits(
-    poll_results: Mapping[_T, PollResult],
+    results: Mapping[_T, PollResult],
     skipped_batches: Mapping[_T, int],
     limits: Sequence[int | None],
     poll_within: Callable[[_T, int | None, int | None], PollResult | None],
@@ -768,31 +674,20 @@ def share_limits(
     are.
 
     Args:
-        poll_results: Waiting rows of each gateway, as far as the whole batch could take them.
+        results: Waiting rows of each gateway, as far as the whole batch could take them.
         skipped_batches: Number of consecutive batches without rows of each gateway.
         limits: Most rows and most bytes.
         poll_within: Polls a gateway within limits, one row at least; None if it is unavailable.
     """
-    remaining_limits = [math.inf if limit is None else limit for limit in limits]
-    fractions = {
-        gateway: max(result.rows / remaining_limits[0], result.size / remaining_limits[1])
-        for gateway, result in poll_results.items()
-    }
+    budget = [math.inf if limit is None else limit for limit in limits]
+    fractions = {gateway: max(result.rows / budget[0], result.size / budget[1]) for gateway, result in results.items()}
     shares: dict[_T, PollResult] = {}
-    order = sorted(poll_results, key=lambda gateway: (-skipped_batches.get(gateway, 0), fractions[gateway]))
-    for remaining_gateways, gateway in zip(range(len(order), 0, -1), order, strict=True):
-        even_share, result = [limit / remaining_gateways for limit in remaining_limits], poll_results[gateway]
-        too_large = len(order) > 1 and (result.rows > even_share[0] or result.size > even_share[1])
-        granted_result = (
-            poll_within(gateway, *(None if limit == math.inf else max(1, int(limit)) for limit in even_share))
-            if too_large
-            else result
-        )
-        if granted_result and (
-            not shares or (granted_result.rows <= remaining_limits[0] and granted_result.size <= remaining_limits[1])
-        ):
-            shares[gateway], remaining_limits = (
-                granted_result,
-                [remaining_limits[0] - granted_result.rows, remaining_limits[1] - granted_result.size],
-            )
+    order = sorted(results, key=lambda gateway: (-skipped_batches.get(gateway, 0), fractions[gateway]))
+    for count, gateway in zip(range(len(order), 0, -1), order, strict=True):
+        even_share, result = [limit / count for limit in budget], results[gateway]
+        share: PollResult | None = result
+        if len(order) > 1 and (result.rows > even_share[0] or result.size > even_share[1]):
+            share = poll_within(gateway, *(None if limit == math.inf else max(1, int(limit)) for limit in even_share))
+        if share and (not shares or (share.rows <= budget[0] and share.size <= budget[1])):
+            shares[gateway], budget = share, [budget[0] - share.rows, budget[1] - share.size]
     return shares

@@ -64,20 +64,20 @@ class KafkaTaskResult(TaskResult):
 
     Attributes:
         query: Streaming query id; None in a batch query.
-        delivery_result: Delivery result of its rows.
+        delivery: Delivery result of its rows.
         input_rows: Number of rows that the task received.
         counts: Further counts of the task, for the sink note.
     """
 
     query: str | None
-    delivery_result: DeliveryResult
+    delivery: DeliveryResult
     input_rows: int
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def marker_rows(self) -> int | None:
         """Row count in the marker, for a task whose rows Kafka already had; None for other tasks."""
-        result = self.delivery_result
+        result = self.delivery
         return result.rows + result.dead_lettered if result.was_skipped and not result.has_manual_marker else None
 
 
@@ -169,9 +169,7 @@ class KafkaTransactional(DataSource):
         reads_markers = self._settings.guarantee == "exactly_once" and checkpoint_location
         if self._settings.source_topics and (not checkpoint_location or Checkpoint(checkpoint_location).location_id):
             problem = "topic ids are stored in the query's checkpoint, which is on no disk of this machine"
-            remedy = (
-                "Give the option checkpointLocation a path of the driver's machine, or leave verifySourceTopics out."
-            )
+            remedy = "Give checkpointLocation a path of the driver's machine, or leave verifySourceTopics out."
             raise ConfigError("TL-C23", f"{FORMAT} verifySourceTopics", problem, remedy)
         try:
             if self._settings.source_topics:
@@ -182,11 +180,10 @@ class KafkaTransactional(DataSource):
         delivery = self._delivery(schema, origin, checkpoint_location)
         if not self._settings.gather:
             return self._stream_writer(delivery, checkpoint_location)
-        directory_key = checkpoint_location or f"{self._settings.servers} {self._settings.sink_id}"
+        query_key = checkpoint_location or f"{self._settings.servers} {self._settings.sink_id}"
         batch = origin.newest_batch if self._settings.batch is None else self._settings.batch
-        return StreamWriter(
-            delivery, checkpoint_location, TaskRowDirectory.for_batch(directory_key, batch, self._settings.spool_disk)
-        )
+        row_directory = TaskRowDirectory.for_batch(query_key, batch, self._settings.spool_disk)
+        return StreamWriter(delivery, checkpoint_location, row_directory)
 
     @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001 - Spark's signature
@@ -218,9 +215,7 @@ class KafkaTransactional(DataSource):
         return Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
 
 
-_RECREATED_TOPIC_ADVICE: Final = (
-    "To read the new one, start the query with a new checkpoint and sinkId, from the offset in startingOffsets."
-)
+_RECREATED_TOPIC_ADVICE: Final = "To read the new one, start with a new checkpoint and sinkId, from startingOffsets."
 
 
 @cache
@@ -237,7 +232,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
 
     Args:
         delivery: Delivery of rows to Kafka.
-        checkpoint_location: Location of the checkpoint; "" if unknown.
+        location: Location of the checkpoint; "" if unknown.
         row_directory: Directory for the rows of tasks, which the driver writes in one transaction; None if tasks write.
             A transaction belongs to one producer in one process, and ``coalesce(1)`` would put all work since the last
             shuffle into one task. The commit writes the rows in the order of the partitions. A second attempt of a task
@@ -247,10 +242,8 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
 
     _task_error = KafkaError, "TL-K08", FORMAT
 
-    def __init__(
-        self, delivery: Delivery, checkpoint_location: str = "", row_directory: TaskRowDirectory | None = None
-    ) -> None:
-        self._delivery, self._checkpoint_location, self._row_directory = delivery, checkpoint_location, row_directory
+    def __init__(self, delivery: Delivery, location: str = "", row_directory: TaskRowDirectory | None = None) -> None:
+        self._delivery, self._checkpoint_location, self._row_directory = delivery, location, row_directory
 
     def _task(self) -> Task:
         settings = self._delivery.settings
@@ -286,9 +279,8 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         log_outcome(answers, batch)
         checkpoint = Checkpoint(self._checkpoint_location)
         note = SinkNote.read_for_update(checkpoint)
-        note.with_batch(batch, self._batch_result(answers, batch, note), self._write_throughput(answers, batch)).write(
-            checkpoint
-        )
+        result, throughput = self._batch_result(answers, batch, note), self._write_throughput(answers, batch)
+        note.with_batch(batch, result, throughput).write(checkpoint)
         checkpoint.sync_state()
 
     def _write_task_rows(self, answers: Sequence[KafkaTaskRows], batch: int) -> KafkaTaskResult:
@@ -296,51 +288,40 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         if not answers:
             raise self._create_error("no task answered for the batch", "It is not committed and runs again.")
         assert self._row_directory is not None
-        first_answer = answers[0]
-        task_batches = (task_batches for answer in answers for task_batches in answer.batches())
-        result = self._delivery.deliver(
-            Task(0, batch=batch, query=first_answer.query, run=first_answer.run), task_batches
-        )
+        query, run = answers[0].query, answers[0].run
+        batches = (rows for answer in answers for rows in answer.batches())
+        result = self._delivery.deliver(Task(0, batch=batch, query=query, run=run), batches)
         self._row_directory.remove_files(answers)
-        return KafkaTaskResult(0, batch, first_answer.query, result, sum(answer.rows for answer in answers))
+        return KafkaTaskResult(0, batch, query, result, sum(answer.rows for answer in answers))
 
     def _batch_result(self, answers: Sequence[KafkaTaskResult], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - LineWriter needs it
         """Return the counts of a batch; `note` holds the totals of the batches before."""
         empty_partitions = self._write_missing_markers(answers, batch)
-        counted_results = [answer.delivery_result for answer in answers if not answer.delivery_result.has_manual_marker]
+        counted = [answer.delivery for answer in answers if not answer.delivery.has_manual_marker]
         counts = sum((Counter(answer.counts) for answer in answers), Counter[str]())
-        counts["given"] = sum(
-            answer.input_rows if answer.marker_rows is None else answer.marker_rows for answer in answers
-        )
-        counts["acknowledged"] = sum(result.rows for result in counted_results)
-        counts["dead_lettered"] = sum(result.dead_lettered for result in counted_results)
-        counts["lost"] = sum(result.dropped_rows for result in counted_results)
-        counts["unknown"] = sum(answer.input_rows for answer in answers if answer.delivery_result.has_manual_marker)
-        marks = MarkerStep.sum_partitions(
-            [
-                *(answer.delivery_result.marker_step for answer in answers),
-                *(result.marker_step for result in empty_partitions),
-            ]
-        )
-        seconds = [
-            result.seconds
-            for result in counted_results
-            if result.marker_step is not None and result.seconds is not None
-        ]
+        for answer in answers:
+            counts["given"] += answer.input_rows if answer.marker_rows is None else answer.marker_rows
+            counts["unknown"] += answer.input_rows if answer.delivery.has_manual_marker else 0
+        counts["acknowledged"] = sum(result.rows for result in counted)
+        counts["dead_lettered"] = sum(result.dead_lettered for result in counted)
+        counts["lost"] = sum(result.dropped_rows for result in counted)
+        results = (*(answer.delivery for answer in answers), *empty_partitions)
+        marks = MarkerStep.sum_partitions([result.marker_step for result in results])
+        transactions = (result for result in counted if result.marker_step is not None)
+        seconds = [result.seconds for result in transactions if result.seconds is not None]
         return BatchResult(counts, marks, self._sink_name(answers), seconds)
 
     def _write_missing_markers(self, answers: Sequence[KafkaTaskResult], batch: int) -> list[DeliveryResult]:
         """Write the markers of the partitions without a task."""
         if not isinstance(self._delivery, ExactlyOnce) or not answers:
             return []
-        missing_partitions = set(range(self._delivery.settings.parallelism)) - {answer.partition for answer in answers}
-        tasks = (Task(partition, batch=batch, query=answers[0].query) for partition in sorted(missing_partitions))
+        partitions = set(range(self._delivery.settings.parallelism)) - {answer.partition for answer in answers}
+        tasks = (Task(partition, batch=batch, query=answers[0].query) for partition in sorted(partitions))
         return [self._delivery.deliver(task, ()) for task in tasks]
 
     def _write_throughput(self, answers: Sequence[KafkaTaskResult], batch: int) -> WriteThroughput | None:
-        slowest = max(
-            (answer.delivery_result for answer in answers), key=lambda result: result.seconds or 0.0, default=None
-        )
+        results = (answer.delivery for answer in answers)
+        slowest = max(results, key=lambda result: result.seconds or 0.0, default=None)
         if slowest is None or slowest.seconds is None:
             return None
         return WriteThroughput(batch, slowest.bytes, slowest.seconds, self._delivery.settings.budget_s)
@@ -393,9 +374,7 @@ class BatchWriter(StreamWriter):
 
     def _task(self) -> Task:
         if isinstance(self._delivery, ExactlyOnce) and (batch := task_property(BATCH_ID)):
-            problem = (
-                f"batch {batch} of a stream is written in foreachBatch without its id: a repeat would be duplicated"
-            )
+            problem = f"batch {batch} of a stream is written in foreachBatch without its id: a repeat is duplicated"
             remedy = 'Add option("batchId", batch_id) and option("sinkId", NAME), or choose guarantee at_least_once.'
             raise KafkaError("TL-K80", FORMAT, problem, remedy)
         return self._batch_task()
@@ -409,7 +388,7 @@ class BatchWriter(StreamWriter):
 
 def log_outcome(answers: Sequence[KafkaTaskResult], batch: int | None) -> None:
     """Log the lost rows, dead letters and skipped partitions of a batch."""
-    results = [answer.delivery_result for answer in answers]
+    results = [answer.delivery for answer in answers]
     rows, lost_rows = sum(result.rows for result in results), sum(result.dropped_rows for result in results)
     dead_letters = sum(result.dead_lettered for result in results)
     reason = next((result.drop_reason for result in results if result.drop_reason), "")
@@ -418,18 +397,14 @@ def log_outcome(answers: Sequence[KafkaTaskResult], batch: int | None) -> None:
         _log.warning("%s: batch %s: %s", FORMAT, batch, summary)
     if dead_letters:
         _log.warning("%s: batch %s: %s rows went to the dead-letter topic", FORMAT, batch, f"{dead_letters:,}")
-    if skipped_partitions := sum(result.was_skipped for result in results):
-        _log.info(
-            "%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped_partitions, len(results)
-        )
+    if skipped := sum(result.was_skipped for result in results):
+        _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(results))
 
 
 #: Most bytes of rows in a commit message: Java's arrays end at 2 GiB, and Spark copies a message several times.
 MAX_ANSWER_BYTES: Final = 512 << 20
 _PRIVATE_MODE: Final = 0o700
-_SMALLER_BATCH_ADVICE: Final = (
-    "Make batches smaller (maxOffsetsPerTrigger), or set parallelism=1 and put .coalesce(1) before writeStream."
-)
+_SMALLER_BATCH_ADVICE: Final = "Lower maxOffsetsPerTrigger, or set parallelism=1 with .coalesce(1) before writeStream."
 
 
 @dataclass(frozen=True)

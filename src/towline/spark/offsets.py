@@ -53,9 +53,8 @@ class JournalPosition:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object under the gateway's name, keys in their fixed order."""
         optional_fields = {"incarnation": self.incarnation, "at": self.location}
-        return {"journal": self.journal, "offset": self.offset} | {
-            key: value for key, value in optional_fields.items() if value
-        }
+        fields: dict[str, Any] = {"journal": self.journal, "offset": self.offset}
+        return fields | {key: value for key, value in optional_fields.items() if value}
 
     def with_offset(self, offset: int, incarnation: str) -> Self:
         """Return a position with another offset in the same journal."""
@@ -107,16 +106,13 @@ class SourceOffset:
 
     def with_positions(self, *positions: JournalPosition) -> Self:
         """Return the offset with these positions added, each replacing that of its gateway."""
-        by_gateway = {position.gateway: position for position in self.positions} | {
-            position.gateway: position for position in positions
-        }
+        by_gateway = {position.gateway: position for position in (*self.positions, *positions)}
         return replace(self, positions=tuple(by_gateway.values()))
 
     def without_gateways(self, *gateways: str) -> Self:
         """Return the offset without the positions of these gateways."""
-        return replace(
-            self, positions=tuple(position for position in self.positions if position.gateway not in gateways)
-        )
+        remaining = (position for position in self.positions if position.gateway not in gateways)
+        return replace(self, positions=tuple(remaining))
 
     def next_tick(self) -> Self:
         """Return the same positions with the next tick: a new offset for Spark, without a row."""

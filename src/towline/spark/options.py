@@ -113,69 +113,60 @@ def _missing_option(name: str, meaning: str) -> ConfigError:
     return ConfigError("TL-C20", _FORMAT, f'the option "{name}" is missing', f"It is {meaning}.")
 
 
-def _gateway_address(option_values: OptionValues, options: Iterable[Option]) -> GatewayAddress:
+def _gateway_address(values: OptionValues, options: Iterable[Option]) -> GatewayAddress:
     """Return the gateway's address; for several gateways only the access to them. `options` describe one to start."""
-    has_several = "gateways" in option_values
-    locations = option_values.value("gateways", ()) or (option_values.value("gateway", ""),)
+    has_several = "gateways" in values
+    locations = values.value("gateways", ()) or (values.value("gateway", ""),)
     on_network = any(map(is_remote, locations))
-    if on_network and not option_values.text("gatewayTokenFile"):
+    if on_network and not values.text("gatewayTokenFile"):
         raise _missing_option("gatewayTokenFile", "a file of mode 0600 on the driver, with a token of the gateway")
-    if not on_network and (
-        access_option := next((option.name for option in _ACCESS_OPTIONS if option.name in option_values), "")
-    ):
+    access_options = [option.name for option in _ACCESS_OPTIONS if option.name in values]
+    if access_options and not on_network:
         problem = "it is for a gateway on a network, and this one is on this machine"
-        raise _option_error("TL-C23", access_option, problem, f"Leave it out, or give gateway={REMOTE_SCHEME}.")
-    if not has_several and "gateway" not in option_values:
-        if not option_values.text("stateDir"):
-            raise _missing_option(
-                "stateDir", "the directory on a local disk where messages wait until they are written"
-            )
-        return GatewayAddress(option_values.value("stateDir"), owner=ProcessIdentity.of(driver_pid()))
-    single_gateway = ("gateway",) if has_several else ()
-    if conflicting_option := next(
-        (name for name in (*single_gateway, *(option.name for option in options), "stateDir") if name in option_values),
-        "",
-    ):
+        raise _option_error("TL-C23", access_options[0], problem, f"Leave it out, or give gateway={REMOTE_SCHEME}.")
+    if not has_several and "gateway" not in values:
+        if not values.text("stateDir"):
+            raise _missing_option("stateDir", "the directory on a local disk where messages wait to be written")
+        return GatewayAddress(values.value("stateDir"), owner=ProcessIdentity.of(driver_pid()))
+    excluded = [*(["gateway"] if has_several else []), *(option.name for option in options), "stateDir"]
+    if conflicts := [name for name in excluded if name in values]:
         problem = "it is a setting of the gateway, and the option gateway names a running one"
         if has_several:
             problem = "it is a setting of one gateway, and the option gateways names running ones"
-        raise _option_error("TL-C23", conflicting_option, problem, "Give one of the two.")
-    values = option_values.values(_ACCESS_OPTIONS)
-    return GatewayAddress(
-        "" if has_several else locations[0], **{**values, "access": ClientAccess(**values.get("access", {}))}
-    )
+        raise _option_error("TL-C23", conflicts[0], problem, "Give one of the two.")
+    fields = values.values(_ACCESS_OPTIONS)
+    fields["access"] = ClientAccess(**fields.get("access", {}))
+    return GatewayAddress("" if has_several else locations[0], **fields)
 
 
 #: Options that a started gateway requires, with their meaning.
 _REQUIRED_OPTIONS: Final = {"broker": "mqtt://HOST[:PORT]", "subscribe": "topic filters such as telemetry/#:1"}
 
 
-def _gateway_values(option_values: OptionValues, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:
+def _gateway_values(values: OptionValues, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:
     """Return the settings of a gateway to start from the options, with a default name."""
     for option in options:
-        if option.name in _REQUIRED_OPTIONS and not option_values.text(option.name):
+        if option.name in _REQUIRED_OPTIONS and not values.text(option.name):
             raise _missing_option(option.name, _REQUIRED_OPTIONS[option.name])
-    values = option_values.values(options)
-    state_dir = option_values.value("stateDir")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", option_values.text("clientId") or Path(state_dir).name).strip("-._")
-    return {"name": name[:64] or "mqtt", "state_dir": state_dir, "guarantee": guarantee, **values}
+    fields = values.values(options)
+    state_dir = values.value("stateDir")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", values.text("clientId") or Path(state_dir).name).strip("-._")
+    return {"name": name[:64] or "mqtt", "state_dir": state_dir, "guarantee": guarantee, **fields}
 
 
 def _gateway_settings(
-    option_values: OptionValues, values: Mapping[str, Any], options: Iterable[Option], publish_qos: int | None = None
+    values: OptionValues, fields: Mapping[str, Any], options: Iterable[Option], publish_qos: int | None = None
 ) -> GatewaySettings:
     """Validate the settings; each pydantic error becomes one about its option."""
     errors = []
     try:
-        settings = GatewaySettings.model_validate(values)
+        settings = GatewaySettings.model_validate(fields)
     except ValidationError as error:
         for issue in error.errors(include_url=False):
             setting = tuple(part for part in issue["loc"] if isinstance(part, str))
             message = with_option_names(requirement(issue), _ANY_SETTING)[:200]
             option = next((option for option in options if setting[: len(option.path)] == option.path), None)
-            errors.append(
-                option_values.error(option.name, message) if option else ConfigError("TL-C12", _FORMAT, message)
-            )
+            errors.append(values.error(option.name, message) if option else ConfigError("TL-C12", _FORMAT, message))
     ConfigErrors.raise_any(errors)
     # A failover to a broker without the session would lose or duplicate messages.
     if settings.connection.several_sessions and (settings.guarantee is Guarantee.EXACTLY_ONCE or publish_qos == 2):
@@ -200,9 +191,12 @@ _UNDERSCORE_SETTING: Final = _setting_pattern(setting for setting in _OPTION_NAM
 
 def with_option_names(message: str, settings: re.Pattern[str] = _UNDERSCORE_SETTING) -> str:
     """Replace a gateway's setting names in a message by their options: ``x_y = "z"`` becomes ``xY=z``."""
-    return settings.sub(
-        lambda match: _OPTION_NAMES[match[1]] + (f"={match[2] or match[3]}" if match[2] or match[3] else ""), message
-    )
+
+    def option_text(match: re.Match[str]) -> str:
+        value = match[2] or match[3]
+        return _OPTION_NAMES[match[1]] + (f"={value}" if value else "")
+
+    return settings.sub(option_text, message)
 
 
 # -- a source ----------------------------------------------------------------------------------------------------------
@@ -218,14 +212,11 @@ _SOURCE_FORMAT: Final = FormatOptions(
         **_PASSWORD_REFUSAL,
         **_refused_option(
             "asyncProgressTrackingEnabled",
-            "asynchronous progress tracking makes Spark report batches as done that are not, and messages would be "
-            "lost",
+            "with asynchronous progress tracking Spark reports batches as done that are not: messages would be lost",
             "Leave it out, of the writer's options too.",
         ),
         **_refused_option(
-            "path",
-            "a path is no MQTT broker",
-            'Call load() without an argument and give option("broker", "mqtt://HOST").',
+            "path", "a path is no MQTT broker", 'Call load() without a path and give option("broker", "mqtt://HOST").'
         ),
     },
 )
@@ -243,52 +234,48 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
         ConfigError: TL-C01 unknown option, TL-C12 a guarantee that contradicts other options, TL-C20 a missing option,
             TL-C21 an invalid value, TL-C22 a refused option, TL-C23 two contradicting options.
     """
-    option_values = _SOURCE_FORMAT.parse(texts)
+    values = _SOURCE_FORMAT.parse(texts)
     if not texts:  # of a table: Spark passes only the reader's options to a Python source (4.3)
         remedy = "Of a table too: spark.readStream.options(...).table(NAME)."
         raise ConfigError("TL-C20", _FORMAT, 'the option "stateDir" is missing', remedy)
-    guarantee = option_values.value("guarantee", Guarantee.AT_LEAST_ONCE)
-    address = _gateway_address(option_values, _SOURCE_GATEWAY_OPTIONS)
+    guarantee = values.value("guarantee", Guarantee.AT_LEAST_ONCE)
+    address = _gateway_address(values, _SOURCE_GATEWAY_OPTIONS)
     if address.owner:
-        address = replace(address, settings=_source_settings(option_values, guarantee).model_dump_json())
-    plan = ReadPlan(address, replays_batches=policy(guarantee).replays_batches, **option_values.values(_READ_OPTIONS))
+        address = replace(address, settings=_source_settings(values, guarantee).model_dump_json())
+    plan = ReadPlan(address, replays_batches=policy(guarantee).replays_batches, **values.values(_READ_OPTIONS))
     if plan.event_time and not plan.checkpoint:
         problem = "it follows the query's watermark, which is unknown without checkpointLocation"
         remedy = "Give checkpointLocation, the same as the writer's, on a file system of this machine."
         raise _option_error("TL-C23", "eventTime", problem, remedy)
-    _check_offsets(option_values, plan)
+    _check_offsets(values, plan)
     return plan
 
 
-def _check_offsets(option_values: OptionValues, plan: ReadPlan) -> None:
+def _check_offsets(values: OptionValues, plan: ReadPlan) -> None:
     """Check that offsets name gateways if there are several: an offset belongs to one journal."""
     for name, value in {"startingOffset": plan.start_offset, "endingOffset": plan.end_offset}.items():
-        if plan.gateways and isinstance(value, int) and name in option_values:
+        if plan.gateways and isinstance(value, int) and name in values:
             remedy = 'Give one for each gateway by its name: {"g1": 4711}.'
             raise _option_error("TL-C23", name, "an offset belongs to a single journal", remedy)
         if not plan.gateways and isinstance(value, Mapping):
             remedy = "Give it without a name, or the option gateways."
             raise _option_error("TL-C23", name, "it names gateways, and the source has only one", remedy)
     if plan.removed_gateways and not plan.gateways:
-        raise _option_error(
-            "TL-C23", "removedGateways", "it has no effect without the option gateways", "Leave it out."
-        )
+        problem = "it has no effect without the option gateways"
+        raise _option_error("TL-C23", "removedGateways", problem, "Leave it out.")
 
 
-def _source_settings(option_values: OptionValues, guarantee: Guarantee) -> GatewaySettings:
-    values = _gateway_values(option_values, guarantee, _SOURCE_GATEWAY_OPTIONS)
-    values["checkpoint"] = option_values.text("checkpointLocation")
-    values["subscriptions"] = [
-        {"qos": policy(guarantee).qos, **subscription} for subscription in values["subscriptions"]
-    ]
-    settings = _gateway_settings(option_values, values, _SOURCE_GATEWAY_OPTIONS)
+def _source_settings(values: OptionValues, guarantee: Guarantee) -> GatewaySettings:
+    fields = _gateway_values(values, guarantee, _SOURCE_GATEWAY_OPTIONS)
+    fields["checkpoint"] = values.text("checkpointLocation")
+    default = {"qos": policy(guarantee).qos}
+    fields["subscriptions"] = [{**default, **subscription} for subscription in fields["subscriptions"]]
+    settings = _gateway_settings(values, fields, _SOURCE_GATEWAY_OPTIONS)
     for subscription in settings.subscriptions:  # a route's key or promise does not apply here
         if problem := qos_problem(guarantee, subscription.qos):
             qos_error = f'{problem[0]}, "{subscription.pattern}" is subscribed with QoS {subscription.qos}'
-            weaker_guarantee = (
-                "at_least_once and drop duplicates by a key of your own" if subscription.qos else "at_most_once"
-            )
-            raise _option_error("TL-C12", "subscribe", qos_error, f"Raise it, or choose {weaker_guarantee}.")
+            weaker = "at_least_once and drop duplicates by a key of your own" if subscription.qos else "at_most_once"
+            raise _option_error("TL-C12", "subscribe", qos_error, f"Raise it, or choose {weaker}.")
     return settings
 
 
@@ -372,35 +359,33 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
         ConfigError: TL-C01 unknown option, TL-C12 a contradiction to the guarantee, TL-C20 a missing option, TL-C21 an
             invalid value, TL-C22 a refused option, TL-C23 two contradicting options.
     """
-    option_values = _SINK_FORMAT.parse(texts)
-    guarantee, qos = _guarantee_and_qos(option_values)
-    address = _gateway_address(option_values, _SINK_GATEWAY_OPTIONS)
+    values = _SINK_FORMAT.parse(texts)
+    guarantee, qos = _guarantee_and_qos(values)
+    address = _gateway_address(values, _SINK_GATEWAY_OPTIONS)
     qos_levels = policy(guarantee).publish_qos_choices
     if address.owner:
-        values = _gateway_values(option_values, guarantee, _SINK_GATEWAY_OPTIONS)
-        values["outbox"] = {"checkpoint": checkpoint, **values.get("outbox", {})}
-        settings = _gateway_settings(option_values, values, _SINK_GATEWAY_OPTIONS, publish_qos=qos)
+        fields = _gateway_values(values, guarantee, _SINK_GATEWAY_OPTIONS)
+        fields["outbox"] = {"checkpoint": checkpoint, **fields.get("outbox", {})}
+        settings = _gateway_settings(values, fields, _SINK_GATEWAY_OPTIONS, publish_qos=qos)
         address = replace(address, settings=settings.model_dump_json())
         if settings.connection.several_sessions:  # then no row may have QoS 2
             qos_levels = tuple(qos for qos in qos_levels if qos < 2)
-    elif "clients" in option_values:
+    elif "clients" in values:
         problem = "the option gateway names a running gateway with one client"
         raise _option_error("TL-C23", "clients", problem, "Give one of the two.")
-    values = {**option_values.values(_WRITE_OPTIONS), "guarantee": guarantee, "qos": qos}
-    return SinkOptions(address=address, qos_levels=qos_levels, **{**values, "retry": Retry(**values.get("retry", {}))})
+    fields = {**values.values(_WRITE_OPTIONS), "guarantee": guarantee, "qos": qos}
+    return SinkOptions(address=address, qos_levels=qos_levels, **{**fields, "retry": Retry(**fields.get("retry", {}))})
 
 
-def _guarantee_and_qos(option_values: OptionValues) -> tuple[Guarantee, int]:
+def _guarantee_and_qos(values: OptionValues) -> tuple[Guarantee, int]:
     """Return the guarantee and the QoS; each gives the default of the other."""
-    qos = option_values.value("qos")
+    qos = values.value("qos")
     default_guarantee = {0: Guarantee.AT_MOST_ONCE, 2: Guarantee.EXACTLY_ONCE}.get(qos, Guarantee.AT_LEAST_ONCE)
-    guarantee: Guarantee = option_values.value("guarantee", default_guarantee)
+    guarantee: Guarantee = values.value("guarantee", default_guarantee)
     qos_levels = policy(guarantee).publish_qos_choices
     if qos is not None and qos not in qos_levels:
-        allowed_levels = " or ".join(map(str, qos_levels))
-        raise _option_error(
-            "TL-C12", "qos", f"guarantee {guarantee} publishes with QoS {allowed_levels}", "Change one."
-        )
+        problem = f"guarantee {guarantee} publishes with QoS {' or '.join(map(str, qos_levels))}"
+        raise _option_error("TL-C12", "qos", problem, "Change one.")
     return guarantee, qos_levels[0] if qos is None else qos
 
 
@@ -419,10 +404,7 @@ def client_addresses(options: SinkOptions) -> tuple[GatewayAddress, ...]:
     matches = (re.fullmatch(r"\d+-of-(\d+)", entry.name) for entry in directory.glob("*-of-*"))
     client_counts = {int(match[1]) for match in matches if match}
     if other_counts := ({1} if (directory / "outbox").exists() else client_counts) - {clients}:
-        problem = (
-            f"the state directory {directory} has {other_counts.pop()}, and a repeated batch must find the "
-            "same outboxes"
-        )
+        problem = f"the state directory {directory} has {other_counts.pop()}, and a batch must find the same outboxes"
         remedy = "Set it back; for another number use a new stateDir and checkpoint, after all is delivered."
         raise ConfigError("TL-C28", f'{_FORMAT} option "clients" = "{clients}"', problem, remedy)
     return (address,) if clients == 1 else tuple(_client_address(address, number, clients) for number in range(clients))
@@ -432,9 +414,7 @@ def _client_address(address: GatewayAddress, number: int, clients: int) -> Gatew
     """Return the address of one of several clients, with its number in the client id, as in Jet's sink."""
     settings = json.loads(address.settings)
     directory = str(Path(address.location) / f"{number}-of-{clients}")
-    settings |= {
-        "client_id": f"{settings['client_id'] or settings['name']}-{number}",
-        "name": f"{settings['name']}-{number}",
-    }
-    settings |= {"state_dir": directory, "outbox": {**settings["outbox"], "number": number}}
+    client_id, name = (f"{text}-{number}" for text in (settings["client_id"] or settings["name"], settings["name"]))
+    settings |= {"client_id": client_id, "name": name, "state_dir": directory}
+    settings["outbox"]["number"] = number
     return replace(address, location=directory, settings=json.dumps(settings))

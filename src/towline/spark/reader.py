@@ -74,16 +74,12 @@ def slices_of(
     """
     bounds = pairwise(accumulate(sizes, initial=start))
     ranges = [(low, high, end.incarnation if high == end.offset else "") for low, high in bounds]
-    task_address, tickets = address, [""] * len(ranges)
+    addresses = [address] * len(ranges)
     if address.remote:
-        task_address, tickets = (
-            address.with_ticket(""),
-            client.request_read_tickets(end.journal, ranges, valid_s=address.ticket_s),
-        )
-    return [
-        Slice(replace(task_address, ticket=ticket), end.journal, *journal_range)
-        for ticket, journal_range in zip(tickets, ranges, strict=True)
-    ]
+        tickets = client.request_read_tickets(end.journal, ranges, valid_s=address.ticket_s)
+        address = address.with_ticket("")
+        addresses = [replace(address, ticket=ticket) for ticket in tickets]
+    return [Slice(address, end.journal, *rows) for address, rows in zip(addresses, ranges, strict=True)]
 
 
 def ranges_between(start: SourceOffset, end: SourceOffset) -> list[tuple[int, JournalPosition]]:
@@ -92,12 +88,8 @@ def ranges_between(start: SourceOffset, end: SourceOffset) -> list[tuple[int, Jo
     A gateway that joins with this batch has no rows in it: only its end position is known. A removed gateway has none
     either.
     """
-    position_pairs = ((start.position_of(position.gateway), position) for position in end.positions)
-    return [
-        (start_position.offset, end_position)
-        for start_position, end_position in position_pairs
-        if start_position and start_position.offset < end_position.offset
-    ]
+    starts = ((start.position_of(last.gateway), last) for last in end.positions)
+    return [(first.offset, last) for first, last in starts if first and first.offset < last.offset]
 
 
 def partition_sizes(rows: Sequence[int], min_partitions: int | None, max_partition_rows: int | None) -> list[list[int]]:
@@ -109,17 +101,14 @@ def partition_sizes(rows: Sequence[int], min_partitions: int | None, max_partiti
             proportion to their rows, rounded. None for one each.
         max_partition_rows: Most rows of a partition; None for no limit.
     """
-    total_rows, extra_partitions = max(1, sum(rows)), max(0, (min_partitions or 0) - len(rows))
+    total, extra_partitions = max(1, sum(rows)), max(0, (min_partitions or 0) - len(rows))
 
     def split(count: int) -> list[int]:
-        requested_partitions = 1 + (2 * count * extra_partitions + total_rows) // (
-            2 * total_rows
-        )  # halves are rounded up
-        partition_count = max(
-            1, min(count, max(requested_partitions, -(-count // max_partition_rows) if max_partition_rows else 1))
-        )
-        min_size, larger_partitions = divmod(count, partition_count)
-        return [min_size] * (partition_count - larger_partitions) + [min_size + 1] * larger_partitions
+        requested = 1 + (2 * count * extra_partitions + total) // (2 * total)  # halves are rounded up
+        partitions = max(requested, -(-count // max_partition_rows) if max_partition_rows else 1)
+        partitions = max(1, min(count, partitions))
+        size, larger = divmod(count, partitions)
+        return [size] * (partitions - larger) + [size + 1] * larger
 
     return [split(count) for count in rows]
 
@@ -206,10 +195,8 @@ class DurableOffsetTracker:
         now = time.monotonic()
         if self._running_sync is not None and self._running_sync[1].done():
             self._durable_offset, took_s = self._running_sync[0], self._running_sync[1].result()
-            self._running_sync, self._next_sync_at = (
-                None,
-                now + max(_MIN_SYNC_INTERVAL_S, took_s / _MAX_SYNC_SHARE) - took_s,
-            )
+            self._running_sync = None
+            self._next_sync_at = now + max(_MIN_SYNC_INTERVAL_S, took_s / _MAX_SYNC_SHARE) - took_s
         if self._running_sync is None and self._durable_offset != offset and now >= self._next_sync_at:
             self._running_sync = offset, call_in_thread(_sync_machine, "sync")
 
@@ -285,27 +272,20 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ReaderFenced: TL-G03, as `initialOffset`.
             JournalError: TL-J20, the checkpoint can't be synced.
         """
-        start_offset, planner = SourceOffset.parse(start), self._runner_planner
-        self._trigger_timing.end_batch(time.monotonic())
-        durable_offset = self._durable_offsets.sync_committed(start_offset, must_sync=planner.is_finished(start_offset))
-        timeout_s = self._trigger_timing.poll_timeout_s(
-            self._plan.poll_s, time.monotonic(), all_durable=durable_offset == start_offset
-        )
-        end_offset = planner.plan_batch(
-            start_offset, durable_offset, limit, timeout_s if planner.end_offsets is None else 0.0
-        )
+        start_offset, planner, timing = SourceOffset.parse(start), self._runner_planner, self._trigger_timing
+        timing.end_batch(time.monotonic())
+        durable = self._durable_offsets.sync_committed(start_offset, must_sync=planner.is_finished(start_offset))
+        wait_s = timing.poll_timeout_s(self._plan.poll_s, time.monotonic(), all_durable=durable == start_offset)
+        has_end = planner.end_offsets is not None
+        end_offset = planner.plan_batch(start_offset, durable, limit, 0.0 if has_end else wait_s)
         while delay_s := self._trigger_delay_s(planner, start_offset, end_offset):
             time.sleep(delay_s)
-            end_offset = planner.plan_batch(start_offset, durable_offset, limit, 0.0)
+            end_offset = planner.plan_batch(start_offset, durable, limit, 0.0)
         now = time.monotonic()
         if end_offset.positions != start_offset.positions:
-            self._trigger_timing.start_batch(now)
+            timing.start_batch(now)
             return end_offset.to_json()
-        return (
-            start_offset.next_tick().to_json()
-            if planner.end_offsets is None and self._trigger_timing.start_idle_batch(now)
-            else start
-        )
+        return start if has_end or not timing.start_idle_batch(now) else start_offset.next_tick().to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return queue depth and counters, shown as ``sources[].latestOffset`` in the query's progress.
@@ -370,11 +350,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 have passed them on, uncounted: so the batch fails, and is repeated empty.
         """
         journal_slice = self._readable_slice(partition)
-        return (
-            journal_slice.rows()
-            if journal_slice.watermark_ms is None
-            else _with_event_time(journal_slice.rows(), journal_slice.watermark_ms)
-        )
+        rows, watermark_ms = journal_slice.rows(), journal_slice.watermark_ms
+        return rows if watermark_ms is None else _with_event_time(rows, watermark_ms)
 
     def _readable_slice(self, partition: InputPartition) -> Slice:
         """Return the slice of a task, unless a repeated attempt may not read it (TL-G62)."""
@@ -382,9 +359,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Slice)
         if not self._plan.replays_batches and partition.start < partition.end and (attempt := _task_attempt()):
             problem = f"attempt {attempt + 1} of a task asks for rows that at_most_once reads only once"
-            remedy = (
-                "Restart the query: the batch is then repeated without them. spark.task.maxFailures=1 saves attempts."
-            )
+            remedy = "Restart the query: it repeats the batch without them. spark.task.maxFailures=1 saves attempts."
             raise GatewayError("TL-G62", 'format("mqtt")', problem, remedy)
         return partition
 
@@ -441,14 +416,11 @@ class MqttBatchReader(DataSourceReader):
         if plan.event_time:
             location, problem = 'format("mqtt") option "eventTime"', "a batch read has no watermark"
             raise ConfigError("TL-C24", location, problem, "Use received_at.")
-        ranges = sorted(
-            ((*self._offset_range(address), address) for address in plan.addresses),
-            key=lambda journal_range: journal_range[1].gateway,
-        )
+        ranges = [(*self._offset_range(address), address) for address in plan.addresses]
+        ranges.sort(key=lambda journal_range: journal_range[1].gateway)
         check_distinct(end for _, end, _ in ranges)
-        sizes = partition_sizes(
-            [end.offset - start for start, end, _ in ranges], plan.min_partitions, plan.max_partition_rows
-        )
+        row_counts = [end.offset - start for start, end, _ in ranges]
+        sizes = partition_sizes(row_counts, plan.min_partitions, plan.max_partition_rows)
         slices: list[Slice] = []
         for (start, end, address), range_sizes in zip(ranges, sizes, strict=True):
             with address.connect() as client:

@@ -144,14 +144,11 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
     _task_error = GatewayError, "TL-G25", _FORMAT
 
     def _write_rows(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttTaskResult:
-        stored_batch = self.store_batch(
-            f"{self.name_prefix}{task.query or ''}", task.partition, task.batch or 0, batches
-        )
-        return MqttTaskResult(task.partition, task.batch, stored_batch.rows, stored_batch.already, stored_batch.outbox)
+        name = f"{self.name_prefix}{task.query or ''}"
+        stored = self.store_batch(name, task.partition, task.batch or 0, batches)
+        return MqttTaskResult(task.partition, task.batch, stored.rows, stored.already, stored.outbox)
 
-    def store_batch(
-        self, writer_prefix: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]
-    ) -> StoredBatch:
+    def store_batch(self, owner: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         """Store all rows of a partition of a batch in the outbox, and wait for the broker if configured.
 
         Raises:
@@ -160,23 +157,21 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
             TowlineError: The error of the gateway.
         """
         address, offset_hash = self.addresses[partition % len(self.addresses)], self.offset_hashes.get(batch, "")
-        writer, attempt = f"{writer_prefix}/{partition}", uuid.uuid4().hex
-        stored_batch = self._call_with_retry(
-            address, lambda client: client.stored_batch(writer, batch, offset_hash, attempt)
-        )
-        if stored_batch.newest > batch:
-            problem = f"the outbox has batch {stored_batch.newest} of this query, which now writes batch {batch}"
+        writer, attempt = f"{owner}/{partition}", uuid.uuid4().hex
+        state = self._call_with_retry(address, lambda client: client.stored_batch(writer, batch, offset_hash, attempt))
+        if state.newest > batch:
+            problem = f"the outbox has batch {state.newest} of this query, which now writes batch {batch}"
             remedy = "bring back the newest one, or start the query with a new checkpoint directory."
             raise GatewayError("TL-G22", _FORMAT, problem, f"Its checkpoint is an older copy: {remedy}")
-        if not stored_batch.whole:
+        if not state.whole:
             first_row, names = 0, {"origin": offset_hash, "attempt": attempt}
             for rows, is_last in _chunks(map(self.columns.rows, batches)):
                 send = methodcaller("send", writer, batch, rows, start=first_row, is_last=is_last, **names)
-                stored_batch = self._call_with_retry(address, send)
+                state = self._call_with_retry(address, send)
                 first_row += rows.num_rows
         if self.confirm_timeout_s is not None:
-            self._await_confirmation(address, stored_batch.end, self.confirm_timeout_s)
-        return stored_batch
+            self._await_confirmation(address, state.end, self.confirm_timeout_s)
+        return state
 
     def _call_with_retry(self, address: GatewayAddress, call: Callable[[GatewayClient], _T]) -> _T:
         """Repeat a call by the retry strategy, while the outbox is full or the gateway is unreachable."""
@@ -193,31 +188,26 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
                 time.sleep(pause)
 
     def _await_confirmation(self, address: GatewayAddress, end_offset: int, timeout_s: float) -> None:
-        remaining_s = timeout_s
-        deadline = time.monotonic() + timeout_s
-        while not self._call_with_retry(
-            address, methodcaller("wait_delivered", end_offset, timeout_s=max(0.0, min(remaining_s, _BROKER_POLL_S)))
-        ):
+        remaining_s, deadline = timeout_s, time.monotonic() + timeout_s
+        while True:
+            poll_s = max(0.0, min(remaining_s, _BROKER_POLL_S))
+            if self._call_with_retry(address, methodcaller("wait_delivered", end_offset, timeout_s=poll_s)):
+                return
             if remaining_s <= 0:
                 problem = f"the broker has not confirmed a batch within {timeout_s:g} s"
-                remedy = (
-                    "Its messages are in the outbox and are sent; restart the query, the batch is not stored twice."
-                )
+                remedy = "Its messages are in the outbox and are sent; restart the query, it stores no batch twice."
                 raise GatewayError("TL-G24", _FORMAT, problem, remedy)
             remaining_s = deadline - time.monotonic()
 
     def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:  # noqa: ARG002 - the outbox has it
         clients = len(self.addresses)
         for client in range(clients):
-            client_answers = [answer for answer in answers if answer.partition % clients == client]
-            newest_offset = max(
-                (answer.outbox_offset for answer in client_answers if answer.outbox_offset),
-                key=lambda offset: offset.offset,
-                default=None,
-            )
-            previous_offset = self.checkpointed_offsets[client] if self.checkpointed_offsets else None
-            if newest_offset is not None and newest_offset != previous_offset:
-                newest_offset.write_outbox_note(self.checkpoint, client)
+            own_answers = (answer for answer in answers if answer.partition % clients == client)
+            offsets = [answer.outbox_offset for answer in own_answers if answer.outbox_offset]
+            newest = max(offsets, key=lambda outbox_offset: outbox_offset.offset, default=None)
+            previous = self.checkpointed_offsets[client] if self.checkpointed_offsets else None
+            if newest is not None and newest != previous:
+                newest.write_outbox_note(self.checkpoint, client)
 
 
 @dataclass(frozen=True)
@@ -256,32 +246,20 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
         JournalError: TL-J20, the checkpoint can't be synced.
         TowlineError: Why the gateway can't start.
     """
-    checkpoint_location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), "")
-    writer = _create_writer(MqttStreamWriter, options, schema, checkpoint_location)
-    checkpoint = Checkpoint(checkpoint_location)
+    location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), "")
+    writer = _create_writer(MqttStreamWriter, options, schema, location)
+    checkpoint = Checkpoint(location)
     checkpoint.sync()
     batch = checkpoint.last_planned_batch()
-    offset_hashes = {batch: checkpoint.offsets_hash(batch) or ""} if batch is not None else {}
-    checkpointed_offsets = [
-        JournalOffset.read_outbox_note(checkpoint_location, client) for client in range(len(writer.addresses))
-    ]
-    name_prefix, ticket_subject = (
-        _writer_names(checkpoint, checkpoint_location)
-        if any(address.remote for address in writer.addresses)
-        else ("", "")
-    )
-    addresses = tuple(
-        _checked_address(address, ticket_subject, checkpointed_offset)
-        for address, checkpointed_offset in zip(writer.addresses, checkpointed_offsets, strict=True)
-    )
-    return replace(
-        writer,
-        addresses=addresses,
-        checkpoint=checkpoint_location,
-        offset_hashes=offset_hashes,
-        name_prefix=name_prefix,
-        checkpointed_offsets=checkpointed_offsets,
-    )
+    hashes = {batch: checkpoint.offsets_hash(batch) or ""} if batch is not None else {}
+    offsets = [JournalOffset.read_outbox_note(location, client) for client in range(len(writer.addresses))]
+    prefix = subject = ""
+    if any(address.remote for address in writer.addresses):
+        prefix, subject = _writer_names(checkpoint, location)
+    checks = zip(writer.addresses, offsets, strict=True)
+    addresses = tuple(_checked_address(address, subject, offset) for address, offset in checks)
+    writer = replace(writer, addresses=addresses, checkpoint=location, offset_hashes=hashes)
+    return replace(writer, name_prefix=prefix, checkpointed_offsets=offsets)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -291,34 +269,24 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
         ConfigError: Invalid options or columns; TL-C49 for ``mode("overwrite")``.
     """
     check_append(_FORMAT, overwrite=overwrite)
-    writer, job_name = _create_writer(MqttBatchWriter, options, schema), f"job-{uuid.uuid4().hex}"
-    addresses = tuple(
-        _checked_address(address, job_name) if address.remote else address for address in writer.addresses
-    )
-    return replace(writer, addresses=addresses, name_prefix=job_name)
+    writer, job = _create_writer(MqttBatchWriter, options, schema), f"job-{uuid.uuid4().hex}"
+    addresses = (_checked_address(address, job) if address.remote else address for address in writer.addresses)
+    return replace(writer, addresses=tuple(addresses), name_prefix=job)
 
 
 def _create_writer(
-    writer_type: type[_WriterT], options: Mapping[str, str], schema: StructType, checkpoint: str = ""
+    writer_type: type[_WriterT], texts: Mapping[str, str], schema: StructType, checkpoint: str = ""
 ) -> _WriterT:
     from towline.spark.options import client_addresses, parse_sink_options  # noqa: PLC0415 - workers need no pydantic
 
-    sink_options = parse_sink_options(options, checkpoint)
-    types = column_types(schema.fields, _FORMAT)
-    columns = SinkColumns.bind(
-        types, sink_options.qos_levels, topic=sink_options.topic, qos=sink_options.qos, retain=sink_options.retain
-    )
-    return writer_type(
-        client_addresses(sink_options),
-        columns,
-        sink_options.retry,
-        sink_options.confirm_timeout_s if sink_options.confirm_by_broker else None,
-    )
+    options = parse_sink_options(texts, checkpoint)
+    defaults = {"topic": options.topic, "qos": options.qos, "retain": options.retain}
+    columns = SinkColumns.bind(column_types(schema.fields, _FORMAT), options.qos_levels, **defaults)
+    timeout_s = options.confirm_timeout_s if options.confirm_by_broker else None
+    return writer_type(client_addresses(options), columns, options.retry, timeout_s)
 
 
-def _checked_address(
-    address: GatewayAddress, ticket_subject: str, checkpointed_offset: JournalOffset | None = None
-) -> GatewayAddress:
+def _checked_address(address: GatewayAddress, subject: str, offset: JournalOffset | None = None) -> GatewayAddress:
     """Check that an outbox matches the checkpointed offset, and return the address with a ticket for the tasks.
 
     An unreachable gateway is awaited, as it may be restarting: Spark creates a writer for each commit too.
@@ -326,12 +294,12 @@ def _checked_address(
 
     def check_once() -> GatewayAddress:
         with address.connect() as client:
-            if checkpointed_offset is not None:
-                outbox_extent = client.extent(checkpointed_offset.offset, outbox=True)
-                check_offset(address.location, checkpointed_offset, outbox_extent, kind="outbox")
+            if offset is not None:
+                extent = client.extent(offset.offset, outbox=True)
+                check_offset(address.location, offset, extent, kind="outbox")
             if not address.remote:
                 return address
-            return address.with_ticket(client.request_write_ticket(ticket_subject, valid_s=address.ticket_s))
+            return address.with_ticket(client.request_write_ticket(subject, valid_s=address.ticket_s))
 
     return retry_while_unreachable(check_once)
 
@@ -401,10 +369,9 @@ class SinkColumns:
         Raises:
             ConfigError: TL-C12, a row's QoS contradicts the guarantee.
         """
-        lower_case_batch = with_lower_case_names(batch)
-        rows = pa.RecordBatch.from_arrays(
-            [self._column(lower_case_batch, field) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA
-        )
+        batch = with_lower_case_names(batch)
+        columns = [self._column(batch, field) for field in MESSAGE_SCHEMA]
+        rows = pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
         if "qos" in self.columns:
             self._check_qos(rows.column("qos"))
         return rows
@@ -422,10 +389,8 @@ class SinkColumns:
     def _check_qos(self, column: Any) -> None:
         invalid_levels = [level for level in column.unique().to_pylist() if level not in self.qos_levels]
         if invalid_levels:
-            problem = (
-                f"a row has QoS {invalid_levels[0]}, the guarantee publishes with "
-                f"{' or '.join(map(str, self.qos_levels))}"
-            )
+            allowed = " or ".join(map(str, self.qos_levels))
+            problem = f"a row has QoS {invalid_levels[0]}, the guarantee publishes with {allowed}"
             remedy = "Change the row, or the option guarantee. Only rows in the outbox are sent."
             raise ConfigError("TL-C12", f'{_FORMAT} column "qos"', problem, remedy)
 

@@ -55,26 +55,23 @@ class BatchMessages(NamedTuple):
 
     @classmethod
     def from_positions(
-        cls, previous_totals: BatchTotals | None, start: Iterable[JournalPosition], end: Sequence[JournalPosition]
+        cls, previous: BatchTotals | None, start: Iterable[JournalPosition], end: Sequence[JournalPosition]
     ) -> Self:
         """Return the messages between the start positions of a batch, as far as they are known, and its end positions.
 
         A journal new to the batch has no message in it yet. The totals before may be unknown, too.
         """
-        spans, row_count, uncounted_rows = {**previous_totals.spans} if previous_totals else {}, 0, 0
-        batch_starts = {name: span.end for name, span in spans.items()} | {
-            position.journal: position.offset for position in start
-        }
+        spans, row_count, uncounted_rows = {**previous.spans} if previous else {}, 0, 0
+        starts = {name: span.end for name, span in spans.items()}
+        starts |= {position.journal: position.offset for position in start}
         for position in end:
-            batch_start = batch_starts.get(position.journal, position.offset)
-            span = spans.setdefault(position.journal, Span(batch_start, batch_start, position.incarnation))
+            journal, batch_start = position.journal, starts.get(position.journal, position.offset)
+            span = spans.setdefault(journal, Span(batch_start, batch_start, position.incarnation))
             uncounted_rows += max(0, batch_start - span.end)
             row_count += position.offset - batch_start
-            if (
-                position.offset != batch_start or batch_start > span.end
-            ):  # a reset line may end below the counted messages
-                spans[position.journal] = Span(span.start, position.offset, position.incarnation)
-        return cls(spans, row_count if batch_starts and end else None, uncounted_rows)
+            if position.offset != batch_start or batch_start > span.end:  # a reset line may end below it
+                spans[journal] = Span(span.start, position.offset, position.incarnation)
+        return cls(spans, row_count if starts and end else None, uncounted_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,7 @@ class BatchTotals:
         spans: Covered ranges of the last batch.
         marks: Marker totals after the last batch; None if there are none.
         sink: Sink name of the last batch.
-        transactions: Number of transactions by duration, in the buckets of `towline.timing.BATCHES`.
+        transactions: Number of transactions by duration, in the buckets of `towline.timing.BATCH_BUCKETS`.
         seconds: Sum of their durations.
     """
 
@@ -153,10 +150,7 @@ class BatchTotals:
         return cls(
             int(values["batch"]),
             {str(name): int(count) for name, count in values.get("counts", {}).items()},
-            {
-                name: Span(int(start), int(end), str(incarnation))
-                for name, (start, end, incarnation) in values.get("spans", {}).items()
-            },
+            {name: Span(int(start), int(end), str(by)) for name, (start, end, by) in values.get("spans", {}).items()},
             marks and MarkerTotals(*map(int, marks)),
             str(values.get("sink", "")),
             tuple(map(int, values.get("transactions", ()))),
@@ -191,9 +185,8 @@ class SinkNote:
         try:
             values = json.loads(text or "{}")
             throughput = values.get("pace")
-            return cls(
-                tuple(map(BatchTotals.from_json, values.get("totals", ()))), throughput and WriteThroughput(*throughput)
-            )
+            totals = tuple(map(BatchTotals.from_json, values.get("totals", ())))
+            return cls(totals, throughput and WriteThroughput(*throughput))
         except (ValueError, TypeError, AttributeError, KeyError):
             return cls()
 
@@ -208,9 +201,7 @@ class SinkNote:
             return cls.read(checkpoint)
         except OSError as error:
             problem = f"the totals of the batches can't be read ({error.strerror})"
-            raise JournalError(
-                "TL-J20", str(error.filename), problem, "The batch is run again when it can be."
-            ) from error
+            raise JournalError("TL-J20", str(error.filename), problem, "The batch is repeated later.") from error
 
     def write(self, checkpoint: Checkpoint, name: str = SINK_TOTALS) -> None:
         """Write the note.
@@ -218,11 +209,8 @@ class SinkNote:
         Raises:
             JournalError: TL-J20, the file can't be written.
         """
-        values = {
-            "v": 1,
-            "totals": [totals.as_json() for totals in self.totals[-_KEPT_BATCHES:]],
-            "pace": self.throughput,
-        }
+        totals = [batch_totals.as_json() for batch_totals in self.totals[-_KEPT_BATCHES:]]
+        values = {"v": 1, "totals": totals, "pace": self.throughput}
         checkpoint.write_note(name, json.dumps(values, separators=(",", ":")), sync=False)
 
     def totals_before(self, batch: int) -> BatchTotals | None:
@@ -235,62 +223,36 @@ class SinkNote:
 
     def with_batch(self, batch: int, result: BatchResult, throughput: WriteThroughput | None = None) -> Self:
         """Return the note with a batch and its write throughput added; None keeps the former throughput."""
-        previous_totals, replaced_totals = (
-            self.totals_before(batch),
-            self.totals_of(batch),
-        )  # of the batches before; of a former run of this batch
-        marker_step, histogram = (
-            result.marks,
-            Histogram(BATCH_BUCKETS) if previous_totals is None else previous_totals.histogram,
-        )
+        previous, replaced = self.totals_before(batch), self.totals_of(batch)  # `replaced` is of a former run
+        step, histogram = result.marks, previous.histogram if previous else Histogram(BATCH_BUCKETS)
         for seconds in result.seconds:
             histogram.observe(seconds)
-        counts = Counter(previous_totals.counts if previous_totals else {})
+        counts = Counter(previous.counts if previous else {})
         counts.update(result.counts)
-        if replaced_totals is not None and not (
-            marker_step is not None
-            and (result.sink, marker_step.totals_after) == (replaced_totals.sink, replaced_totals.marks)
-        ):
-            rewritten_rows = replaced_totals.counts_since(previous_totals)[
-                "acknowledged"
-            ]  # with equal markers nothing was written again
+        same_markers = step and replaced and (result.sink, step.totals_after) == (replaced.sink, replaced.marks)
+        if replaced and not same_markers:  # with the same markers nothing was written again
+            rewritten_rows = replaced.counts_since(previous)["acknowledged"]
             counts["again"] += min(rewritten_rows, result.counts.get("acknowledged", 0))
-        adjacent_totals = (
-            previous_totals
-            if previous_totals is not None
-            and previous_totals.batch == batch - 1
-            and previous_totals.sink == result.sink
-            else None
-        )
-        if (
-            adjacent_totals is not None
-            and adjacent_totals.marks is not None
-            and marker_step is not None
-            and marker_step.totals_before is not None
-        ):
-            counts["drift"] += marker_step.totals_before.rows - adjacent_totals.marks.rows
-            counts["drift_dead"] += marker_step.totals_before.dead_lettered - adjacent_totals.marks.dead_lettered
-        nonzero_counts = {name: count for name, count in counts.items() if count}
-        marker_totals = marker_step.totals_after if marker_step else None
-        totals = BatchTotals(
-            batch, nonzero_counts, result.spans, marker_totals, result.sink, tuple(histogram.counts), histogram.seconds
-        )
+        is_adjacent = previous and (previous.batch, previous.sink) == (batch - 1, result.sink)
+        if previous and is_adjacent and previous.marks is not None and step and step.totals_before is not None:
+            counts["drift"] += step.totals_before.rows - previous.marks.rows
+            counts["drift_dead"] += step.totals_before.dead_lettered - previous.marks.dead_lettered
+        nonzero = {name: count for name, count in counts.items() if count}
+        transactions, marks = tuple(histogram.counts), step.totals_after if step else None
+        totals = BatchTotals(batch, nonzero, result.spans, marks, result.sink, transactions, histogram.seconds)
         return replace(self.with_totals(totals), throughput=throughput or self.throughput)
 
     def with_totals(self, totals: BatchTotals) -> Self:
         """Return the note with these totals in place of those of the same or later batches."""
-        return replace(
-            self, totals=(*(batch_totals for batch_totals in self.totals if batch_totals.batch < totals.batch), totals)
-        )
+        earlier = (batch_totals for batch_totals in self.totals if batch_totals.batch < totals.batch)
+        return replace(self, totals=(*earlier, totals))
 
     def committed_totals(self, checkpoint: Checkpoint) -> BatchTotals | None:
         """Return the totals of the newest batch that Spark has committed, else None."""
-        committed_batches = (
-            totals
-            for totals in reversed(self.totals)
-            if totals.batch == NO_BATCH or checkpoint.has_commit(totals.batch)
-        )
-        return next(committed_batches, None)
+        for totals in reversed(self.totals):
+            if totals.batch == NO_BATCH or checkpoint.has_commit(totals.batch):
+                return totals
+        return None
 
 
 def read_throughput(checkpoint: Checkpoint) -> WriteThroughput | None:

@@ -89,7 +89,7 @@ class Writer(StreamWriter):
         return self.inner.write(batch for part in ([first], iterator) for batch in part)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's
-        if any(isinstance(message, KafkaTaskResult) and message.delivery_result.rows for message in messages):
+        if any(isinstance(message, KafkaTaskResult) and message.delivery.rows for message in messages):
             pause("written")
         self.inner.commit(messages, batchId)
 

@@ -348,8 +348,8 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
         place = place_of(state_dir, mark(driver.pid))
         gateway = SourceGateway(place, ReadPlan(place), Lease("default"))
         gateway.start_poll(None, 0)
-        wait_until(lambda: gateway.start_position is not None, what="a lease")
-        entry = gateway.start_position
+        wait_until(lambda: gateway.start is not None, what="a lease")
+        entry = gateway.start
         assert entry is not None
         before = killed(state_dir)
         wait_until(lambda: (GatewayEndpoint.read(state_dir) or before) != before, what="another gateway")

@@ -157,7 +157,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             counts["sent"] = mqtt_result.rows
             # A failure notice that Kafka refuses is a dead letter too, but no record of the line.
             counts["unlettered"] = max(
-                0, counts["unfit"] - (kafka_result.delivery_result.dead_lettered if kafka_result else 0)
+                0, counts["unfit"] - (kafka_result.delivery.dead_lettered if kafka_result else 0)
             )
             return DownlinkResult(mqtt_result, kafka_result or None, counts)
 
