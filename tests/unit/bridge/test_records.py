@@ -260,7 +260,7 @@ def test_without_a_place_for_them_messages_of_no_route_are_left_out() -> None:
 def test_topics_without_end_are_forgotten() -> None:
     with (
         patch.object(module, "_MAX_CACHED_TOPICS", 3),
-        patch.object(Pattern, "takes", autospec=True, side_effect=takes) as asked,
+        patch.object(Pattern, "matches", autospec=True, side_effect=takes) as asked,
     ):
         table = RouteTable(compiled(*TABLES[:2]))
         for numbers in ((0, 1), (0, 1), (2, 3), (0, 1)):
@@ -279,7 +279,7 @@ def test_names_without_end_are_not_remembered() -> None:
     illegal = RowOutcome.TOPIC_ILLEGAL
     assert codes(table.render(rows)) == [illegal, RowOutcome.RENDERED, illegal]
     with (
-        patch.object(Pattern, "takes", autospec=True, side_effect=takes) as asked,
+        patch.object(Pattern, "matches", autospec=True, side_effect=takes) as asked,
         patch.object(Route, "destination", autospec=True, return_value=("t", RowOutcome.RENDERED)) as named,
     ):
         for _ in range(3):

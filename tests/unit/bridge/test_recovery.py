@@ -60,13 +60,13 @@ def at(offset: int, **more: str) -> dict[str, Any]:
 
 
 def journal(tip: int = 900, committed: int = 700, name: str = "j1", first: int = 0, **more: Any) -> ServedJournal:
-    """That of the line's gateway; `more` are the `place` and the end of the batch that is `done`, offsets in "j1"."""
+    """That of the line's gateway; `more` are the `position` and the `committed_position`, offsets in "j1"."""
     opened = more.pop("written_by", "")
     places = {key: JournalPosition("telemetry", "j1", *at) for key, at in more.items()}
     return ServedJournal(Extent(name, first, tip, opened), committed, **places)
 
 
-WELL = journal(place=(700,), done=(700,))
+WELL = journal(position=(700,), committed_position=(700,))
 
 
 def begin(one: Uplink, identity: Identity, here: ServedJournal) -> int:
@@ -78,12 +78,12 @@ def begin(one: Uplink, identity: Identity, here: ServedJournal) -> int:
     ("identity", "seen", "here"),
     [
         (KNOWN, FINE, WELL),
-        (KNOWN, replace(FINE, planned_batch=8), journal(place=(800,), done=(700,))),
-        (KNOWN, FINE, journal(committed=650, place=(700,), done=(700,))),
+        (KNOWN, replace(FINE, planned_batch=8), journal(position=(800,), committed_position=(700,))),
+        (KNOWN, FINE, journal(committed=650, position=(700,), committed_position=(700,))),
         (replace(KNOWN, query="", parallelism=0), CheckpointSummary(), journal()),
         (replace(KNOWN, query="", parallelism=0), CheckpointSummary(), journal(5, 5, "j2")),
-        (KNOWN, CheckpointSummary("q1", 0), journal(9, 3, place=(5,))),
-        (KNOWN, FINE, journal(place=(700, "a1"), done=(700,), written_by="a1")),
+        (KNOWN, CheckpointSummary("q1", 0), journal(9, 3, position=(5,))),
+        (KNOWN, FINE, journal(position=(700, "a1"), committed_position=(700,), written_by="a1")),
     ],
 )
 def test_what_belongs_together_goes_on(
@@ -95,20 +95,15 @@ def test_what_belongs_together_goes_on(
 FOUND = [
     (CheckpointSummary(), WELL, "the checkpoint is gone; it belonged to query q1, which had taken 700 rows", "TL-B22"),
     (replace(FINE, query_id="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
-    (FINE, journal(name="j2", place=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
-    (FINE, journal(600, 500, place=(700,)), "at offset 700, the journal ends at 600: an older copy", "TL-B24"),
+    (FINE, journal(name="j2", position=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
+    (FINE, journal(600, 500, position=(700,)), "at offset 700, the journal ends at 600: an older copy", "TL-B24"),
     (
         FINE,
-        journal(place=(700, "a1"), written_by="b2"),
+        journal(position=(700, "a1"), written_by="b2"),
         "below offset 700 was written by opening a1 of the journal when the query saw it, and here by opening b2",
         "TL-B24",
     ),
-    (
-        FINE,
-        journal(first=699, place=(700, "a1")),
-        "by another: this is an older copy that was written to since",
-        "TL-B24",
-    ),
+    (FINE, journal(first=699, position=(700, "a1")), "by another: this is an older copy that was written to since", "TL-B24"),
     (
         FINE,
         WELL._replace(committed_offset=701),
@@ -344,7 +339,7 @@ def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path)
     assert fresh.offsets == {"commands": {"0": 100}}
 
 
-@pytest.mark.parametrize("killed_at", ["carry_totals", "SinkNote.keep", "_free", "Identity.save"])
+@pytest.mark.parametrize("killed_at", ["copy_totals", "SinkNote.write", "_unused_path", "Identity.save"])
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_beginning_again_goes_on_where_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direction: str, killed_at: str

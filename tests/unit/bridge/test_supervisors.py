@@ -75,7 +75,7 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
 ) -> None:
     gateway = SimpleNamespace(state_dir=tmp_path)
     line: Any = SimpleNamespace(name="line", gateway=gateway, checkpoint=tmp_path / "checkpoint")
-    bridge: Any = SimpleNamespace(file=tmp_path / "bridge.toml", logs=tmp_path)
+    bridge: Any = SimpleNamespace(file=tmp_path / "bridge.toml", log_dir=tmp_path)
     child = GatewaySupervisor(line, bridge, state, stopping)
 
     def ended() -> Closing:
@@ -251,7 +251,7 @@ def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
 
 
 def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping: threading.Event) -> None:
-    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"), spark=SimpleNamespace(master="spark://m"))
+    nothing: Any = SimpleNamespace(state_dir="state", log_dir=Path("logs"), spark=SimpleNamespace(master="spark://m"))
     child = DriverSupervisor(nothing, state, nothing, stopping)
     for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
         child._handle_report(report)
@@ -307,7 +307,7 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
 ) -> None:
     bridge: Any = SimpleNamespace(
         lines=(SimpleNamespace(name="line"),),
-        logs=tmp_path,
+        log_dir=tmp_path,
         state_dir=tmp_path,
         spark=SimpleNamespace(master="yarn", conf={}),
         model_copy=lambda update: SimpleNamespace(model_dump=lambda **_: str(update)),
