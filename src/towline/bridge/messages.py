@@ -32,7 +32,7 @@ from towline.bridge.routes import (
     RenderedColumns,
     RowOutcome,
     fault_texts,
-    first_matching_case,
+    first_case,
     first_value_of,
     lossy_text,
     running_sums,
@@ -79,24 +79,20 @@ def record_column(name: str, fields: Collection[str]) -> str | None:
     return VALUE_ROOT if payload_path(name, VALUE_ROOT) else FIELDS.get(name)
 
 
-def internal_column(name: str) -> str:
+def internal(name: str) -> str:
     """Return the name of an internal column; the record may have a column of the plain name."""
     return f"__{name}"
 
 
 def kept_columns(columns: Iterable[str]) -> list[str]:
     """Return the columns of records that `MessageTable.render` keeps."""
-    return [name for name in columns if name not in (REJECT, WHERE, *map(internal_column, MESSAGE_FIELDS))]
+    return [name for name in columns if name not in (REJECT, WHERE, *map(internal, MESSAGE_FIELDS))]
 
 
 _SENT_FIELDS: Final = tuple(field for field in MESSAGE_SCHEMA if field.name != "qos")
 #: What `MessageTable.rendered` adds to the columns of a record.
 RENDERED_SCHEMA: Final = pa.schema(
-    [
-        *(field.with_name(internal_column(field.name)) for field in _SENT_FIELDS),
-        (OUTCOME, pa.int8()),
-        (FAULT, pa.string()),
-    ]
+    [*(field.with_name(internal(field.name)) for field in _SENT_FIELDS), (OUTCOME, pa.int8()), (FAULT, pa.string())]
 )
 #: A refused record, or what Kafka is told of it.
 DEAD_LETTER_SCHEMA: Final = pa.schema(
@@ -137,20 +133,16 @@ class MessageTable:
         """Return records with their messages or faults, in `RENDERED_SCHEMA`; unused cells are null, for small batches.
 
         Args:
-            rows: `KAFKA_COLUMNS`, and the columns of the line's SQL: `REJECT`, `WHERE`, and `internal_column` ones.
+            rows: `KAFKA_COLUMNS`, and the columns of the line's SQL: `REJECT`, `WHERE`, and `internal` ones.
         """
         messages = _MessageColumns(self, rows)
         columns, outcomes, refusals = messages.columns(), *messages.outcomes()
-        columns[internal_column("payload")] = _null_elsewhere(
-            columns[internal_column("payload")], pc.equal(outcomes, int(RowOutcome.RENDERED))
-        )
+        payload = internal("payload")
+        columns[payload] = _masked(columns[payload], pc.equal(outcomes, int(RowOutcome.RENDERED)))
         columns |= {OUTCOME: outcomes, FAULT: lossy_text(fault_texts(outcomes, refusals, self.packet_limit))}
-        column_names, is_refused = kept_columns(rows.schema.names), pc.greater(outcomes, int(RowOutcome.FALLBACK))
-        record = [
-            _null_elsewhere(rows.column(name), is_refused) if name in _DEAD_LETTER_COLUMNS else rows.column(name)
-            for name in column_names
-        ]
-        return pa.RecordBatch.from_arrays([*record, *columns.values()], names=[*column_names, *columns])
+        names, is_refused = kept_columns(rows.schema.names), pc.greater(outcomes, int(RowOutcome.FALLBACK))
+        record = [_masked(rows.column(n), is_refused) if n in _DEAD_LETTER_COLUMNS else rows.column(n) for n in names]
+        return pa.RecordBatch.from_arrays([*record, *columns.values()], names=[*names, *columns])
 
     def dead_letters(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield refused records, and the failure notices on them, in `DEAD_LETTER_SCHEMA`.
@@ -172,19 +164,15 @@ class MessageTable:
         for row in range(record_fields.size):
             if topics[row] is None or (self._notice["where"] is not None and not where_column[row]):
                 continue
-            notice_headers = [
-                {"key": bytes.fromhex(name[7:]).decode(), "value": cells[row]} for name, cells in texts.items()
-            ]
-            notice_headers = [header for header in notice_headers if header["value"] is not None]
-            notice_headers += [
+            pairs = [{"key": bytes.fromhex(name[7:]).decode(), "value": cells[row]} for name, cells in texts.items()]
+            pairs = [header for header in pairs if header["value"] is not None]
+            pairs += [
                 header
                 for header in headers[row] or ()
                 if header["key"] in self._copied_names or header["key"].startswith(self._copied_prefixes)
             ]
             value = b"" if self._notice["payload"] is None else values[row]
-            notices.append(
-                {"topic": topics[row], "key": keys[row], "value": value, "headers": notice_headers, OUTCOME: 0}
-            )
+            notices.append({"topic": topics[row], "key": keys[row], "value": value, "headers": pairs, OUTCOME: 0})
         return notices
 
 
@@ -194,14 +182,11 @@ def message_table(config_json: str) -> MessageTable:
     return MessageTable(json.loads(config_json))
 
 
-def _parse_templates(expressions: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: Template.parse(expression) if isinstance(expression, str) else expression
-        for name, expression in expressions.items()
-    }
+def _parse_templates(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: Template.parse(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
-def _null_elsewhere(column: pa.Array, mask: pa.Array) -> pa.Array:
+def _masked(column: pa.Array, mask: pa.Array) -> pa.Array:
     """Return a column with null in the rows outside a mask."""
     bounds = pc.min_max(mask).as_py()
     if not bounds["max"]:
@@ -229,7 +214,7 @@ class _RecordFields(FieldTexts):
         return (
             self.json_fields.fields[name]
             if payload_path(name, VALUE_ROOT)
-            else self._rows.column(internal_column(TEXT_PREFIX + name))
+            else self._rows.column(internal(TEXT_PREFIX + name))
         )
 
     def header(self, name: str) -> pa.Array:
@@ -244,16 +229,12 @@ class _RecordFields(FieldTexts):
 
     def evaluate(self, name: str) -> pa.Array:
         """Return the column of a named expression; null if there is none."""
-        expression = self._expressions[name]
-        if isinstance(expression, Template):
-            return self.template_text(expression)
-        if isinstance(expression, bool | int):
-            return self.constant(expression, pa.bool_() if isinstance(expression, bool) else pa.int64())
-        return (
-            self.constant(None, pa.binary())
-            if expression is None
-            else self._rows.column(internal_column(self._prefix + name))
-        )
+        value = self._expressions[name]
+        if isinstance(value, Template):
+            return self.template_text(value)
+        if isinstance(value, bool | int):
+            return self.constant(value, pa.bool_() if isinstance(value, bool) else pa.int64())
+        return self.constant(None, pa.binary()) if value is None else self._rows.column(internal(self._prefix + name))
 
 
 class _MessageColumns(_RecordFields):
@@ -267,7 +248,7 @@ class _MessageColumns(_RecordFields):
         self._correlation = self._field_or_header("correlation_data").cast(pa.binary())
         has_payload = table.expressions["payload"] is not None
         self._payload = self.evaluate("payload").cast(pa.binary()) if has_payload else rows.column("value")
-        self._user_properties = _UserProperties(rows.column("headers"), table.properties)
+        self._users = _UserProperties(rows.column("headers"), table.properties)
         self._expiry = self._expiry_seconds()
 
     def _field_or_header(self, name: str) -> pa.Array:
@@ -287,10 +268,10 @@ class _MessageColumns(_RecordFields):
             "retain": self._retain(),
             "payload_is_utf8": utf8_flags,
             "correlation_data": self._correlation,
-            "user_properties": self._user_properties.property_lists,
+            "user_properties": self._users.property_lists,
             "message_expiry_seconds": self._expiry,
         }
-        return {internal_column(field.name): columns[field.name].cast(field.type) for field in _SENT_FIELDS}
+        return {internal(field.name): columns[field.name].cast(field.type) for field in _SENT_FIELDS}
 
     def _retain(self) -> pa.Array:
         column = self._field_or_header("retain")
@@ -305,19 +286,19 @@ class _MessageColumns(_RecordFields):
     def outcomes(self) -> tuple[pa.Array, pa.Array]:
         """Return `RowOutcome` codes, each of the first reason that applies, and the texts of ``reject``."""
         sql_cases, refusals = sql_verdicts(self._rows)
-        return first_matching_case(
+        return first_case(
             [*sql_cases, *self._fault_cases()], self.constant(int(RowOutcome.RENDERED), pa.int8())
         ), refusals
 
     def _fault_cases(self) -> Iterator[tuple[pa.Array, Any]]:
         """Yield cases for which a record can't become a message: a row mask, and the outcome."""
-        table, user_properties, utf8 = self._table, self._user_properties, self._utf8_columns
+        table, users, utf8 = self._table, self._users, self._utf8_columns
         yield JsonFields.fault_case(self.json_fields.outcomes)
         not_utf8 = {name: pc.and_(raw.is_valid(), utf8[name].is_null()) for name, raw in self._raw_columns.items()}
         yield self._raw_columns["topic"].is_null(), RowOutcome.TOPIC_ABSENT
         yield pc.or_(not_utf8["topic"], _is_illegal(utf8["topic"], _INVALID_TOPIC)), RowOutcome.MQTT_TOPIC
         if table.properties != "none":
-            yield user_properties.matches_any(lambda column: column.is_null()), RowOutcome.HEADER_NO_TEXT
+            yield users.matches_any(lambda column: column.is_null()), RowOutcome.HEADER_NO_TEXT
         for name in ("content_type", "response_topic"):
             if table.expressions[name] is None:
                 yield not_utf8[name], RowOutcome.HEADER_NO_TEXT
@@ -326,25 +307,19 @@ class _MessageColumns(_RecordFields):
             RowOutcome.RESPONSE_TOPIC,
         )
         yield pc.or_(not_utf8["content_type"], _is_illegal(utf8["content_type"], _NULL_CHARACTER)), RowOutcome.PROPERTY
-        yield user_properties.matches_any(lambda column: _is_illegal(column, _NULL_CHARACTER)), RowOutcome.PROPERTY
+        yield users.matches_any(lambda column: _is_illegal(column, _NULL_CHARACTER)), RowOutcome.PROPERTY
         yield pc.greater(_byte_lengths(self._correlation), _MAX_LENGTH), RowOutcome.PROPERTY
         if not table.send_controls:
             for column in utf8.values():
                 yield _matches_regex(column, _CONTROL_CHARACTERS), RowOutcome.CONTROLS
-            yield (
-                user_properties.matches_any(lambda column: _matches_regex(column, _CONTROL_CHARACTERS)),
-                RowOutcome.CONTROLS,
-            )
+            yield (users.matches_any(lambda column: _matches_regex(column, _CONTROL_CHARACTERS)), RowOutcome.CONTROLS)
         if table.packet_limit:
             yield pc.greater(self.packet_size(), table.packet_limit), RowOutcome.TOO_LARGE
 
     def packet_size(self) -> pa.Array:
         """Return an upper bound for the bytes of each PUBLISH, with maximum lengths and a topic alias [MQTT 5, 3.3]."""
         texts = (self._utf8_columns["content_type"], self._utf8_columns["response_topic"], self._correlation)
-        parts = [
-            *map(_byte_lengths, (*texts, self._utf8_columns["topic"], self._payload)),
-            self._user_properties.packet_bytes,
-        ]
+        parts = [*map(_byte_lengths, (*texts, self._utf8_columns["topic"], self._payload)), self._users.packet_bytes]
         parts += [pc.multiply(column.is_valid().cast(pa.int64()), 3) for column in texts]
         parts.append(pc.multiply(self._expiry.is_valid().cast(pa.int64()), 5))
         lengths = 1 + 4 + 2 + 4  # of the packet, the topic and the properties, behind the first byte
@@ -364,24 +339,18 @@ class _UserProperties:
     def __init__(self, headers: pa.Array, properties: str) -> None:
         self._record_count = len(headers)
         pairs, lengths = headers.flatten(), headers.value_lengths().fill_null(0).cast(pa.int64())
-        dictionary_array = pairs.field("key").dictionary_encode()
-        names = [
-            _user_property_name(key, properties) for key in dictionary_array.dictionary.cast(pa.binary()).to_pylist()
-        ]
-        is_sent = pa.array([sent for sent, _ in names], pa.bool_()).take(dictionary_array.indices)
+        codes = pairs.field("key").dictionary_encode()
+        names = [_user_property_name(key, properties) for key in codes.dictionary.cast(pa.binary()).to_pylist()]
+        is_sent = pa.array([sent for sent, _ in names], pa.bool_()).take(codes.indices)
         self._rows = pc.list_parent_indices(headers).filter(is_sent)
-        self._names = pa.array([name for _, name in names], pa.string()).take(dictionary_array.indices).filter(is_sent)
+        self._names = pa.array([name for _, name in names], pa.string()).take(codes.indices).filter(is_sent)
         self._values = utf8_text(pairs.field("value").filter(is_sent).fill_null(b""))
         list_ends = running_sums(is_sent).take(running_sums(lengths))
-        null_mask = (
-            pc.equal(lengths, 0) if properties != "none" else pa.repeat(pa.scalar(value=True), self._record_count)
-        )
+        nulls = pc.equal(lengths, 0) if properties != "none" else pa.repeat(pa.scalar(value=True), self._record_count)
         structs = pa.StructArray.from_arrays([self._names, self._values], ["key", "value"])
-        self.property_lists = pa.ListArray.from_arrays(list_ends.cast(pa.int32()), structs, mask=null_mask)
-        running_bytes = running_sums(pc.add(pc.add(_byte_lengths(self._names), _byte_lengths(self._values)), 5)).take(
-            list_ends
-        )
-        self.packet_bytes = pc.subtract(running_bytes[1:], running_bytes[:-1])
+        self.property_lists = pa.ListArray.from_arrays(list_ends.cast(pa.int32()), structs, mask=nulls)
+        sums = running_sums(pc.add(pc.add(_byte_lengths(self._names), _byte_lengths(self._values)), 5)).take(list_ends)
+        self.packet_bytes = pc.subtract(sums[1:], sums[:-1])
 
     def matches_any(self, test: Callable[[pa.Array], pa.Array]) -> pa.Array:
         """Return a mask of the records for which a test is true for a name or a value."""

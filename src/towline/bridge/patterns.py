@@ -113,10 +113,7 @@ class Pattern:
     def wildcard_level(self, name: str) -> int | None:
         """Return the level of a wildcard, in any case of letters as in SQL; None for an unknown name."""
         folded = name.lower()
-        return next(
-            (level for wildcard, level in self.wildcards.items() if wildcard == name or wildcard.lower() == folded),
-            None,
-        )
+        return next((level for key, level in self.wildcards.items() if key == name or key.lower() == folded), None)
 
 
 def _split_share(text: str) -> tuple[str, str]:

@@ -56,7 +56,7 @@ from towline.schema import OPTIONAL_COLUMNS, ROW_SCHEMA
 ROUTE: Final = "towline_route"
 REJECT, WHERE, DEDUPE, HEADER_MAP = "towline_reject", "towline_where", "towline_dedupe", "towline_headers"
 
-_HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RARE_COLUMNS: Final = ("retain", *OPTIONAL_COLUMNS)
 _TIMESTAMP_TYPE: Final = ROW_SCHEMA.field("received_at").type
 #: What becomes of a row, of `RowOutcome`; and why, in words that a person reads, where it is refused.
@@ -71,7 +71,7 @@ RECORD_SCHEMA: Final = pa.schema(
         ("topic", pa.string()),
         ("key", pa.binary()),
         ("value", pa.binary()),
-        ("headers", _HEADERS_TYPE),
+        ("headers", _HEADERS),
         ("timestamp", _TIMESTAMP_TYPE),
         ("towline_topic", pa.string()),
         ("towline_qos", pa.int8()),
@@ -91,9 +91,7 @@ _MAX_CACHED_TOPICS: Final = 50_000
 _MAX_TIMESTAMP_MS: Final = 253_402_300_799_999
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
 _ILLEGAL_TOPIC_TEXT: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
-_CONTROL_CHARACTERS_TEXT: Final = (
-    "a topic or property has a control character, at which a broker may end the connection"
-)
+_CONTROLS_TEXT: Final = "a topic or property has a control character, at which a broker may end the connection"
 
 
 class RowOutcome(IntEnum):
@@ -130,7 +128,7 @@ class RowOutcome(IntEnum):
     HEADER_NO_TEXT = Reason.UNDELIVERABLE, "a header is no UTF-8 text, as MQTT needs; properties may leave it out"
     RESPONSE_TOPIC = Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_ILLEGAL_TOPIC_TEXT}"
     PROPERTY = Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"
-    CONTROLS = Reason.UNDELIVERABLE, f'{_CONTROL_CHARACTERS_TEXT}; control_characters = "send" would send it'
+    CONTROLS = Reason.UNDELIVERABLE, f'{_CONTROLS_TEXT}; control_characters = "send" would send it'
     TOO_LARGE = Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"
 
     def __new__(cls, reason: Any, detail: str = "") -> Self:
@@ -205,11 +203,8 @@ class Route:
     @property
     def templates(self) -> tuple[Template, ...]:
         """Templates of its records."""
-        single_templates = (self.topic, self.key, self.value, self.timestamp)
-        return (
-            *(template for template in single_templates if template is not None),
-            *(text for _, text in self.headers),
-        )
+        templates = (self.topic, self.key, self.value, self.timestamp)
+        return (*(template for template in templates if template is not None), *(text for _, text in self.headers))
 
     @property
     def rendered_fields(self) -> tuple[str, ...]:
@@ -228,10 +223,8 @@ class Route:
     def reserved_pattern(self) -> str | None:
         """Regular expression of topic names that a template with fields must not give; None if it can't."""
         prefix = self.topic.parts[0]
-        reserved_prefixes = (INTERNAL_PREFIX, "towline.", *self.dead_letter_topics)
-        may_match = self.topic.fields and any(
-            prefix.startswith(name) or name.startswith(prefix) for name in reserved_prefixes
-        )
+        reserved = (INTERNAL_PREFIX, "towline.", *self.dead_letter_topics)
+        may_match = self.topic.fields and any(prefix.startswith(name) or name.startswith(prefix) for name in reserved)
         return reserved_topics_pattern(self.dead_letter_topics) if may_match else None
 
     def may_name_topic(self, name: str) -> bool:
@@ -290,9 +283,9 @@ def rows_of_writer(records: pa.RecordBatch, writer: int, writers: int) -> pa.Rec
     It is a total function of the row: each row belongs to exactly one writer.
     """
     keys = pc.coalesce(records.column("key"), records.column("towline_topic").cast(pa.binary()))
-    dictionary_array = keys.dictionary_encode()
-    writer_numbers = pa.array([crc32c(key) % writers for key in dictionary_array.dictionary.to_pylist()], pa.int64())
-    return records.filter(pc.equal(writer_numbers.take(dictionary_array.indices), writer))
+    codes = keys.dictionary_encode()
+    writer_numbers = pa.array([crc32c(key) % writers for key in codes.dictionary.to_pylist()], pa.int64())
+    return records.filter(pc.equal(writer_numbers.take(codes.indices), writer))
 
 
 class RouteTable:
@@ -309,8 +302,8 @@ class RouteTable:
 
     def match(self, topics: pa.Array) -> pa.Array:
         """Return the index of the route that takes each topic; null if none does."""
-        dictionary_array = topics.dictionary_encode()
-        return self._match_distinct(dictionary_array.dictionary).take(dictionary_array.indices)
+        codes = topics.dictionary_encode()
+        return self._match_distinct(codes.dictionary).take(codes.indices)
 
     def _match_distinct(self, topics: pa.Array) -> pa.Array:
         """Match topics that are all different."""
@@ -324,12 +317,10 @@ class RouteTable:
             values: Column -> wildcard of a route, or message field as templates name it, that the column has as text;
                 null in rows whose route lacks the wildcard.
         """
-        rendering = _BatchRendering(self, rows, self.match(rows.column("topic")))
-        columns = [
-            rendering.join_views([view.field_text(name) for view in rendering.views]) for name in values.values()
-        ]
+        rendered = _BatchRendering(self, rows, self.match(rows.column("topic")))
+        columns = [rendered.join_views([view.field_text(name) for view in rendered.views]) for name in values.values()]
         names = [*rows.schema.names, ROUTE, *values]
-        return pa.RecordBatch.from_arrays([*rows.columns, rendering.route_numbers, *columns], names=names)
+        return pa.RecordBatch.from_arrays([*rows.columns, rendered.route_numbers, *columns], names=names)
 
     def render(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Render messages as rows of `RECORD_SCHEMA`; a refused row has only the cells that could be computed.
@@ -338,15 +329,11 @@ class RouteTable:
             rows: Columns of `ROW_SCHEMA`; where Spark has evaluated the line's SQL, `REJECT`, `WHERE`, `DEDUPE`,
                 `HEADER_MAP` and the routes' fields too.
         """
-        dictionary_array = rows.column("topic").dictionary_encode()
-        numbers, topics = (
-            self._match_distinct(dictionary_array.dictionary),
-            pa.RecordBatch.from_arrays([dictionary_array.dictionary], ["topic"]),
-        )
+        codes = rows.column("topic").dictionary_encode()
+        numbers = self._match_distinct(codes.dictionary)
+        topics = pa.RecordBatch.from_arrays([codes.dictionary], ["topic"])
         topic_rendering = _BatchRendering(self, topics, numbers)
-        return _BatchRendering(
-            self, rows, numbers.take(dictionary_array.indices), topic_rendering, dictionary_array.indices
-        ).records()
+        return _BatchRendering(self, rows, numbers.take(codes.indices), topic_rendering, codes.indices).records()
 
 
 def _cached_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -356,7 +343,7 @@ def _cached_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 #: What the template of a Kafka topic gives, where the record goes, and the outcome of that name.
-_DESTINATION_TYPE: Final = pa.struct([("name", pa.string()), ("topic", pa.string()), ("outcome", pa.int8())])
+_DESTINATION: Final = pa.struct([("name", pa.string()), ("topic", pa.string()), ("outcome", pa.int8())])
 
 
 def to_row_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -374,12 +361,7 @@ def route_table(routes: str) -> RouteTable:
 
 def _depends_on_topic_only(route: Route, templates: Iterable[Template | None]) -> bool:
     """Return whether templates depend on the MQTT topic alone."""
-    return all(
-        name == "mqtt.topic" or name in route.pattern.wildcards
-        for template in templates
-        if template
-        for name in template.fields
-    )
+    return all(name == "mqtt.topic" or name in route.pattern.wildcards for t in templates if t for name in t.fields)
 
 
 class FieldTexts(ABC):
@@ -407,7 +389,7 @@ class FieldTexts(ABC):
         parts = [self.field_text(part) if i % 2 else pa.scalar(part) for i, part in numbered if i % 2 or part]
         return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(""))
 
-    def template_bytes(self, template: Template | None) -> pa.Array | None:
+    def bytes_of(self, template: Template | None) -> pa.Array | None:
         """Return the text of a template as bytes; None without a template."""
         return None if template is None else self.template_text(template).cast(pa.binary())
 
@@ -417,19 +399,19 @@ class FieldTexts(ABC):
 
 
 class _RouteView(FieldTexts):
-    """View of the rows of one route in a batch, or of unrouted rows; `row_indices` is None for all rows."""
+    """View of the rows of one route in a batch, or of unrouted rows; `indices` is None for all rows."""
 
     def __init__(
-        self, rows: pa.RecordBatch, row_indices: pa.Array | None, route_number: int | None, routes: Sequence[Route]
+        self, rows: pa.RecordBatch, indices: pa.Array | None, route_number: int | None, routes: Sequence[Route]
     ) -> None:
-        super().__init__(rows.num_rows if row_indices is None else len(row_indices))
-        self._rows, self.row_indices, self.route_number = rows, row_indices, route_number
+        super().__init__(rows.num_rows if indices is None else len(indices))
+        self._rows, self.indices, self.route_number = rows, indices, route_number
         self.route = None if route_number is None else routes[route_number]
 
     def column(self, name: str) -> pa.Array:
         """Return a column of the rows."""
         column = self._rows.column(name)
-        return column if self.row_indices is None else column.take(self.row_indices)
+        return column if self.indices is None else column.take(self.indices)
 
     def _make_text(self, name: str) -> pa.Array:
         if self.route is not None and (level := self.route.pattern.wildcard_level(name)) is not None:
@@ -456,7 +438,7 @@ class _RouteView(FieldTexts):
 
     def headers(self, route: Route) -> pa.Array:
         """Return the headers of a route as a list column."""
-        pair_type, header_count = _HEADERS_TYPE.value_type, len(route.headers)
+        pair_type, header_count = _HEADERS.value_type, len(route.headers)
         if not header_count:
             return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), self.size + 1), pa.array([], pair_type))
         texts = [self.template_text(template).cast(pa.binary()) for _, template in route.headers]
@@ -474,7 +456,7 @@ class _RouteView(FieldTexts):
 
 
 def sql_verdicts(rows: pa.RecordBatch) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
-    """Return the cases of ``reject`` and then ``where`` for `first_matching_case`, and the texts of ``reject``."""
+    """Return the cases of ``reject`` and then ``where`` for `first_case`, and the texts of ``reject``."""
     present, refusals = set(rows.schema.names), pa.nulls(rows.num_rows, pa.string())
     cases: list[tuple[pa.Array, Any]] = []
     if REJECT in present:
@@ -489,7 +471,7 @@ def sql_verdicts(rows: pa.RecordBatch) -> tuple[list[tuple[pa.Array, Any]], pa.A
     return cases, refusals
 
 
-def first_matching_case(cases: Iterable[tuple[pa.Array, Any]], default: pa.Array) -> pa.Array:
+def first_case(cases: Iterable[tuple[pa.Array, Any]], default: pa.Array) -> pa.Array:
     """Return for each row the code of the first case with a true mask; a case's code may be a column."""
     cases = [(mask, code) for mask, code in cases if pc.any(mask).as_py()]
     if not cases:
@@ -534,7 +516,7 @@ class JsonFields:
 
     @staticmethod
     def fault_case(outcomes: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Return the case of rows with unreadable fields, for `first_matching_case`."""
+        """Return the case of rows with unreadable fields, for `first_case`."""
         return pc.not_equal(outcomes, int(RowOutcome.RENDERED)), outcomes
 
 
@@ -626,25 +608,16 @@ class _BatchRendering:
         indices: pa.Array | None = None,
     ) -> None:
         self._table, self._rows, self.route_numbers, self._topics, self._indices = table, rows, numbers, topics, indices
-        distinct_numbers = pc.unique(numbers).to_pylist() or [None]
-        masks = (
-            (number, numbers.is_null() if number is None else pc.equal(numbers, number).fill_null(False))
-            for number in distinct_numbers
-        )
-        row_sets = (
-            [(number, pc.indices_nonzero(mask)) for number, mask in masks]
-            if len(distinct_numbers) > 1
-            else [(distinct_numbers[0], None)]
-        )
+        distinct = pc.unique(numbers).to_pylist() or [None]
+        masks = ((n, numbers.is_null() if n is None else pc.equal(numbers, n).fill_null(False)) for n in distinct)
+        groups = [(n, pc.indices_nonzero(mask)) for n, mask in masks] if len(distinct) > 1 else [(distinct[0], None)]
         #: The rows of each route; and the routes.
-        self.views = [_RouteView(rows, row_indices, number, table.routes) for number, row_indices in row_sets]
+        self.views = [_RouteView(rows, indices_of, n, table.routes) for n, indices_of in groups]
         self._routes = [view.route for view in self.views if view.route is not None]
 
     @cached_property
     def _row_order(self) -> pa.Array:
-        return pc.sort_indices(
-            pa.concat_arrays([view.row_indices for view in self.views if view.row_indices is not None])
-        )
+        return pc.sort_indices(pa.concat_arrays([view.indices for view in self.views if view.indices is not None]))
 
     def join_views(self, parts: Sequence[pa.Array]) -> pa.Array:
         """Join the columns of the views into one, in the order of the rows."""
@@ -665,34 +638,27 @@ class _BatchRendering:
         pairs = zip(self.views, parts, strict=True)
         return self.join_views([pa.nulls(view.size, arrow_type) if part is None else part for view, part in pairs])
 
-    def _destinations(self, view: _RouteView, route: Route) -> pa.Array:
+    def _destination(self, view: _RouteView, route: Route) -> pa.Array:
         """Return structs of `_DESTINATION_TYPE`."""
-        dictionary_array = lossy_text(view.template_text(route.topic)).dictionary_encode(null_encoding="encode")
-        destinations = [
-            (name, *self._table.destination(name, view.route_number))
-            for name in dictionary_array.dictionary.to_pylist()
-        ]
-        return pa.array(destinations, _DESTINATION_TYPE).take(dictionary_array.indices)
+        codes = lossy_text(view.template_text(route.topic)).dictionary_encode(null_encoding="encode")
+        structs = [(name, *self._table.destination(name, view.route_number)) for name in codes.dictionary.to_pylist()]
+        return pa.array(structs, _DESTINATION).take(codes.indices)
 
     def records(self) -> pa.RecordBatch:
         """Return the rows in `RECORD_SCHEMA`."""
         rows = self._rows
-        names, topics, topic_outcomes = self._make_column(
-            _DESTINATION_TYPE, lambda route: [route.topic], self._destinations
+        names, topics, topic_codes = self._make_column(
+            _DESTINATION, lambda route: [route.topic], self._destination
         ).flatten()
-        keys = self._make_column(
-            pa.binary(), lambda route: [route.key], lambda view, route: view.template_bytes(route.key)
-        )
-        headers = self._make_column(
-            _HEADERS_TYPE, lambda route: [text for _, text in route.headers], _RouteView.headers
-        )
+        keys = self._make_column(pa.binary(), lambda route: [route.key], lambda view, route: view.bytes_of(route.key))
+        headers = self._make_column(_HEADERS, lambda route: [text for _, text in route.headers], _RouteView.headers)
         properties = self._make_column(
             pa.bool_(), lambda _: [], lambda view, route: view.constant(route.properties, pa.bool_())
         )
         if HEADER_MAP in rows.schema.names and (mapped_headers := rows.column(HEADER_MAP)).null_count < rows.num_rows:
-            headers = _concat_lists(headers, mapped_headers.cast(_HEADERS_TYPE))
+            headers = _concat_lists(headers, mapped_headers.cast(_HEADERS))
         values, times, invalid_times = self._record_values(), *self._record_times()
-        outcomes, refusals = self._outcomes(topic_outcomes, keys, values, invalid_times)
+        outcomes, refusals = self._outcomes(topic_codes, keys, values, invalid_times)
         truncated_count = rows.column("payload").null_count
         columns = {
             "topic": topics if topics.null_count == 0 else pc.coalesce(topics, names),
@@ -718,7 +684,7 @@ class _BatchRendering:
     def _record_values(self) -> pa.Array:
         if all(route.value is None for route in self._routes):
             return self._rows.column("payload")
-        parts = ((view, None if view.route is None else view.template_bytes(view.route.value)) for view in self.views)
+        parts = ((view, None if view.route is None else view.bytes_of(view.route.value)) for view in self.views)
         return self.join_views([view.column("payload") if value is None else value for view, value in parts])
 
     def _record_times(self) -> tuple[pa.Array, pa.Array | None]:
@@ -727,20 +693,16 @@ class _BatchRendering:
         if all(route.timestamp is None for route in self._routes):
             return receipt_times, None
         encoded_texts = self._make_column(
-            pa.binary(), lambda route: [route.timestamp], lambda view, route: view.template_bytes(route.timestamp)
+            pa.binary(), lambda route: [route.timestamp], lambda view, route: view.bytes_of(route.timestamp)
         )
         texts = lossy_text(encoded_texts).to_pylist()
         milliseconds = [int(text) if text is not None and _MILLISECONDS.fullmatch(text) else None for text in texts]
-        microseconds = [
-            number * 1000 if number is not None and number <= _MAX_TIMESTAMP_MS else None for number in milliseconds
-        ]
-        invalid = pa.array(
-            [text is not None and number is None for text, number in zip(texts, microseconds, strict=True)]
-        )
-        return pc.coalesce(pa.array(microseconds, pa.int64()).cast(_TIMESTAMP_TYPE), receipt_times), invalid
+        micros = [n * 1000 if n is not None and n <= _MAX_TIMESTAMP_MS else None for n in milliseconds]
+        invalid = pa.array([text is not None and n is None for text, n in zip(texts, micros, strict=True)])
+        return pc.coalesce(pa.array(micros, pa.int64()).cast(_TIMESTAMP_TYPE), receipt_times), invalid
 
     def _outcomes(
-        self, topic_outcomes: pa.Array, keys: pa.Array, values: pa.Array, invalid_times: pa.Array | None
+        self, topic_codes: pa.Array, keys: pa.Array, values: pa.Array, invalid_times: pa.Array | None
     ) -> tuple[pa.Array, pa.Array]:
         """Return `RowOutcome` codes, each of the first reason that applies, and the texts of ``reject``."""
         payload, cases = self._rows.column("payload"), list[tuple[pa.Array, Any]]()
@@ -751,17 +713,17 @@ class _BatchRendering:
         if self.route_numbers.null_count:
             cases.append((self.route_numbers.is_null(), RowOutcome.UNROUTED))
         sql_cases, refusals = sql_verdicts(self._rows)
-        return first_matching_case(
-            [*cases, *sql_cases, *self._fault_cases(topic_outcomes, keys, values, invalid_times)], topic_outcomes
+        return first_case(
+            [*cases, *sql_cases, *self._fault_cases(topic_codes, keys, values, invalid_times)], topic_codes
         ), refusals
 
     def _fault_cases(
-        self, topic_outcomes: pa.Array, keys: pa.Array, values: pa.Array, invalid_times: pa.Array | None
+        self, topic_codes: pa.Array, keys: pa.Array, values: pa.Array, invalid_times: pa.Array | None
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Yield cases for which a record can't be rendered: a row mask, and an outcome or a column of outcomes."""
         if any(len(view.payload_fields.fields) for view in self.views):
             yield JsonFields.fault_case(self.join_views([view.payload_fields.outcomes for view in self.views]))
-        yield pc.greater(topic_outcomes, _LAST_ACCEPTED), topic_outcomes
+        yield pc.greater(topic_codes, _LAST_ACCEPTED), topic_codes
         if keys.null_count and any(route.key_required for route in self._routes):
             yield pc.and_(keys.is_null(), self._rows_of_routes(lambda route: route.key_required)), RowOutcome.KEY_ABSENT
         if DEDUPE in self._rows.schema.names:
@@ -865,16 +827,14 @@ class RecordColumns(RenderedColumns):
         has_rare = rare.null_count < batch.num_rows
         if flag_bounds["min"] and not has_rare and not len(route_headers.flatten()):
             return map(list, common_headers)
-        rare_rows, names = (
-            (rare.to_pylist(), _topic_qos_time(batch)) if has_rare else (repeat(None), repeat((None, 0, 0)))
-        )
+        rows, names = (rare.to_pylist(), _topic_qos_time(batch)) if has_rare else (repeat(None), repeat((None, 0, 0)))
         flags = repeat(True) if flag_bounds["min"] else property_flags.to_pylist()
         return (
             [*(common if rare_row is None else property_headers(*name, rare_row)), *row_headers]
             if with_properties
             else row_headers
             for with_properties, common, name, rare_row, row_headers in zip(
-                flags, common_headers, names, rare_rows, header_lists(route_headers), strict=False
+                flags, common_headers, names, rows, header_lists(route_headers), strict=False
             )
         )
 
@@ -888,13 +848,9 @@ def _topic_qos_time(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
 
 
 def _encoded_headers(column: Any, name: str) -> Iterator[Header]:
-    dictionary_array = column.dictionary_encode(null_encoding="encode")
-    headers = [(name, to_bytes(value)) for value in dictionary_array.dictionary.to_pylist()]
-    return (
-        repeat(headers[0], len(column))
-        if len(headers) == 1
-        else map(headers.__getitem__, dictionary_array.indices.to_pylist())
-    )
+    codes = column.dictionary_encode(null_encoding="encode")
+    pairs = [(name, to_bytes(value)) for value in codes.dictionary.to_pylist()]
+    return repeat(pairs[0], len(column)) if len(pairs) == 1 else map(pairs.__getitem__, codes.indices.to_pylist())
 
 
 def _max_rare_bytes(rare: Any) -> int:

@@ -17,7 +17,7 @@ from tests.unit.bridge.test_messages import SENT, kafka_gets, line_of
 from towline.bridge.config.tables import DownlinkSection
 from towline.bridge.downlink.sink import render_rows
 from towline.bridge.lines import sql as downsql
-from towline.bridge.messages import internal_column, message_table
+from towline.bridge.messages import internal, message_table
 from towline.bridge.routes import FAULT, OUTCOME, RowOutcome
 from towline.errors import ConfigError
 
@@ -49,7 +49,7 @@ def down(spark: SparkSession, said: DownlinkSection, *records: tuple[Any, ...], 
     table = message_table(line_of(said))
     (made,) = render_rows(table, rows.to_batches(), Counter(), has_dead_letter_topic=True)
     messages = (
-        made.select([*map(internal_column, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
+        made.select([*map(internal, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
     )
     refused = made.filter(made.column(OUTCOME).cast("bool"))
     return messages, kafka_gets(table, refused)
@@ -135,8 +135,8 @@ def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession)
     rows = frame.withColumn("part", F.spark_partition_id()).toArrow().combine_chunks()
     sent = [row for row in rows.to_pylist() if row[OUTCOME] == 0]
     assert (
-        len({(row[internal_column("topic")], row["part"]) for row in sent})
-        == len({row[internal_column("topic")] for row in sent})
+        len({(row[internal("topic")], row["part"]) for row in sent})
+        == len({row[internal("topic")] for row in sent})
         == 2
     )
     assert sorted(row["offset"] for row in sent) == list(range(0, 40, 2))

@@ -17,7 +17,7 @@ from tests.unit.bridge.test_messages import RECORD
 from towline.bridge.deadletters import LetterMapper
 from towline.bridge.downlink.sink import split_by_outcome
 from towline.bridge.lines.account import LineNotes, downlink_account
-from towline.bridge.messages import POSITION_COLUMNS, RENDERED_SCHEMA, internal_column
+from towline.bridge.messages import POSITION_COLUMNS, RENDERED_SCHEMA, internal
 from towline.bridge.routes import OUTCOME, RowOutcome
 from towline.bridge.runtime import status
 from towline.bridge.runtime.screen import line_summary
@@ -91,7 +91,7 @@ def test_an_acknowledgement_that_is_missing_is_told() -> None:
 
 def test_messages_and_refused_records_come_in_the_order_of_kafka() -> None:
     places = [("t", 1, 3, "d"), ("t", 0, 9, None), ("s", 7, 8, "a"), ("t", 0, 10, "c")]
-    rows = placed([dict(zip((*POSITION_COLUMNS, internal_column("topic")), place, strict=True)) for place in places])
+    rows = placed([dict(zip((*POSITION_COLUMNS, internal("topic")), place, strict=True)) for place in places])
     messages, refused = split_by_outcome([rows.slice(0, 2), rows.slice(2)])
     assert [row["topic"] for part in messages for row in part.to_pylist()] == ["a", "c", "d"]
     assert [row["offset"] for part in refused for row in part.to_pylist()] == [9]
@@ -100,7 +100,7 @@ def test_messages_and_refused_records_come_in_the_order_of_kafka() -> None:
 
 def placed(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """Rendered records; one without an MQTT topic is refused."""
-    made = [{**row, OUTCOME: int(RowOutcome.TOPIC_ABSENT) * (row[internal_column("topic")] is None)} for row in rows]
+    made = [{**row, OUTCOME: int(RowOutcome.TOPIC_ABSENT) * (row[internal("topic")] is None)} for row in rows]
     return pa.RecordBatch.from_pylist(made, schema=_PLACED)
 
 
@@ -111,7 +111,7 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
 ) -> None:
     places = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
     said = [
-        {internal_column("payload"): b"%d" % n + bytes(100 * n), internal_column("topic"): None if n in dead else "t"}
+        {internal("payload"): b"%d" % n + bytes(100 * n), internal("topic"): None if n in dead else "t"}
         for n in order
     ]
     records = placed([{**place, **one} for place, one in zip(places, said, strict=True)])

@@ -21,7 +21,7 @@ from towline.bridge.messages import (
     DeadLetterColumns,
     MessageTable,
     _MessageColumns,
-    internal_column,
+    internal,
     message_table,
 )
 from towline.bridge.routes import OUTCOME, REJECT, WHERE, RecordColumns, RouteTable, RowOutcome
@@ -137,12 +137,12 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
     for name in ("topic", "payload", "retain", "expiry", "response_topic", "correlation_data"):
         column = [one[name] for one in said]
         batch = batch.append_column(
-            internal_column(name), pa.array(column, KINDS[name]) if name in KINDS else unchecked(column)
+            internal(name), pa.array(column, KINDS[name]) if name in KINDS else unchecked(column)
         )
     why = [{"why": one["reject"]} if "reject" in one else None for one in said]
     wanted = [{"wanted": one["where"]} if "where" in one else None for one in said]
     return (
-        batch.append_column(internal_column("text_field"), pa.array([one["field"] for one in said], pa.string()))
+        batch.append_column(internal("text_field"), pa.array([one["field"] for one in said], pa.string()))
         .append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
         .append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
     )
@@ -151,7 +151,7 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
 def rendered(table: MessageTable, batch: pa.RecordBatch) -> list[Any]:
     """As `becomes` says it."""
     out = table.render(batch)
-    messages = out.select(list(map(internal_column, SENT))).rename_columns(SENT).to_pylist()
+    messages = out.select(list(map(internal, SENT))).rename_columns(SENT).to_pylist()
     results: list[Any] = []
     for at, code in enumerate(out.column(OUTCOME).to_pylist()):
         outcome = RowOutcome(code)
@@ -184,7 +184,7 @@ def test_the_size_of_a_packet_is_known_beforehand(rows: list[dict[str, Any]]) ->
     out, sizes = table.render(batch), _MessageColumns(table, batch).packet_size().to_pylist()
     for row, size in zip(out.to_pylist(), sizes, strict=True):
         if row[OUTCOME] == 0:
-            written = packet({name: row[internal_column(name)] for name in SENT})
+            written = packet({name: row[internal(name)] for name in SENT})
             assert len(written) <= size <= len(written) + 12
 
 
@@ -355,7 +355,7 @@ def test_kafka_is_told_of_a_letter() -> None:
         f"header_{b'status'.hex()}": ["400"] * 2,
         "where": [True, False],
     }.items():
-        refused = refused.append_column(internal_column(f"notice_{name}"), pa.array(column))
+        refused = refused.append_column(internal(f"notice_{name}"), pa.array(column))
     *dead, (topic, key, value, said) = kafka_gets(table, refused)
     assert [one[0] for one in dead] == ["dead", "dead"]
     assert (topic, key, value) == ("answers.t", b"+", b"x")

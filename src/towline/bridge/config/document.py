@@ -50,7 +50,7 @@ class Document:
     Attributes:
         raw: Values with their ``${NAME}`` references.
         values: Values with the references replaced.
-        unset_variables: Variables that are not set, by the key path that names them; "x" stands for their values.
+        unset: Variables that are not set, by the key path that names them; "x" stands for their values.
 
     Raises:
         ConfigError: TL-C11, it is not TOML.
@@ -67,7 +67,7 @@ class Document:
         self.file = file
         self.environ = os.environ if environ is None else environ
         self._locations = {path: (file, line) for path, line in reversed([*_key_lines(text)])}
-        self.unset_variables: dict[KeyPath, list[str]] = {}
+        self.unset: dict[KeyPath, list[str]] = {}
         #: Key path, value and text of what is written with variables [I12].
         self._references: list[tuple[KeyPath, str, str]] = []
         self.values: dict[str, Any] = self._expand(self.raw, ())
@@ -80,14 +80,10 @@ class Document:
         except (OSError, ValueError, ConfigError):
             return cls("", displayed_path)
 
-    def include(self, key_path: KeyPath, document: Document, source_path: KeyPath) -> None:
+    def include(self, key_path: KeyPath, document: Document, source: KeyPath) -> None:
         """Take the locations of a key, and of all keys below it, from another document, such as a line's profile."""
-        prefix_length, locations = len(source_path), document._locations.items()
-        self._locations |= {
-            (*key_path, *path[prefix_length:]): location
-            for path, location in locations
-            if path[:prefix_length] == source_path
-        }
+        depth, locations = len(source), document._locations.items()
+        self._locations |= {(*key_path, *path[depth:]): line for path, line in locations if path[:depth] == source}
 
     def value(self, path: KeyPath) -> Any:
         """Return the raw value at a key path, references unreplaced; None if there is none."""
@@ -142,7 +138,7 @@ class Document:
             return raw_value
         names = [name for escaped, name in REFERENCE.findall(raw_value) if not escaped]
         if unset_names := [name for name in names if name not in self.environ]:
-            self.unset_variables[path] = unset_names
+            self.unset[path] = unset_names
         value = replace_references(raw_value, lambda name: self.environ.get(name, "x"))
         if names and not unset_names:
             self._references.append((path, value, raw_value))
@@ -168,15 +164,11 @@ class Document:
             return {name: self.restore_references(item, name.rpartition(".")[2]) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.restore_references(item, *keys) for item in value]
-        written_by_value = {
-            expanded: written for path, expanded, written in reversed(self._references) if _last_key(path) in keys
-        }
-        if value in written_by_value or not isinstance(value, str):
-            return written_by_value.get(value, value)
+        texts = {expanded: written for path, expanded, written in reversed(self._references) if _last_key(path) in keys}
+        if value in texts or not isinstance(value, str):
+            return texts.get(value, value)
         return (
-            re.sub(r"(^|, ?)([^,]+)", lambda match: match[1] + written_by_value.get(match[2], match[2]), value)
-            if written_by_value
-            else value
+            re.sub(r"(^|, ?)([^,]+)", lambda match: match[1] + texts.get(match[2], match[2]), value) if texts else value
         )
 
     def restore_quotations(self, text: str, path: KeyPath) -> str:
@@ -188,10 +180,8 @@ class Document:
         path = _split_keys(path)
 
         def restore(quotation: re.Match[str]) -> str:
-            for reference_path, value, raw_value in self._references:
-                same_table = (
-                    path[: len(reference_path) - 1] == reference_path[:-1] and quotation[1] != reference_path[-1]
-                )
+            for key_path, value, raw_value in self._references:
+                same_table = path[: len(key_path) - 1] == key_path[:-1] and quotation[1] != key_path[-1]
                 if quotation[1] == value or (same_table and quotation[1] in value):
                     return f'"{raw_value}"'
             return quotation[0]
@@ -284,39 +274,33 @@ class FileErrors:
         self._errors: dict[tuple[int, str], ConfigError] = {}
 
     def add(
-        self, code: str, path: KeyPath, problem: str, remedy: str | None = None, *, table_label: str | None = None
+        self, code: str, path: KeyPath, problem: str, remedy: str | None = None, *, label: str | None = None
     ) -> None:
         """Add an error at a key; the default remedy comes from the explanation of the code.
 
-        The error names the table or line ``table_label``, by default the one around the key.
+        The error names the table or line ``label``, by default the one around the key.
         """
         remedy = _remedy_of(code) if remedy is None else remedy
         document = self._document
-        table_label = document.table_label(path) if table_label is None else table_label
-        location = f"{document.location_text(path)}  {table_label}" if table_label else document.location_text(path)
+        label = document.table_label(path) if label is None else label
+        location = f"{document.location_text(path)}  {label}" if label else document.location_text(path)
         error = ConfigError(code, *(document.restore_quotations(text, path) for text in (location, problem, remedy)))
         self._errors.setdefault((document.location(path)[1], str(error)), error)
 
     def add_details(
-        self,
-        details: Iterable[ErrorDetails],
-        model: type[BaseModel],
-        base_path: KeyPath = (),
-        extra_tables: Iterable[str] = (),
+        self, details: Iterable[ErrorDetails], model: type[BaseModel], base: KeyPath = (), extra: Iterable[str] = ()
     ) -> None:
-        """Add pydantic's validation errors of a table at ``base_path`` that was validated as ``model``.
+        """Add pydantic's validation errors of a table at ``base`` that was validated as ``model``.
 
-        ``extra_tables`` are further valid keys: tables that are validated separately.
+        ``extra`` are further valid keys: tables that are validated separately.
         """
         for detail in details:
             loc = tuple(detail["loc"])
-            path = base_path + loc
+            path = base + loc
             key = _last_key(path)
             if detail["type"] in UNKNOWN_KEY_TYPES:
-                known_keys = _keys_at(model, loc)
-                code, problem, remedy = _unknown_key(
-                    str(loc[-1]), [*known_keys, *extra_tables] if len(loc) == 1 else known_keys
-                )
+                keys = _keys_at(model, loc)
+                code, problem, remedy = _unknown_key(str(loc[-1]), [*keys, *extra] if len(loc) == 1 else keys)
             elif detail["type"] == "missing":
                 code, problem, remedy = _missing_key(model if len(loc) == 1 else None, key)
             else:
@@ -341,18 +325,13 @@ def _remedy_of(code: str) -> str:
 
 def _keys_at(table_type: type, loc: KeyPath) -> list[str]:
     """Return the valid keys beside the last one of ``loc``; indices and branches of unions are skipped."""
-    table_types = [table_type]
+    types = [table_type]
     for part in loc[:-1]:
-        inner_types = [
-            inner_type
-            for outer in table_types
-            if part in (keys := key_types(outer))
-            for inner_type in _table_types(keys[str(part)])
+        nested = [
+            table for outer in types if part in (keys := key_types(outer)) for table in _table_types(keys[str(part)])
         ]
-        table_types = (
-            inner_types or [candidate for candidate in table_types if candidate.__name__ == part] or table_types
-        )
-    return [key for candidate in table_types for key in key_types(candidate)]
+        types = nested or [kind for kind in types if kind.__name__ == part] or types
+    return [key for kind in types for key in key_types(kind)]
 
 
 def key_types(table_type: type) -> dict[str, Any]:
@@ -378,14 +357,12 @@ def _missing_key(model: type[BaseModel] | None, key: str) -> tuple[str, str, str
     return "TL-C02", f'"{key}" is missing', (field and field.description) or "Add it."
 
 
-def _unknown_key(key: str, known_keys: Sequence[str]) -> tuple[str, str, str]:
+def _unknown_key(key: str, keys: Sequence[str]) -> tuple[str, str, str]:
     if key.lower() in {"password", "passwd", "secret", "token"}:
         problem, name = f'"{key}" would put a secret into this file', f"{key.lower()}_file"
-        remedy = (
-            f"Write it into a file of mode 0600 and name that in {name if name in known_keys else 'password_file'}."
-        )
+        remedy = f"Write it into a file of mode 0600 and name that in {name if name in keys else 'password_file'}."
         return "TL-C16", problem, remedy
-    return "TL-C01", f'unknown key "{key}"', did_you_mean(key, known_keys)
+    return "TL-C01", f'unknown key "{key}"', did_you_mean(key, keys)
 
 
 def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
@@ -430,7 +407,7 @@ class FileValues:
 
     def __init__(self, document: Document, errors: FileErrors) -> None:
         self._document, self._directory, self._errors = document, document.file.absolute().parent, errors
-        for path, variable_names in document.unset_variables.items():
+        for path, variable_names in document.unset.items():
             for name in variable_names:
                 remedy = f"Set it, or write $${{{name}}} for the text itself."
                 errors.add("TL-C04", path, f"the environment variable {name} is not set", remedy)
@@ -441,11 +418,7 @@ class FileValues:
             return {key: self.resolve(item, (*path, *key.split("."))) for key, item in value.items()}
         if isinstance(value, list):
             return [self.resolve(item, (*path, index)) for index, item in enumerate(value)]
-        return (
-            self._convert(value, path)
-            if isinstance(value, str) and path not in self._document.unset_variables
-            else value
-        )
+        return self._convert(value, path) if isinstance(value, str) and path not in self._document.unset else value
 
     def _convert(self, text: str, path: KeyPath) -> Any:
         key = str(path[-1])

@@ -142,22 +142,14 @@ class _FileReader:
         shared = Bridge.model_fields.keys() & BridgeTable.model_fields.keys()
         return Bridge.model_validate({**{key: getattr(tables, key) for key in shared}, **bridge_values})
 
-    def _add_violations(self, violations: Iterable[Violation], base_path: KeyPath = ()) -> bool:
-        """Add violations of rules of the table at ``base_path``; return whether there is any."""
+    def _add_violations(self, violations: Iterable[Violation], base: KeyPath = ()) -> bool:
+        """Add violations of rules of the table at ``base``; return whether there is any."""
         violations = list(violations)
-        base_label = self._document.table_label((*base_path, ""))
+        label = self._document.table_label((*base, ""))
         for code, key, problem, *remedy in violations:
-            from_root = key[:1] == (ROOT,)
-            path = (
-                key[1:]
-                if from_root
-                else self._setting_path(base_path, str(key[1]))
-                if key[:1] == (MQTT,)
-                else (*base_path, *key)
-            )
-            self._errors.add(
-                code, path, problem, *remedy, table_label=base_label if path[: len(base_path)] != base_path else None
-            )
+            root = key[:1] == (ROOT,)
+            path = key[1:] if root else self._setting_path(base, str(key[1])) if key[:1] == (MQTT,) else (*base, *key)
+            self._errors.add(code, path, problem, *remedy, label=label if path[: len(base)] != base else None)
         return bool(violations)
 
     def _setting_path(self, line_path: KeyPath, *setting_names: str) -> KeyPath:
@@ -222,7 +214,7 @@ class _FileReader:
                 return BridgeTable.model_validate(self._values, extra=extra)
             except ValidationError as error:
                 details = error.errors()
-            self._errors.add_details(details, BridgeTable, extra_tables=parameter_tables)
+            self._errors.add_details(details, BridgeTable, extra=parameter_tables)
             for path in (detail["loc"] for detail in details if detail["type"] not in UNKNOWN_KEY_TYPES):
                 self._use_placeholder(*path)
             extra = "ignore"
@@ -262,7 +254,7 @@ class _FileReader:
 
         for key in _OWNED_SETTINGS.intersection(kafka.settings):
             self._errors.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline')
-        if self._document.unset_variables or ("kafka",) in self._invalid_tables:
+        if self._document.unset or ("kafka",) in self._invalid_tables:
             return
         try:
             check_client(kafka.client_settings(), "[kafka]", "")
@@ -295,9 +287,7 @@ class _FileReader:
             try:
                 check()
             except ConfigError as error:
-                key = next(
-                    (file_key for file_key in LISTENER_FILES if error.location.startswith(file_key)), "token_file"
-                )
+                key = next((name for name in LISTENER_FILES if error.location.startswith(name)), "token_file")
                 self._errors.add(error.code, (table, key), f"{key}: {error.problem}", error.remedy)
 
     def _check_java_client(self, lines: Mapping[KeyPath, Uplink | Downlink]) -> None:
@@ -325,15 +315,11 @@ class _FileReader:
         for path, table in tables.items():
             if path not in self._invalid_tables:
                 self._add_violations(line_problems(table, self._tables), path)
-                line = (
-                    self._build_uplink(path, table)
-                    if isinstance(table, UplinkTable)
-                    else self._build_downlink(path, table)
-                )
+                line = self._uplink(path, table) if isinstance(table, UplinkTable) else self._downlink(path, table)
                 lines |= {path: line} if line else {}
         return lines
 
-    def _build_uplink(self, path: KeyPath, table: UplinkTable) -> Uplink | None:
+    def _uplink(self, path: KeyPath, table: UplinkTable) -> Uplink | None:
         routes: list[SubscribedRoute] = []
         for index, section in enumerate(table.route):
             route_path = (*path, "route", index)
@@ -375,7 +361,7 @@ class _FileReader:
         self._add_violations(gateway_problems(line, routes), path)
         return line
 
-    def _build_downlink(self, path: KeyPath, table: DownlinkTable) -> Downlink | None:
+    def _downlink(self, path: KeyPath, table: DownlinkTable) -> Downlink | None:
         checkpoint = str(self._state_dir / table.name / CHECKPOINT)
         overrides = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
         if (gateway := self._gateway_settings(path, table, overrides)) is None:
@@ -418,35 +404,30 @@ class _FileReader:
             return GatewaySettings.model_validate(values)
         except ValidationError as error:
             for detail in error.errors():
-                names = (
-                    [str(detail["loc"][0])] if detail["loc"] else re.findall(r"\w+", re.sub('".*?"', "", detail["msg"]))
-                )
+                loc = detail["loc"][:1]
+                names = [*map(str, loc)] or re.findall(r"\w+", re.sub('".*?"', "", detail["msg"]))
                 setting_path = self._setting_path(path[:2], *names)
-                error_path = (*path, *detail["loc"][:1]) if setting_path == path[:2] else setting_path
-                self._errors.add_details([detail], GatewaySettings, error_path[:-1] if detail["loc"] else error_path)
+                error_path = (*path, *loc) if setting_path == path[:2] else setting_path
+                self._errors.add_details([detail], GatewaySettings, error_path[:-1] if loc else error_path)
             return None
 
     def _member_values(
         self, table: UplinkTable, member: MemberSection, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
     ) -> dict[str, Any]:
         """Return the settings of a member's gateway, derived from the settings of the line's single gateway."""
-        share_way, line_filters = table.way or ShareMethod.FILTERS, gateway.subscriptions
+        way, line_filters = table.way or ShareMethod.FILTERS, gateway.subscriptions
         names = tuple(sorted(each_member.name for each_member in table.member))
-        share = ShareSettings(member=member.name, members=names, way=share_way, client_id=gateway.mqtt_client_id)
-        share_prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"
-        member_filters = tuple(
-            replace(subscription, pattern=f"{share_prefix}/{subscription.pattern}") for subscription in line_filters
-        )
-        member_filters = (
-            restrict_filters(member.filters, line_filters) if share_way is ShareMethod.FILTERS else member_filters
-        )
+        share = ShareSettings(member=member.name, members=names, way=way, client_id=gateway.mqtt_client_id)
+        prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"
+        filters = tuple(replace(item, pattern=f"{prefix}/{item.pattern}") for item in line_filters)
+        filters = restrict_filters(member.filters, line_filters) if way is ShareMethod.FILTERS else filters
         return {
             **_section_values(gateway, GatewaySettings),
             "name": f"{gateway.name}-{member.name}",
             "client_id": share.member_client_id(member.name),
             "state_dir": gateway.state_dir / MEMBERS_DIR / member.name,
-            "subscriptions": member_filters,
-            "repeatable": repeatable_filters(routes, [subscription.pattern for subscription in member_filters]),
+            "subscriptions": filters,
+            "repeatable": repeatable_filters(routes, [item.pattern for item in filters]),
             "share": share,
         }
 

@@ -99,9 +99,7 @@ class Uplink(AnyLine, UplinkSection):
     @property
     def dedupe_window(self) -> str | None:
         """Minimum time for which dedupe keys are remembered; None if no route drops repeats."""
-        return next(
-            (dedupe.within for dedupe in (*(route.dedupe for route in self.route), self.dedupe) if dedupe), None
-        )
+        return next((d.within for d in (*(route.dedupe for route in self.route), self.dedupe) if d), None)
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:

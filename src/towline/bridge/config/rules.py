@@ -60,24 +60,24 @@ Violation: TypeAlias = tuple[str, KeyPath, str] | tuple[str, KeyPath, str, str]
 
 #: A field is a column for what comes after it; names that begin with towline_ are columns of ours.
 _FIELD_NAME: Final = re.compile(r"(?!towline_)[a-z][a-z0-9_]*")
-_BRACED_FIELD: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
+_BRACED: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
 
 
 def _text_problems(
     section: RouteSection | DownlinkSection,
     templates: Mapping[KeyPath, str],
-    column_for: Callable[[str], str | None],
+    column_of: Callable[[str], str | None],
     unknown_field: str,
     reserved_names: Collection[str],
 ) -> Iterator[Violation]:
     """Yield violations in the templates, the SQL and the field names of a route or downlink.
 
-    ``column_for`` returns the column of a template's field; ``unknown_field`` is the error text of a field without one.
+    ``column_of`` returns the column of a template's field; ``unknown_field`` is the error text of a field without one.
     ``reserved_names`` are names of columns that no field may have.
     """
     for key, text in templates.items():
         try:
-            Template.parse(text, lambda name: "" if column_for(name) else unknown_field)
+            Template.parse(text, lambda name: "" if column_of(name) else unknown_field)
         except ValueError as error:
             yield "TL-C66", key, *problem_and_remedy(error, "Correct it.")
     for key, text in sql_texts(section):
@@ -85,13 +85,9 @@ def _text_problems(
         if not text.strip():
             kind = "a condition" if name == "where" else "an expression"
             yield "TL-C69", key, f"{name} is empty", f"Give {kind} in Spark SQL, or remove it."
-        elif braced_fields := [
-            (field, column_name)
-            for field in _BRACED_FIELD.findall(text)
-            if (column_name := column_for(field)) is not None
-        ]:
-            problem = f"{name} names {{{braced_fields[0][0]}}}, which SQL takes for text"
-            yield "TL-C69", key, problem, f"Write the column {braced_fields[0][1]}, without braces."
+        elif braced := [(field, column) for field in _BRACED.findall(text) if (column := column_of(field)) is not None]:
+            problem = f"{name} names {{{braced[0][0]}}}, which SQL takes for text"
+            yield "TL-C69", key, problem, f"Write the column {braced[0][1]}, without braces."
     for name in section.fields:
         if name in reserved_names or not _FIELD_NAME.fullmatch(name):
             reason = "is taken" if name in reserved_names else "SQL could not say"
@@ -134,11 +130,8 @@ def _qos_problems(route: RouteSection, guarantee: Guarantee, *, has_key: bool) -
 
 def _name_problems(route: RouteSection, wildcards: Sequence[str], *, in_sql: bool) -> Iterator[Violation]:
     """Yield violations in names: wildcards that clash with SQL columns, reserved headers, illegal Kafka topics."""
-    lower_names = [name.lower() for name in wildcards]
-    columns = {
-        *_SOURCE_COLUMNS,
-        *(name for name in lower_names if name.startswith("towline_") or lower_names.count(name) > 1),
-    }
+    lowered = [name.lower() for name in wildcards]
+    columns = {*_SOURCE_COLUMNS, *(name for name in lowered if name.startswith("towline_") or lowered.count(name) > 1)}
     if in_sql and (duplicates := [name for name in wildcards if name.lower() in columns]):
         problem = f"the wildcard {{{duplicates[0]}}} is a column for SQL, which has another of that name"
         yield "TL-C67", ("from",), problem, "Give the wildcard another name."
@@ -329,37 +322,33 @@ _UNIQUE_FACTS: Final = {
 def file_problems(bridge: str, lines: Mapping[KeyPath, Uplink | Downlink]) -> Iterator[Violation]:
     """Yield conflicts between lines, given by the paths of their tables; keys are relative to the file's root."""
     dead_letters = tuple(sorted({line.dead_letter_topic for line in lines.values() if line.dead_letter_topic}))
-    marker_topics = [
+    markers = [
         f"towline.{bridge}.{line.name}.markers" for line in lines.values() if policy(line.guarantee).transactions
     ]
     for path, line in lines.items():
         topics: list[tuple[KeyPath, str | None, str]] = [
             (("dead_letter_topic",), line.dead_letter_topic, reserved_topics_pattern())
         ]
-        for index, section in enumerate(line.route if isinstance(line, Uplink) else ()):
+        for i, section in enumerate(line.route if isinstance(line, Uplink) else ()):
             keys = {key: getattr(section, key) for key in ("topic", "fallback_topic")}
-            topics += [
-                (("route", index, key), name, reserved_topics_pattern(dead_letters)) for key, name in keys.items()
-            ]
+            topics += [(("route", i, key), name, reserved_topics_pattern(dead_letters)) for key, name in keys.items()]
         for key, name, pattern in topics:
             if name is not None and re.fullmatch(pattern, name):
                 yield "TL-C95", (*path, *key), f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
         # A line that reads what its own batches write never comes to an end.
-        own_topics = (*marker_topics, *filter(None, [line.dead_letter_topic]))
+        own_topics = (*markers, *filter(None, [line.dead_letter_topic]))
         for name in filter(line.reads, own_topics) if isinstance(line, Downlink) else ():
             problem = f'it would read "{name}", and make a batch of each batch: markers, or dead letters of its own'
             yield "TL-C95", (*path, "from"), problem
     owners: dict[tuple[str, ...], tuple[KeyPath, str]] = {}
-    for fact_path, owner, fact, name in _unique_facts(lines):
+    for fact_path, owner, fact, name in _line_facts(lines):
         first_owner, first_name = owners.setdefault(fact, (owner, name))
         if first_owner != owner:
             code, problem = _UNIQUE_FACTS[fact[0]]
             yield code, fact_path, problem.format(fact[-1], first_name)
 
 
-def _unique_facts(
-    lines: Mapping[KeyPath, Uplink | Downlink],
-) -> Iterator[tuple[KeyPath, KeyPath, tuple[str, ...], str]]:
+def _line_facts(lines: Mapping[KeyPath, Uplink | Downlink]) -> Iterator[tuple[KeyPath, KeyPath, tuple[str, ...], str]]:
     """Yield each unique fact (kind first, value last) with its path, its owner and the owner's name."""
     for path, line in lines.items():
         yield (*path, "name"), path, ("name", line.name), line.name

@@ -50,10 +50,8 @@ def attribute_texts(cls: type) -> dict[str, str]:
 
 def bridge_schema() -> dict[str, Any]:
     """Return the JSON Schema of a bridge file."""
-    tables: dict[str, Any] = {
-        profile.content.table: (profile.parameter_model, profile.parameter_model()) for profile in shipped_profiles()
-    }
-    description = "".join(f"    {profile.content.table}: {profile.content.about}\n" for profile in shipped_profiles())
+    tables: dict[str, Any] = {p.content.table: (p.parameter_model, p.parameter_model()) for p in shipped_profiles()}
+    description = "".join(f"    {p.content.table}: {p.content.about}\n" for p in shipped_profiles())
     description = f"A bridge file of Towline.\n\nAttributes:\n{description}"
     model = create_model("BridgeTable", __base__=BridgeTable, __doc__=description, **tables)
     root = model.model_json_schema(schema_generator=_Generator)
@@ -117,15 +115,10 @@ def _plain_text(text: str) -> str:
 def _add_alternatives(defs: dict[str, Any]) -> None:
     """Allow a size with a unit, as `towline.bridge.config.document` reads it, and one text for a list of protocols."""
     for properties in (definition.get("properties", {}) for definition in defs.values()):
-        for key, property_schema in properties.items():
+        for key, value in properties.items():
             if "_bytes" in key or key == "alpn":
-                metadata = {
-                    keyword: property_schema.pop(keyword) for keyword in _ANNOTATIONS if keyword in property_schema
-                }
-                properties[key] = {
-                    "anyOf": [property_schema, _SIZE_SCHEMA if "_bytes" in key else {"type": "string"}],
-                    **metadata,
-                }
+                notes = {k: value.pop(k) for k in _ANNOTATIONS if k in value}
+                properties[key] = {"anyOf": [value, _SIZE_SCHEMA if "_bytes" in key else {"type": "string"}], **notes}
     for name, key in (("KafkaSection", "settings"), ("SparkSection", "conf")):  # dotted names may be tables
         defs[name]["properties"][key]["additionalProperties"] = {"$ref": "#/$defs/Setting"}
 
@@ -157,11 +150,9 @@ def _with_variables(schema: Any) -> Any:
         return schema
     if schema in (_VARIABLE_SCHEMA, _SETTING_SCHEMA) or "const" in schema:
         return schema
-    json_type = schema.get("type")
-    if json_type in ("integer", "number", "boolean") or (
-        json_type == "string" and any(keyword in schema for keyword in _CONSTRAINT_KEYS)
-    ):
-        metadata = {keyword: schema[keyword] for keyword in _ANNOTATIONS if keyword in schema}
-        constraints = {keyword: value for keyword, value in schema.items() if keyword not in metadata}
-        return {"anyOf": [constraints, {"$ref": "#/$defs/Variable"}], **metadata}
+    type_ = schema.get("type")
+    if type_ in ("integer", "number", "boolean") or (type_ == "string" and any(k in schema for k in _CONSTRAINT_KEYS)):
+        notes = {k: schema[k] for k in _ANNOTATIONS if k in schema}
+        constraints = {k: value for k, value in schema.items() if k not in notes}
+        return {"anyOf": [constraints, {"$ref": "#/$defs/Variable"}], **notes}
     return {key: value if key in _ANNOTATIONS else _with_variables(value) for key, value in schema.items()}

@@ -30,28 +30,19 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
     levels, inner = wide.levels, narrow.levels
     if len(inner) < len(levels) or (not wide.multi_level and (narrow.multi_level or len(inner) > len(levels))):
         return False
-    excludes_dollar = (
-        bool(inner) and (inner[0] or "").startswith("$") and (not levels or levels[0] is None)
-    )  # [MQTT-4.7.2-1]
-    return not excludes_dollar and all(
-        level is None or level == inner_level for level, inner_level in zip(levels, inner, strict=False)
-    )
+    is_dollar = bool(inner) and (inner[0] or "").startswith("$") and (not levels or levels[0] is None)  # [MQTT-4.7.2-1]
+    return not is_dollar and all(level is None or level == part for level, part in zip(levels, inner, strict=False))
 
 
 def _covering_routes(routes: Sequence[SubscribedRoute]) -> list[list[int]]:
     """Return for each route the indices of the routes that cover its filter in its share group, itself included."""
     patterns = [route.pattern for route in routes]
-    return [
-        [index for index, wide in enumerate(patterns) if wide.share == pattern.share and covers(wide, pattern)]
-        for pattern in patterns
-    ]
+    return [[i for i, wide in enumerate(patterns) if wide.share == p.share and covers(wide, p)] for p in patterns]
 
 
 def shadowed_routes(routes: Sequence[SubscribedRoute]) -> list[tuple[int, int]]:
     """Return pairs (route, earlier route) of indices where the earlier route takes every topic of the later one."""
-    covering = (
-        [i for i in range(index) if covers(routes[i].pattern, route.pattern)] for index, route in enumerate(routes)
-    )
+    covering = ([i for i in range(n) if covers(routes[i].pattern, route.pattern)] for n, route in enumerate(routes))
     return [(index, earlier_routes[0]) for index, earlier_routes in enumerate(covering) if earlier_routes]
 
 
@@ -74,11 +65,7 @@ def subscriptions(routes: Sequence[SubscribedRoute]) -> tuple[Filter, ...]:
 def repeatable_filters(routes: Sequence[SubscribedRoute], filters: Iterable[str]) -> tuple[str, ...]:
     """Return the filters with messages only for routes that accept repeats."""
     all_repeatable = all(route.repeatable for route in routes)
-    return tuple(
-        topic_filter
-        for topic_filter in filters
-        if all_repeatable or _all_repeatable(routes, without_share(topic_filter))
-    )
+    return tuple(text for text in filters if all_repeatable or _all_repeatable(routes, without_share(text)))
 
 
 def _all_repeatable(routes: Sequence[SubscribedRoute], topic_filter: str) -> bool:
@@ -102,24 +89,20 @@ def option_conflict(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None
 
 def restrict_filters(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple[Filter, ...]:
     """Return the line's subscriptions restricted to the topics of some filters, each with its own options."""
-    restricted_by_filter: dict[str, Filter] = {}
+    by_filter: dict[str, Filter] = {}
     for line_filter in subscriptions:
         for topic_filter in filters:
             pattern = common_filter(topic_filter, line_filter.pattern)
-            if pattern is not None and (
-                pattern not in restricted_by_filter or restricted_by_filter[pattern].qos < line_filter.qos
-            ):
-                restricted_by_filter[pattern] = replace(line_filter, pattern=pattern)
+            if pattern is not None and (pattern not in by_filter or by_filter[pattern].qos < line_filter.qos):
+                by_filter[pattern] = replace(line_filter, pattern=pattern)
     narrower = {
         wide: [
-            candidate
-            for candidate in restricted_by_filter.values()
-            if common_filter(wide, candidate.pattern) == candidate.pattern
+            candidate for candidate in by_filter.values() if common_filter(wide, candidate.pattern) == candidate.pattern
         ]
-        for wide in restricted_by_filter
+        for wide in by_filter
     }
     return tuple(
         replace(subscription, qos=max(inner.qos for inner in narrower[pattern]))
-        for pattern, subscription in restricted_by_filter.items()
-        if not any(subscription in narrower[outer] for outer in restricted_by_filter if outer != pattern)
+        for pattern, subscription in by_filter.items()
+        if not any(subscription in narrower[outer] for outer in by_filter if outer != pattern)
     )

@@ -87,18 +87,14 @@ class KafkaSection(SettingsModel):
 
     def client_settings(self) -> dict[str, str]:
         """Return the settings under librdkafka's names; secrets as names of files (`towline.kafka.clientconfig`)."""
-        settings = {"bootstrap.servers": self.bootstrap_servers}
+        config = {"bootstrap.servers": self.bootstrap_servers}
         for name, value in self.settings.items():
-            settings[name] = str(value).lower() if isinstance(value, bool) else str(value)
+            config[name] = str(value).lower() if isinstance(value, bool) else str(value)
         files = {"sasl.password.file": self.password_file, "ssl.key.password.file": self.key_password_file}
-        settings |= {name: str(file) for name, file in files.items() if file}
+        config |= {name: str(file) for name, file in files.items() if file}
         if self.token_provider:
-            settings = {
-                "sasl.mechanism": "OAUTHBEARER",
-                **settings,
-                "sasl.oauthbearer.token.provider": self.token_provider,
-            }
-        return settings
+            config = {"sasl.mechanism": "OAUTHBEARER", **config, "sasl.oauthbearer.token.provider": self.token_provider}
+        return config
 
 
 class SparkSection(SettingsModel):
@@ -301,12 +297,8 @@ class RouteSection(SettingsModel):
 
         A route without ``dedupe`` has the line's; ``dead_letter_topics`` are those of all lines.
         """
-        pattern, dedupe, route_policy = (
-            Pattern.parse(self.from_),
-            self.dedupe or dedupe,
-            policy(self.promise or guarantee),
-        )
-        qos = route_policy.qos if self.qos is None else self.qos
+        pattern, dedupe, rules = (Pattern.parse(self.from_), self.dedupe or dedupe, policy(self.promise or guarantee))
+        qos = rules.qos if self.qos is None else self.qos
         route_values: dict[str, Any] = {
             f"{key[0]}": Template.parse(text) for key, text in self.template_texts().items() if len(key) == 1
         }
@@ -319,7 +311,7 @@ class RouteSection(SettingsModel):
             fields=tuple(self.fields.items()),
             omit_missing=self.missing_headers == "omit",
             dedupe=dedupe.compiled_key if dedupe else None,
-            key_tells=qos < route_policy.qos,
+            key_tells=qos < rules.qos,
             dead_letter_topics=dead_letter_topics,
             subscription=Filter(
                 pattern.filter, qos, self.no_local, self.retain_as_published, self.retain_handling, self.subscription_id
@@ -546,12 +538,8 @@ def sql_texts(section: SettingsModel) -> Iterator[tuple[KeyPath, str]]:
             yield from [] if value.is_template else [((name, "key"), value.key)]
         else:
             values = {(name, key): item for key, item in value.items()} if isinstance(value, dict) else {(name,): value}
-            subsections = [
-                (path, subsection) for path, subsection in values.items() if isinstance(subsection, SettingsModel)
-            ]
-            yield from (
-                ((*path, *key), text) for path, subsection in subsections for key, text in sql_texts(subsection)
-            )
+            tables = [(path, table) for path, table in values.items() if isinstance(table, SettingsModel)]
+            yield from (((*path, *key), text) for path, table in tables for key, text in sql_texts(table))
 
 
 class DownlinkSection(LineSection):

@@ -26,7 +26,7 @@ from towline.bridge.messages import (
     POSITION_COLUMNS,
     DeadLetterColumns,
     MessageTable,
-    internal_column,
+    internal,
     message_table,
 )
 from towline.bridge.routes import FAULT, OUTCOME, RowOutcome, count_outcomes, refused_mask
@@ -222,7 +222,7 @@ def split_by_outcome(
         batches: All of them, with `OUTCOME`.
         max_bytes: Largest batch returned, in bytes, unless it is one row.
     """
-    runs, columns = _sorted_runs(batches), list(map(internal_column, _MQTT_COLUMNS))
+    runs, columns = _sorted_runs(batches), list(map(internal, _MQTT_COLUMNS))
 
     def select_rows(comparison: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
         slices = (batches[number].slice(first_row, count) for number, first_row, count in runs)

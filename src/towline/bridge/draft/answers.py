@@ -78,26 +78,24 @@ class ImportedSettings:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def draft_text(
-    answers: Answers, file: Path, head_values: Mapping[str, str], imported_settings: ImportedSettings | None = None
-) -> str:
+def draft_text(answers: Answers, file: Path, head: Mapping[str, str], imported: ImportedSettings | None = None) -> str:
     """Return the text of a bridge file: the template, filled with answers, top-level keys and imported settings.
 
     The commands in its first lines name the `file`.
     """
-    imported_settings = imported_settings or ImportedSettings()
+    imported = imported or ImportedSettings()
     name = legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers["topic"]), "telemetry")
-    broker = imported_settings.broker or {"brokers": _split_list(answers["broker"])}
-    lines = imported_settings.lines or [DraftLine(name, _split_list(answers["topics"]), broker)]
+    broker = imported.broker or {"brokers": _split_list(answers["broker"])}
+    lines = imported.lines or [DraftLine(name, _split_list(answers["topics"]), broker)]
     head_part, mqtt, kafka, uplink, route = re.split(r"\n(?=\[)", _TEMPLATE.read_text(encoding="utf-8"))
     wrapped = partial(textwrap.wrap, width=_COMMENT_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    notes_text = "".join(f"# {row}\n" for note in imported_settings.notes for row in wrapped(f"- {note}"))
+    notes_text = "".join(f"# {row}\n" for note in imported.notes for row in wrapped(f"- {note}"))
     same_broker = all(line.broker == lines[0].broker for line in lines)
     mqtt_note = "[mqtt]\n# Each line has a broker of its own, below.\n"
     parts = [
         _fill_keys(
             head_part.replace("FILE", str(file)).replace("\n\n", f"\n\n{notes_text}{chr(10) * bool(notes_text)}", 1),
-            head_values,
+            head,
         ),
         _fill_keys(mqtt, lines[0].broker) if same_broker else mqtt_note,
         _fill_keys(kafka, {"bootstrap_servers": answers["kafka"]}),
@@ -105,10 +103,8 @@ def draft_text(
     for line in lines:
         parts.append(_fill_keys(uplink, {"name": line.name, "guarantee": answers["guarantee"]}))
         parts += [] if same_broker else [_fill_keys("[uplink.mqtt]\n", line.broker)]
-        for topic_filter in line.filters:
-            parts.append(
-                _fill_keys(route, {"from": topic_filter, "topic": answers["topic"], "key": _key_template(topic_filter)})
-            )
+        for pattern in line.filters:
+            parts.append(_fill_keys(route, {"from": pattern, "topic": answers["topic"], "key": _key_template(pattern)}))
             route = re.sub(r"^#.*\n", "", route, flags=re.MULTILINE)  # said once
     return "\n".join(parts)
 
@@ -170,9 +166,9 @@ Prompt: TypeAlias = Callable[[str, str, AnswerCheck], str]
 def collect_answers(
     options: Mapping[str, str | None],
     file: Path,
-    head_values: Mapping[str, str],
+    head: Mapping[str, str],
     prompt: Prompt | None,
-    imported_settings: ImportedSettings | None = None,
+    imported: ImportedSettings | None = None,
 ) -> Answers:
     """Collect the answers: from `options`, by question, else from `prompt` if there is one, else the defaults.
 
@@ -180,18 +176,16 @@ def collect_answers(
         ConfigError: TL-C163, an option has an invalid value, or the imported settings answer the question.
     """
     answers = dict(DEFAULTS)
-    imported_answers = (
-        {"broker": imported_settings.broker, "topics": imported_settings.lines} if imported_settings else {}
-    )
+    imported_answers = {"broker": imported.broker, "topics": imported.lines} if imported else {}
 
     def check_answer(key: str, text: str) -> ConfigError | None:
-        return first_error(draft_text(answers | {key: text}, file, head_values, imported_settings), file)
+        return first_error(draft_text(answers | {key: text}, file, head, imported), file)
 
     def raise_if_wrong(location: str, error: ConfigError | None) -> None:
         if error is not None:
             raise ConfigError("TL-C163", location, error.problem, error.remedy)
 
-    raise_if_wrong("towline init", first_error(draft_text(answers, file, head_values, imported_settings), file))
+    raise_if_wrong("towline init", first_error(draft_text(answers, file, head, imported), file))
     for key, question in QUESTIONS.items():
         option = options[key]
         if option is not None and imported_answers.get(key):
@@ -228,9 +222,7 @@ def write(text: str, file: Path, secrets: Mapping[str, str], *, force: bool) -> 
             for written_path in () if force else written_files:
                 with contextlib.suppress(OSError):
                     written_path.unlink()
-            raise (
-                _exists_error(path) if isinstance(error, FileExistsError) else _unwritable_error(path, error)
-            ) from error
+            raise (_exists_error(path) if isinstance(error, FileExistsError) else _write_error(path, error)) from error
         written_files.append(path)
     return written_files[::-1]
 
@@ -243,12 +235,8 @@ def write_examples(directory: Path, *, force: bool) -> list[Path]:
         SetupError: TL-S70, the installation has no examples.
     """
     source = _EXAMPLES if _EXAMPLES.is_dir() else SOURCE_ROOT / "examples"
-    example_files = (
-        example_file
-        for example_file in sorted(source.rglob("*"))
-        if example_file.is_file() and example_file.suffix != ".pyc"
-    )
-    copies = {directory / example_file.relative_to(source): example_file for example_file in example_files}
+    sources = (file for file in sorted(source.rglob("*")) if file.is_file() and file.suffix != ".pyc")
+    copies = {directory / file.relative_to(source): file for file in sources}
     if not copies:
         remedy = "Install the wheel as it is built: pip install --force-reinstall towline"
         raise SetupError("TL-S70", str(_EXAMPLES), "this installation has no examples", remedy)
@@ -259,11 +247,11 @@ def write_examples(directory: Path, *, force: bool) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(example, path)
         except OSError as error:
-            raise _unwritable_error(path, error) from error
+            raise _write_error(path, error) from error
     return list(copies)
 
 
-def _unwritable_error(path: Path, error: OSError) -> ConfigError:
+def _write_error(path: Path, error: OSError) -> ConfigError:
     remedy = "Name one in a directory that is there and that this user may write."
     return ConfigError("TL-C164", str(path), f"it can't be written ({files.os_error_text(error)})", remedy)
 
@@ -336,11 +324,7 @@ def _escape_variables(text: str) -> str:
 def _unique_name(name: str, lines: list[DraftLine]) -> str:
     """Return a name, with a number appended if another line has it already."""
     used_names = [line.name for line in lines]
-    return next(
-        candidate
-        for candidate in chain([name], (f"{name}-{number}" for number in count(2)))
-        if candidate not in used_names
-    )
+    return next(text for text in chain([name], (f"{name}-{number}" for number in count(2))) if text not in used_names)
 
 
 def _remote_broker(connection: ConfSection) -> tuple[dict[str, Any], list[str]]:
@@ -350,16 +334,14 @@ def _remote_broker(connection: ConfSection) -> tuple[dict[str, Any], list[str]]:
         tls["alpn"] = _escape_variables(alpn)
     uses_tls = any(map(connection.get, _TLS_INDICATORS[:-1])) or connection.flag(_TLS_INDICATORS[-1])
     scheme = "mqtts" if uses_tls else "mqtt"
-    mqtt_keys: dict[str, Any] = {
-        "brokers": [_escape_variables(f"{scheme}://{address}") for address in connection.addresses]
-    }
-    if not mqtt_keys["brokers"]:
+    keys: dict[str, Any] = {"brokers": [_escape_variables(f"{scheme}://{address}") for address in connection.addresses]}
+    if not keys["brokers"]:
         location = connection.header.location if connection.header else connection.name
         problem = f'connection "{connection.name}" has no address'
         raise ConfigError("TL-C165", location, problem, "Add it, or leave it out.")
     if user := connection.text("remote_username"):
-        mqtt_keys["username"] = _escape_variables(user)
-    return mqtt_keys | ({"tls": tls} if uses_tls and tls else {}), notes if uses_tls else []
+        keys["username"] = _escape_variables(user)
+    return keys | ({"tls": tls} if uses_tls and tls else {}), notes if uses_tls else []
 
 
 def _tls_files(settings: ConfSection, names: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -381,11 +363,8 @@ def _tls_files(settings: ConfSection, names: Mapping[str, str]) -> tuple[dict[st
 
 def _local_broker(conf: MosquittoConf) -> tuple[dict[str, Any], list[str]]:
     """Return the listener with the fewest requirements as keys of ``[mqtt]``, and notes on its requirements."""
-    requirements = ("psk_hint", "require_certificate", "protocol", "certfile")
-    listener = min(
-        conf.listeners,
-        key=lambda candidate: [candidate.text(name) not in ("", "false", "mqtt") for name in requirements],
-    )
+    demands = ("psk_hint", "require_certificate", "protocol", "certfile")
+    listener = min(conf.listeners, key=lambda item: [item.text(name) not in ("", "false", "mqtt") for name in demands])
     uses_tls, notes = listener.get("certfile") is not None, list[str]()
     host = listener.address if listener.address not in ("", "0.0.0.0", "::", "*") else "localhost"  # noqa: S104
     scheme = f"{'ws' if listener.text('protocol') == 'websockets' else 'mqtt'}{'s' * uses_tls}"

@@ -62,9 +62,7 @@ def add_spark_counts(checkpoint: Path, batch: int, compute_counts: Callable[[Cou
     """
     logs = Checkpoint(str(checkpoint))
     sink_note, spark_note = SinkNote.read(logs), SinkNote.read(logs, SPARK_NOTE)
-    if (totals := sink_note.totals_of(batch)) is not None and all(
-        totals_of_batch.batch < batch for totals_of_batch in spark_note.totals
-    ):
+    if (totals := sink_note.totals_of(batch)) is not None and all(t.batch < batch for t in spark_note.totals):
         counts = Counter(compute_counts(totals.counts_since(sink_note.totals_before(batch))))
         spark_note.with_batch(batch, BatchResult(counts)).write(logs, SPARK_NOTE)
 
@@ -159,11 +157,9 @@ class LineAccount:
         for key, part in table.items():
             for name in (part.counts or key).split():
                 sums[key] += -counts[name[1:]] if name.startswith("-") else counts[name]
-        remark_counts = {
-            key: [(counts[name], label) for name, label in part.remarks.items()] for key, part in table.items()
-        }
+        remark_counts = {key: [(counts[name], label) for name, label in p.remarks.items()] for key, p in table.items()}
         remarks = {key: remark_text(*entries) for key, entries in remark_counts.items()}
-        return cls({key: part.label for key, part in table.items()}, sums, [*disagreements], remarks=remarks, **more)
+        return cls({key: p.label for key, p in table.items()}, sums, [*disagreements], remarks=remarks, **more)
 
     @property
     def received(self) -> int:

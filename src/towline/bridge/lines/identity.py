@@ -121,9 +121,7 @@ class Identity:
     def _next_sink(self, used_sinks: Container[str]) -> tuple[str, int]:
         """Return the next unused sink id; a line may be named "a.2" beside a line "a" that is reset."""
         base = self.first_sink
-        return next(
-            (sink, number) for number in count(self.generation + 1) if (sink := f"{base}.{number}") not in used_sinks
-        )
+        return next((sink, n) for n in count(self.generation + 1) if (sink := f"{base}.{n}") not in used_sinks)
 
 
 def sink_ids(state_dir: Path) -> set[str]:
@@ -261,12 +259,10 @@ def removed_lines(bridge: Bridge) -> list[RemovedLine]:
     """Return the removed lines that still have messages on this machine, or a session at a broker."""
     directories, names = [], {line.name for line in bridge.lines}
     with contextlib.suppress(OSError):  # no state yet; who may not look is told so by whoever asks
-        directories = [path for path in sorted(bridge.state_dir.iterdir()) if path.name not in names]
-    directories = [
-        path for path in directories if any((path / name).exists() for name in (IDENTITY_FILE, *JOURNAL_DIRECTORIES))
-    ]
+        directories = [p for p in sorted(bridge.state_dir.iterdir()) if p.name not in names]
+    directories = [p for p in directories if any((p / name).exists() for name in (IDENTITY_FILE, *JOURNAL_DIRECTORIES))]
     line_journals = {_journal_id(line.gateway.state_dir) for line in bridge.lines if directories}
-    candidates = [_inspect_removed(bridge, path) for path in directories if _journal_id(path) not in line_journals]
+    candidates = [_inspect_removed(bridge, p) for p in directories if _journal_id(p) not in line_journals]
     return [
         removed_line
         for removed_line in candidates
@@ -283,24 +279,15 @@ def _journal_id(directory: Path) -> str | None:
 
 
 def _inspect_removed(bridge: Bridge, directory: Path) -> RemovedLine:
-    directories = [state_dir for _, state_dir in gateway_directories(directory)]
-    client_ids = tuple(
-        client.client_id
-        for state_dir in directories
-        for client in read_client_sessions(state_dir)
-        if client.ended is None
-    )
+    directories = [path for _, path in gateway_directories(directory)]
+    client_ids = tuple(c.client_id for path in directories for c in read_client_sessions(path) if c.ended is None)
     waiting_messages: int | None = None
     with contextlib.suppress(JournalError, OSError):
-        waiting_messages = sum(
-            count_waiting_rows(state_dir / name) for state_dir in directories for name in JOURNAL_DIRECTORIES
-        )
+        waiting_messages = sum(count_waiting_rows(path / name) for path in directories for name in JOURNAL_DIRECTORIES)
     remote_gateways: tuple[str, ...] = ()
     with contextlib.suppress(ConfigError):
         line = current_or_former_line(bridge, directory.name)
-        remote_gateways = (
-            line.gateways or tuple(member.name for member in line.members) if isinstance(line, Uplink) else ()
-        )
+        remote_gateways = line.gateways or tuple(m.name for m in line.members) if isinstance(line, Uplink) else ()
     return RemovedLine(bridge, directory, waiting_messages, client_ids, remote_gateways)
 
 
@@ -348,14 +335,12 @@ def removed_line_notes(bridge: Bridge) -> Iterator[str]:
 def record_lines(bridge: Bridge) -> None:
     """Record each line and each dead-letter topic durably, for the time after they are removed from the file."""
     for line in bridge.lines:
-        _write_if_changed(line.gateway.state_dir / LINE_FILE, line.model_dump_json(by_alias=True))
+        _update_file(line.gateway.state_dir / LINE_FILE, line.model_dump_json(by_alias=True))
     topics = {line.dead_letter_topic for line in bridge.lines if line.dead_letter_topic}
-    _write_if_changed(
-        bridge.state_dir / TOPICS_FILE, "\n".join(sorted(topics.union(former_dead_letter_topics(bridge))))
-    )
+    _update_file(bridge.state_dir / TOPICS_FILE, "\n".join(sorted(topics.union(former_dead_letter_topics(bridge)))))
 
 
-def _write_if_changed(file: Path, text: str) -> None:
+def _update_file(file: Path, text: str) -> None:
     if _read_text(file) != text:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace_durably(file, text)
@@ -380,19 +365,16 @@ def current_or_former_line(bridge: Bridge, name: str) -> AnyLine:
     Raises:
         ConfigError: TL-C73, there is none; TL-B38, no record of the line exists.
     """
-    directory = bridge.state_dir / name
-    if any(line.name == name for line in bridge.lines) or not directory.is_dir():
+    path = bridge.state_dir / name
+    if any(line.name == name for line in bridge.lines) or not path.is_dir():
         return bridge.line(name)
     with contextlib.suppress(ValidationError):
-        line = _LINE_ADAPTER.validate_json(_read_text(directory / LINE_FILE))
+        line = _LINE_ADAPTER.validate_json(_read_text(path / LINE_FILE))
         if line.name == name:
-            gateway_update = {
-                "state_dir": directory,
-                "checkpoint": str(directory / CHECKPOINT) if line.gateway.checkpoint else "",
-            }
-            return line.model_copy(update={"gateway": line.gateway.model_copy(update=gateway_update)})
+            update = {"state_dir": path, "checkpoint": str(path / CHECKPOINT) if line.gateway.checkpoint else ""}
+            return line.model_copy(update={"gateway": line.gateway.model_copy(update=update)})
     problem, remedy = (
         "what this line was is not written down here, so nothing can go on with it",
         "Put it back into the file.",
     )
-    raise ConfigError("TL-B38", str(directory), problem, remedy)
+    raise ConfigError("TL-B38", str(path), problem, remedy)

@@ -95,7 +95,7 @@ def _mismatches(
     for name, journal in sorted(journals.items()):
         prefix = "" if name == identity.line else f"gateway {name}: "
         if checkpoint.planned_batch is not None and (error := journal.mismatch(name)):
-            yield "TL-B24", f"{prefix}{error.problem}", _restore_remedy(error)
+            yield "TL-B24", f"{prefix}{error.problem}", _remedy(error)
         if journal.committed_position is not None and journal.committed_position.offset < journal.committed_offset:
             last_batch = (
                 f"its last batch {checkpoint.committed_batch} ends at offset {journal.committed_position.offset:,}"
@@ -106,7 +106,7 @@ def _mismatches(
             yield "TL-B23", f"{prefix}{problem}", "Bring back the newest checkpoint"
 
 
-def _restore_remedy(error: TowlineError) -> str:
+def _remedy(error: TowlineError) -> str:
     return "Bring back the state directory of that journal" if error.code == "TL-G04" else _RESTORE_NEWEST
 
 
@@ -204,34 +204,26 @@ def reset_command(line: AnyLine, file: Path | str) -> str:
 
 def start_refusal(line: AnyLine, file: Path | str, code: str, problem: str, fix: str) -> TowlineError:
     """Return the error of a line that does not start, with both remedies: restore, or reset."""
-    cost = (
-        _RESET_COST_OF_COPY
-        if code == "TL-B24" and policy(line.guarantee).replays_batches
-        else _RESET_COST[line.guarantee.value]
-    )
+    cost = _COPY_COST if code == "TL-B24" and policy(line.guarantee).replays_batches else _COST[line.guarantee.value]
     cmd = reset_command(line, file)
     remedy = f"{fix} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {cmd} ({cost})."
     return TowlineError(code, f'line "{line.name}"', problem, remedy)
 
 
-def journal_refusal(line: AnyLine, file: Path | str, error: TowlineError) -> TowlineError | None:
+def journal_refusal(line: AnyLine, file: Path | str, exc: TowlineError) -> TowlineError | None:
     """Return TL-B24 for a gateway whose journal does not match the checkpoint; None for another error."""
-    problem = f"{error.problem}; nothing was taken in"
-    return (
-        start_refusal(line, file, "TL-B24", problem, _restore_remedy(error))
-        if error.code in INBOX_MISMATCH_CODES
-        else None
-    )
+    problem = f"{exc.problem}; nothing was taken in"
+    return start_refusal(line, file, "TL-B24", problem, _remedy(exc)) if exc.code in INBOX_MISMATCH_CODES else None
 
 
 #: What beginning again may cost.
-_RESET_COST: Final = {
+_COST: Final = {
     "at_most_once": "what waits on disk is given up",
     "at_least_once": "what the last batch held may come twice",
     "exactly_once": "what the last batch held may come twice, this once",
 }
 #: The account of another journal knows nothing of what was carried meanwhile.
-_RESET_COST_OF_COPY: Final = "what waits in this journal is carried, and what of it was carried before comes twice"
+_COPY_COST: Final = "what waits in this journal is carried, and what of it was carried before comes twice"
 
 
 def reset_line(line: AnyLine) -> str:
@@ -248,11 +240,9 @@ def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:
 
     A crash after the move shows as TL-B22; the next call then continues with the moved checkpoint.
     """
-    moved_checkpoints = [
-        path for generation, path in _former_checkpoints(line.checkpoint) if generation == identity.generation
-    ]
-    continues_move = bool(moved_checkpoints) and not Checkpoint(str(line.checkpoint)).query_id
-    former_checkpoint = moved_checkpoints[-1] if continues_move else line.checkpoint
+    backups = [path for generation, path in _former_checkpoints(line.checkpoint) if generation == identity.generation]
+    continues_move = bool(backups) and not Checkpoint(str(line.checkpoint)).query_id
+    former_checkpoint = backups[-1] if continues_move else line.checkpoint
     summary, logs = read_checkpoint(former_checkpoint), Checkpoint(str(former_checkpoint))
     # A batch that was begun with at_most_once is given up, whatever the line promises now.
     may_repeat = policy(line.guarantee).replays_batches and policy(former_guarantee(line, identity)).replays_batches

@@ -19,7 +19,7 @@ from towline.bridge.messages import (
     RENDERED_SCHEMA,
     SQL_TYPES,
     TEXT_PREFIX,
-    internal_column,
+    internal,
     kept_columns,
     message_table,
 )
@@ -86,12 +86,12 @@ class RouteSql:
     """
 
     def __init__(self, routes: Sequence[Route], dedupe_window: str | None = None, parallelism: int = 1) -> None:
-        self._routes, self._dedupe_window, self._parallelism = tuple(routes), dedupe_window, parallelism
+        self._routes, self._window, self._parallelism = tuple(routes), dedupe_window, parallelism
 
     @property
     def needs_spark(self) -> bool:
         """Whether the rows have to pass Spark; else the writing task fetches them."""
-        return self._dedupe_window is not None or any(route.sql_texts for route in self._routes)
+        return self._window is not None or any(route.sql_texts for route in self._routes)
 
     @cached_property
     def value_columns(self) -> dict[str, str]:
@@ -111,7 +111,7 @@ class RouteSql:
 
     def _key_templates(self) -> list[Template]:
         """Return the templates that Spark itself renders."""
-        dedupe = [route.dedupe for route in self._routes if self._dedupe_window and isinstance(route.dedupe, Template)]
+        dedupe = [route.dedupe for route in self._routes if self._window and isinstance(route.dedupe, Template)]
         keys = [route.key for route in self._routes if self._parallelism > 1 and route.key is not None]
         return [*dedupe, *keys]
 
@@ -135,7 +135,7 @@ class RouteSql:
             columns[WHERE] = self._case_sql(lambda route: _verdict_sql(route.where, "BOOLEAN", "true"))
         if any(route.header_map is not None for route in self._routes):
             columns[HEADER_MAP] = self._case_sql(_header_map_sql)
-        if self._dedupe_window is not None:
+        if self._window is not None:
             columns[DEDUPE] = self._case_sql(self._dedupe_sql)
         return columns
 
@@ -173,22 +173,18 @@ class RouteSql:
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `evaluated`
 
         frame = self.with_sql_columns(frame, tolerant=tolerant)
-        if self._dedupe_window is not None:
+        if self._window is not None:
             frame = frame.withColumn(DEDUPE_COLUMNS[-1], F.expr(f"CASE WHEN {DEDUPE} IS NULL THEN offset END"))
-            frame = frame.withWatermark(EVENT_TIME, self._dedupe_window).dropDuplicatesWithinWatermark(
-                list(DEDUPE_COLUMNS)
-            )
+            frame = frame.withWatermark(EVENT_TIME, self._window).dropDuplicatesWithinWatermark(list(DEDUPE_COLUMNS))
         if self._parallelism > 1:
             key = self._case_sql(lambda route: _NULL_TEXT if route.key is None else self._template_sql(route.key))
             frame = frame.withColumn(_WRITER_COLUMN, F.expr(f"coalesce({key}, topic)"))
             frame = frame.repartition(self._parallelism, _WRITER_COLUMN)
         else:
             frame = frame.coalesce(1)
-        rendered_fields = dict.fromkeys(name for route in self._routes for name in route.rendered_fields)
+        fields = dict.fromkeys(name for route in self._routes for name in route.rendered_fields)
         verdicts = [name for name in (REJECT, WHERE, DEDUPE, HEADER_MAP) if name in frame.columns]
-        return frame.select(
-            *ROW_SCHEMA.names, *verdicts, *(F.col(name).cast("string").alias(name) for name in rendered_fields)
-        )
+        return frame.select(*ROW_SCHEMA.names, *verdicts, *(F.col(name).cast("string").alias(name) for name in fields))
 
 
 def _value_column(name: str) -> str:
@@ -203,12 +199,10 @@ def _field_sql(name: str, route: Route) -> str:
 
 def _header_map_sql(route: Route) -> str:
     """Return the SQL of a route's ``header_map`` as entries, without headers that only Towline writes."""
-    condition = "value IS NOT NULL AND NOT startswith(name, 'mqtt.') AND NOT startswith(name, 'towline.')"
+    test = "value IS NOT NULL AND NOT startswith(name, 'mqtt.') AND NOT startswith(name, 'towline.')"
     if route.header_map is None:
         return "NULL"
-    return (
-        f"map_entries(map_filter({_cast_sql(route.header_map, 'MAP<STRING, STRING>')}, (name, value) -> {condition}))"
-    )
+    return f"map_entries(map_filter({_cast_sql(route.header_map, 'MAP<STRING, STRING>')}, (name, value) -> {test}))"
 
 
 # -- of a downlink -----------------------------------------------------------------------------------------------------
@@ -241,7 +235,7 @@ def apply_downlink_sql(
 
     frame = frame.select(*KAFKA_COLUMNS).observe(ROW_METRICS, F.expr("count(1)").alias("rows"))
     if transform is not None:
-        frame = _apply_transform(frame, transform, section)
+        frame = _transform(frame, transform, section)
     for name, text in _sql_columns(section):
         frame = frame.withColumn(name, _null_on_error(F.expr(text)))
     notice = dict(_notice_columns(section.failure_notice))
@@ -249,24 +243,18 @@ def apply_downlink_sql(
         frame = _with_rendered(frame, message_config, section)
     for name, text in notice.items():
         frame = frame.withColumn(name, _null_on_error(F.expr(text)))
-    field_columns = [name for name in section.fields if name in frame.columns]
-    return (frame.coalesce(1) if parallelism == 1 else frame.repartition(parallelism, internal_column("topic"))).drop(
-        *field_columns
-    )
+    fields = [name for name in section.fields if name in frame.columns]
+    return (frame.coalesce(1) if parallelism == 1 else frame.repartition(parallelism, internal("topic"))).drop(*fields)
 
 
 def _sql_columns(section: DownlinkSection) -> Iterator[tuple[str, str]]:
     """Yield columns and their SQL, in order."""
     yield from ((name, f"(\n{text}\n)") for name, text in section.fields.items())
-    used_fields = {name for template in section.templates for name in template.fields}
-    yield from (
-        (internal_column(TEXT_PREFIX + name), f"CAST({name} AS STRING)")
-        for name in section.fields
-        if name in used_fields
-    )
+    used = {name for template in section.templates for name in template.fields}
+    yield from ((internal(TEXT_PREFIX + name), f"CAST({name} AS STRING)") for name in section.fields if name in used)
     for name, expression in section.expressions().items():
         if isinstance(expression, Sql):
-            yield internal_column(name), _cast_sql(expression.sql, SQL_TYPES.get(name, "STRING"))
+            yield internal(name), _cast_sql(expression.sql, SQL_TYPES.get(name, "STRING"))
     if section.reject is not None:
         yield REJECT, _verdict_sql(section.reject, "STRING", _NULL_TEXT)
     if section.where is not None:
@@ -276,10 +264,7 @@ def _sql_columns(section: DownlinkSection) -> Iterator[tuple[str, str]]:
 def _notice_columns(notice: FailureNotice | None) -> Iterator[tuple[str, str]]:
     for name, value in notice.expressions().items() if notice else ():
         if isinstance(value, Sql):
-            yield (
-                internal_column(NOTICE_PREFIX + name),
-                _cast_sql(value.sql, "BOOLEAN" if name == "where" else "STRING"),
-            )
+            yield (internal(NOTICE_PREFIX + name), _cast_sql(value.sql, "BOOLEAN" if name == "where" else "STRING"))
 
 
 def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkSection) -> DataFrame:
@@ -300,9 +285,7 @@ def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkSecti
     return frame.select(*section.fields, column).select("made.*", *section.fields)
 
 
-def _apply_transform(
-    frame: DataFrame, transform: Callable[[DataFrame], DataFrame], section: DownlinkSection
-) -> DataFrame:
+def _transform(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], section: DownlinkSection) -> DataFrame:
     result = transform(frame)
     types_before, types_after = dict(frame.dtypes), dict(getattr(result, "dtypes", ()))
     missing = [name for name in KAFKA_COLUMNS if types_after.get(name) != types_before[name]]

@@ -150,9 +150,7 @@ def wait_for_answers(
 
 
 def combine_statuses(
-    answers: Mapping[str, Mapping[str, Any] | GatewayError],
-    previous: Mapping[str, Any],
-    now: float | None = None,
+    answers: Mapping[str, Mapping[str, Any] | GatewayError], previous: Mapping[str, Any], now: float | None = None
 ) -> dict[str, Any]:
     """Combine the statuses of a line's gateways, with the parts by name; an unavailable one has its last status.
 
@@ -165,19 +163,12 @@ def combine_statuses(
     parts: dict[str, dict[str, Any]] = {}
     for endpoint, answer in answers.items():
         if isinstance(answer, GatewayError):
-            name, last_status = previous_parts.get(endpoint, (endpoint, {}))
-            away_since = last_status.get(AWAY_SINCE) or (time.time() if now is None else now)
+            name, status = previous_parts.get(endpoint, (endpoint, {}))
+            away_since = status.get(AWAY_SINCE) or (time.time() if now is None else now)
             is_refused = answer.code in ACCESS_ERROR_CODES  # only a person can end that
             problem, remedy = with_file_keys(answer.problem), with_file_keys(answer.remedy) if is_refused else ""
             code = answer.code if is_refused else "TL-G54"
-            parts[name] = {
-                **last_status,
-                "at": endpoint,
-                AWAY_SINCE: away_since,
-                "why": problem,
-                "do": remedy,
-                "code": code,
-            }
+            parts[name] = {**status, "at": endpoint, AWAY_SINCE: away_since, "why": problem, "do": remedy, "code": code}
         else:
             parts[str(answer["name"])] = {**answer, "at": endpoint}
     available = [part for part in parts.values() if AWAY_SINCE not in part]

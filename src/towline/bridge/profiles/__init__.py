@@ -106,43 +106,39 @@ class Profile:
         kind: type[BaseModel] = self._parameter_type(root, self.content.table, ("parameters",))[0]
         return kind
 
-    def _parameter_type(self, parameter: Parameter, name: str, key_path: KeyPath) -> tuple[Any, Any]:
-        if parameter.keys:
+    def _parameter_type(self, param: Parameter, name: str, path: KeyPath) -> tuple[Any, Any]:
+        if param.keys:
             fields: dict[str, Any] = {}
-            for key, inner_parameter in parameter.keys.items():
-                parameter_type, default = self._parameter_type(inner_parameter, key, (*key_path, key))
-                fields[key] = (parameter_type, Field(default=default, description=inner_parameter.about or None))
+            for key, inner_parameter in param.keys.items():
+                kind, default = self._parameter_type(inner_parameter, key, (*path, key))
+                fields[key] = (kind, Field(default=default, description=inner_parameter.about or None))
             title = "".join(word.capitalize() for word in re.findall(r"[A-Za-z0-9]+", name))
-            parameter_type = create_model(title, __base__=SettingsModel, __doc__=parameter.about, **fields)
-            default = parameter_type()
-        elif parameter.type in self.content.types:
-            parameter_type, default = self._parameter_type(
-                self.content.types[parameter.type], parameter.type, ("types", parameter.type)
-            )
-        elif parameter.type in _BASIC_TYPES:
-            parameter_type, default = _BASIC_TYPES[parameter.type]
+            kind = create_model(title, __base__=SettingsModel, __doc__=param.about, **fields)
+            default = kind()
+        elif param.type in self.content.types:
+            kind, default = self._parameter_type(self.content.types[param.type], param.type, ("types", param.type))
+        elif param.type in _BASIC_TYPES:
+            kind, default = _BASIC_TYPES[param.type]
         else:
-            remedy = did_you_mean(parameter.type, [*_BASIC_TYPES, *self.content.types])
-            raise ConfigError(
-                "TL-C209", self.document.location_text(key_path), f'there is no type "{parameter.type}"', remedy
-            )
-        if parameter.one_of:
-            parameter_type = Literal[parameter.one_of]
-        if parameter.names is not None:
-            keys, _ = self._parameter_type(Parameter(type=parameter.names), "", key_path)
-            parameter_type, default = GenericAlias(dict, (keys, parameter_type)), {}
-        if parameter.list:
-            parameter_type, default = GenericAlias(tuple, (parameter_type, ...)), ()
-        if parameter.refuse:
-            parameter_type = Annotated[parameter_type, AfterValidator(partial(_check_refused, parameter.refuse))]
-        return parameter_type, default if parameter.default is None else parameter.default
+            remedy = did_you_mean(param.type, [*_BASIC_TYPES, *self.content.types])
+            raise ConfigError("TL-C209", self.document.location_text(path), f'there is no type "{param.type}"', remedy)
+        if param.one_of:
+            kind = Literal[param.one_of]
+        if param.names is not None:
+            keys, _ = self._parameter_type(Parameter(type=param.names), "", path)
+            kind, default = GenericAlias(dict, (keys, kind)), {}
+        if param.list:
+            kind, default = GenericAlias(tuple, (kind, ...)), ()
+        if param.refuse:
+            kind = Annotated[kind, AfterValidator(partial(_check_refused, param.refuse))]
+        return kind, default if param.default is None else param.default
 
     def parameter_values(self, table: BaseModel) -> dict[str, Any]:
         """Return the parameters by name, derived parameters included, from an instance of `parameter_model`."""
         configured = table.model_dump(mode="json", exclude_none=True, warnings=False)
         values: dict[str, Any] = dict.fromkeys(self.content.parameters) | configured
         for name, rule in self.content.derived.items():
-            values[name] = _parameter_text(values.get(rule.of))
+            values[name] = _as_text(values.get(rule.of))
             for pattern, replacement in rule.replace:
                 values[name] = pattern.sub(replacement, values[name])
         return values
@@ -161,35 +157,33 @@ class Profile:
                 table.pop("promise", None)
         return _merge_tables(line_table, profile_table)
 
-    def _expand(self, value: Any, key_path: KeyPath, values: Mapping[str, Any]) -> Any:
+    def _expand(self, value: Any, path: KeyPath, values: Mapping[str, Any]) -> Any:
         if isinstance(value, dict) and value.keys() == {"each", "none"}:
-            return self._expand_each(value, key_path, values)
+            return self._expand_each(value, path, values)
         if isinstance(value, dict):
-            return {key: self._expand(item, (*key_path, key), values) for key, item in value.items()}
+            return {key: self._expand(item, (*path, key), values) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._expand(item, (*key_path, index), values) for index, item in enumerate(value)]
-        return self._fill_text(value, key_path, values) if isinstance(value, str) else value
+            return [self._expand(item, (*path, index), values) for index, item in enumerate(value)]
+        return self._fill_text(value, path, values) if isinstance(value, str) else value
 
-    def _expand_each(self, value: Mapping[str, Any], key_path: KeyPath, values: Mapping[str, Any]) -> Any:
+    def _expand_each(self, value: Mapping[str, Any], path: KeyPath, values: Mapping[str, Any]) -> Any:
         """Return the text for each entry of the list or table that it names; the ``none`` value without entries."""
         text, names = value["each"], [name for _, name in REFERENCE.findall(value["each"])]
-        list_names = [name for name in names if isinstance(values.get(name), dict | list)][:1]
-        entries = list(values[list_names[0]]) if list_names else [""]
-        texts = [
-            self._fill_text(text, key_path, {**values, **dict.fromkeys(list_names, entry)}) for entry in entries or [""]
-        ]
-        return texts if entries else self._expand(value["none"], key_path, values)
+        lists = [name for name in names if isinstance(values.get(name), dict | list)][:1]
+        entries = list(values[lists[0]]) if lists else [""]
+        texts = [self._fill_text(text, path, {**values, **dict.fromkeys(lists, entry)}) for entry in entries or [""]]
+        return texts if entries else self._expand(value["none"], path, values)
 
-    def _fill_text(self, text: str, key_path: KeyPath, values: Mapping[str, Any]) -> str:
-        is_sql = key_path[-1] in _SQL_KEYS or "fields" in key_path[-2:-1]
+    def _fill_text(self, text: str, path: KeyPath, values: Mapping[str, Any]) -> str:
+        is_sql = path[-1] in _SQL_KEYS or "fields" in path[-2:-1]
 
         def lookup(name: str) -> str:
             if name not in values:
-                location, problem = self.document.location_text(key_path), f'the profile has no parameter "{name}"'
+                location, problem = self.document.location_text(path), f'the profile has no parameter "{name}"'
                 raise ConfigError("TL-C209", location, problem, did_you_mean(name, values))
             if is_sql and isinstance(values[name], str | dict | list):
-                return sql_literal(_parameter_text(values[name]))
-            return "NULL" if is_sql and values[name] is None else _parameter_text(values[name])
+                return sql_literal(_as_text(values[name]))
+            return "NULL" if is_sql and values[name] is None else _as_text(values[name])
 
         return replace_references(text, lookup)
 
@@ -198,23 +192,19 @@ def _merge_tables(line_table: Mapping[str, Any], profile_table: Mapping[str, Any
     """Merge a line's table with a profile's line: the line's keys win, its routes come first."""
     merged_table = {key: value for key, value in profile_table.items() if key not in ("name", "common", "route")}
     merged_table |= {key: value for key, value in line_table.items() if key != "profile"}
-    line_routes, routes = (
-        line_table.get("route", []),
-        [{**profile_table.get("common", {}), **route} for route in profile_table.get("route", [])],
-    )
+    common, line_routes = profile_table.get("common", {}), line_table.get("route", [])
+    routes = [{**common, **route} for route in profile_table.get("route", [])]
     return merged_table | ({"route": [*line_routes, *routes]} if routes and isinstance(line_routes, list) else {})
 
 
-def _parameter_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a parameter as text; tables and lists as JSON."""
     return value or "" if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _check_refused(rules: Sequence[tuple[re.Pattern[str], str]], value: Any) -> Any:
     """Return a text, or a table, unless a rule of the parameter refuses it."""
-    texts = (
-        [f"{key} = {_parameter_text(item)}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
-    )
+    texts = [f"{key} = {_as_text(item)}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
     for text in texts:
         for pattern, problem in rules:
             if match := pattern.search(text):
@@ -244,9 +234,7 @@ def find_profile(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
     is_path = path.endswith(".toml")
     expanded_path = os.path.expanduser(path)  # noqa: PTH111 - where a home is not known, the path as it is: it can't be read
     files = (Profile(directory / expanded_path),) if is_path else shipped_profiles()
-    lines = {
-        line.name: (profile, index) for profile in files for index, line in enumerate(getattr(profile.content, kind))
-    }
+    lines = {line.name: (profile, n) for profile in files for n, line in enumerate(getattr(profile.content, kind))}
     wanted_name = line_name or next(iter(lines), "") if is_path else name
     if wanted_name in lines:
         return lines[wanted_name]
