@@ -102,7 +102,7 @@ def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
     def report(kind: str, **values: Any) -> None:
         reports.append({"kind": kind, **values})
 
-    host: Any = SimpleNamespace(spark=spark, say=report, ending=lambda: False)
+    host: Any = SimpleNamespace(spark=spark, report=report, is_ending=lambda: False)
     own = f'name = "telemetry"\nguarantee = "{guarantee}"\nparallelism = {parallelism}\n'
     head = GOOD.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
     head = head.replace("plant-7", f"{guarantee}-{parallelism}")  # a marker topic of its own

@@ -81,7 +81,7 @@ def test_spark_conf_does_not_have_tasks_counted_twice(tmp_path: Path) -> None:
 def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=ReportWriter(out).send)
+    host: Any = SimpleNamespace(report=ReportWriter(out).send)
     runner = LineRunner(host, uplink)
     runner.report_progress({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
     assert out.getvalue() == ""
@@ -102,7 +102,7 @@ def test_numbers_that_can_not_be_counted_stop_nothing(
 
     monkeypatch.setattr(uplink, "count_spark", full)
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=ReportWriter(out).send)
+    host: Any = SimpleNamespace(report=ReportWriter(out).send)
     LineRunner(host, uplink).report_progress({**PROGRESS, "durationMs": {"addBatch": 30}})
     assert json.loads(out.getvalue())["batch"] == 3
     assert "not counted" in capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path) -
 
 def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> None:
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=ReportWriter(out).send, ending=lambda: False)
+    host: Any = SimpleNamespace(report=ReportWriter(out).send, is_ending=lambda: False)
     runner = LineRunner(host, uplink)
     began = time.monotonic()
     runner.stop(began + 60)
@@ -143,7 +143,7 @@ def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> Non
 def test_a_disk_that_has_room_again_is_not_waited_for(uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]) -> None:
     """A minute's pause after a disk that was full for seconds costs more than asking it every other second."""
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=ReportWriter(out).send, ending=lambda: False)
+    host: Any = SimpleNamespace(report=ReportWriter(out).send, is_ending=lambda: False)
     runner = LineRunner(host, uplink)
     for _ in range(8):
         runner._report_failure(RuntimeError("java.io.IOException: No space left on device"))
@@ -156,16 +156,16 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
 ) -> None:
     """By itself; a Kafka that does not answer is no reason to wait, and what was made is told."""
     out = io.StringIO()
-    host: Any = SimpleNamespace(say=ReportWriter(out).send, spark=None, ending=lambda: False)
+    host: Any = SimpleNamespace(report=ReportWriter(out).send, spark=None, is_ending=lambda: False)
     answers: list[Any] = [KafkaError("TL-B03", "k", "it is not there"), KafkaError("TL-K01", "k", "silent"), "made"]
 
-    def see_to(*_: object) -> str:
+    def ensure_topics(*_: object) -> str:
         answer = answers.pop(0)
         if isinstance(answer, KafkaError):
             raise answer
         return str(answer)
 
-    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", see_to)
+    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", ensure_topics)
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     runner = LineRunner(host, uplink)
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
 def test_what_a_look_at_the_topics_does_not_change_is_not_tried_for_ever(
     uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host: Any = SimpleNamespace(say=ReportWriter(io.StringIO()).send, ending=lambda: False)
+    host: Any = SimpleNamespace(report=ReportWriter(io.StringIO()).send, is_ending=lambda: False)
     runner = LineRunner(host, uplink)
     for text, given_up in ((TOPICS_GONE[0], False), (TOPICS_GONE[1], False), (TOPICS_GONE[1], True)):
         runner._report_failure(RuntimeError(text))
@@ -208,22 +208,22 @@ class FakeLine:
     """A runner, as far as the order of starts goes."""
 
     def __init__(self) -> None:
-        self.due, self.begins, self.steps = True, False, 0
+        self.is_start_due, self.is_starting, self.steps = True, False, 0
 
     def step(self) -> None:
         self.steps += 1
-        self.begins, self.due = self.begins or self.due, False
+        self.is_starting, self.is_start_due = self.is_starting or self.is_start_due, False
 
 
 def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
     lines: Any = [FakeLine() for _ in range(5)]
     step_all(lines, max_starting=2)
-    assert [line.begins for line in lines] == [True, True, False, False, False]
+    assert [line.is_starting for line in lines] == [True, True, False, False, False]
     step_all(lines, max_starting=2)
     assert [line.steps for line in lines] == [2, 2, 0, 0, 0]  # a line that runs is looked after meanwhile
     for _ in range(5):
         for line in lines:
-            line.begins = False
+            line.is_starting = False
         step_all(lines, max_starting=2)
     assert all(line.steps for line in lines)
 
@@ -231,7 +231,7 @@ def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
 def test_a_query_begins_until_its_first_batch_or_for_a_while(
     uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host: Any = SimpleNamespace(say=ReportWriter(io.StringIO()).send, spark=None, ending=lambda: False)
+    host: Any = SimpleNamespace(report=ReportWriter(io.StringIO()).send, spark=None, is_ending=lambda: False)
     monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", lambda *_: "")
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)

@@ -18,11 +18,11 @@ from towline.bridge.runtime.supervisor import Terminal
 
 terminal = Terminal()
 told = int(sys.argv[1])
-signal.signal(signal.SIGHUP, lambda *_: os.write(told, b"g" if terminal.just_gone() else b"r"))
+signal.signal(signal.SIGHUP, lambda *_: os.write(told, b"g" if terminal.has_just_closed() else b"r"))
 os.write(told, b"s")
 while True:
     time.sleep(0.1)
-    terminal.look()
+    terminal.check()
 """
 
 

@@ -55,7 +55,7 @@ def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     class Heard(PlainScreen):
         said: list[str]
 
-        def say(self, text: str) -> None:
+        def print_event(self, text: str) -> None:
             self.said.append(text)
 
     def ended(*_: object) -> None:

@@ -68,7 +68,7 @@ class Scene:
         #: What keeps a gateway from starting, by its line.
         self.faults: dict[str, ConfigError] = {}
         self.children: Any = {one.name: self._gateway(one, started=True) for one in bridge.lines}
-        driver: Any = SimpleNamespace(judge=self._judge, hold=self._hold, take=self._take)
+        driver: Any = SimpleNamespace(check_sql=self._judge, hold_queries=self._hold, start_queries=self._take)
         monkeypatch.setattr(supervisor, "ensure_topics", self._see_to)
         monkeypatch.setattr(supervisor, "find_running", lambda _: self)
         monkeypatch.setattr(supervisor, "_BROKER_TIMEOUT_S", 0.3)
@@ -77,11 +77,11 @@ class Scene:
 
     def _gateway(self, line: Any, *, started: bool = False) -> Any:
         up, keep_alive = threading.Event(), line.gateway.keep_alive_s
-        child = SimpleNamespace(line=line, fatal=None, up=up, replaced=False, join=lambda _: None)
+        child = SimpleNamespace(line=line, fatal_error=None, ready=up, is_replaced=False, join=lambda _: None)
 
         def start() -> None:
             self.asked.append(f"start {line.name} {keep_alive}")
-            child.fatal = self.faults.get(line.name)
+            child.fatal_error = self.faults.get(line.name)
             up.set()
 
         child.start, child.end = start, lambda _: self.asked.append(f"end {line.name} {keep_alive}")
@@ -115,7 +115,7 @@ class Scene:
             raise self.kafka_error
         return ""
 
-    def want(self, _: str, filters: list[dict[str, Any]], __: str) -> tuple[str, str]:
+    def request_filters(self, _: str, filters: list[dict[str, Any]], __: str) -> tuple[str, str]:
         named = " ".join(one["pattern"] for one in filters)
         if self.asked[-1] != f"want {named}":
             self.asked.append(f"want {named}")
@@ -283,7 +283,7 @@ def test_a_gateway_that_is_started_again_is_asked_anew(scene: Scene, monkeypatch
         def __init__(self) -> None:
             """It has no part of its own."""
 
-        def want(self, *_: object) -> tuple[str, str]:
+        def request_filters(self, *_: object) -> tuple[str, str]:
             raise GatewayUnreachable("TL-G01", "g", "gone", "Wait.")
 
     answers = [None, Gone(), scene, scene]
@@ -300,7 +300,7 @@ def test_a_gateway_that_is_nowhere_is_told(scene: Scene, monkeypatch: pytest.Mon
 
 
 def test_what_only_a_person_can_mend_ends_the_reload(scene: Scene) -> None:
-    scene.children["up"].fatal = ConfigError("TL-M20", "up", "the broker holds a session", "Decide.")
+    scene.children["up"].fatal_error = ConfigError("TL-M20", "up", "the broker holds a session", "Decide.")
     assert "[TL-M20]" in scene.reload(line("a/#", "c/#"))["texts"][0]
     assert scene.asked[-1] == "take {'up': ['a/#', 'b/#']}"
 

@@ -82,7 +82,7 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
         stopping.set()
         return Closing()
 
-    monkeypatch.setattr(child_supervisors, "ensure", refusing(1, ended, error))
+    monkeypatch.setattr(child_supervisors, "ensure_running", refusing(1, ended, error))
     child.start()
     child.join(20)
     assert not child.is_alive()
@@ -122,7 +122,7 @@ def test_a_gateway_that_was_drained_is_not_started_again(
 
     state = BridgeState("plant", tmp_path, {line.name: "up"})
     child = GatewaySupervisor(line, bridge, state, stopping)
-    monkeypatch.setattr(child_supervisors, "ensure", ensure)
+    monkeypatch.setattr(child_supervisors, "ensure_running", ensure)
     monkeypatch.setattr(child_supervisors, "STATUS_POLL_S", 0.01)
     child.start()
     child.join(20)
@@ -263,8 +263,12 @@ def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping
 def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
     """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
-    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up=set())
-    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up=set())
+    ended: Any = SimpleNamespace(
+        fatal_error=None, is_alive=lambda: False, is_active=True, location="gateway line", stopped_lines=set()
+    )
+    living: Any = SimpleNamespace(
+        fatal_error=None, is_alive=lambda: True, is_active=True, location="x", stopped_lines=set()
+    )
     supervisor._kafka = supervisor._driver = living
     supervisor._gateways = {"a": living}
     assert supervisor._fatal_error() is None
@@ -279,14 +283,14 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
     """One that can is left to run: a line's fault is the line's."""
 
     def child(name: str, **more: Any) -> Any:
-        alive = {"is_alive": lambda: True, "wanted": True, "where": name, "line": SimpleNamespace(name=name)}
-        return SimpleNamespace(**{"fatal": None, "given_up": set(), **alive, **more})
+        alive = {"is_alive": lambda: True, "is_active": True, "location": name, "line": SimpleNamespace(name=name)}
+        return SimpleNamespace(**{"fatal_error": None, "stopped_lines": set(), **alive, **more})
 
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
-    supervisor._kafka, supervisor._driver = child("kafka"), child("driver", given_up={"a"})
+    supervisor._kafka, supervisor._driver = child("kafka"), child("driver", stopped_lines={"a"})
     supervisor._gateways = {name: child(name) for name in "ab"}
     assert supervisor._fatal_error() is None
-    supervisor._gateways["b"] = child("b", fatal=ConfigError("TL-B24", "b", "an older copy", "Restore it."))
+    supervisor._gateways["b"] = child("b", fatal_error=ConfigError("TL-B24", "b", "an older copy", "Restore it."))
     error = supervisor._fatal_error()
     assert isinstance(error, ConfigError), "exit code 2"
     assert (error.code, error.problem) == ("TL-B04", "no line can go on (a, b)")

@@ -197,7 +197,7 @@ def equipped(bridge):
     for _ in range(200):  # two that come at once may be one to the system (signal(7))
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
-supervisor.equipped = equipped
+supervisor.with_kafka_jars = equipped
 supervisor.check_java = lambda: None
 main(["run", sys.argv[1]])
 """

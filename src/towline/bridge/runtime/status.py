@@ -102,10 +102,14 @@ def collect_status(
 def collect_bridge_status(bridge: Bridge) -> dict[str, Any]:
     """Return the status of the lines of a bridge file, and of removed lines whose state still exists."""
     client_ids = {line.name: configured_client_ids(line) for line in bridge.lines}
-    waiting_keys = ("waiting", "sessions", "elsewhere")
     leftovers = [
-        {"line": leftover.directory.name, "text": str(leftover.error)}
-        | {name: getattr(leftover, name) for name in waiting_keys}
+        {
+            "line": leftover.directory.name,
+            "text": str(leftover.error),
+            "waiting": leftover.waiting_messages,
+            "sessions": leftover.client_ids,
+            "elsewhere": leftover.remote_gateways,
+        }
         for leftover in removed_lines(bridge)
     ]
     status = collect_status(bridge.state_dir, [*client_ids], client_ids)
