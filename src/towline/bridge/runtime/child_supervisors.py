@@ -76,13 +76,13 @@ class ChildSupervisor(threading.Thread, ABC):
     It reports to `state`, ends when `stopping` is set, and pauses up to `longest_pause_s` seconds between failed runs.
     """
 
-    #: What it starts, and whose that is, for messages.
+    #: Name of the part, and its location in error messages.
     part = ""
     location = ""
 
     def __init__(self, name: str, state: BridgeState, stopping: threading.Event, longest_pause_s: float) -> None:
         super().__init__(name=name, daemon=True)
-        #: What only a person can mend, and nothing is tried again after; or None.
+        #: Error that only a person can fix: it ends the thread. None for no such error.
         self.fatal_error: TowlineError | None = None
         self._state = state
         self._stopping = stopping
@@ -97,7 +97,7 @@ class ChildSupervisor(threading.Thread, ABC):
                 self._handle_failure(error)
             except OSError as error:
                 self._handle_failure(start_error(self.location, self.part, error))
-            except Exception as error:  # noqa: BLE001 - reported, and tried again
+            except Exception as error:  # noqa: BLE001 - reported, and retried
                 self._handle_failure(unexpected_error(self.location, error))
 
     @property
@@ -131,8 +131,8 @@ def unexpected_error(location: str, error: BaseException | None = None) -> Gatew
 
 # -- Kafka -------------------------------------------------------------------------------------------------------------
 
-#: Seconds between two looks at Kafka, for what is measured in one, and for its answer, which a busy one takes time for:
-#: one that is gone, or stands still, shows within 10 s.
+#: Seconds between two polls of Kafka and for measuring backlogs; seconds for an answer, which a busy Kafka needs.
+#: A stopped or frozen Kafka is reported within 10 s.
 _KAFKA_POLL_S, _KAFKA_TIMEOUT_S = 2.0, 5.0
 
 
@@ -144,9 +144,9 @@ class KafkaSupervisor(ChildSupervisor):
 
     def __init__(self, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
         super().__init__("kafka", state, stopping, 5.0)
-        #: Set once Kafka has answered.
+        #: Set after Kafka's first answer.
         self.ready = threading.Event()
-        #: Called once then.
+        #: Called once after Kafka's first answer.
         self.on_ready: Callable[[], object] = lambda: None
         self.bridge = bridge
 
@@ -210,7 +210,7 @@ class KafkaSupervisor(ChildSupervisor):
 
     def _handle_failure(self, error: TowlineError) -> None:
         if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
-            self.fatal_error = error  # a wrong setting
+            self.fatal_error = error  # of the settings
             return
         self._measure_backlogs(None)
         with self._state.lock:
@@ -245,14 +245,14 @@ def ensure_topics(bridge: Bridge, topics: Iterable[str]) -> str:
 
 # -- the gateways of a line --------------------------------------------------------------------------------------------
 
-#: Seconds between two questions to a gateway.
+#: Seconds between two polls of a gateway's status.
 STATUS_POLL_S: Final = 0.5
-#: A gateway that leaves questions unanswered this often is looked for again.
+#: After this many polls without an answer the gateway is looked up or started again.
 _MAX_TIMEOUTS: Final = 3
-#: What a person has to mend before another try makes sense.
+#: Errors that a person has to fix: a retry would fail too.
 _FATAL_ERRORS: Final = (ConfigError, BrokerRefused, SessionUnknown, JournalLocked, JournalDamaged)
 _REJOIN_REMEDY: Final = "Start towline run again, and it takes part."
-#: A gateway that lets nobody in is told of again after so many seconds: only a person ends that.
+#: Seconds until a refused token or certificate is reported again: only a person can fix it.
 _REMINDER_S: Final = 60.0
 
 
@@ -265,11 +265,11 @@ class GatewaySupervisor(ChildSupervisor):
         super().__init__(f"gateway {line.name}", state, stopping, 15.0)
         self.line, self._bridge = line, bridge
         self.location = f'line "{line.name}"'
-        #: Set once the gateway has answered.
+        #: Set after the gateway's first answer.
         self.ready = threading.Event()
-        #: Another supervisor looks after the line's gateways from now on.
+        #: Another supervisor has replaced this one.
         self.is_replaced = False
-        #: By gateway, "" for the line's own: what was wrong with it when it was said last, and when that was.
+        #: Last reported problem of each gateway and its time; "" is the key of a local gateway.
         self._last_problems: dict[str, tuple[str, float]] = {}
         self._remote_gateways: list[GatewayAddress] = []
         if remote_locations := line.gateways if isinstance(line, Uplink) else ():
@@ -293,7 +293,7 @@ class GatewaySupervisor(ChildSupervisor):
             self._backoff.reset()
             self._stopping.wait(STATUS_POLL_S)
             return
-        if not self.ready.is_set():  # nothing was taken in yet; Kafka may be away [I7]
+        if not self.ready.is_set():  # no message was received yet; Kafka may be unavailable [I7]
             from towline.bridge.runtime.reconciling import foreign_marker_error  # noqa: PLC0415 - loads librdkafka
 
             with contextlib.suppress(KafkaError):
@@ -375,7 +375,7 @@ class GatewaySupervisor(ChildSupervisor):
         if status.get("state") != "away":
             with self._state.lock:
                 new_letters = self._view.update_status(status, notes)
-            if new_letters:  # the first of a run are mentioned, the others are in the account
+            if new_letters:  # only the first of a run; the account has all
                 self._add_event(f"{count_text(new_letters)} went to the dead-letter topic; towline dlq show tells why")
         old_parts = statuses_by_gateway(self._view.previous_status)
         for name, part in statuses_by_gateway(status).items():
@@ -408,7 +408,7 @@ class GatewaySupervisor(ChildSupervisor):
         if is_permanent(error.code) or (isinstance(error, _FATAL_ERRORS) and not self.ready.is_set()):
             self.fatal_error = error
         if error.code == "TL-G55" and self.line.gateway.drain_s is not None:
-            return  # as it was asked to
+            return  # a requested drain
         with self._state.lock:
             is_new = self._view.gateway_error != str(error)
             self._view.gateway_error = str(error)
@@ -455,21 +455,21 @@ class DriverSupervisor(ChildSupervisor):
 
     def __init__(self, bridge: Bridge, state: BridgeState, kafka: KafkaSupervisor, stopping: threading.Event) -> None:
         super().__init__("driver", state, stopping, 30.0)
-        #: Where the driver's standard error goes, Spark's included.
+        #: Log file of the driver's standard error, with Spark's log.
         self.log_path = bridge.log_dir / "driver.log"
         self._bridge = bridge
         self._kafka = kafka
         kafka.on_ready = lambda: self._send_commands("go")
         self._process: subprocess.Popen[str] | None = None
-        #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
+        #: Protects the process and its standard input: commands are whole lines, and none goes to a former process.
         self._write_lock = threading.RLock()
-        #: Lines whose query is to stop and stay so: those that are paused, and for a reload.
+        #: Names of lines whose query stays stopped: paused lines, and lines that a reload changes.
         self._held_lines: set[str] = set()
-        #: The order to judge lines, while it waits for its answer; and the answers.
+        #: Command of an SQL check without an answer yet, repeated to a new driver; and the results by id of the check.
         self._pending_checks: list[str] = []
         self._check_results: dict[str, list[ConfigError]] = {}
         self._last_report = ""
-        #: Why it ended last; said in full only once.
+        #: Reason of the last end; the same reason is not repeated in full.
         self._last_reason = ""
 
     def _run_once(self) -> None:
@@ -483,9 +483,9 @@ class DriverSupervisor(ChildSupervisor):
                 self._handle_report(line)
                 has_reported = True
             exit_code = process.wait()
-        shutil.rmtree(directory, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
+        shutil.rmtree(directory, ignore_errors=True)  # a dying JVM may still write: the next start removes the rest
         if NO_JVM in self._last_report:
-            try:  # one that is too old starts no better at the next try
+            try:  # a retry does not help against an old Java
                 check_java(version=True)
             except SetupError as error:
                 self.fatal_error = error
@@ -517,7 +517,7 @@ class DriverSupervisor(ChildSupervisor):
 
         A driver that is started meanwhile does not start these queries.
         """
-        with self._write_lock:  # a process that is started from here on is told at its start
+        with self._write_lock:  # a process that starts later gets the command at its start
             self._held_lines.update(lines)
             self._send_commands(*(json.dumps({"hold": line}) for line in lines))
         views = [self._state.lines[line] for line in lines]
@@ -526,7 +526,7 @@ class DriverSupervisor(ChildSupervisor):
     def check_sql(self, lines: Sequence[AnyLine], timeout_s: float) -> list[ConfigError] | None:
         """Return the SQL errors that Spark finds in new settings of lines; None if it does not answer in time."""
         check_id, line_values = uuid.uuid4().hex, [line.model_dump(mode="json", by_alias=True) for line in lines]
-        with self._write_lock:  # a process that is started from here on is told at its start
+        with self._write_lock:  # a process that starts later gets the command at its start
             self._pending_checks = [json.dumps({"judge": line_values, "of": check_id})]
             self._send_commands(*self._pending_checks)
         poll_until(lambda: check_id in self._check_results, timeout_s, self._stopping.wait)
@@ -550,7 +550,7 @@ class DriverSupervisor(ChildSupervisor):
                 self._state.add_event(f'line "{name}": paused; towline resume carries on what comes meanwhile')
                 with self._write_lock, self._state.lock:
                     self._held_lines.add(name)
-                    if self._state.spark != "running":  # the next driver is told before it starts a query
+                    if self._state.spark != "running":  # the next driver gets the command before it starts a query
                         self._state.lines[name].query = PAUSED
                     self._send_commands(json.dumps({"hold": name}))
             elif name in self._held_lines and not self._is_paused(name):
@@ -566,7 +566,7 @@ class DriverSupervisor(ChildSupervisor):
             self._bridge = self._kafka.bridge = bridge
             for name in lines:
                 view = self._state.lines[name]
-                if self._is_paused(name):  # it is held, and told what it is when it is resumed
+                if self._is_paused(name):  # its query gets the new settings when it is resumed
                     self._held_lines.add(name)
                     view.query = PAUSED
                     continue
@@ -597,20 +597,20 @@ class DriverSupervisor(ChildSupervisor):
                 stderr=handle,
                 encoding="utf-8",
                 errors="replace",
-                # Spark drops files where it stands; `environment` says what a cluster needs there.
+                # Spark writes files to its working directory; for a cluster see `driver_environment`.
                 cwd=directory if is_cluster(self._bridge.spark.master) else self._bridge.state_dir,
                 env=driver_environment(self._bridge, directory),
                 pass_fds=(lock,),
-                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
+                start_new_session=True,  # only the supervisor handles Ctrl-C
             )
         self._process = process
         stopped_lines = self.stopped_lines
         lines = tuple(line for line in self._bridge.lines if line.name not in stopped_lines)
         started_bridge = self._bridge.model_copy(update={"lines": lines})
-        # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+        # ASCII only: PYTHONIOENCODING may set another encoding at the driver's end of the pipe.
         bridge = json.dumps(started_bridge.model_dump(mode="json", by_alias=True))
         hold_commands = [json.dumps({"hold": name}) for name in self._held_lines]
-        go_command = ["go"] if self._kafka.ready.is_set() else []  # else it is told when Kafka has answered
+        go_command = ["go"] if self._kafka.ready.is_set() else []  # else sent after Kafka's first answer
         self._send_commands(bridge, *hold_commands, *self._pending_checks, *go_command)
         return process, directory
 
@@ -641,7 +641,7 @@ class DriverSupervisor(ChildSupervisor):
             if handler is not None:
                 with self._state.lock:
                     handler(report)
-        except Exception as error:  # noqa: BLE001 - a report that is not understood must not end the others
+        except Exception as error:  # noqa: BLE001 - an invalid report does not stop the others
             self._state.add_event(str(unexpected_error("spark's report", error)))
 
     def _on_ready(self, report: dict[str, Any]) -> None:

@@ -45,20 +45,20 @@ from towline.text import printable_lines
 from towline.threads import guarded_thread
 from towline.timing import Backoff
 
-#: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
+#: Longest wait for a batch to end after ``stop``, in seconds; an interrupted batch is repeated after the next start.
 STOP_TIMEOUT_S: Final = 10.0
-#: The same after ``hold``: with Kafka away a batch does not end, and is finished after the next start of its query.
+#: The same after ``hold``: during a Kafka outage a batch does not end; it is repeated after the query's next start.
 HOLD_TIMEOUT_S: Final = 10.0
-#: Longest pause, in seconds, before another try after a failure that ends all at once: a disk that has room again.
+#: Longest retry pause by error code, in seconds, for a failure that may end at any moment: a full disk.
 _MAX_RETRY_PAUSE_S: Final = {"TL-B56": 2.0}
 _PROCESSING_MESSAGE: Final = "Processing new data"
-#: Longest time, in seconds, that a query counts as one that begins: a first batch may wait for a Kafka that is away.
+#: Longest time, in seconds, that a query counts as starting: its first batch may wait for an unavailable Kafka.
 _START_WINDOW_S: Final = 15.0
-#: Seconds between two looks at what a query has committed.
+#: Seconds between two polls of a query's progress.
 _PROGRESS_POLL_S: Final = 1.0
-#: So many seconds after a call that failed a JVM that was killed has ended.
+#: Longest wait for the end of a killed JVM after a failed call, in seconds.
 _JVM_EXIT_WAIT_S: Final = 0.5
-#: What a process that lost its JVM ends with.
+#: Exit code after the loss of the JVM.
 EXIT_JVM_GONE: Final = 3
 
 
@@ -96,23 +96,23 @@ class LineRunner:
 
     def __init__(self, driver: Driver, query: LineQuery[Any]) -> None:
         self._driver = driver
-        #: Of the line as the file says it, and the one that was started last (`LineQuery.in_force`).
+        #: Query of the line's current settings, and the query that was started last (`LineQuery.in_force`).
         self._configured_query = self._started_query = query
         self._name = query.line.name
         self._backoff = Backoff()
         self._streaming_query: StreamingQuery | None = None
-        #: When it is started, on `time.monotonic`; `math.inf` for not until `take` is called: it is held, or given up
-        #: because another try would fail the same way.
+        #: Time of the next start, on `time.monotonic`; `math.inf` until `replace_query` is called: it is held, or
+        #: failed permanently.
         self.start_at = 0.0
-        #: When the query was started last, and whether a batch was committed since then.
+        #: Time of the last start, and whether a batch was committed since.
         self._started_at, self._has_committed = 0.0, False
-        #: Whether the topics that the line names were there.
+        #: The topics of the line existed at the last check.
         self._has_topics = False
-        #: What the last failure was, until a batch is committed.
+        #: Text of the last failure; reset by a committed batch.
         self._last_failure = ""
-        #: The last progress of Spark's that was heard, as JSON, and when the next is looked for.
+        #: Last progress record of Spark, as JSON, and time of the next poll.
         self._last_progress, self._next_poll = "", 0.0
-        #: Query id and number of the last batch that was reported.
+        #: Query id and batch id of the last reported batch.
         self._reported_batch = "", -1
 
     @property
@@ -145,7 +145,7 @@ class LineRunner:
                     self._streaming_query = None
                     if (error := query.exception()) is not None:
                         self._report_failure(error)
-        except Exception as error:  # noqa: BLE001 - whatever ended the query is reported, and the line tries again
+        except Exception as error:  # noqa: BLE001 - any failure of a query is reported, and the line retried
             self._report_failure(error)
 
     def _ensure_topics(self) -> None:
@@ -199,7 +199,7 @@ class LineRunner:
         self._reported_batch = query_id, batch_id
         try:
             self._started_query.count_spark(progress)
-        except Exception as error:  # noqa: BLE001 - numbers that are not counted stop nothing
+        except Exception as error:  # noqa: BLE001 - a failed count does not stop the query
             sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
         self._driver.report("progress", line=self._name, query=query_id, batch=batch_id, millis=durations_ms)
 
@@ -230,7 +230,7 @@ class LineRunner:
             return
         sys.stderr.write(f"--- line {self._name}\n{printable_lines(str(error).expandtabs(4))}\n")
         failure = failure_reason(error, f'line "{self._name}"')
-        # Kafka's topics were looked at in between, and that has changed nothing.
+        # The query checked the topics' ids before its restart, and still fails.
         is_permanent = failure.permanent or (failure.code == "TL-B06" and failure.text == self._last_failure)
         self._last_failure = failure.text
         pause = (
@@ -260,7 +260,7 @@ class Driver:
         self.report = reports.send
         self.stopping = threading.Event()
         self._go_received = threading.Event()
-        #: Commands about a line: they are carried out on the main thread, as all starts and stops.
+        #: Commands about a line; the main thread runs them, as it does all starts and stops.
         self._commands: SimpleQueue[dict[str, Any]] = SimpleQueue()
         start_time = time.monotonic()
         self._runners = {line.name: LineRunner(self, create_query(bridge, line)) for line in bridge.lines}
@@ -268,7 +268,7 @@ class Driver:
         self.spark = create_session(bridge)
         for name, errors in sqlcheck.check_sql(bridge, self.spark).items():
             self._disable_line(name, errors.errors())
-        try:  # one that comes later is looked at when a line starts again (`LineRunner.step`)
+        try:  # later executors are checked when a line starts (`LineRunner.step`)
             check_new_executors(self.spark, self.bridge)
         except SetupError as error:
             for name in self._runners:
@@ -285,7 +285,7 @@ class Driver:
         """Run the queries until `stop` or the end of input; return the exit code."""
         guarded_thread(self._read_commands, "commands", commands, on_fault=self._exit_on_thread_failure).start()
         while not self.stopping.is_set():
-            if self._jvm_process.poll() is not None:  # without it a driver is of no use: the supervisor starts another
+            if self._jvm_process.poll() is not None:  # the supervisor starts another driver
                 self.report("jvm", text="Spark's JVM has ended")
                 os._exit(EXIT_JVM_GONE)
             self._run_commands()
@@ -293,7 +293,7 @@ class Driver:
                 step_all(list(self._runners.values()))
             self.stopping.wait(0.2)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        with contextlib.suppress(Exception):  # a JVM that no longer answers has no batch to finish
+        with contextlib.suppress(Exception):  # a JVM that has ended has no batch to finish
             for runner in self._runners.values():
                 runner.stop(deadline)
             self.spark.stop()
@@ -303,7 +303,9 @@ class Driver:
         while not self._commands.empty():
             command = self._commands.get()
             if "hold" in command:
-                if runner := self._runners.get(command["hold"]):  # else it was given up before this process
+                if runner := self._runners.get(
+                    command["hold"]
+                ):  # else its query failed permanently before this process
                     runner.stop(time.monotonic() + HOLD_TIMEOUT_S)
                 self.report("held", line=command["hold"])
             elif "judge" in command:
@@ -353,7 +355,7 @@ class Driver:
 
 def main() -> int:
     """Read the bridge from standard input, run its queries until they are stopped, and return the exit code."""
-    # Spark's JVM and workers inherit standard output and may write to it: the reports keep a descriptor of their own.
+    # Spark's JVM and workers inherit standard output and may write to it: reports use a duplicated descriptor.
     reports = ReportWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
     sys.stderr = LogStream(sys.stderr)  # a full disk under the log must not end the driver

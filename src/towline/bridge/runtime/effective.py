@@ -27,22 +27,22 @@ from towline.net.settings import MqttSettings, WillSettings
 from towline.net.tls import Tls
 
 DEFAULT: Final = "default"
-#: What no key of the file changes.
+#: Source of a setting that no key of the file changes.
 ALWAYS: Final = "always"
 _NEVER_EXPIRES: Final = 0xFFFFFFFF
 _RETAIN_HANDLING_TEXTS: Final = ("retained messages always", "retained messages if new", "no retained messages")
-#: Settings of librdkafka that the sink makes of its own time-out.
+#: Settings of librdkafka that the sink derives from its own time-out.
 _TIMEOUT_SETTINGS: Final = frozenset({"message.timeout.ms", "transaction.timeout.ms", "transactional.id"})
-#: Keys of [kafka] that stand for a setting.
+#: Keys of [kafka] by the setting that they set.
 _KAFKA_KEYS: Final = {
     "bootstrap.servers": "bootstrap_servers",
     "sasl.password.file": "password_file",
     "ssl.key.password.file": "key_password_file",
 }
-#: Longest value, in characters, that the column of the sources waits for.
+#: Largest width of the column of values, in characters; a longer value shifts its source.
 _MAX_VALUE_WIDTH: Final = 24
 
-#: A setting as the bridge file or its client calls it (``name``), its ``value`` in text, never a secret, and its
+#: ``name`` of a setting in the bridge file or its client, ``value`` as text, never a secret, and
 #: ``source``: ``FILE:LINE``, ``guarantee = …``, ``default`` or ``always``.
 Setting: TypeAlias = dict[str, str]
 
@@ -75,7 +75,7 @@ def _line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) 
         return
     query = DownlinkQuery(bridge, line)
     consumer_settings = query.source_settings()
-    if "sasl.jaas.config" in consumer_settings:  # a login has the user's name in it, whoever gave that
+    if "sasl.jaas.config" in consumer_settings:  # the login contains the user name
         consumer_settings["sasl.jaas.config"] = consumer_settings["sasl.jaas.config"].partition(" ")[0]
     isolation_source = document.first_location((*document.table_path(line.kind, line.name), "isolation_level"))
     sources = {"isolation.level": isolation_source or f"guarantee = {line.guarantee}"}

@@ -12,49 +12,49 @@ from typing import NamedTuple
 
 from towline.errors import TowlineError, is_permanent
 
-#: Said when `pyspark` found no JVM behind the process that it started.
+#: Text for `pyspark` without a JVM behind the process that it started.
 NO_JVM = "Spark's JVM ended before it was ready"
 
-#: The code is the last one of its line: what a device named may hold another, and must not choose what happens [I13].
+#: The code is the last one of its line: a name from a device may contain another, which must not count [I13].
 _TOWLINE_ERROR = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
-#: What the line's own SQL raises (``raise_error``): a whole line, unlike the plan that only names it.
+#: Error of ``raise_error`` in the line's SQL: a whole line, unlike its text in the query plan.
 _RAISED_BY_SQL = re.compile(
     r"^(?:.*?\[USER_RAISED_EXCEPTION\] )?(.*\[(TL-[A-Z]\d+)\])(?: SQLSTATE: \w+)?$", re.MULTILINE
 )
 _SPARK_ERROR = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _PLAN_HEADER = "\n=== Streaming Query ==="
-#: Around the exception that counts: whose call it was, and of which query.
+#: Text before the exception: Java call, or query id.
 _CALL_PREFIX = re.compile(
     r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )"
 )
-#: Where the cause of a foreign error stands below its first line: what a Python that does not start says, the last
-#: exception of a Python traceback, why Spark gave an executor up.
+#: Causes below the first line of an error: output of a Python that does not start, last exception of a Python
+#: traceback, reason of a lost executor.
 _CAUSE_PATTERNS = (
     re.compile(r"^Error from python worker:\n((?: +\S.*\n)+)", re.MULTILINE),
     re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*(?:\n\S.*)*)"),
     re.compile(r"\bReason: (.+)"),
 )
-#: A line that says nothing: empty, a place in Java's code, or an exception without words, whose cause comes later.
+#: Line without information: empty, Java stack frame, or exception without a message, whose cause follows.
 _LINE_WITHOUT_TEXT = re.compile(r"(?:\tat .*|(?:[\w.$]+(?:Exception|Error):? *)*)")
-#: Around the exception of a task: where it ran, and how often it was tried.
+#: Text before the exception of a task: executor, and number of attempts.
 _TASK_PREFIX = re.compile(r"^Job aborted due to stage failure: .*?\(TID \d+\) \(.*?\): ")
 _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
-#: SQLSTATE of what is wrong in the line's SQL itself: syntax, names, types, arguments (Spark's error-conditions.json).
-#: The others of class 42, and all other classes, are about data sources, paths, state and Python: another try may help.
+#: SQLSTATE of errors in the line's SQL itself: syntax, names, types, arguments (Spark's error-conditions.json).
+#: Other codes, of class 42 too, are about data sources, paths, state and Python: a retry may help.
 _SQL_ERROR_STATE = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|42P[012]|0A000)")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
-#: How Spark 4.3 says that the process of a source, or of a task, was killed.
+#: Spark 4.3: the Python process of a source or task was killed.
 _PYTHON_ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
-#: How it says that a task, or the files of a shuffle, went with their executor (`DAGScheduler`, `TaskSetManager`).
+#: The executor of a task or of shuffle files was lost (`DAGScheduler`, `TaskSetManager`).
 _EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
-#: How Spark's Kafka source (4.2 to 4.3) says that it misses records; no error class stands there.
+#: Data loss in Spark's Kafka source (4.2 to 4.3), which has no error class for it.
 _DATA_LOSS = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
-#: What of that the topics' ids and the checkpoint say more about, at the next try (`look_at_topics`).
+#: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint (`look_at_topics`).
 _TOPIC_MISSING = re.compile(
     r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed"
 )
 _SQLSTATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
-#: Text of a foreign error that is shown; the rest is in the log.
+#: Longest shown text of an error of Spark; the log has all.
 MAX_TEXT_CHARS = 300
 
 
@@ -103,7 +103,7 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
     if _DISK_FULL.search(text):
         problem = f"{summary}: no space is left on the disk of Spark's checkpoint or temporary files"
         return "TL-B56", problem, "Make room; it is tried again by itself, and nothing is lost.", False
-    if (data_loss := _DATA_LOSS.search(text)) and _TOPIC_MISSING.match(data_loss[1]):  # one may be gone or made anew
+    if (data_loss := _DATA_LOSS.search(text)) and _TOPIC_MISSING.match(data_loss[1]):  # deleted or recreated
         problem = f"Spark misses a topic of Kafka's that the line reads: {_shorten(data_loss[1])}"
         remedy = "Whether records of it were unread is looked at; the line goes on by itself if none was."
         return "TL-B06", problem, remedy, False

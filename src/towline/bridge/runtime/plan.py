@@ -15,12 +15,12 @@ from towline.kafka.clientconfig import insecure_settings
 from towline.mqtt.filters import overlapping_pairs
 from towline.text import printable
 
-#: A line, or all, as JSON values.
+#: JSON values of a line or of the whole bridge.
 Plan: TypeAlias = dict[str, Any]
-#: Texts, each with what has to hold for it.
+#: Texts, each with the condition under which it applies.
 Conditions: TypeAlias = Mapping[str, object]
 
-#: What the promise costs beside the CPU, in words.
+#: Cost of the guarantee beside CPU time.
 _UPLINK_COST: Final = {
     Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
     Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
@@ -36,19 +36,19 @@ _DOWNLINK_DUPLICATES: Final = {
     Guarantee.AT_LEAST_ONCE: "yes: what was not acknowledged when a connection or a process failed",
     Guarantee.EXACTLY_ONCE: "no, for a subscriber with QoS 2",
 }
-#: What no promise keeps by itself, and a `dedupe` key on each route does.
+#: Repeats of publishers: no guarantee excludes them, a `dedupe` key on each route does.
 _PUBLISHER_REPEATS: Final = {
     Guarantee.AT_LEAST_ONCE: ", and what a publisher sends again",
     Guarantee.EXACTLY_ONCE: "a message that its publisher sends twice as two messages is two messages",
 }
-#: What no switch can give.
+#: Limit of every guarantee.
 _BROKER_STORE_LIMIT: Final = "a broker that loses its store loses what only it held"
 _ACK_TEXTS: Final = {
     AckAfter.RECEIVED: "on receipt, before the message is on disk",
     AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
     AckAfter.KAFKA: "when Kafka has the message; the broker keeps what is on the way",
 }
-#: A value of a downlink in words.
+#: Texts by value of a downlink's settings.
 _DOWNLINK_TEXTS: Final = {
     "stop": "stops when Kafka deleted what it has not read",
     "go_on": "goes on when Kafka deleted records",
@@ -57,7 +57,7 @@ _DOWNLINK_TEXTS: Final = {
     "send": "with control characters it is sent; a broker that ends the connection at it gets it three times",
     "dead_letter": "with control characters a record is a dead letter: a broker may end the connection at it",
 }
-#: How the members of a line share it: what is in the order in which it was published, and what that costs.
+#: Order of messages and cost, by the way in which members share a line.
 _SHARE_TEXTS: Final = {
     ShareMethod.FILTERS: (
         "kept for each topic, and for each device whose topics one member takes",
@@ -65,10 +65,10 @@ _SHARE_TEXTS: Final = {
     ),
     ShareMethod.SUBSCRIPTION: ("not kept", "the broker gives each message to one member"),
 }
-#: Keys of a line that name topics of Kafka.
+#: Keys of a line with names of Kafka topics.
 _TOPIC_KEYS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-#: What of a line is shown in another form than it has.
+#: Fields of a line that the plan has in another form.
 _EXCLUDED_FIELDS: Final = {"gateway", "members", "dead_letter_topics"}
 
 
@@ -105,7 +105,7 @@ def _line_plan(line: Uplink | Downlink, document: Document) -> Plan:
     )
     plan["kafka_topics"] = document.restore_references(line.fixed_topics, *_TOPIC_KEYS)
     plan["subscriptions"] = _subscription_list(gateway, document)
-    plan["share"] = [  # its members
+    plan["share"] = [
         {
             "name": member.share.member,
             "client_id": member.mqtt_client_id,
@@ -135,7 +135,7 @@ def _uplink_rows(line: Uplink, plan: Plan) -> Iterator[tuple[str, str | list[str
     gateway, line_policy, members = line.gateway, policy(line.guarantee), plan["share"]
     after_kafka = gateway.effective_ack_after is AckAfter.KAFKA
     yield "gateways", plan["gateways"]
-    if line.all_gateways:  # what the gateways of this file take in, and where
+    if line.all_gateways:  # gateways of this file: broker and filters
         yield from _broker_row(plan)
         yield "share", f"{line.share_way}   order {'; '.join(_SHARE_TEXTS[line.share_way])}" if line.share_way else ""
         yield (
@@ -423,7 +423,7 @@ def render(plan: Plan) -> str:
             text_lines += [f"  {label:9} {first_text}", *(f"  {'':9} {text}" for text in more_texts)]
     text_lines += ["", "What no promise covers:"]
     for text in dict.fromkeys(text for line in lines for text in line["limits"]):
-        names = [line["name"] for line in lines if text in line["limits"]]  # said where it is not true of all
+        names = [line["name"] for line in lines if text in line["limits"]]  # named unless it applies to all lines
         text_lines.append(f"  limit     {', '.join(names) + ': ' if len(names) < len(lines) else ''}{text}")
     text_lines += ["", f"Nothing was contacted. Run it:   towline run {plan['file']}"]
     return "\n".join(map(printable, text_lines)) + "\n"

@@ -20,11 +20,11 @@ from towline.kafka.options import SinkSettings
 from towline.spark.offsets import positions_at
 from towline.spark.sink_note import BatchTotals, SinkNote
 
-#: A batch may end between two looks: so often both are read again.
+#: Number of reads of markers and checkpoint: a batch may end between the two.
 _MAX_READS: Final = 5
-#: Seconds Kafka has for each answer.
+#: Time-out of a read of markers, in seconds, as an option.
 _TIMEOUT_S: Final = "15"
-#: The same where a line waits for it before it takes anything in.
+#: The same at the start of a line, which waits for it before it receives.
 _START_TIMEOUT_S: Final = "5"
 
 
@@ -38,7 +38,7 @@ def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> None:
         ConfigError: The settings of the Kafka client contradict each other.
     """
     for line in bridge.lines:
-        if (line_status := status["lines"].get(line.name)) is None:  # a monitor that reads the file as it was
+        if (line_status := status["lines"].get(line.name)) is None:  # the status is of an older version of the file
             continue
         committed = ((line_status["gateway"] or {}).get("consumers") or {}).get(CONSUMER)
         comparison, checkpoint = _compare_line(bridge, line), Checkpoint(str(line.checkpoint))
@@ -130,7 +130,7 @@ def compare_markers(sink_totals: BatchTotals | None, markers: Mapping[int, Marke
         return {**comparison, "agrees": False, "why": reason}
     unnoted_markers = [
         marker for marker in sink_markers if marker.batch > sink_totals.batch
-    ]  # by a batch that the sink has not noted yet
+    ]  # one batch ahead of the checkpoint
     comparison["rows"] = sum(marker.total_rows for marker in sink_markers) - sum(
         marker.rows for marker in unnoted_markers
     )

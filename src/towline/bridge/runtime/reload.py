@@ -15,7 +15,7 @@ from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
 
-#: What is said of the file, and what is compared line by line.
+#: Fields that are not compared: of the file, and the lines, which are compared one by one.
 _NOT_COMPARED: Final = {"file", "lines", "leave_waiting"}
 _RESTART_REMEDY: Final = (
     "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
@@ -135,7 +135,7 @@ def line_changes(running_bridge: Bridge, new_bridge: Bridge) -> list[LineChange]
     for change in changes:
         if (
             change.old_line and change.old_line.gateway.mqtt_client_id == change.new_line.gateway.mqtt_client_id
-        ):  # else another session
+        ):  # else the gateway has another session
             old_patterns, location = (
                 (subscription.pattern for subscription in change.old_filters),
                 f'{new_bridge.file}  uplink "{change.new_line.name}"',

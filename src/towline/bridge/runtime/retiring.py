@@ -34,7 +34,7 @@ from towline.gateway.sessions import check_drainable, end_session
 from towline.journal.outbox import count_waiting_rows
 from towline.text import count_text
 
-#: A downlink subscribes to nothing: seconds until its session counts as empty.
+#: Seconds until the session of a downlink counts as empty: it has no subscription.
 _DOWN_IDLE_S: Final = 1.0
 
 
@@ -64,13 +64,13 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
             _deliver_waiting(bridge, line.model_copy(update={"gateway": drain_settings}), screen)
         dropped_count = sum(count_waiting_rows(directory / journal) for journal in JOURNAL_DIRECTORIES)
         for settings in line.all_gateways or (line.gateway,):
-            for client in read_client_sessions(settings.state_dir):  # a drained gateway has left no session
+            for client in read_client_sessions(settings.state_dir):  # after a drain all sessions have ended
                 if client.ended is None:
                     stop_running(settings.state_dir)
                     end_session(settings.connection, client.client_id, lambda: False)
                     record_session_end(settings.state_dir, client.client_id, "discarded")
         (bridge.state_dir / SCRATCH_DIRECTORY).mkdir(mode=0o700, exist_ok=True)
-        # At once: a part of a journal would be a damaged one.
+        # One rename: a partly removed journal would count as damaged.
         removed_directory = directory.rename(bridge.state_dir / SCRATCH_DIRECTORY / f"{name}.{os.getpid()}")
         shutil.rmtree(removed_directory, ignore_errors=True)
     summary = f"{count_text(dropped_count)} given up" if dropped_count else "nothing waits"
@@ -99,7 +99,7 @@ def _deliver_waiting(bridge: Bridge, line: AnyLine, screen: Screen) -> None:
     if isinstance(line, Downlink):
         is_drained = run(line.gateway) == 0
     else:  # a bridge of this line alone, with its files in the line's own directory
-        with contextlib.suppress(FileNotFoundError):  # what was counted
+        with contextlib.suppress(FileNotFoundError):  # with the last account
             shutil.copy(bridge.state_dir / BRIDGE_FILE, directory / BRIDGE_FILE)
         try:
             Supervisor(bridge.model_copy(update={"lines": (line,), "state_dir": directory}), screen).run()

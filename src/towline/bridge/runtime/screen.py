@@ -17,7 +17,7 @@ from towline.errors import codes_in
 from towline.logfile import log_settings
 from towline.text import fit_terminal, printable, printable_lines, wrap_line
 
-#: Seconds between two plain lines of a line that moves; one that stands still says nothing.
+#: Seconds between two summaries of a line whose account changes; an idle line is not repeated.
 PLAIN_INTERVAL_S = 10.0
 
 
@@ -80,7 +80,7 @@ class PlainScreen:
             self._stream.write(f"{text}\n")
             self._stream.flush()
         except BrokenPipeError:
-            raise  # whoever listened has gone, and the bridge was started for them
+            raise  # the reader of the pipe has ended
         except OSError:
             return
 

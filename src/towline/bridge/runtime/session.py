@@ -49,41 +49,41 @@ from towline.spark.session import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: For a line that drops repeats. One partition, because rows of a device must not be spread over several and come back
-#: in another order; and no batch of its own to clear old keys, which the next batch clears as well.
+#: For a line with dedupe. One partition: the rows of a device must not be spread over several and come back in another
+#: order. No extra batch that clears old keys: the next batch does it.
 _DEDUPE_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
-#: Each operator of a plan is compiled by itself. Compiled as one method, what a line makes of its rows is too large for
-#: the JVM's just-in-time compiler (8,000 bytes), and that of a Hono line larger than a method may be (65,535 bytes):
-#: Java refuses it, in each batch anew (WholeStageCodegenExec).
+#: Each operator of a plan is compiled alone. Compiled as one method, the expressions of a line are too large for the
+#: JVM's just-in-time compiler (8,000 bytes), and those of a Hono line exceed the limit of a method (65,535 bytes):
+#: Java refuses it, in every batch again (WholeStageCodegenExec).
 _CODEGEN_SETTINGS: Final = {"spark.sql.codegen.wholeStage": "false"}
-#: Where Spark makes the secret by itself, and where the file names one. Without one, another user of the machine, or of
+#: With a secret of Spark's own, or of the file. Without one, another user of the machine, or of
 #: its network, could read blocks of messages at Spark's ports, and hand the driver Java objects to deserialize.
 _AUTHENTICATION_SETTINGS: Final = {"spark.authenticate": "true"}
 _SECRET_SETTING: Final = "spark.authenticate.secret"  # noqa: S105 - its name
-#: Names whose values Spark shows nowhere (the default of ``spark.redaction.regex``).
+#: Names of settings whose values Spark redacts (default of ``spark.redaction.regex``).
 _SECRET_NAMES: Final = re.compile("(?i)secret|password|token|access[.]?key")
 _LOOPBACK_SETTINGS: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-#: Else ``observe`` counts the rows of all attempts of a task: Spark's default, which [spark.conf] must not change.
+#: Count the rows of one attempt of a task in ``observe``: Spark's default, which [spark.conf] must not change.
 OBSERVE_SETTINGS: Final[Mapping[str, str]] = {"spark.sql.legacy.observeMetricsAggregateAllAttempts": "false"}
-#: Where executors have the sockets of their Python processes: a directory that every machine has. The driver's, or that
-#: of a container of YARN, may have a name too long for a socket.
+#: Socket directory of executors' Python processes, which every machine has. The driver's directory, or that
+#: of a YARN container, may be too long for a socket path.
 _EXECUTOR_SOCKET_SETTINGS: Final = {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108 - on other machines; the names are UUIDs
-#: An executor that is silent for ``spark.network.timeout`` (120 s), as on a machine that was suspended, is given up.
-#: That of a local master can't come back, and its JVM ends ten minutes later (`HeartbeatReceiver`, `Executor`).
+#: Spark removes an executor without a heartbeat for ``spark.network.timeout`` (120 s), as on a suspended machine.
+#: The executor of a local master can't register again; its JVM ends ten minutes later (`HeartbeatReceiver`).
 _HEARTBEAT_SETTINGS: Final = {"spark.storage.blockManagerHeartbeatTimeoutMs": "365d"}
-#: Settings of Kafka's client that name a file, beside the secrets.
+#: Settings of the Kafka client with the path of a file, beside the secrets.
 _CERTIFICATE_SETTINGS: Final = (
     "ssl.ca.location",
     "ssl.certificate.location",
     "ssl.key.location",
     "ssl.keystore.location",
 )
-#: Of ``ssl.ca.location``: librdkafka looks for the machine's own certificates.
+#: Value of ``ssl.ca.location``: librdkafka searches for the machine's certificates.
 _PROBE: Final = "probe"
-#: Seconds that one master may take to answer.
+#: Seconds for a connection to one master.
 _CONNECT_TIMEOUT_S: Final = 5.0
 
 
@@ -103,19 +103,19 @@ def create_session(bridge: Bridge) -> SparkSession:
     # Blocks, artifacts and the sockets of Python workers, in /tmp, hold messages: the JVM and its workers inherit this.
     os.umask(0o077)
     if uses_loopback_only(bridge.spark.master):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page would listen on every address
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else the web UI listens on every address
     conf = session_settings(bridge)
     secret = cluster_secret(bridge.spark)
     secret_settings = {name: conf.pop(name) for name in [*conf] if _SECRET_NAMES.search(name)}
     secret_settings |= {} if secret is None else {_SECRET_SETTING: secret}
     user = _user_without_passwd_entry(bridge.state_dir)
     jars = conf.pop("spark.jars", "") if user else ""
-    if jars:  # the launcher would log in to fetch them; behind Spark's own, as `towline.spark.localfs` has it
+    if jars:  # the launcher would log in to fetch them; after Spark's own jars, as in `towline.spark.localfs`
         secret_settings["spark.jars"] = jars
         class_path = [os.environ.get("SPARK_DIST_CLASSPATH"), *jars.split(",")]
         os.environ["SPARK_DIST_CLASSPATH"] = os.pathsep.join(filter(None, class_path))
     name, master = f"towline {bridge.name}", bridge.spark.master
-    if secret_settings or user:  # once the JVM runs: what it is started with stands in its command line [I12]
+    if secret_settings or user:  # set in the running JVM: its command line is visible to other users [I12]
         context_conf = SparkConf().setMaster(master).setAppName(name).setAll([*conf.items()])
         SparkContext._ensure_initialized(conf=context_conf)  # noqa: SLF001 - as the builder does it
         if user:
@@ -179,7 +179,7 @@ def session_settings(bridge: Bridge) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         **({**localfs.session_settings(), **_HEARTBEAT_SETTINGS} if is_local else {}),
         "spark.sql.ansi.enabled": "false",
-        # Of each query, for a driver that is busy with another for a minute (`LineRunner`); by default Spark keeps 100.
+        # For each query; the driver may be busy with another query for a minute (`LineRunner`). Spark's default is 100.
         "spark.sql.streaming.numRecentProgressUpdates": "500",
         "spark.sql.session.timeZone": "UTC",
         **_CODEGEN_SETTINGS,
@@ -236,18 +236,18 @@ def shared_directories(bridge: Bridge) -> list[Path]:
     return [bridge.state_dir] if any(line.dedupe_window for line in bridge.uplinks) else []
 
 
-# -- around the driver's process ---------------------------------------------------------------------------------------
+# -- environment of the driver process ---------------------------------------------------------------------------------
 
-#: In the bridge's state directory; no line can have this name.
+#: Name of the scratch directory in the state directory; not a legal name of a line.
 SCRATCH_DIRECTORY: Final = ".tmp"
 
-#: Asked of a Python: what tasks need is imported, or the last line says what is not there.
+#: Script that imports the packages of tasks and prints versions; its last line is an import error otherwise.
 _VERSION_SCRIPT: Final = (
     "import sys, pyspark, towline.spark.source; "
     "print('Python', '.'.join(map(str, sys.version_info[:2])), 'with PySpark', pyspark.__version__)"
 )
 
-#: Of ``/.UUID.sock``, as Spark names the sockets of its Python processes.
+#: Length of ``/.UUID.sock``, the name of a socket of Spark's Python processes.
 _SOCKET_NAME_LENGTH: Final = 43
 
 
@@ -307,7 +307,7 @@ def create_scratch_directory(state_dir: Path) -> tuple[Path, int]:
     for old_directory in root.glob("spark-*"):
         handle = os.open(old_directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if files.try_lock(handle):  # else of a driver that is still ending
+            if files.try_lock(handle):  # else its process is still ending
                 shutil.rmtree(old_directory, ignore_errors=True)
         finally:
             os.close(handle)
@@ -327,7 +327,7 @@ def driver_environment(
     """
     variables = dict(environ)
     master = bridge.spark.master
-    # Executors of a standalone cluster have their worker's home; elsewhere they may need the driver's copy of PySpark.
+    # Executors of a standalone cluster use their worker's home; others may need the driver's copy of PySpark.
     uses_own_home = not is_cluster(master) or master.startswith("spark://")
     home = light_spark_home() if uses_own_home else None
     options = jvm_options(bridge.spark.tier) if uses_own_home else []
@@ -335,18 +335,18 @@ def driver_environment(
     variables |= _executor_python(bridge, scratch_directory, environ) if is_cluster(master) else {}
     if home is not None:
         variables["SPARK_HOME"] = str(home)
-        with contextlib.suppress(SetupError):  # Spark may know a Java that we do not
+        with contextlib.suppress(SetupError):  # Spark may find a Java elsewhere
             options += archive_options(spark_archive_path(home))
-    # The JVM names files in the locale's encoding: in any other it can't open a directory named by UTF-8.
+    # The JVM encodes file names by the locale: with another one it can't open a directory with a UTF-8 name.
     locale = next(filter(None, map(environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     if "utf" not in locale.lower():
         variables["LC_ALL"] = "C.UTF-8"
     if "spark.local.dir" not in bridge.spark.conf:
         variables.setdefault("SPARK_LOCAL_DIRS", str(scratch_directory))
     tmpdir_options: list[str] = []
-    if not os.statvfs(scratch_directory).f_flag & os.ST_NOEXEC:  # native libraries are unpacked there too
+    if not os.statvfs(scratch_directory).f_flag & os.ST_NOEXEC:  # native libraries are unpacked and loaded there
         tmpdir_options = [f"-Djava.io.tmpdir={scratch_directory}"]
-    # Of two that say the same the later one counts: the user's before ours, but for the place.
+    # The last one of equal options counts: ours, then the user's, then the directory.
     submit_options = [
         *map(quote_option, options),
         environ.get("SPARK_SUBMIT_OPTS", ""),

@@ -30,10 +30,10 @@ _KAFKA_SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
-#: What values are cast to, where they are no text.
+#: Result types of keys whose expression is not text.
 _RESULT_TYPES: Final = {**SQL_TYPES, "header_map": "MAP<STRING, STRING>"}
 _IDENTIFIER: Final = re.compile(r"\w+")
-#: Spark's name for an error, and what it says of the place in the expression.
+#: Error class in front of Spark's text, and SQLSTATE and position behind it.
 _ERROR_MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")
 
 
@@ -45,12 +45,12 @@ def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = Non
         spark: Session of the bridge.
         shown_path: Path of the file in the errors; its absolute path by default.
     """
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - towline check does without Spark
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - loads Spark, which towline check does not need
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as Spark's documentation has it
 
-    for kind in ("SQL", "DataFrame"):  # they would log an expression whole, with the values of variables in it [I12]
+    for kind in ("SQL", "DataFrame"):  # they log whole expressions, with values of environment variables [I12]
         PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
     document, errors = Document.reread(bridge.file, shown_path or bridge.file), dict[str, FileErrors]()
     merge_profiles(document, bridge.file.parent)
@@ -68,7 +68,7 @@ def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = Non
                     kind = _RESULT_TYPES.get(str(path[0]), "STRING")
                     context.where(column if path[-1] == "where" else column.cast(kind).isNotNull())
             except (PySparkException, Py4JJavaError) as error:
-                # PySpark has no class for some errors of the analyzer; their text may quote a variable's value [I12].
+                # Some errors of the analyzer have no PySpark class; their text may quote a variable's value [I12].
                 java_class = (
                     error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
                 )
@@ -76,13 +76,13 @@ def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = Non
                 key_path = (*document.table_path(line.kind, line.name), *table, *path)
                 variable_words = {*_IDENTIFIER.findall(text)} - {
                     *_IDENTIFIER.findall(str(document.value(key_path)))
-                }  # of variables [I12]
+                }  # values of environment variables [I12]
                 spark_text = _IDENTIFIER.sub(lambda match: "…" if match[0] in variable_words else match[0], spark_text)  # noqa: B023
                 key = ".".join(map(str, path)).removesuffix(".sql")
                 problem = f"{key}: {_ERROR_MARKS.sub('', ' '.join(spark_text.split()))[:300]}"
                 errors.setdefault(line.name, FileErrors(document)).add("TL-C74", key_path, problem, "Correct it.")
                 if path[0] == "fields":
-                    break  # what is made of a mistake is not another one
+                    break  # later fields may depend on it
     return errors
 
 

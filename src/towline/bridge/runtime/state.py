@@ -40,23 +40,23 @@ from towline.version import revision, version
 BRIDGE_FILE: Final = "bridge.json"
 PAUSED_FILE: Final = "paused"
 RESTART_FILE: Final = "restart"
-#: What the query of a paused line is, that of one which a reload has stopped, and one that is not tried again.
+#: States of a query: its line is paused; stopped during a reload; failed permanently.
 PAUSED, HELD, STOPPED = "paused", "held for a reload", "stopped"
-#: What becomes of a reload, or a restart.
+#: Outcomes of a reload or restart.
 APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
-#: Rates are taken over this many seconds.
+#: Window of message rates, in seconds.
 RATE_WINDOW_S = 5.0
-#: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
+#: Largest age of a gateway's status, or of ``bridge.json``, that still counts as current, in seconds.
 MAX_STATUS_AGE_S = 10.0
-#: Longest wait for a reload, in seconds: as long as it waits for Spark and for brokers, and some more.
+#: Longest wait for a reload, in seconds: longer than its own waits for Spark and brokers.
 _RELOAD_TIMEOUT_S: Final = 300.0
 
-#: By direction: the key of a gateway's status without which there is no account, and what makes it.
+#: By direction: key of a gateway's status that the account needs, and function that creates the account.
 _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]], LineAccount]]]] = {
     "up": ("received", uplink_account),
     "down": ("outbox", downlink_account),
 }
-#: Attributes of a bridge, and of a view, that ``bridge.json`` has as they are.
+#: Attributes of a bridge, and of a line's view, that are written to ``bridge.json`` unchanged.
 _SAVED_BRIDGE_FIELDS: Final = ("outcomes", "spark_restarts", "kafka", "kafka_error", "kafka_insecure")
 _SAVED_LINE_FIELDS: Final = (
     *("direction", "query", "heard", "gateway_error", "query_error", "remarks", "batch_ms"),
@@ -80,37 +80,37 @@ class LineView:
     direction: str = "up"
     #: ``starting``, ``running``, ``waiting to retry``, `STOPPED`, `PAUSED`, `HELD`.
     query: str = "starting"
-    #: Last answer of its gateway, empty before the first; and when that was, in seconds since 1970.
+    #: Last status of the gateway, empty before the first; and its time, in seconds since 1970.
     status: Mapping[str, Any] = field(default_factory=dict)
     heard: float | None = None
     gateway_error: str | None = None
-    #: Why its query failed last, or None since the last good batch.
+    #: Last error of the query; None after a committed batch.
     query_error: str | None = None
-    #: What weakens its promise since its query started, or has cost something; a line each.
+    #: Remarks of the query about its guarantee or its cost, one line each.
     remarks: Sequence[str] = ()
-    #: Its own, with its checkpoint.
+    #: Directory of the line, with its checkpoint.
     directory: Path = Path()
-    #: Of the checkpoint, read before the gateway was asked: its answer knows of every message that they are about.
+    #: Batch totals of the checkpoint, read before the gateway's status: the status includes all their messages.
     notes: LineNotes | None = None
-    #: Whether dead letters came since the bridge began.
+    #: A dead letter was written since the bridge started.
     has_dead_letters: bool = False
-    #: Of a downlink, offsets in Kafka, up to its high watermarks, that are not taken, with control records of
-    #: transactions; and how many of them are behind an open transaction, where nobody gets them yet.
+    #: Downlinks only: number of unread offsets up to Kafka's high watermarks, with control records of transactions;
+    #: and how many of them are behind an open transaction, where no reader gets them yet (LSO).
     behind: int | None = None
     hidden: int | None = None
-    #: How often its query failed, and its gateway was started again, since the bridge began.
+    #: Failures of the query and restarts of the gateway since the bridge started.
     restarts: int = 0
     gateway_restarts: int = 0
-    #: Milliseconds of the last batch.
+    #: Duration of the last batch, in milliseconds.
     batch_ms: int = 0
-    #: Of what was received, and of what is done.
+    #: Rates of received and of completed messages.
     rate_meter: RateMeter = field(default_factory=lambda: RateMeter(RATE_WINDOW_S))
-    #: The gateway's last answer, that to the bridge that ran before this one included.
+    #: Status before the last one; at first the last status of a former bridge process.
     previous_status: Mapping[str, Any] = field(default_factory=dict)
-    #: State directories and locations of gateways elsewhere that the line reads, and the files that let the bridge in.
+    #: Locations of the line's remote gateways, and the files with token and certificates for them.
     gateways: Sequence[str] = ()
     access: Mapping[str, str] = field(default_factory=dict)
-    #: How long the committed batches of this run took; and when the last one was, in seconds since 1970.
+    #: Durations of the committed batches of this run; and time of the last one, in seconds since 1970.
     batches: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
     batch_at: float | None = None
 
@@ -207,11 +207,11 @@ class BridgeState:
         self.kafka_insecure = list(insecure)
         self.lines: dict[str, LineView] = {}
         self._state_path = state_dir / BRIDGE_FILE
-        #: The bridge file, and the SHA-256 of what of it runs.
+        #: The bridge file, and the SHA-256 of its running version.
         self.file, self.digest = file, file and file_digest(file)
-        #: What became of the last reload, under "", and of the last restart of each line (`Reloading.reload`).
+        #: Outcome of the last reload, under "", and of the last restart of each line (`Reloader.reload`).
         self.outcomes: dict[str, Mapping[str, Any]] = {}
-        #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
+        #: Heartbeat of the supervisor's main loop, on `time.monotonic`.
         self.heartbeat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
         self._saved_lines = (read_state(state_dir) or {}).get("lines", {})
@@ -223,7 +223,7 @@ class BridgeState:
         if name in self.lines:
             return
         saved = self._saved_lines.get(name, {})
-        saved = saved if saved.get("direction") == direction else {}  # else another line's, of the same name
+        saved = saved if saved.get("direction") == direction else {}  # else it is of another line with this name
         view = LineView(
             name, direction, previous_status=saved.get("gateway", {}), directory=self._state_path.parent / name
         )
@@ -290,7 +290,7 @@ def read_state(state_dir: Path) -> dict[str, Any] | None:
     return values if isinstance(values, dict) and isinstance(values.get("lines"), dict) else None
 
 
-# -- what is asked of it ---------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------------------------
 
 
 def pause(directory: Path, by: str = "") -> bool:
@@ -377,7 +377,7 @@ def _pause_effect(view: Mapping[str, Any]) -> str:
     inbox = (gateway.get("measured") or {}).get("inbox") or {}
     if (room_bytes := inbox.get("room_left")) is None:
         return ": intake goes on"
-    bytes_per_s = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)  # bytes a second
+    bytes_per_s = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)
     lasts = f"; at {rate:,.0f} messages/s that lasts {duration_text(room_bytes / bytes_per_s)}" if bytes_per_s else ""
     return f": intake goes on, with room on disk for {room_bytes / 1e9:,.1f} GB{lasts}"
 
@@ -411,7 +411,7 @@ def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TI
     if running_file != str(bridge.file):
         problem, remedy = f"the bridge that runs was started from {running_file}", "Name that file."
         raise ConfigError("TL-C177", str(bridge.file), problem, remedy)
-    requested_at = time.monotonic()  # which is that of all processes of this machine, and never set
+    requested_at = time.monotonic()  # the same clock in all processes of this machine, never set
     if not line:
         with suppress(ProcessLookupError):
             os.kill(state["pid"], signal.SIGHUP)
@@ -423,7 +423,7 @@ def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TI
 
     def read_outcome() -> dict[str, Any] | None:
         outcome: dict[str, Any] = _read_running_state(bridge)["outcomes"].get(line, {})
-        # One that was under way may have read the file before it was changed.
+        # A reload that started before the request may have read the unchanged file.
         return outcome if outcome.get("began", 0.0) >= requested_at and outcome["outcome"] != UNDER_WAY else None
 
     if (outcome := poll_until(read_outcome, timeout_s)) is not None:

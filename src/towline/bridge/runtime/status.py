@@ -128,7 +128,7 @@ def fetch_status(url: str) -> dict[str, Any]:
     try:
         with build_opener(ProxyHandler({})).open(f"{url.rstrip('/')}/lines", timeout=10) as response:
             status: dict[str, Any] = {**json.loads(response.read(32 << 20)), "monitor": url}
-        render(status), exit_code(status)  # whoever has that port may answer anything, of any length
+        render(status), exit_code(status)  # any server may have that port: check the answer's form
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         cause = getattr(error, "reason", error if isinstance(error, OSError) else "what answers is something else")
         reason = files.os_error_text(cause) if isinstance(cause, OSError) else str(cause)
@@ -208,7 +208,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         elif problem := (part.get("last_error") or {}).get("text"):
             yield str(problem)
     yield from _share_advice(line)
-    account = line["account"] or last_report.get("account") or {}  # these only grow
+    account = line["account"] or last_report.get("account") or {}  # its counts only grow
     yield from (f"sources disagree: {disagreement}   [TL-K61]" for disagreement in account.get("disagreements") or ())
     yield from _table_advice(_BROKER_ADVICE, gateway)
     yield from _table_advice(_OUTBOX_ADVICE, (gateway or last_report.get("gateway") or {}).get("outbox") or {})
@@ -253,18 +253,18 @@ def _stopped_advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
 
 
-#: The query of a line that the running bridge does not have.
+#: State of the query of a line that the running bridge does not have.
 _UNKNOWN_LINE = "not in the running bridge"
 _NO_GATEWAY = {
     "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
     "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
 }
-#: In front of a line, the worst first: something is broken, there is something to look at, all is well.
+#: Marks of a line, the worst first: broken, needs attention, fine.
 _SEVERITY_MARKS = "✗!▸"
-#: Where records of Kafka's are that nobody gets: no client of Python's can ask whose transaction it is (KIP-664).
+#: Location of records above the LSO: no Python client can look up the transaction's id (KIP-664).
 _HIDDEN = "behind an open transaction of an unknown id, which kafka-transactions.sh find-hanging or list may name"
-#: What is counted or said → what it means for the operator. {n} is a number of messages, {times} how often, {why} what
-#: was said.
+#: Advice by key of a status. {n} is a number of messages, {times} a number of events, {why} the value as text, {do}
+#: the remedy of a lost session.
 _ACCOUNT_ADVICE = {
     "degraded": "published with QoS 2 and taken by the broker as QoS 1, so perhaps doubled: {n}.   [TL-B58]",
     "unrouted": "taken by no route, and so not in Kafka: {n}. Add a route, or subscribe to less.",
@@ -313,7 +313,7 @@ def render(status: dict[str, Any]) -> str:
         text_lines = [f"{title}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last_report}"]
     elif status["silent"]:
         text_lines = [f"✗ {title}there, and silent (pid {status['pid']}): is its disk full?   {last_report}"]
-    else:  # what Spark and Kafka do then is not known
+    else:  # the states of Spark and Kafka are unknown then
         killed_text = f", it was killed (pid {status['pid']})" if status["pid"] else ""
         text_lines = [f"{'✗ ' if killed_text else ''}{title}not running{killed_text}   {last_report}"]
     if status["version"]:
@@ -340,7 +340,7 @@ def render(status: dict[str, Any]) -> str:
     text_lines += [
         row for rows in sorted(line_texts, key=lambda rows: _SEVERITY_MARKS.index(rows[0][0])) for row in rows
     ]
-    # Errors, broker names and states came over the network; each line stays one line.
+    # Errors, broker names and states come from the network: control characters are escaped.
     return "\n".join(map(printable, text_lines)) + "\n"
 
 

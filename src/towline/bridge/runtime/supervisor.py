@@ -59,15 +59,15 @@ from towline.timing import poll_until
 from towline.version import release
 
 EXIT_INTERRUPTED = 130
-#: Seconds between two looks at the children.
+#: Seconds between two checks of the supervisors.
 TICK_S = 0.25
-#: A SIGHUP so many seconds after the terminal was last there is about its end; shells wait for nothing.
+#: A SIGHUP within so many seconds after the terminal was last seen is about its end.
 _HANGUP_WINDOW_S: Final = 3.0
-#: Longest wait for a reload to be given up, in seconds.
+#: Longest wait for a running reload to abort, in seconds.
 RELOAD_ABORT_S = 2.0
-#: Longest wait for the driver to finish its batches, in seconds; then it is killed, and the batch comes again.
+#: Longest wait for the driver to finish its batches, in seconds; then it is killed, and the batch is repeated.
 DRIVER_STOP_S = 13.0
-#: Longest wait for the gateways to end, in seconds; the whole stays below the 30 s that service managers give.
+#: Longest wait for the gateways to end, in seconds. The sum is below 30 s, the usual limit of service managers.
 GATEWAY_STOP_S = 8.0
 #: The same after a second interrupt.
 FORCED_STOP_S = 2.0
@@ -89,7 +89,7 @@ class Terminal:
         self, has_terminal: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._has_terminal, self._clock = has_terminal, clock
-        #: When it was there last.
+        #: Time when the terminal was last seen.
         self._last_seen = -math.inf
         self.check()
 
@@ -118,15 +118,15 @@ class Supervisor:
         self._screen = screen
         self._observe = observe
         self._interrupts = 0
-        #: A reload was asked for and has not begun.
+        #: A reload was requested and has not started.
         self._reload_requested = False
-        #: The last reload or restart; one that does not exist is done.
+        #: The last reload or restart; a done future before the first.
         self._reload_task = Future[None]()
         self._reload_task.set_result(None)
-        #: What the service manager was told last.
+        #: Last notification of the service manager.
         self._last_notification: dict[str, str] = {}
         self._terminal = Terminal()
-        #: What a second interrupt does; None before anything was started, when there is nothing to finish.
+        #: Action of a second interrupt; None before anything was started.
         self._on_second_interrupt: Callable[[], None] | None = None
         self._stopping = threading.Event()
         self._spark_stopping = threading.Event()
@@ -147,7 +147,7 @@ class Supervisor:
             _check_members(bridge)
             check_pyspark()
             check_java()
-            cache_directory()  # TL-C193, before anything of it is on a class path
+            cache_directory()  # TL-C193, before a file of it is on a class path
             check_python(bridge.spark.master)
             self._screen.print_event(f"towline {release()}")
             bridge.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,10 +157,12 @@ class Supervisor:
             except ConfigError as error:
                 if not bridge.uplinks:
                     raise
-                source_error = error  # of the lines from Kafka; the others need no jar
+                source_error = error  # of downlinks; uplinks need no jar
             if not source_error and (jars := source_description(bridge)):
                 self._screen.print_event(jars)
-            if not any(line.gateway.drain_s is not None for line in bridge.lines):  # else it ends (`retiring`)
+            if not any(
+                line.gateway.drain_s is not None for line in bridge.lines
+            ):  # else the line is being retired (`retiring`)
                 for text in (*assign_identities(bridge), *removed_line_notes(bridge)):
                     self._screen.print_event(text)
                 record_lines(bridge)
@@ -196,7 +198,7 @@ class Supervisor:
     def _watch(self) -> TowlineError | None:
         """Show the account until a stop is requested; return an error that stops the bridge."""
         saved_at = 0.0
-        for name in self._gateways:  # this start is the restart that somebody may have asked for
+        for name in self._gateways:  # a requested restart is done by this start
             consume_restart_request(self._bridge.state_dir / name)
         while not self._interrupts:
             now = time.monotonic()
@@ -256,7 +258,7 @@ class Supervisor:
     def _on_interrupt(self) -> None:
         self._interrupts += 1
         if self._on_second_interrupt is None:
-            raise KeyboardInterrupt  # Maven may be at work
+            raise KeyboardInterrupt  # during a download by Maven
         if self._interrupts > 1:
             self._on_second_interrupt()
 
@@ -277,7 +279,7 @@ class Supervisor:
         self._spark_stopping.set()
         wait([self._reload_task], RELOAD_ABORT_S)
         if has_running_query:
-            call_in_thread(self._driver.stop, "stop")  # a driver that stands still takes no command
+            call_in_thread(self._driver.stop, "stop")  # a frozen driver does not read the command
         else:
             self._driver.kill()
         while self._driver.is_alive() and self._interrupts < 2 and time.monotonic() < deadline:
@@ -338,7 +340,7 @@ def session_text(status: Mapping[str, Any]) -> str:
     seconds = int(status.get("session_kept_s", 0))
     if not seconds:
         return "the broker keeps no session: what is published before the next start is not received"
-    # 0xFFFFFFFF means for ever [MQTT 5 section 3.1.2.11.2].
+    # 0xFFFFFFFF: no expiry [MQTT 5 section 3.1.2.11.2].
     has_expiry = status.get("protocol") == "5" and seconds != 0xFFFFFFFF
     session = f"the session {status.get('client_id')}{f' for {duration_text(seconds)}' if has_expiry else ''}"
     if status.get("state") == "online":
@@ -373,7 +375,7 @@ def _handle_signals(on_interrupt: Callable[[], None], on_hangup: Callable[..., N
     Ignored SIGINT and SIGTERM stay ignored. `on_hangup` gets ``ignored``, True under ``nohup``.
     """
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    ignored = [number for number in signals if signal.getsignal(number) is signal.SIG_IGN]  # a script's job &
+    ignored = [number for number in signals if signal.getsignal(number) is signal.SIG_IGN]  # background job of a script
     callbacks = dict.fromkeys((number for number in signals if number not in ignored), on_interrupt)
     callbacks[signal.SIGHUP] = partial(on_hangup, ignored=signal.SIGHUP in ignored)
     old_handlers = {number: signal.signal(number, lambda *_, call=call: call()) for number, call in callbacks.items()}
@@ -386,13 +388,13 @@ def _handle_signals(on_interrupt: Callable[[], None], on_hangup: Callable[..., N
 
 # -- a reload ---------------------------------------------------------------------------------------------------------
 
-#: A file with a secret is no part of a reload: what is connected keeps what it was let in with.
+#: Files with secrets are not part of a reload: a connection keeps the secret that it was opened with.
 _SECRETS_NOTE: Final = "files with secrets are read at each new connection, Kafka's by each new client"
-#: Longest wait for Spark, in seconds: it may be starting, and a batch be under way.
+#: Longest wait for Spark, in seconds: it may be starting, or a batch may be running.
 _SPARK_TIMEOUT_S: Final = 120.0
 #: Longest wait for a broker's answer, in seconds.
 _BROKER_TIMEOUT_S: Final = 30.0
-#: And for the filters before, where a change is taken back.
+#: The same for the old filters of a change that is rolled back.
 _ROLLBACK_TIMEOUT_S: Final = 5.0
 
 
@@ -411,7 +413,7 @@ class Reloader:
     `towline.bridge.uplink.query`. A paused line stays paused, with its new settings.
     """
 
-    #: The bridge as its file was read; and what runs: the same with what the start added.
+    #: The bridge as its file was read; and the running bridge, with the changes of its start, such as jars.
     file_bridge: Bridge
     running_bridge: Bridge
     read_file: Callable[[], Bridge]
@@ -431,7 +433,7 @@ class Reloader:
         started_at = time.monotonic()
         self.state.set_outcome(line, began=started_at, outcome=UNDER_WAY)
         try:
-            digest = file_digest(self.file_bridge.file)  # before it is read: what changes after that shows as a change
+            digest = file_digest(self.file_bridge.file)  # first: a change during the read counts as a later change
             new_bridge = self.read_file()
             outcome, texts = APPLIED, self._apply(new_bridge, line)
             if not texts:
@@ -440,7 +442,7 @@ class Reloader:
                 self.state.digest = digest
         except TowlineError as error:
             outcome, texts = REFUSED, str(error).splitlines()
-        except Exception as error:  # noqa: BLE001 - a reload that fails ends nothing
+        except Exception as error:  # noqa: BLE001 - a failed reload does not end the bridge
             outcome, texts = REFUSED, str(unexpected_error("reload", error)).splitlines()
         action = "restart" if line else "reload"
         head = f"{action} refused, the bridge goes on as before:\n" if outcome == REFUSED else f"{action}: "
@@ -584,7 +586,7 @@ class Reloader:
             nonlocal answer
             if fatal := self.gateways[line.name].fatal_error:
                 raise fatal
-            # One that has ended is started again, with the filters before, and asked anew.
+            # A gateway that has ended is restarted by its supervisor, with the old filters, and asked again.
             with contextlib.suppress(GatewayUnreachable):
                 if (client := find_running(line.gateway.state_dir)) is not None:
                     with client:
