@@ -148,7 +148,7 @@ def test_kafka_says_the_same(account: Account) -> None:
 
 def test_a_marker_of_somebody_else_is_found_in_kafka(account: Account) -> None:
     code, found = account.planted
-    said = "the markers say 70 rows, the sink has noted 63   [TL-K62]"
+    said = "the markers say 70 rows, the sink has 63   [TL-K62]"
     assert (found["up"]["agrees"], found["up"]["why"]) == (False, said)
     assert code == 1
 

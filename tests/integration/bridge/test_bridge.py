@@ -173,7 +173,7 @@ def test_messages_arrive_whatever_is_killed(
     assert set(values) == {f"m{n}".encode() for n in range(1500)}
     first_seen = list(dict.fromkeys(values))
     assert first_seen == [f"m{n}".encode() for n in range(1500)], "order, repeats aside"
-    assert "10 messages on disk; the next start carries on" in bridge.out
+    assert "10 messages on disk; the next start delivers them" in bridge.out
     assert "adds up ✓" in bridge.out
     assert "the broker keeps the session tests-line" in bridge.out
     assert "Traceback" not in bridge.out
@@ -200,7 +200,7 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     broker = new_mosquitto(max_queued_messages="0")
     write(bridge, broker.port, f"127.0.0.1:{free_port()}", "t")
     bridge.start()
-    bridge.said("messages go on being received and wait on disk")
+    bridge.said("messages are still received and wait on disk")
     wait_until(lambda: bridge.line()["gateway_running"], PATIENCE, "the gateway")
     publish(broker, 0, 100)
     wait_until(lambda: (bridge.line()["account"] or {}).get("waiting") == 100, PATIENCE, "100 waiting")
@@ -219,7 +219,7 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     wait_until(bridge.online, PATIENCE, "the gateway again")
     assert (bridge.line()["gateway"]["pid"] == gateway, bridge.account()["waiting"]) == (False, 100)
     assert bridge.interrupt() == 0
-    assert "100 messages on disk; the next start carries on" in bridge.out
+    assert "100 messages on disk; the next start delivers them" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)
 

@@ -336,7 +336,7 @@ def test_a_batch_that_was_committed_while_nobody_listened_is_counted(
     wait_until(lambda: running(bridge) and lines_of(bridge)["line"]["query"] == "running", PATIENCE, "the query")
     put_mixed(kafka, source)
     assert_counted(bridge, 1)
-    # Spark's last word is, but for luck, of a trigger without a batch by now: it has the number of the next batch.
+    # Spark's last update is, but for luck, of a trigger without a batch by now: it has the number of the next batch.
     commits = bridge.directory / "state" / "line" / "checkpoint" / "commits"
     following = commits / str(1 + max(int(one.name) for one in commits.iterdir() if one.name.isdigit()))
     driver, jvm = (

@@ -166,7 +166,7 @@ def test_what_cant_be_carried_on_is_refused_and_can_be_given_up(tmp_path: Path, 
         retire(after, "line", screen)
     assert removed_lines(after)[0].waiting_messages == 5
     told = retire(after, "line", screen, discard=True)
-    assert told.startswith('line "line" is retired: 5 messages given up, no session is left at its broker')
+    assert told.startswith('line "line" is retired: 5 messages dropped, no session is left at its broker')
     assert not has_session(mosquitto, f"{before.name}-line")
     for name in ("line", "logs"):
         with pytest.raises(ConfigError, match="TL-C73"):

@@ -128,7 +128,7 @@ def test_an_error_that_pyspark_has_no_class_for_is_its_lines_own(spark: SparkSes
     wrong = {
         name: [error.problem for error in mistakes.errors()] for name, mistakes in check_sql(bridge, spark).items()
     }
-    assert wrong["telemetry"] == ["where: Spark has no answer to it (UnresolvedException)"]
+    assert wrong["telemetry"] == ["where: Spark can't analyze it (UnresolvedException)"]
     assert wrong.keys() == {"telemetry", "commands"}
 
 

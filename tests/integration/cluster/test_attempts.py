@@ -216,7 +216,7 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
             loads["at_most_once-0"] = Load(tmp_path, stack, "at_most_once-0", "at_most_once", 0)
             for name in LOADS:
                 one.goes_on(name)
-            lost = "an executor was lost in the midst of a batch"
+            lost = "an executor was lost during a batch"
             while lost not in one.bridge.out and deaths < MOST_DEATHS:  # as above
                 one.dies_within_a_task("exactly_once")
                 deaths += 1

@@ -50,7 +50,7 @@ def challenged(line: Line) -> str:
 
 
 def judged(line: Line, signed: str) -> bytes | None:
-    """The server's last word to the client's proof, None when that is wrong."""
+    """The server's last update to the client's proof, None when that is wrong."""
     answer = line.expect(AuthPacket)
     assert (answer.reason_code, answer.authentication_method) == (MORE, METHOD)
     assert answer.authentication_data is not None

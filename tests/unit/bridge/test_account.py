@@ -133,7 +133,7 @@ def test_the_state_says_what_is_noted(tmp_path: Path) -> None:
         ({"gateway_error": "x"}, "no gateway"),
         ({"status": {}}, "starting"),
         ({"status": status(0, 0, 0, state="offline")}, "broker offline"),
-        ({"status": status(0, 0, 0, held_back="journal full")}, "held back: journal full"),
+        ({"status": status(0, 0, 0, held_back="journal full")}, "throttled: journal full"),
         ({"query": "waiting to retry"}, "receiving, query waiting to retry"),
     ],
 )

@@ -54,7 +54,7 @@ def test_an_outbox_that_knows_less_does_not_add_up() -> None:
     account = downlink_account(down(91), {"outbox": OUTBOX})
     assert "the writer brought 91 messages · the outbox knows 90" in account.sentence()
     away = downlink_account(down(91), {"outbox": OUTBOX, "away_since": 0.0})
-    assert away.adds_up, "its last word is older than the last batch"
+    assert away.adds_up, "its last update is older than the last batch"
 
 
 def test_what_a_transform_takes_away_is_filtered() -> None:
@@ -180,8 +180,8 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
     for part in (
         "account   unknown: no gateway answers",
         ": taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15\n",
-        "nothing is delivered; what is in Kafka and in the outbox waits",
-        "refused by the broker for good: 3 messages.",
+        "nothing is delivered; records wait in Kafka and in the outbox",
+        "refused by the broker permanently: 3 messages.",
     ):
         assert part in text
     shown = status._render_gateway("", {}, {"direction": "down", "account": None})

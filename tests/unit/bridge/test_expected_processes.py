@@ -69,18 +69,18 @@ def test_a_real_one_that_reaches_nothing(nowhere: tuple[Path, dict[str, str]]) -
     finally:
         process.terminate()
         assert process.wait(60) == 0
-    again = "starting again in N s, messages go on being received (log: HERE/state/logs/driver.log)"
+    again = "restarting in N s, messages are still received (log: HERE/state/logs/driver.log)"
     said = console(nowhere)
     assert sum("[TL-B07]" in text for text in said) == 1
     assert sorted(text for text in said if "commands" not in text and "[TL-B07]" not in text) == sorted(
         [
             f'line "telemetry": {REFUSED}',
             'line "telemetry"   broker offline   received 0 = in Kafka 0 + waiting 0   in 0/s   out 0/s   lag 0.0 s',
-            f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
-            f"spark: the same; {again}",
+            f"spark: the session did not start: Spark's JVM ended before it was ready. See the driver's log.   [TL-B01]; {again}",
+            f"spark: the same error; {again}",
             "127.0.0.1:1: Kafka did not answer for N s: 127.0.0.1:1: Connect to ipv4#127.0.0.1:1 failed: Connection refused. Check the bootstrap servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
-            f"reload: HERE/{nowhere[0].name} says what runs; files with secrets are read at each new connection, Kafka's by each new client",
-            "kafka: messages go on being received and wait on disk; trying again",
+            f"reload: HERE/{nowhere[0].name} is unchanged; files with secrets are read at each new connection, Kafka's by each new client",
+            "kafka: messages are still received and wait on disk; retrying",
             'line "telemetry": received 0 = in Kafka 0 + waiting 0   adds up ✓',
             'line "telemetry": no broker was reached',
         ]
@@ -98,10 +98,10 @@ def test_a_real_one_that_is_killed(nowhere: tuple[Path, dict[str, str]]) -> None
     wait_until(lambda: not endpoint.exists(), what="the end of its gateway")
     assert real(nowhere, "status").wait(60) == 3
     assert console(nowhere) == [
-        '✗ bridge "plant-7"   not running, it was killed (pid 4711)   last word 12:31:07',
+        '✗ bridge "plant-7"   not running, it was killed (pid 4711)   last update 12:31:07',
         '! line "telemetry"   not running   at_least_once',
-        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
-        "  account   unknown: no gateway answers   last word 12:31:07: received 0 = in Kafka 0 + waiting 0",
+        "  ! no gateway runs: nothing is received; the broker queues what it can for this client's session. Start towline run.",
+        "  account   unknown: no gateway answers   last update 12:31:07: received 0 = in Kafka 0 + waiting 0",
     ]
     log = (state_dir / "logs" / "gateway-telemetry.log").read_text().splitlines()
     events = [(line["event"], line.get("code"), line.get("reason")) for line in map(json.loads, log)]

@@ -119,7 +119,7 @@ def test_what_is_redrawn_on_a_terminal_adds_up(up: Watched) -> None:
     up.batch(0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2)
     fails(up, "java.io.IOException: No space left on device")
     line = 'line "telemetry"   receiving, query waiting to retry   received 1,105 = in Kafka 987 + filtered 7 + unrouted 1 + dead-lettered 2 + deduplicated 3 + arriving 5 + waiting 100   in 0/s   out 0/s   lag 0.2 s   batch 41 ms'
-    text = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
+    text = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Free disk space; the query is retried, and nothing is lost.   [TL-B56]'
     title = "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly"
     assert redrawn(up, 300) == [title, line, f"  ! {text}"]
     narrow = redrawn(up, 80)
@@ -143,14 +143,14 @@ def test_the_end(up: Watched, gateways: list[tuple[GatewayService, Journal]]) ->
     up.batch(1, 105)
     up.answer(committed=105, oldest=NOW - 1)
     assert up.seen() == [
-        'line "telemetry": 1 message went to the dead-letter topic; towline dlq show tells why',
+        'line "telemetry": 1 message written to the dead-letter topic; towline dlq show has the reasons',
         'line "telemetry"   running   received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   in 0/s   out 0/s   lag 1.0 s',
     ]
     serve(up, gateways)
     assert status(up) == [
-        'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last word 12:31:07',
+        'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last update 12:31:07',
         '! line "telemetry"   running   at_least_once',
-        "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
+        "  ! in the dead-letter topic: 1 message. See towline dlq show, and towline dlq replay.",
         "  account   received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓",
         "  session   online   plant-7-telemetry at mqtt://broker.example:1883   unacknowledged 0   acks after journal",
         "  journal   1.2 MB on disk   offsets 0 to 110",
@@ -159,7 +159,7 @@ def test_the_end(up: Watched, gateways: list[tuple[GatewayService, Journal]]) ->
     up.farewell()
     assert up.seen() == [
         'line "telemetry": received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓',
-        'line "telemetry": 5 messages on disk; the next start carries on',
+        'line "telemetry": 5 messages on disk; the next start delivers them',
         'line "telemetry": the broker keeps the session plant-7-telemetry',
     ]
 
@@ -173,9 +173,9 @@ def test_the_end_of_a_line_whose_broker_is_answered_after_kafka(up: Watched) -> 
     up.gateway._mark_online()
     up.gateway._mark_online()
     up.farewell()
-    assert [text for text in up.seen() if "is back" in text or "next start" in text] == [
-        'line "telemetry": 110 messages on disk; the next start carries on',
-        'line "telemetry": the gateway is back; what it had acknowledged is in Kafka',
+    assert [text for text in up.seen() if "is running again" in text or "next start" in text] == [
+        'line "telemetry": 110 messages on disk; the next start delivers them',
+        'line "telemetry": the gateway is running again; all acknowledged messages are in Kafka',
     ]
 
 
@@ -191,10 +191,10 @@ def test_a_broker_that_is_never_reached(up: Watched) -> None:
         'line "telemetry": no broker was reached',
     ]
     assert status(up, ended=True) == [
-        'bridge "plant-7"   not running   last word 12:31:07',
+        'bridge "plant-7"   not running   last update 12:31:07',
         '! line "telemetry"   not running   at_least_once',
-        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
-        "  account   unknown: no gateway answers   last word 12:31:07: received 0 = in Kafka 0 + waiting 0",
+        "  ! no gateway runs: nothing is received; the broker queues what it can for this client's session. Start towline run.",
+        "  account   unknown: no gateway answers   last update 12:31:07: received 0 = in Kafka 0 + waiting 0",
     ]
 
 
@@ -208,7 +208,10 @@ def test_a_broker_that_is_never_reached(up: Watched) -> None:
             {"session_kept_s": 90, "state": "offline"},
             "the broker is not reachable now; it was asked to keep the session plant-7-telemetry for 90 s",
         ),
-        ({"session_kept_s": 0}, "the broker keeps no session: what is published before the next start is not received"),
+        (
+            {"session_kept_s": 0},
+            "the broker keeps no session: messages published before the next start are not received",
+        ),
     ],
 )
 def test_what_is_said_of_a_session(up: Watched, facts: dict[str, object], text: str) -> None:
@@ -226,11 +229,11 @@ def test_a_bridge_that_was_killed(up: Watched) -> None:
     up.batch(0, 10)
     up.tell("failed", code="TL-B01", text=failure_reason("java.lang.X: y", 'line "telemetry"').text, again_in=1.0)
     assert status(up, killed=True) == [
-        '✗ bridge "plant-7"   not running, it was killed (pid 4711)   last word 12:31:07',
+        '✗ bridge "plant-7"   not running, it was killed (pid 4711)   last update 12:31:07',
         '! line "telemetry"   not running   at_least_once',
-        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
-        '  ! before the bridge ended: line "telemetry": the query failed: java.lang.X: y. The details are in the driver\'s log.   [TL-B01]',
-        "  account   unknown: no gateway answers   last word 12:31:07: received 10 = in Kafka 10 + waiting 0",
+        "  ! no gateway runs: nothing is received; the broker queues what it can for this client's session. Start towline run.",
+        '  ! before the bridge ended: line "telemetry": the query failed: java.lang.X: y. See the driver\'s log.   [TL-B01]',
+        "  account   unknown: no gateway answers   last update 12:31:07: received 10 = in Kafka 10 + waiting 0",
     ]
 
 
@@ -241,7 +244,7 @@ def test_a_bridge_that_is_there_and_writes_nothing_down(up: Watched, monkeypatch
     up.state.save()
     monkeypatch.setattr(time, "time", lambda: NOW + 60)
     text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect_status(up.bridge.state_dir))).splitlines()[0]
-    head = '✗ bridge "plant-7"   there, and silent (pid 4711): is its disk full?   last word '
+    head = '✗ bridge "plant-7"   there, and silent (pid 4711): is its disk full?   last update '
     assert re.sub(r"\(pid \d+\)", "(pid 4711)", text).startswith(head)
 
 
@@ -251,11 +254,11 @@ def test_a_machine_without_processes(up: Watched) -> None:
         up.gateway._handle_failure(start_error(up.gateway.location, up.gateway.part, refused))
     up.spark._backoff._first_s = up.spark._backoff._max_s = 0.0
     up.spark._handle_failure(start_error(up.spark.location, up.spark.part, refused))
-    do = "It is tried again by itself: free disk, memory, processes or open files (ulimit).   [TL-B32]"
-    spark = f"spark: Spark's driver can't be started (Resource temporarily unavailable). {do}; starting again in 0.0 s"
+    do = "It is retried: free disk space, memory, processes or open files (ulimit).   [TL-B32]"
+    spark = f"spark: Spark's driver can't be started (Resource temporarily unavailable). {do}; restarting in 0.0 s"
     assert up.seen() == [
         f'line "telemetry": the gateway can\'t be started (Resource temporarily unavailable). {do}',
-        f"{spark}, messages go on being received (log: STATE/logs/driver.log)",
+        f"{spark}, messages are still received (log: STATE/logs/driver.log)",
     ]
 
 
@@ -267,7 +270,7 @@ def test_kafka_is_away_and_comes_back(up: Watched) -> None:
     assert up.seen() == [
         'line "telemetry": connected to mqtt://broker.example:1883',
         "k1:9092: Kafka did not answer for 5 s: connection refused. Check the bootstrap servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
-        "kafka: messages go on being received and wait on disk; trying again",
+        "kafka: messages are still received and wait on disk; retrying",
         'line "telemetry"   receiving, spark starting   received 12 = in Kafka 0 + waiting 12   in 0/s   out 0/s   lag 5.0 s',
     ]
 
@@ -289,8 +292,8 @@ def test_a_gateway_is_killed(up: Watched) -> None:
     up.gateway._poll_until_end(Gone("grpc+unix:///none"))
     up.gateway._mark_online()
     assert up.seen() == [
-        'line "telemetry": the gateway has ended; starting it again',
-        'line "telemetry": the gateway is back; what it had acknowledged is on disk',
+        'line "telemetry": the gateway has ended; restarting it',
+        'line "telemetry": the gateway is running again; all acknowledged messages are on disk',
     ]
 
 
@@ -300,7 +303,7 @@ def test_spark_is_killed(up: Watched) -> None:
     up.spark._handle_exit("its driver was ended by signal 9")
     up.answer(received=3, end=3, oldest=NOW - 2)
     assert up.seen() == [
-        "spark: its driver was ended by signal 9; starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)",
+        "spark: its driver was ended by signal 9; restarting in 0.0 s, messages are still received (log: STATE/logs/driver.log)",
         'line "telemetry"   receiving, spark starting again   received 3 = in Kafka 0 + waiting 3   in 0/s   out 0/s   lag 2.0 s',
     ]
 
@@ -311,10 +314,10 @@ def test_spark_does_not_start_again_and_again(up: Watched) -> None:
     why = failure_reason("[JAVA_GATEWAY_EXITED] Java gateway process exited", "spark", "the session did not start")
     for _ in range(2):
         up.spark._handle_exit(why.text.removeprefix("spark: "))
-    again = "starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)"
+    again = "restarting in 0.0 s, messages are still received (log: STATE/logs/driver.log)"
     assert up.seen()[:2] == [
-        f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
-        f"spark: the same; {again}",
+        f"spark: the session did not start: Spark's JVM ended before it was ready. See the driver's log.   [TL-B01]; {again}",
+        f"spark: the same error; {again}",
     ]
 
 
@@ -332,9 +335,9 @@ def test_the_process_of_a_source_is_killed(up: Watched) -> None:
     )
     up.batch(0, 0)
     assert up.seen()[:3] == [
-        "line \"telemetry\": the query failed: a Python process of Spark's has ended (it was killed, or there was no memory left). The details are in the driver's log.   [TL-B01]",
-        'line "telemetry": messages wait on disk; trying again',
-        'line "telemetry": goes on',
+        'line "telemetry": the query failed: a Python process of Spark has ended (killed, or out of memory). See the driver\'s log.   [TL-B01]',
+        'line "telemetry": messages wait on disk; retrying',
+        'line "telemetry": runs again',
     ]
 
 
@@ -348,23 +351,23 @@ def test_a_disk_that_is_full_for_a_moment(up: Watched, gateways: list[tuple[Gate
     )
     up.answer(held_back="journal full", last_error={"text": str(full)})
     assert up.seen() == [
-        'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]',
-        'line "telemetry": messages wait on disk; trying again',
+        'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Free disk space; the query is retried, and nothing is lost.   [TL-B56]',
+        'line "telemetry": messages wait on disk; retrying',
         'line "telemetry": STATE/telemetry/inbox: 0 MB are free on this disk, 537 MB must stay free. Make room.   [TL-J02]',
-        'line "telemetry"   held back: journal full   received 10 = in Kafka 0 + waiting 10   in 0/s   out 0/s   lag 5.0 s',
+        'line "telemetry"   throttled: journal full   received 10 = in Kafka 0 + waiting 10   in 0/s   out 0/s   lag 5.0 s',
     ]
     serve(up, gateways)
     assert status(up)[1:5] == [
         '! line "telemetry"   waiting to retry   at_least_once',
-        '  ! line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]',
+        '  ! line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Free disk space; the query is retried, and nothing is lost.   [TL-B56]',
         "  ! STATE/telemetry/inbox: 0 MB are free on this disk, 537 MB must stay free. Make room.   [TL-J02]",
-        "  ! the broker is held back (journal full). Nothing is lost; make room, or bring Kafka back.",
+        "  ! receiving is throttled (journal full). Nothing is lost; free disk space, or restore Kafka.",
     ]
     up.batch(0, 10)
     up.answer(held_back=None, last_error=None, committed=10, oldest=None)
     assert up.seen() == [
-        'line "telemetry": goes on',
-        'line "telemetry": there is room again, and messages are received',
+        'line "telemetry": runs again',
+        'line "telemetry": there is disk space again, and messages are received',
         'line "telemetry"   running   received 10 = in Kafka 10 + waiting 0   in 0/s   out 0/s   lag 0.0 s',
     ]
 
@@ -374,7 +377,7 @@ def test_the_broker_loses_the_session(up: Watched, gateways: list[tuple[GatewayS
     runs(up)
     up.answer(sessions_lost=1)
     up.answer(sessions_lost=1)
-    what = "the broker lost this client's session, and every message that only the session held"
+    what = "the broker lost this client's session, and all messages queued in it"
     do = "Let the broker keep sessions on disk.   [TL-M22]"
     assert up.seen() == [f'line "telemetry": {what}. {do}']
     serve(up, gateways)
@@ -397,14 +400,14 @@ def test_a_broker_that_answers_qos_2_as_qos_1(down: Watched, gateways: list[tupl
     down.batch(0, 21_000)
     account = "taken 21,000 = delivered 20,990 (20,990 of them at QoS 1, not 2) + waiting 10"
     assert down.seen() == [
-        'line "commands": the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]',
+        'line "commands": the broker answers QoS 2 like QoS 1: from now on a message may be doubled. Use a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]',
         f'line "commands"   running   {account}   in 0/s   out 0/s   lag 1.0 s',
     ]
     serve(down, gateways)
     assert status(down) == [
-        'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last word 12:31:07',
+        'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last update 12:31:07',
         '✗ line "commands"   running   exactly_once',
-        "  ! published with QoS 2 and taken by the broker as QoS 1, so perhaps doubled: 20,990 messages.   [TL-B58]",
+        "  ! published with QoS 2 and accepted by the broker as QoS 1, perhaps doubled: 20,990 messages.   [TL-B58]",
         f"  account   {account}   adds up ✓, but is not exactly once ✗",
         "  session   online   plant-7-commands at mqtt://broker.example:1883",
         "  outbox    queued 10   in flight 0   0.0 MB on disk   0 offsets behind in Kafka",
@@ -437,7 +440,7 @@ def test_a_gateway_that_does_not_start(up: Watched) -> None:
     ]
     assert status(up)[1:] == [
         '✗ line "telemetry"   starting',
-        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. towline run starts it again.",
+        "  ! no gateway runs: nothing is received; the broker queues what it can for this client's session. towline run starts it again.",
         "  ! mqtt://broker.example:1883: not authorized (0x87). Check user and password.   [TL-M10]",
         "  account   unknown: no gateway answers",
     ]
@@ -448,13 +451,13 @@ def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[Gate
     down.answer(accepted=9, delivered=5, expired=1, refused=2, queued=1, oldest=NOW - 61)
     down.batch(0, 12, filtered=2, unfit=1)
     assert down.seen() == [
-        'line "commands": 1 message went to the dead-letter topic; towline dlq show tells why',
+        'line "commands": 1 message written to the dead-letter topic; towline dlq show has the reasons',
         'line "commands"   running   taken 12 = delivered 5 + dead-lettered 1 + filtered 2 + expired 1 + refused 2 + waiting 1   in 0/s   out 0/s   lag 61.0 s',
     ]
     serve(down, gateways)
     assert status(down)[2:4] == [
-        "  ! refused by the broker for good: 2 messages. See towline refused show, and towline refused replay.",
-        "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
+        "  ! refused by the broker permanently: 2 messages. See towline refused show, and towline refused replay.",
+        "  ! in the dead-letter topic: 1 message. See towline dlq show, and towline dlq replay.",
     ]
 
 
@@ -465,6 +468,6 @@ def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
     text = render(collect_status(up.bridge.state_dir, ["telemetryX"])).splitlines()
     assert text[2:] == [
         '! line "telemetryX"   not in the running bridge',
-        "  ! the file has changed since it was read. towline reload takes this line in.",
+        "  ! the file has changed since it was read. Add this line with towline reload.",
         "  account   unknown: no gateway answers",
     ]

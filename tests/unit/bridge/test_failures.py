@@ -100,7 +100,7 @@ def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) ->
     head = "[STREAM_FAILED] Query [id = d3942f10, runId = f0cbe912] terminated with exception: "
     why = failure_reason(RuntimeError(f"{head}{said}: {trace}{PLAN}"), 'line "x"')
     condition = said.partition("]")[0].removeprefix("[")
-    assert why.text.startswith(f'line "x": the query failed: {condition} TimeoutError. The')
+    assert why.text.startswith(f'line "x": the query failed: {condition} TimeoutError. See')
     assert failure_reason(f"{trace}{PLAN}", "x").text.startswith("x: the query failed: TimeoutError")
 
 
@@ -109,14 +109,14 @@ def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) ->
     [
         (
             "[STREAM_FAILED] Query [id = 19, runId = 9d] terminated with exception:  SQLSTATE: X (no cause message)",
-            "a Python process of Spark's has ended (it was killed, or there was no memory left). The details",
+            "a Python process of Spark has ended (killed, or out of memory). See",
         ),
         (
             (
                 "Job aborted due to stage failure: Lost task 0.0 in stage 2.0 (TID 2) (h executor driver): "
                 "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."
             ),
-            "a Python process of Spark's has ended (it was killed, or there was no memory left). The details",
+            "a Python process of Spark has ended (killed, or out of memory). See",
         ),
         (
             (
@@ -124,9 +124,9 @@ def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) ->
                 "number of times: 1. Most recent failure reason:\n"
                 "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 2"
             ),
-            "an executor was lost in the midst of a batch, and its part is not run again by itself. The details",
+            "an executor was lost during a batch, and its tasks are not repeated. See",
         ),
-        ("An error occurred while calling o1.start.\n: java.lang.X: y\n\tat z", "java.lang.X: y. The details"),
+        ("An error occurred while calling o1.start.\n: java.lang.X: y\n\tat z", "java.lang.X: y. See"),
     ],
 )
 def test_the_reason_is_an_exception_and_never_the_plan(text: str, sentence: str) -> None:
@@ -139,7 +139,7 @@ def test_the_reason_is_an_exception_and_never_the_plan(text: str, sentence: str)
 def test_a_jvm_that_does_not_start_is_told_in_words() -> None:
     text = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
     why = failure_reason(RuntimeError(text), "spark", "the session did not start")
-    assert why.text.startswith(f"spark: the session did not start: {NO_JVM}. The details are in the driver's log.")
+    assert why.text.startswith(f"spark: the session did not start: {NO_JVM}. See the driver's log.")
 
 
 @pytest.mark.parametrize("before", ["", "Job aborted: Lost task 0.0: org.apache.spark.SparkRuntimeException: "])
@@ -231,10 +231,10 @@ TEXTS = Path(__file__).parent / "spark_4_3_0"
         ("not_a_python", "/bin/ls: cannot access 'pyspark.daemon': No such file or directory /bin/ls: cannot access"),
         ("load_not_a_python", "/bin/ls: cannot access 'pyspark.daemon': No such file or directory /bin/ls: cannot"),
         ("connect_back", "Python worker failed to connect back"),
-        ("crashed", "a Python process of Spark's has ended (it was killed, or there was no memory left)"),
+        ("crashed", "a Python process of Spark has ended (killed, or out of memory)"),
         (
             "executor_lost",
-            "an executor was lost in the midst of a batch (Command exited with code 137), and its part is",
+            "an executor was lost during a batch (Command exited with code 137), and its tasks",
         ),
     ],
 )
@@ -260,7 +260,7 @@ def test_an_exception_without_words_is_told_by_its_cause() -> None:
     ("text", "permanent", "tells"),
     [
         *((text, True, 'set on_data_loss = "go_on"') for text in DATA_LOSS),
-        *((text, False, "Whether records of it were unread is looked at") for text in TOPICS_GONE),
+        *((text, False, "The retry checks for unread records of it") for text in TOPICS_GONE),
     ],
 )
 def test_what_kafka_has_deleted_is_told_with_topic_and_offsets(text: str, permanent: bool, tells: str) -> None:

@@ -200,7 +200,7 @@ def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> 
     record_lines(before)
     (text,) = removed_line_notes(bridge(tmp_path, "b"))
     assert "what its gateways grpc+tls://h1:1, grpc+tls://h2:1 hold is not known here. Carry it on" in text
-    with pytest.raises(ConfigError, match=r"its gateways are on machines of their own.*drain each.*TL-B38"):
+    with pytest.raises(ConfigError, match=r"its gateways are on other machines.*drain each.*TL-B38"):
         retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr))
     assert "is retired: nothing waits" in retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr), discard=True)
     assert removed_lines(bridge(tmp_path, "b")) == []

@@ -68,7 +68,7 @@ def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
     down = '[[downlink]]\nname = "back"\nfrom = "commands"\ntopic = "c/{key}"\n'
     bridge = read(GOOD + down, tmp_path)
     name = bridge.uplinks[0].name
-    nobody = f'line "{name}": {{}}; no bridge runs it now, and the next start leaves it so'
+    nobody = f'line "{name}": {{}}; no bridge runs, and the next start keeps this'
     assert ran_by(bridge, name) == nobody.format("paused")
     assert ran_by(bridge, name, pausing=False) == nobody.format("resumed")
     told(bridge, name, query="running")
@@ -78,16 +78,16 @@ def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
     measured = {"inbox": {"room_left": 3_600_000_000, "bytes_waiting": 40_000}}
     status = {"witnesses": 1, "ack_after": "journal", "waiting": 40, "measured": measured}
     told(bridge, name, query="paused", status=status)
-    assert ran_by(bridge, name) == f'line "{name}": paused: intake goes on, with room on disk for 3.6 GB'
+    assert ran_by(bridge, name) == f'line "{name}": paused: receiving continues, with disk space for 3.6 GB'
     file = bridge.state_dir / "bridge.json"
     state = json.loads(file.read_text())
     state["lines"][name]["rate_in"] = 100.0
     file.write_text(json.dumps(state))
-    assert ran_by(bridge, name).endswith("GB; at 100 messages/s that lasts 10 h")
+    assert ran_by(bridge, name).endswith("GB; at 100 messages/s this lasts 10 h")
     told(bridge, name, query="paused", status={**status, "ack_after": "kafka"})
-    assert ran_by(bridge, name).endswith("is not acknowledged, and stays in the queue of the broker")
+    assert ran_by(bridge, name).endswith("are not acknowledged, and stay in the broker's queue")
     told(bridge, "back", query="paused")
-    assert ran_by(bridge, "back").endswith("what the outbox has is delivered, and what comes stays in Kafka")
+    assert ran_by(bridge, "back").endswith("the outbox is delivered, and new records stay in Kafka")
     told(bridge, name, query="starting")
     assert ran_by(bridge, name, pausing=False) == f'line "{name}": resumed'
     with pytest.raises(ConfigError, match="TL-C73"):
@@ -103,7 +103,7 @@ def test_a_line_that_is_paused_is_well_and_named(tmp_path: Path) -> None:
     line = status["lines"][name]
     assert (line["query"], line["paused"]["by"]) == ("paused", "maria")
     assert "  ! paused by maria " in render(status)
-    assert ": what comes waits until towline resume." in render(status)
+    assert ": new messages wait until towline resume." in render(status)
     waiting: dict[str, Any] = {"query": "paused", "account": None, "lag_s": 1000.0, "status": UP_STATUS}
     assert [*a_bridge(**waiting).problems()] == []
     assert [*a_bridge(**{**waiting, "query": "running"}).problems()] != []

@@ -55,10 +55,10 @@ def test_a_kill_between_kafka_and_the_note_is_no_disagreement(rows: int, dead: i
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"total_rows": 13}, "the markers say 21 rows, the sink has noted 20"),
-        ({"total_dead_lettered": 1}, "the markers say 1 dead letters, the sink has noted 2"),
-        ({"batch": 3}, "a marker is of batch 3, the sink has noted batch 4"),
-        ({"batch": 6}, "a marker is of batch 6, the sink has noted batch 4"),
+        ({"total_rows": 13}, "the markers say 21 rows, the sink has 20"),
+        ({"total_dead_lettered": 1}, "the markers say 1 dead letters, the sink has 2"),
+        ({"batch": 3}, "a marker is of batch 3, the sink has batch 4"),
+        ({"batch": 6}, "a marker is of batch 6, the sink has batch 4"),
     ],
 )
 def test_other_markers_are_told(change: dict[str, Any], why: str) -> None:
@@ -68,7 +68,7 @@ def test_other_markers_are_told(change: dict[str, Any], why: str) -> None:
 
 def test_a_marker_that_is_gone_is_told() -> None:
     found = compare_markers(NOTED, {0: MARKERS[0], 1: None}, "s/2")
-    assert (found["agrees"], found["why"]) == (False, "1 of 2 markers are not there   [TL-K62]")
+    assert (found["agrees"], found["why"]) == (False, "1 of 2 markers are missing   [TL-K62]")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_journal_ahead_of_its_checkpoint_is_told(tmp_path: Path, committed: in
     [
         (
             {"rows": 1_012, "dead_lettered": 1, "agrees": True, "why": ""},
-            "rows 1,012   dead letters 1   as the sink has noted ✓",
+            "rows 1,012   dead letters 1   equal to the sink's ✓",
         ),
         ({"rows": 3, "agrees": False, "why": "a marker is gone"}, "rows 3   ✗: a marker is gone"),
         ({"rows": None, "agrees": None, "why": "the line has none"}, "not compared: the line has none"),

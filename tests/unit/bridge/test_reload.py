@@ -90,8 +90,16 @@ def test_routes_and_batches_of_a_line_may_change(
 @pytest.mark.parametrize(
     ("own", "head", "keys"),
     [
-        ('guarantee = "exactly_once"', HEAD, ["a guarantee that no line had, for which Spark's session is made,"]),
-        ('dedupe = { key = "{mqtt.user.id}" }', HEAD, ["a first dedupe, or none, for which Spark's session is made,"]),
+        (
+            'guarantee = "exactly_once"',
+            HEAD,
+            ["a guarantee that no line had before (fixed when Spark's session starts)"],
+        ),
+        (
+            'dedupe = { key = "{mqtt.user.id}" }',
+            HEAD,
+            ["the first or the last dedupe (fixed when Spark's session starts)"],
+        ),
         ("", HEAD.replace("k:9092", "secret:9092"), ["[kafka] bootstrap_servers"]),
         ("", HEAD.replace('"state"', '"elsewhere"'), ["state_dir"]),
         ("", HEAD + 'spark = { master = "local[3]" }\n', ["[spark] master"]),
@@ -129,7 +137,7 @@ def test_a_gateway_is_started_again_where_it_has_to_be(tmp_path: Path, own: str,
     before, after = (read(HEAD + line(route("a/#"), own=one) + other, tmp_path) for one in ("", own))
     (one,) = line_changes(before, after)
     assert (one.new_line.name, one.starts_gateway, one.changes_filters) == ("up", starts, False)
-    assert one.summary().endswith("restarted" if starts else 'line "up": other settings of its query')
+    assert one.summary().endswith("restarted" if starts else 'line "up": changed settings of its query')
 
 
 def test_lines_that_come_touch_no_other_and_what_goes_or_is_another_needs_a_new_start(
@@ -139,13 +147,13 @@ def test_lines_that_come_touch_no_other_and_what_goes_or_is_another_needs_a_new_
     found = line_changes(bridge, read(HEAD + line(route("a/#")) + new + DOWN.replace("c/", "d/"), tmp_path))
     assert [(one.new_line.name, one.starts_gateway, one.summary()) for one in found] == [
         ("new", True, 'line "new": new'),
-        ("back", False, 'line "back": other settings of its query'),
+        ("back", False, 'line "back": changed settings of its query'),
     ]
     told = refused(bridge, read(HEAD + line(route("a/#")) + line(route("o/#"), name="back"), tmp_path))
     assert [text.split(": ", 1)[1].split(" needs")[0] for text in told] == [
-        'uplink "other", which is gone,',
-        'downlink "back", which is gone,',
-        "a first downlink, or none, for which Spark's session is made,",
+        'uplink "other", which was removed,',
+        'downlink "back", which was removed,',
+        "the first or the last downlink (fixed when Spark's session starts)",
     ]
 
 
@@ -347,7 +355,7 @@ def test_a_change_is_told_in_one_line(tmp_path: Path) -> None:
     one = LineChange(uplink(tmp_path, route("a/#")), uplink(tmp_path, route("b/#"), route("c", more="qos = 2")))
     assert one.summary() == 'line "up": 1 route → 2; subscribed b/#, c; unsubscribed a/#'
     same = uplink(tmp_path, route("a/#"), own="max_trigger_delay_ms = 1000")
-    assert LineChange(one.old_line, same).summary() == 'line "up": other settings of its query'
+    assert LineChange(one.old_line, same).summary() == 'line "up": changed settings of its query'
 
 
 def test_the_example_of_the_tests_may_be_reloaded(tmp_path: Path) -> None:

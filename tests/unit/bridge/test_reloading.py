@@ -164,9 +164,7 @@ def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed
 
 def test_a_secret_that_was_rotated_is_not_called_in_force(scene: Scene) -> None:
     (text,) = scene.reload(line("a/#", "b/#"))["texts"]
-    assert text.endswith(
-        "says what runs; files with secrets are read at each new connection, Kafka's by each new client"
-    )
+    assert text.endswith("is unchanged; files with secrets are read at each new connection, Kafka's by each new client")
 
 
 NEW = '[[uplink]]\nname = "new"\nroute = [{ from = "n/#", topic = "t" }]\n'
@@ -179,7 +177,7 @@ def test_a_line_that_comes_is_started_and_no_other_is_touched(scene: Scene) -> N
     assert scene.lines() == [*BEFORE, ["n/#"]]
     assert scene.state.lines["new"].direction == "up"
     assert scene.reload(line("a/#", "b/#"))["texts"][0].startswith(
-        f'{scene.reloading.file_bridge.file}: uplink "new", which is gone, needs a restart'
+        f'{scene.reloading.file_bridge.file}: uplink "new", which was removed, needs a restart'
     )
 
 
@@ -224,7 +222,7 @@ def test_one_line_is_restarted_by_the_file_and_no_other_is_taken_up(scene: Scene
     scene.write(line("a/#", "c/#").replace('"up"', '"down"'))
     scene.reloading.reload("up")
     assert scene.state.outcomes["up"]["texts"][0].endswith("[TL-C73]")
-    assert "restart refused, the bridge goes on as before" in scene.state.take_events()[-1]
+    assert "restart refused, the bridge continues unchanged" in scene.state.take_events()[-1]
 
 
 def test_a_line_that_goes_with_something_in_it_is_named_with_what_it_holds(scene: Scene) -> None:
@@ -257,7 +255,7 @@ def test_a_filter_that_the_broker_refuses_changes_nothing(scene: Scene) -> None:
     assert told["texts"][0].endswith("[TL-C176]")
     assert scene.asked[3:] == ["want a/# b/#", "take {'up': ['a/#', 'b/#']}"]
     assert scene.lines() == BEFORE
-    assert "refused, the bridge goes on as before" in "".join(scene.state.take_events())
+    assert "refused, the bridge continues unchanged" in "".join(scene.state.take_events())
     del scene.told["a/# b/# c/#"]
     assert scene.reload(line("a/#", "c/#"))["outcome"] == APPLIED, "what is refused once may be asked for again"
 
@@ -315,7 +313,7 @@ def test_spark_that_does_not_answer_changes_nothing(scene: Scene) -> None:
     scene.mistakes = None
     told = scene.reload(line("a/#", "c/#"))
     assert told["texts"][0].endswith(
-        "the SQL of the routes was not looked at: the bridge ends. Reload again when Spark runs.   [TL-C174]"
+        "the SQL of the routes was not checked: the bridge ends. Reload again when Spark runs.   [TL-C174]"
     )
 
 
@@ -417,7 +415,7 @@ def test_a_restart_is_asked_for_in_the_directory_of_its_line(asked_from_outside:
         told_by(asked_from_outside, began=time.monotonic() + 60, outcome=APPLIED),
         asked_from_outside.state_dir,
     )
-    with pytest.raises(GatewayError, match=r'the bridge that runs has no line "other" yet\. It comes with.*TL-B65'):
+    with pytest.raises(GatewayError, match=r'the running bridge has no line "other" yet\. Add it with.*TL-B65'):
         request_reload(asked_from_outside, "other")
     with pytest.raises(ConfigError, match="TL-C73"):
         request_reload(asked_from_outside, "nobody")

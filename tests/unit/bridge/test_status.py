@@ -32,7 +32,7 @@ def test_messages_that_are_not_as_promised_are_told() -> None:
     large, crowded, lower = advice(line, running=True)
     assert large.startswith("larger than max_packet_bytes: 1,200 messages.")
     assert crowded.startswith("with more than 1,000 properties: 3 messages.")
-    assert lower.startswith("published with a lower QoS than the promise needs: 7 messages.")
+    assert lower.startswith("published with a lower QoS than the guarantee needs: 7 messages.")
     assert not list(advice(LINE, running=True))
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert f"\n  version   {release()}\n" in text
     older = render({**current, "version": "0.1.9"})
     assert f"version   0.1.9 (revision {revision()}); this command is {release()}\n" in older
-    assert f"! {file} has changed since it was read: what runs is what it said then. towline reload" in text
+    assert f"! {file} has changed since it was read: the running version is the old one. Apply it with towline reload" in text
     assert '! line "telemetryX"   not in the running bridge' in text
     assert "Start towline run." not in text
     assert not collect_status(tmp_path, None)["lines"].keys() - {"telemetry"}
@@ -93,12 +93,12 @@ def test_a_drained_gateway_is_not_told_to_have_a_session(tmp_path: Path) -> None
     directory.mkdir()
     record_client_session(directory, "plant-telemetry", "mqtt://b:1883")
     before = render(collect_status(tmp_path, ["telemetry"], wanted))
-    assert "the broker keeps what it can" in before
+    assert "the broker queues what it can" in before
     record_session_end(directory, "plant-telemetry", "drained")
     for clients in (wanted, None):
         drained = render(collect_status(tmp_path, ["telemetry"], clients))
-        assert "! it is drained: it takes nothing, and the broker has no session for it." in drained
-        assert "keeps what it can" not in drained
+        assert "! it is drained: it receives nothing, and the broker has no session for it." in drained
+        assert "queues what it can" not in drained
     record_client_session(directory, "plant-telemetry", "mqtt://b:1883")
     assert "drained" not in render(collect_status(tmp_path, ["telemetry"], wanted)), "it takes part again"
     other = render(collect_status(tmp_path, ["telemetry"], {"telemetry": {"": "plant-2-telemetry"}}))
@@ -118,4 +118,4 @@ def test_a_time_that_no_calendar_has_does_not_end_the_command(tmp_path: Path, mo
     """bridge.json is not synced: after a power failure anything may stand there."""
     BridgeState("plant", tmp_path, {}, file=tmp_path / "bridge.toml").save()
     text = render({**collect_status(tmp_path, []), "running": False, "silent": False, "updated": moment})
-    assert "last word at an unknown time" in text
+    assert "last update at an unknown time" in text

@@ -200,7 +200,7 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
             supervisor._gateways[line.name] = GatewaySupervisor(line, bridge, state, supervisor._stopping)
         supervisor._shut_down()
         assert [one.wait(20) for one in ends] == [-signal.SIGKILL] * 3
-        assert "its batch comes again with the next start" in screen.getvalue()
+        assert "its batch is repeated after the next start" in screen.getvalue()
         child.join(20)
 
 
@@ -210,9 +210,9 @@ def test_what_becomes_of_messages_while_kafka_is_away(
     kept = GOOD.replace('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
     beside = GOOD.partition("[[uplink]]")[2].replace('"telemetry"', '"beside"')
     for text, said in (
-        (GOOD, "messages go on being received and wait on disk"),
-        (kept, "intake stops at the broker's window, and the brokers keep what comes"),
-        (f"{kept}[[uplink]]{beside}", 'wait on disk, but those of "telemetry", which the broker keeps'),
+        (GOOD, "messages are still received and wait on disk"),
+        (kept, "receiving stops at the broker's window, and the brokers queue new messages"),
+        (f"{kept}[[uplink]]{beside}", 'wait on disk, except those of "telemetry", which the broker queues'),
     ):
         assert KafkaSupervisor(read(text, tmp_path), state, stopping)._outage_effect.endswith(said)
 
@@ -293,7 +293,7 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
     supervisor._gateways["b"] = child("b", fatal_error=ConfigError("TL-B24", "b", "an older copy", "Restore it."))
     error = supervisor._fatal_error()
     assert isinstance(error, ConfigError), "exit code 2"
-    assert (error.code, error.problem) == ("TL-B04", "no line can go on (a, b)")
+    assert (error.code, error.problem) == ("TL-B04", "no line can run (a, b)")
 
 
 class Closing:
@@ -454,8 +454,7 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
         assert len((tmp_path / "taken").read_text().splitlines()) == 2
         said = [text for text in state.take_events() if text.startswith('line "telemetry": ')]
         assert said == [
-            f'line "telemetry": {text}'
-            for text in ("paused; towline resume carries on what comes meanwhile", "resumed")
+            f'line "telemetry": {text}' for text in ("paused; new messages wait until towline resume", "resumed")
         ]
     finally:
         stopping.set()

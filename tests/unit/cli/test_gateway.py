@@ -55,5 +55,5 @@ def test_a_bridge_does_not_start_what_belongs_to_other_machines(
 ) -> None:
     code, _, err = ran(capsys, "run", shared)
     assert code == 2
-    assert 'line "telemetry" has 2 gateways, and nothing says where they are' in err
+    assert 'line "telemetry" has 2 gateways, and their locations are missing' in err
     assert "TL-C127" in err

@@ -88,7 +88,7 @@ def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
     assert code == 3
     assert "account   unknown: no gateway answers" in out
     # After midnight an hour ago is another day, and the date stands before the time.
-    assert re.search(rf"last word (\S+ )?{time.strftime('%H:%M:', time.localtime(line.view.heard))}", out)
+    assert re.search(rf"last update (\S+ )?{time.strftime('%H:%M:', time.localtime(line.view.heard))}", out)
     assert "adds up" not in out
     assert "pace" not in out
     assert "TL-G02" in out
@@ -168,7 +168,7 @@ def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
         assert "not running, it was killed (pid " in head
         assert "spark" not in head
         assert "kafka" not in head
-        assert f"last word {time.strftime('%Y-%m-%d', time.localtime(time.time() - 86_400 * 2))}" in head
+        assert f"last update {time.strftime('%Y-%m-%d', time.localtime(time.time() - 86_400 * 2))}" in head
     finally:
         line.close()
 

@@ -116,7 +116,7 @@ class ChildSupervisor(threading.Thread, ABC):
 
 def start_error(location: str, part: str, error: OSError) -> GatewayError:
     """Return TL-B32 for a process that can't be started: no memory, processes or file handles; it is retried."""
-    remedy = "It is tried again by itself: free disk, memory, processes or open files (ulimit)."
+    remedy = "It is retried: free disk space, memory, processes or open files (ulimit)."
     return GatewayError("TL-B32", location, f"{part} can't be started ({error.strerror or error})", remedy)
 
 
@@ -125,8 +125,8 @@ def unexpected_error(location: str, error: BaseException | None = None) -> Gatew
     if error is not None and os.environ.get("TOWLINE_DEBUG"):
         traceback.print_exception(error)
     reason = "" if error is None else f" ({error_text(error)})"
-    remedy = "It is tried again. Please report it with the output of TOWLINE_DEBUG=1."
-    return GatewayError("TL-B55", location, f"this part of the bridge ended in an unexpected way{reason}", remedy)
+    remedy = "It is retried. Please report it with the output of TOWLINE_DEBUG=1."
+    return GatewayError("TL-B55", location, f"unexpected error in this part of the bridge{reason}", remedy)
 
 
 # -- Kafka -------------------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ class KafkaSupervisor(ChildSupervisor):
             f'"{line.name}"' for line in self.bridge.lines if line.gateway.effective_ack_after is AckAfter.KAFKA
         ]
         if broker_lines and len(broker_lines) == len(self.bridge.lines):
-            return "intake stops at the broker's window, and the brokers keep what comes"
-        exception_text = f", but those of {', '.join(broker_lines)}, which the broker keeps" if broker_lines else ""
-        return f"messages go on being received and wait on disk{exception_text}"
+            return "receiving stops at the broker's window, and the brokers queue new messages"
+        exception_text = f", except those of {', '.join(broker_lines)}, which the broker queues" if broker_lines else ""
+        return f"messages are still received and wait on disk{exception_text}"
 
     def _handle_failure(self, error: TowlineError) -> None:
         if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
@@ -215,7 +215,7 @@ class KafkaSupervisor(ChildSupervisor):
         self._measure_backlogs(None)
         with self._state.lock:
             if self._state.kafka_error is None:
-                self._state.add_event(f"{error}\nkafka: {self._outage_effect}; trying again")
+                self._state.add_event(f"{error}\nkafka: {self._outage_effect}; retrying")
             self._state.kafka, self._state.kafka_error = "unreachable", str(error)
         self._stopping.wait(self._backoff.next_pause())
 
@@ -251,7 +251,7 @@ STATUS_POLL_S: Final = 0.5
 _MAX_TIMEOUTS: Final = 3
 #: Errors that a person has to fix: a retry would fail too.
 _FATAL_ERRORS: Final = (ConfigError, BrokerRefused, SessionUnknown, JournalLocked, JournalDamaged)
-_REJOIN_REMEDY: Final = "Start towline run again, and it takes part."
+_REJOIN_REMEDY: Final = "Start towline run again to have it receive."
 #: Seconds until a refused token or certificate is reported again: only a person can fix it.
 _REMINDER_S: Final = 60.0
 
@@ -343,7 +343,7 @@ class GatewaySupervisor(ChildSupervisor):
             self._view.gateway_restarts += is_restart
         if is_restart:
             storage = "in Kafka" if self.line.gateway.effective_ack_after is AckAfter.KAFKA else "on disk"
-            self._add_event(f"the gateway is back; what it had acknowledged is {storage}")
+            self._add_event(f"the gateway is running again; all acknowledged messages are {storage}")
 
     def _poll_until_end(self, client: GatewayClient) -> None:
         """Poll the gateway until it ends; raise TL-G55 after a drain: a restarted gateway would subscribe again."""
@@ -360,7 +360,7 @@ class GatewaySupervisor(ChildSupervisor):
                     and self._view.status.get("drain")
                     and is_drained(state_dir, configured_client_ids(self.line))
                 ):
-                    problem, remedy = "its gateway was drained while it ran, and is not started again", _REJOIN_REMEDY
+                    problem, remedy = "its gateway was drained, and is not restarted", _REJOIN_REMEDY
                     raise GatewayError("TL-G55", self.location, problem, remedy) from None
                 timeouts = _MAX_TIMEOUTS if has_ended else timeouts + 1
             else:
@@ -368,7 +368,7 @@ class GatewaySupervisor(ChildSupervisor):
                 self._backoff.reset()
                 self._handle_status(status, notes)
         if self.is_active:
-            self._add_event("the gateway has ended; starting it again")
+            self._add_event("the gateway has ended; restarting it")
 
     def _handle_status(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
         """Store a status, and report changed problems of each gateway."""
@@ -376,7 +376,9 @@ class GatewaySupervisor(ChildSupervisor):
             with self._state.lock:
                 new_letters = self._view.update_status(status, notes)
             if new_letters:  # only the first of a run; the account has all
-                self._add_event(f"{count_text(new_letters)} went to the dead-letter topic; towline dlq show tells why")
+                self._add_event(
+                    f"{count_text(new_letters)} written to the dead-letter topic; towline dlq show has the reasons"
+                )
         old_parts = statuses_by_gateway(self._view.previous_status)
         for name, part in statuses_by_gateway(status).items():
             last_problem, reported_at = self._last_problems.get(name, (None, 0.0))
@@ -421,8 +423,8 @@ class GatewaySupervisor(ChildSupervisor):
 def _recovery_text(name: str, part: Mapping[str, Any], last_problem: str) -> str:
     """Return an event for a gateway that has recovered; "" if there is nothing to report."""
     if name:
-        return f"gateway {name} is there, and {part.get('state')}"
-    room_text = "there is room again, and messages are received"
+        return f"gateway {name} answers again: {part.get('state')}"
+    room_text = "there is disk space again, and messages are received"
     return (
         ""
         if part.get("state") != "online"
@@ -435,12 +437,12 @@ def _recovery_text(name: str, part: Mapping[str, Any], last_problem: str) -> str
 def _new_losses(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> Iterator[str]:
     """Yield events about lost sessions and degraded QoS, which weaken the guarantee; the latter only once."""
     if new_status.get("sessions_lost", 0) > old_status.get("sessions_lost", 0):
-        problem = "the broker lost this client's session, and every message that only the session held"
+        problem = "the broker lost this client's session, and all messages queued in it"
         yield f"{problem}. {(new_status.get('session_lost') or {}).get('do', KEEP_SESSIONS_ADVICE)}   [TL-M22]"
     old_degraded, degraded = ((status.get("outbox") or {}).get("degraded", 0) for status in (old_status, new_status))
     if degraded and not old_degraded:
-        problem = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"
-        yield f'{problem}. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
+        problem = "the broker answers QoS 2 like QoS 1: from now on a message may be doubled"
+        yield f'{problem}. Use a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
 
 
 # -- Spark's driver ----------------------------------------------------------------------------------------------------
@@ -547,7 +549,7 @@ class DriverSupervisor(ChildSupervisor):
         """Stop the queries of paused lines and start those of resumed lines; not to be called during a reload."""
         for name in (line.name for line in self._bridge.lines):
             if self._is_paused(name) and name not in self._held_lines:
-                self._state.add_event(f'line "{name}": paused; towline resume carries on what comes meanwhile')
+                self._state.add_event(f'line "{name}": paused; new messages wait until towline resume')
                 with self._write_lock, self._state.lock:
                     self._held_lines.add(name)
                     if self._state.spark != "running":  # the next driver gets the command before it starts a query
@@ -627,9 +629,9 @@ class DriverSupervisor(ChildSupervisor):
             self._state.spark_restarts += 1
             for name in self._state.lines.keys() - self.stopped_lines:
                 self._state.lines[name].query = PAUSED if self._is_paused(name) else "starting"
-        retry_text = f"starting again in {pause:.1f} s, messages go on being received"
+        retry_text = f"restarting in {pause:.1f} s, messages are still received"
         self._state.add_event(
-            f"spark: {'the same' if reason == self._last_reason else reason}; {retry_text} (log: {self.log_path})"
+            f"spark: {'the same error' if reason == self._last_reason else reason}; {retry_text} (log: {self.log_path})"
         )
         self._last_reason = reason
         self._stopping.wait(pause)
@@ -668,7 +670,7 @@ class DriverSupervisor(ChildSupervisor):
         view.batch_at = float(report["at"])
         view.batches.observe(view.batch_ms / 1000)
         if view.query_error is not None:
-            self._state.add_event(f'line "{view.name}": goes on')
+            self._state.add_event(f'line "{view.name}": runs again')
         view.query_error = None
         if view.name not in self._held_lines:
             view.query = "running"
@@ -682,8 +684,8 @@ class DriverSupervisor(ChildSupervisor):
         view.restarts += 1
         view.query = STOPPED if retry_in_s is None else "waiting to retry"
         if is_new or retry_in_s is None:
-            waiting_text = "messages wait on disk" if view.direction == "up" else "what is not read yet stays in Kafka"
-            consequence = "this line stops" if retry_in_s is None else f"{waiting_text}; trying again"
+            waiting_text = "messages wait on disk" if view.direction == "up" else "unread records stay in Kafka"
+            consequence = "this line stops" if retry_in_s is None else f"{waiting_text}; retrying"
             self._state.add_event(f'{report["text"]}\nline "{view.name}": {consequence}')
 
     def _on_held(self, report: dict[str, Any]) -> None:

@@ -339,7 +339,7 @@ class Driver:
 
     def _exit_on_thread_failure(self, error: BaseException) -> None:
         """End the process after a failure of the command thread; the supervisor starts another driver."""
-        self.report("jvm", text=f"a thread of its driver ended ({type(error).__name__})")
+        self.report("jvm", text=f"a thread of the driver ended ({type(error).__name__})")
         os._exit(EXIT_JVM_GONE)
 
     def _read_commands(self, commands: TextIO) -> None:

@@ -102,14 +102,14 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
     error = _SPARK_ERROR.search(text)
     if _DISK_FULL.search(text):
         problem = f"{summary}: no space is left on the disk of Spark's checkpoint or temporary files"
-        return "TL-B56", problem, "Make room; it is tried again by itself, and nothing is lost.", False
+        return "TL-B56", problem, "Free disk space; the query is retried, and nothing is lost.", False
     if (data_loss := _DATA_LOSS.search(text)) and _TOPIC_MISSING.match(data_loss[1]):  # deleted or recreated
-        problem = f"Spark misses a topic of Kafka's that the line reads: {_shorten(data_loss[1])}"
-        remedy = "Whether records of it were unread is looked at; the line goes on by itself if none was."
+        problem = f"Spark misses a Kafka topic that the line reads: {_shorten(data_loss[1])}"
+        remedy = "The retry checks for unread records of it; the line continues if there are none."
         return "TL-B06", problem, remedy, False
     if data_loss:
         problem = f"Kafka no longer has records that the line had not read: {_shorten(data_loss[1])}"
-        remedy = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
+        remedy = 'The line stops: set on_data_loss = "go_on" to continue with the remaining records, or reset it.'
         return "TL-B06", problem, remedy, True
     if class_name in {"AnalysisException", "ParseException"} and _SQL_ERROR_STATE.search(text):
         problem = f"Spark does not understand the line's SQL: {_shorten(error[2] if error else text.splitlines()[0])}"
@@ -122,11 +122,11 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
     if error and error[1] == "JAVA_GATEWAY_EXITED":
         detail = NO_JVM
     elif _PYTHON_ENDED.search(text):
-        detail = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
+        detail = "a Python process of Spark has ended (killed, or out of memory)"
     elif _EXECUTOR_LOST.search(text):
         cause_text = f" ({_shorten(cause)})" if cause else ""
-        detail = f"an executor was lost in the midst of a batch{cause_text}, and its part is not run again by itself"
-    return "TL-B01", f"{summary}: {_shorten(detail)}", "The details are in the driver's log.", False
+        detail = f"an executor was lost during a batch{cause_text}, and its tasks are not repeated"
+    return "TL-B01", f"{summary}: {_shorten(detail)}", "See the driver's log.", False
 
 
 def _shorten(text: str) -> str:

@@ -82,7 +82,7 @@ def foreign_marker_error(bridge: Bridge, line: AnyLine) -> TowlineError | None:
     for marker in _marker_store(bridge, line, identity, _START_TIMEOUT_S).read_markers().values():
         if marker is not None and marker.writer not in (ANY_QUERY, own_query) and marker.total_rows:
             problem = f'its sink "{identity.sink}" has {marker.total_rows:,} rows of query {marker.writer} in Kafka'
-            problem += ", whose checkpoint is not here; nothing was taken in"
+            problem += ", and its checkpoint is not here; nothing was received"
             return start_refusal(line, bridge.file, "TL-K13", problem, "Bring back the state directory of that query")
     return None
 
@@ -113,20 +113,18 @@ def compare_markers(sink_totals: BatchTotals | None, markers: Mapping[int, Marke
         "agrees": None,
     }
     if sink_totals is None or sink_totals.marks is None or sink_totals.sink != sink:
-        return {**comparison, "why": "the sink has noted nothing that it wrote with them"}
+        return {**comparison, "why": "the sink has no totals to compare"}
     comparison["noted_rows"] = sink_totals.marks.rows
     sink_markers = [marker for part in range(partitions) if (marker := markers.get(part)) is not None]
     if len(sink_markers) < partitions:
-        reason = f"{partitions - len(sink_markers):,} of {partitions:,} markers are not there   [TL-K62]"
+        reason = f"{partitions - len(sink_markers):,} of {partitions:,} markers are missing   [TL-K62]"
         return {**comparison, "agrees": False, "why": reason}
     if any(marker.writer == ANY_QUERY for marker in sink_markers):
-        return {**comparison, "why": "a person has set them"}
+        return {**comparison, "why": "a person has set the markers"}
     if mismatched_marker := next(
         (marker for marker in sink_markers if not 0 <= marker.batch - sink_totals.batch <= 1), None
     ):
-        reason = (
-            f"a marker is of batch {mismatched_marker.batch}, the sink has noted batch {sink_totals.batch}   [TL-K62]"
-        )
+        reason = f"a marker is of batch {mismatched_marker.batch}, the sink has batch {sink_totals.batch}   [TL-K62]"
         return {**comparison, "agrees": False, "why": reason}
     unnoted_markers = [
         marker for marker in sink_markers if marker.batch > sink_totals.batch
@@ -139,7 +137,7 @@ def compare_markers(sink_totals: BatchTotals | None, markers: Mapping[int, Marke
     )
     comparison["noted_dead_lettered"] = sink_totals.marks.dead_lettered
     mismatches = [
-        f"the markers say {comparison[key]:,} {noun}, the sink has noted {comparison[f'noted_{key}']:,}   [TL-K62]"
+        f"the markers say {comparison[key]:,} {noun}, the sink has {comparison[f'noted_{key}']:,}   [TL-K62]"
         for key, noun in (("rows", "rows"), ("dead_lettered", "dead letters"))
         if comparison[key] != comparison[f"noted_{key}"]
     ]

@@ -17,9 +17,7 @@ from towline.mqtt.events import Filter
 
 #: Fields that are not compared: of the file, and the lines, which are compared one by one.
 _NOT_COMPARED: Final = {"file", "lines", "leave_waiting"}
-_RESTART_REMEDY: Final = (
-    "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
-)
+_RESTART_REMEDY: Final = "Undo the change and reload again; or restart the bridge, which applies the whole file."
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class LineChange:
             parts += [f"subscribed {', '.join(self.added_filters)}"] if self.added_filters else []
             parts += [f"unsubscribed {', '.join(self.removed_filters)}"] if self.removed_filters else []
         parts += ["restarted"] if self.starts_gateway else []
-        return f'line "{self.new_line.name}": {"; ".join(parts) or "other settings of its query"}'
+        return f'line "{self.new_line.name}": {"; ".join(parts) or "changed settings of its query"}'
 
 
 def line_changes(running_bridge: Bridge, new_bridge: Bridge) -> list[LineChange]:
@@ -156,10 +154,10 @@ def _restart_keys(running_bridge: Bridge, new_bridge: Bridge) -> Iterator[str]:
     new_kinds = {line.name: line.kind for line in new_bridge.lines}
     for line in running_bridge.lines:
         if new_kinds.get(line.name) != line.kind:
-            yield f'{line.kind} "{line.name}", which is gone,'
+            yield f'{line.kind} "{line.name}", which was removed,'
     old_session, new_session = _session_settings(running_bridge), _session_settings(new_bridge)
     yield from (
-        f"{key}, for which Spark's session is made," for key, value in new_session.items() if value != old_session[key]
+        f"{key} (fixed when Spark's session starts)" for key, value in new_session.items() if value != old_session[key]
     )
 
 
@@ -167,9 +165,9 @@ def _session_settings(bridge: Bridge) -> dict[str, object]:
     """Return properties of the lines that are fixed at the start of a Spark session (`session_settings`)."""
     settings = {name: value for line in bridge.lines for name, value in policy(line.guarantee).spark_settings.items()}
     return {
-        "a first downlink, or none": bool(bridge.downlinks),
-        "a first dedupe, or none": any(line.dedupe_window for line in bridge.uplinks),
-        "a guarantee that no line had": settings,
+        "the first or the last downlink": bool(bridge.downlinks),
+        "the first or the last dedupe": any(line.dedupe_window for line in bridge.uplinks),
+        "a guarantee that no line had before": settings,
     }
 
 

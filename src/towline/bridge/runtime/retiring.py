@@ -73,23 +73,21 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
         # One rename: a partly removed journal would count as damaged.
         removed_directory = directory.rename(bridge.state_dir / SCRATCH_DIRECTORY / f"{name}.{os.getpid()}")
         shutil.rmtree(removed_directory, ignore_errors=True)
-    summary = f"{count_text(dropped_count)} given up" if dropped_count else "nothing waits"
+    summary = f"{count_text(dropped_count)} dropped" if dropped_count else "nothing waits"
     text = f'line "{name}" is retired: {summary}, no session is left at its broker, and {directory} is gone'
-    return f"{text}. Take it out of {bridge.file} too." if line in bridge.lines else text
+    return f"{text}. Remove it from {bridge.file} too." if line in bridge.lines else text
 
 
 def _check_drainable(line: AnyLine) -> None:
     """Raise an error for a line that can't be drained as a whole."""
     settings, location = line.gateway, f'line "{line.name}"'
     if line.all_gateways != (settings,):
-        remedy = (
-            "Put it back into the file, and drain each where it runs (towline gateway --drain); then retire --discard."
-        )
-        raise ConfigError("TL-B38", location, "its gateways are on machines of their own", remedy)
+        remedy = "Add it to the file again, and drain each gateway (towline gateway --drain); then retire --discard."
+        raise ConfigError("TL-B38", location, "its gateways are on other machines", remedy)
     check_drainable(settings)
     sessions = open_sessions(settings.state_dir, configured_client_ids(line))
     if client_ids := ", ".join(f'"{session["client_id"]}"' for session in sessions):
-        remedy = "Fetch it by that client_id first; or give up all that waits: --discard."
+        remedy = "Drain it with that client_id first; or drop all waiting messages: --discard."
         raise ConfigError("TL-B38", location, f"the session {client_ids} of a former client id is not ended", remedy)
 
 
@@ -108,11 +106,11 @@ def _deliver_waiting(bridge: Bridge, line: AnyLine, screen: Screen) -> None:
                 raise
             is_drained = True
     if refused_count := count_waiting_rows(directory / "refused"):
-        remedy = f"Send them again, or drop them (towline refused show {directory}); then retire the line again."
+        remedy = f"Resend them, or drop them (towline refused show {directory}); then retire the line again."
         raise GatewayError(
             "TL-B39", location, f"its broker has refused {count_text(refused_count)}, which are kept", remedy
         )
     waiting_count = sum(count_waiting_rows(directory / journal) for journal in JOURNAL_DIRECTORIES)
     if not is_drained or waiting_count:
-        problem = f"it has not left its broker yet, and {count_text(waiting_count)} wait; nothing was removed"
-        raise GatewayError("TL-B39", location, problem, "Run the same command again: it goes on there.")
+        problem = f"its session is not ended yet, and {count_text(waiting_count)} wait; nothing was removed"
+        raise GatewayError("TL-B39", location, problem, "Repeat the command: it continues from here.")

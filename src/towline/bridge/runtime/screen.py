@@ -43,7 +43,7 @@ def _gateway_problem(view: LineView) -> str:
         return "; ".join(account.away)
     if view.status.get("state") != "online":
         return f"broker {view.status.get('state', 'offline')}"
-    return f"held back: {view.status['held_back']}" if view.status.get("held_back") else ""
+    return f"throttled: {view.status['held_back']}" if view.status.get("held_back") else ""
 
 
 def line_summary(view: LineView, spark: str) -> str:

@@ -158,7 +158,7 @@ def cluster_secret(spark: SparkSection) -> str | None:
         raise ValueError("it is empty")
 
     return providers.read_secret(
-        "Spark's secret", file, parse_secret, "TL-C141", "Write the cluster's into it, mode 0600."
+        "Spark's secret", file, parse_secret, "TL-C141", "Write the cluster's secret to it, mode 0600."
     )
 
 

@@ -72,7 +72,7 @@ def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = Non
                 java_class = (
                     error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
                 )
-                spark_text = str(error) if java_class is None else f"Spark has no answer to it ({java_class})"
+                spark_text = str(error) if java_class is None else f"Spark can't analyze it ({java_class})"
                 key_path = (*document.table_path(line.kind, line.name), *table, *path)
                 variable_words = {*_IDENTIFIER.findall(text)} - {
                     *_IDENTIFIER.findall(str(document.value(key_path)))

@@ -361,25 +361,25 @@ def apply_pause(bridge: Bridge, name: str, *, pausing: bool, timeout_s: float = 
                 f"it is not {state_text} after {timeout_s:.0f} s: its query is {view['query']}, its batch has to end"
             )
             raise GatewayError(
-                "TL-B66", f'line "{name}"', problem, "It is as soon as that has; towline status shows it."
+                "TL-B66", f'line "{name}"', problem, "It takes effect when the batch ends; towline status shows it."
             )
         time.sleep(0.1)
-    return f'line "{name}": {state_text}; no bridge runs it now, and the next start leaves it so'
+    return f'line "{name}": {state_text}; no bridge runs, and the next start keeps this'
 
 
 def _pause_effect(view: Mapping[str, Any]) -> str:
     """Return what happens to messages while a line is paused, and for how long the disk has room."""
     if view["direction"] == "down":
-        return ": what the outbox has is delivered, and what comes stays in Kafka"
+        return ": the outbox is delivered, and new records stay in Kafka"
     gateway, rate = view["gateway"], view.get("rate_in") or 0.0
     if gateway.get("ack_after") == AckAfter.KAFKA:
-        return ": what comes is not acknowledged, and stays in the queue of the broker"
+        return ": new messages are not acknowledged, and stay in the broker's queue"
     inbox = (gateway.get("measured") or {}).get("inbox") or {}
     if (room_bytes := inbox.get("room_left")) is None:
-        return ": intake goes on"
+        return ": receiving continues"
     bytes_per_s = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)
-    lasts = f"; at {rate:,.0f} messages/s that lasts {duration_text(room_bytes / bytes_per_s)}" if bytes_per_s else ""
-    return f": intake goes on, with room on disk for {room_bytes / 1e9:,.1f} GB{lasts}"
+    lasts = f"; at {rate:,.0f} messages/s this lasts {duration_text(room_bytes / bytes_per_s)}" if bytes_per_s else ""
+    return f": receiving continues, with disk space for {room_bytes / 1e9:,.1f} GB{lasts}"
 
 
 def _write_request(file: Path, text: str | None) -> None:
@@ -392,7 +392,7 @@ def _write_request(file: Path, text: str | None) -> None:
             file.unlink(missing_ok=True)
             files.sync_directory(file.parent)
     except OSError as error:
-        remedy = "Free some room there, and ask again."
+        remedy = "Free disk space there, and repeat the command."
         raise GatewayError(
             "TL-B64", str(file), f"the request can't be written ({files.os_error_text(error)})", remedy
         ) from error
@@ -409,7 +409,7 @@ def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TI
     state_dir, state = bridge.state_dir, _read_running_state(bridge)
     running_file = (state.get("file") or {}).get("path")
     if running_file != str(bridge.file):
-        problem, remedy = f"the bridge that runs was started from {running_file}", "Name that file."
+        problem, remedy = f"the running bridge was started from {running_file}", "Name that file."
         raise ConfigError("TL-C177", str(bridge.file), problem, remedy)
     requested_at = time.monotonic()  # the same clock in all processes of this machine, never set
     if not line:
@@ -418,8 +418,8 @@ def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TI
     elif bridge.line(line).name in state["lines"]:
         request_restart(state_dir / line)
     else:
-        remedy = "It comes with towline reload."
-        raise GatewayError("TL-B65", str(state_dir), f'the bridge that runs has no line "{line}" yet', remedy)
+        remedy = "Add it with towline reload."
+        raise GatewayError("TL-B65", str(state_dir), f'the running bridge has no line "{line}" yet', remedy)
 
     def read_outcome() -> dict[str, Any] | None:
         outcome: dict[str, Any] = _read_running_state(bridge)["outcomes"].get(line, {})
@@ -428,7 +428,7 @@ def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TI
 
     if (outcome := poll_until(read_outcome, timeout_s)) is not None:
         return outcome
-    problem, remedy = f"no answer in {timeout_s:.0f} s", "Look at towline status, and at what towline run says."
+    problem, remedy = f"no answer in {timeout_s:.0f} s", "See towline status, and the output of towline run."
     raise ConfigError("TL-C178", str(state_dir), problem, remedy)
 
 

@@ -234,30 +234,30 @@ def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
 def _stopped_advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """Yield the reason why a line does not run, and the remedy."""
     if pause := line.get("paused"):
-        effect = "stays in Kafka" if line["direction"] == "down" else "waits"
-        yield f"paused by {pause['by'] or 'somebody'} {_time(pause['at'])}: what comes {effect} until towline resume."
+        effect = "stay in Kafka" if line["direction"] == "down" else "wait"
+        yield f"paused by {pause['by'] or 'somebody'} {_time(pause['at'])}: new messages {effect} until towline resume."
     if line["query"] == _UNKNOWN_LINE:
-        yield "the file has changed since it was read. towline reload takes this line in."
+        yield "the file has changed since it was read. Add this line with towline reload."
     elif not line["gateway_running"] and line.get("gateways"):
-        yield f"none of its gateways answers: {', '.join(line['gateways'])}. What they took in waits there."
+        yield f"none of its gateways answers: {', '.join(line['gateways'])}. Their messages wait there."
     elif line.get("members") and not line.get("gateways"):
         if not any(line["members"].values()):
             yield "no member of the line answers on this machine. Start it with towline gateway --member."
     elif not line["gateway_running"] and line.get("drained"):
-        yield "it is drained: it takes nothing, and the broker has no session for it. Started again, it takes part."
+        yield "it is drained: it receives nothing, and the broker has no session for it. A restart undoes this."
     elif not line["gateway_running"]:
         yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
-        yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
+        yield "the outbox is delivered; no records are read from Kafka. Start towline run."
     elif not running:
-        yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
+        yield "messages are received and wait on disk; they are not written to Kafka. Start towline run."
 
 
 #: State of the query of a line that the running bridge does not have.
 _UNKNOWN_LINE = "not in the running bridge"
 _NO_GATEWAY = {
-    "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
-    "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
+    "up": "no gateway runs: nothing is received; the broker queues what it can for this client's session.",
+    "down": "no gateway runs: nothing is delivered; records wait in Kafka and in the outbox.",
 }
 #: Marks of a line, the worst first: broken, needs attention, fine.
 _SEVERITY_MARKS = "✗!▸"
@@ -266,25 +266,24 @@ _HIDDEN = "behind an open transaction of an unknown id, which kafka-transactions
 #: Advice by key of a status. {n} is a number of messages, {times} a number of events, {why} the value as text, {do}
 #: the remedy of a lost session.
 _ACCOUNT_ADVICE = {
-    "degraded": "published with QoS 2 and taken by the broker as QoS 1, so perhaps doubled: {n}.   [TL-B58]",
-    "unrouted": "taken by no route, and so not in Kafka: {n}. Add a route, or subscribe to less.",
-    "dead_lettered": "in the dead-letter topic: {n}. towline dlq show tells why, towline dlq replay carries them on.",
+    "degraded": "published with QoS 2 and accepted by the broker as QoS 1, perhaps doubled: {n}.   [TL-B58]",
+    "unrouted": "matched by no route, and so not in Kafka: {n}. Add a route, or subscribe to fewer topics.",
+    "dead_lettered": "in the dead-letter topic: {n}. See towline dlq show, and towline dlq replay.",
     "fallback": "sent to a fallback topic, because their own was not legal or not allowed: {n}.",
 }
 _OUTBOX_ADVICE = {
-    "refused": "refused by the broker for good: {n}. See towline refused show, and towline refused replay.",
-    "held_back": "nothing is sent, there is no room for what the broker refuses: {why}",
-    "resent_after_lost_session": "sent again because the broker lost the session, so perhaps doubled: {n}.",
-    "unsure_after_lost_session": "handed over to a broker that then lost the session, so perhaps lost: {n}.",
+    "refused": "refused by the broker permanently: {n}. See towline refused show, and towline refused replay.",
+    "held_back": "nothing is sent, there is no disk space for refused messages: {why}",
+    "resent_after_lost_session": "resent because the broker lost the session, perhaps doubled: {n}.",
+    "unsure_after_lost_session": "sent to a broker that then lost the session, perhaps lost: {n}.",
 }
 _BROKER_ADVICE = {
-    "held_back": "the broker is held back ({why}). Nothing is lost; make room, or bring Kafka back.",
-    "sessions_lost": "the broker lost this client's session ({times}), and every message that only the session held. "
-    "{do}   [TL-M22]",
-    "window_overruns": "the broker sent more than Receive Maximum allows ({times}): its window is broken, update it.",
-    "packets_too_large": "larger than max_packet_bytes: {n}. Their payload is not kept, only what they were.",
-    "too_many_properties": "with more than 1,000 properties: {n}. They are kept as packets, not as messages.",
-    "lower_qos": "published with a lower QoS than the promise needs: {n}. Before they were on disk QoS 0 could be "
+    "held_back": "receiving is throttled ({why}). Nothing is lost; free disk space, or restore Kafka.",
+    "sessions_lost": "the broker lost this client's session ({times}), and all messages queued in it. {do}   [TL-M22]",
+    "window_overruns": "the broker sent more than Receive Maximum allows ({times}): it ignores the window, update it.",
+    "packets_too_large": "larger than max_packet_bytes: {n}. Only their topic, size and digest are stored.",
+    "too_many_properties": "with more than 1,000 properties: {n}. They are stored as packets, not as messages.",
+    "lower_qos": "published with a lower QoS than the guarantee needs: {n}. Before they were on disk QoS 0 could be "
     "lost, and on a line exactly_once QoS 1 could come twice.",
     "insecure": "tls.insecure: the broker's certificate is not verified.",
 }
@@ -307,7 +306,7 @@ def _table_advice(texts: Mapping[str, str], values: Mapping[str, Any]) -> Iterat
 def render(status: dict[str, Any]) -> str:
     """Return the status as text, with local times."""
     title = f'bridge "{status["bridge"]}"   ' if status["bridge"] else "bridge   "
-    last_report = f"last word {_time(status['updated'])}"
+    last_report = f"last update {_time(status['updated'])}"
     if status["running"]:
         kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
         text_lines = [f"{title}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last_report}"]
@@ -324,8 +323,8 @@ def render(status: dict[str, Any]) -> str:
     text_lines += [f"  as its monitor says: {status['monitor']}"] if "monitor" in status else []
     text_lines += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
-        problem = "has changed since it was read: what runs is what it said then"
-        text_lines.append(f"  ! {status['file']} {problem}. towline reload takes it up.")
+        problem = "has changed since it was read: the running version is the old one"
+        text_lines.append(f"  ! {status['file']} {problem}. Apply it with towline reload.")
     text_lines += [f"  ! {leftover['text']}" for leftover in status.get("left", ())]
     for topic in status.get("former_dead_letter_topics", ()):
         text_lines.append(f'  dead letters of former files may wait in "{topic}": towline dlq show counts them')
@@ -361,7 +360,7 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         text_lines.append(f"  account   {line['sentence']}")
     elif not members:
         reason = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
-        last_text = f"   last word {_time(last_report['heard'])}: {last_report['sentence']}" if last_report else ""
+        last_text = f"   last update {_time(last_report['heard'])}: {last_report['sentence']}" if last_report else ""
         text_lines.append(f"  account   unknown: {reason}{last_text}")
     if markers := line.get("markers"):
         text_lines.append(f"  markers   {_markers_text(markers)}")
@@ -378,7 +377,7 @@ def _markers_text(markers: Mapping[str, Any]) -> str:
     """Return the totals of Kafka's markers as text, and whether they agree with the sink's."""
     keys = {"rows": "rows", "dead letters": "dead_lettered"}
     counts = [f"{label} {markers[key]:,}" for label, key in keys.items() if markers.get(key) is not None]
-    verdict = {True: "as the sink has noted ✓", False: "✗", None: "not compared"}[markers["agrees"]]
+    verdict = {True: "equal to the sink's ✓", False: "✗", None: "not compared"}[markers["agrees"]]
     return "   ".join((*counts, f"{verdict}{': ' if markers['why'] else ''}{markers['why']}"))
 
 
@@ -412,7 +411,7 @@ def _disk_size_text(gateway: Mapping[str, Any]) -> str:
 def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text rows of a gateway, with its name if the line has several."""
     waiting = int(gateway.get("end", 0)) - int(gateway.get("committed", 0))
-    last_text = f"   last word: {waiting:,} waiting" if "end" in gateway else ""
+    last_text = f"   last update: {waiting:,} waiting" if "end" in gateway else ""
     is_unavailable = AWAY_SINCE in gateway
     if name:
         yield f"  gateway   {name}   {gateway['at']}{f'   away{last_text}' if is_unavailable else ''}"
@@ -421,7 +420,7 @@ def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, An
     if listen := gateway.get("listen"):
         expiry_date = str(listen.get("certificate_until", "unknown"))[:10]
         refused_text = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
-        state = "" if listen.get("running", True) else "   being started again"
+        state = "" if listen.get("running", True) else "   restarting"
         yield f"  network   {listen.get('location')}   token   certificate until {expiry_date}{refused_text}{state}"
     session = f"{gateway.get('state')}   {gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}"
     if line["direction"] == "down":
@@ -443,7 +442,7 @@ def _outbox_text(outbox: Mapping[str, Any], account: Mapping[str, Any]) -> str:
         _disk_size_text(outbox),
     ]
     if incomplete := outbox.get("incomplete"):
-        parts.append(f"{incomplete:,} of a batch that is not whole")
+        parts.append(f"{incomplete:,} of an incomplete batch")
     backlog = (
         f"{_number(account.get('behind'))} offsets behind in Kafka{remark_text((account.get('hidden') or 0, _HIDDEN))}"
     )

@@ -251,8 +251,8 @@ class Supervisor:
         stopped_lines = {child.line.name for child in failed_gateways} | self._driver.stopped_lines
         if len(stopped_lines) == len(gateways):
             names = ", ".join(sorted(stopped_lines))
-            remedy = "Correct what was told above and start again; what was received waits on disk."
-            return ConfigError("TL-B04", str(self._bridge.file), f"no line can go on ({names})", remedy)
+            remedy = "Correct the errors above and start again; received messages wait on disk."
+            return ConfigError("TL-B04", str(self._bridge.file), f"no line can run ({names})", remedy)
         return None
 
     def _on_interrupt(self) -> None:
@@ -275,7 +275,7 @@ class Supervisor:
         deadline = time.monotonic() + DRIVER_STOP_S
         has_running_query = any(view.query == "running" for view in self._state.lines.values())
         if self._interrupts == 1 and has_running_query:
-            self._screen.print_event("stopping: the batch in work is finished first (Ctrl-C again ends at once)")
+            self._screen.print_event("stopping: the running batch is finished first (Ctrl-C again stops at once)")
         self._spark_stopping.set()
         wait([self._reload_task], RELOAD_ABORT_S)
         if has_running_query:
@@ -288,7 +288,7 @@ class Supervisor:
             self._update_screen()
         if self._driver.is_alive() and self._interrupts < 2:
             self._screen.print_event(
-                f"Spark did not end within {DRIVER_STOP_S:.0f} s: its batch comes again with the next start"
+                f"Spark did not end within {DRIVER_STOP_S:.0f} s: its batch is repeated after the next start"
             )
         self._driver.kill()
         self._driver.join(2.0)
@@ -312,12 +312,12 @@ class Supervisor:
         for name, view in self._state.lines.items():
             if (account := view.account) is None:
                 if view.status:
-                    yield f'line "{name}": no gateway answers, so what waits on disk is not known; it stays there'
+                    yield f'line "{name}": no gateway answers; messages on disk stay there, their number is unknown'
                 continue
             yield f'line "{name}": {account.sentence()}'
             if account.pending:
-                yield f'line "{name}": {count_text(account.pending)} on disk; the next start carries on'
-            session_note = "its gateways go on" if view.gateways else session_text(view.status)
+                yield f'line "{name}": {count_text(account.pending)} on disk; the next start delivers them'
+            session_note = "its gateways continue" if view.gateways else session_text(view.status)
             yield f'line "{name}": {session_note}'
 
 
@@ -325,7 +325,7 @@ def _check_members(bridge: Bridge) -> Bridge:
     """Raise TL-C127 for a line with members but without locations: a bridge does not start members."""
     for line in bridge.uplinks:
         if line.members and not line.gateways:
-            problem = f'line "{line.name}" has {len(line.members)} gateways, and nothing says where they are'
+            problem = f'line "{line.name}" has {len(line.members)} gateways, and their locations are missing'
             remedy = 'Start each with towline gateway --member NAME, and give gateways = ["grpc+tls://HOST:PORT", ...].'
             raise ConfigError("TL-C127", str(bridge.file), problem, remedy)
     return bridge
@@ -334,12 +334,12 @@ def _check_members(bridge: Bridge) -> Bridge:
 def session_text(status: Mapping[str, Any]) -> str:
     """Return the state of the session that a gateway leaves at its broker, as text."""
     if status.get("drain"):
-        return "its gateway leaves it, and ends its session at the broker"
+        return "its gateway drains, and ends its session at the broker"
     if not status.get("connects"):
         return "no broker was reached"
     seconds = int(status.get("session_kept_s", 0))
     if not seconds:
-        return "the broker keeps no session: what is published before the next start is not received"
+        return "the broker keeps no session: messages published before the next start are not received"
     # 0xFFFFFFFF: no expiry [MQTT 5 section 3.1.2.11.2].
     has_expiry = status.get("protocol") == "5" and seconds != 0xFFFFFFFF
     session = f"the session {status.get('client_id')}{f' for {duration_text(seconds)}' if has_expiry else ''}"
@@ -437,7 +437,7 @@ class Reloader:
             new_bridge = self.read_file()
             outcome, texts = APPLIED, self._apply(new_bridge, line)
             if not texts:
-                outcome, texts = UNCHANGED, [f"{self.file_bridge.file} says what runs; {_SECRETS_NOTE}"]
+                outcome, texts = UNCHANGED, [f"{self.file_bridge.file} is unchanged; {_SECRETS_NOTE}"]
             if self.file_bridge == new_bridge:
                 self.state.digest = digest
         except TowlineError as error:
@@ -445,7 +445,7 @@ class Reloader:
         except Exception as error:  # noqa: BLE001 - a failed reload does not end the bridge
             outcome, texts = REFUSED, str(unexpected_error("reload", error)).splitlines()
         action = "restart" if line else "reload"
-        head = f"{action} refused, the bridge goes on as before:\n" if outcome == REFUSED else f"{action}: "
+        head = f"{action} refused, the bridge continues unchanged:\n" if outcome == REFUSED else f"{action}: "
         self.state.set_outcome(line, began=started_at, outcome=outcome, at=time.time(), texts=texts)
         self.state.add_event(head + "\n".join(texts))
 
@@ -538,7 +538,7 @@ class Reloader:
         """Check the SQL of changed lines with Spark: TL-C74, as `towline check --spark`."""
         errors = self.driver.check_sql(lines, _SPARK_TIMEOUT_S)
         if errors is None:
-            raise self._timeout_error("the SQL of the routes was not looked at")
+            raise self._timeout_error("the SQL of the routes was not checked")
         if errors:
             raise ConfigErrors(errors)
 
@@ -558,7 +558,7 @@ class Reloader:
                 text = text or (status.get("last_error") or {}).get("text") or status.get("held_back") or ""
                 problem = str(text or "the broker gave no answer in time").partition("   [TL-")[0].rstrip(".")
                 remedy = "Correct the filter or the broker's access list, and reload again."
-                remedy = remedy if state is FilterChangeState.REFUSED else "Reload again when it is there."
+                remedy = remedy if state is FilterChangeState.REFUSED else "Reload again when the broker is available."
                 raise ConfigError("TL-C176", f'line "{line.name}"', f"a filter is not subscribed: {problem}", remedy)
 
     def _unsubscribe(self, change: LineChange) -> str:
