@@ -24,7 +24,7 @@ from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline import Client
 from towline.bridge.config.file import load
-from towline.bridge.runtime.session import SCRATCH_DIRECTORY
+from towline.bridge.runtime.session import SCRATCH_DIR
 from towline.bridge.runtime.state import read_pause
 from towline.bridge.runtime.status import fetch_status
 from towline_prove.devstack import Kafka, Mosquitto
@@ -241,7 +241,7 @@ def test_another_user_reads_and_reaches_nothing(bridge: Running, mosquitto: Mosq
     listening = [address for one in family for address in addresses(one)]
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
-    sparks = bridge.directory / bridge.state / SCRATCH_DIRECTORY
+    sparks = bridge.directory / bridge.state / SCRATCH_DIR
     mine = {sparks, *sparks.glob("*"), *sparks.glob("*/*/")}
     names = {path.name.partition("-")[0] for path in sparks.glob("*/*/")}
     assert {"blockmgr", "spark"} <= names, "what Spark leaves when it is killed lies in the state directory"

@@ -230,7 +230,7 @@ def test_no_two_sentences_of_a_plan_contradict_each_other(
     says = {
         "acks      when Kafka has the message": after_kafka,
         "an acknowledgement waits for its batch in Kafka": after_kafka,
-        "no more than the broker's window is received": after_kafka,
+        "only the broker's window is received": after_kafka,
         "as long as the broker keeps its session": after_kafka,
         "holds what was acknowledged and is not yet in Kafka": known and not after_kafka,
         "each gateway has settings of its own": not known,

@@ -19,10 +19,10 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.tables import NAME
 from towline.bridge.runtime import supervisor
 from towline.bridge.runtime.session import (
-    SCRATCH_DIRECTORY,
+    SCRATCH_DIR,
     check_java,
     check_python,
-    create_scratch_directory,
+    create_scratch_dir,
     driver_environment,
     socket_settings,
 )
@@ -137,20 +137,20 @@ def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
 
 
 def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
-    left = tmp_path / SCRATCH_DIRECTORY / "spark-left"
+    left = tmp_path / SCRATCH_DIR / "spark-left"
     (left / "blockmgr-1").mkdir(parents=True)
     (left / "blockmgr-1" / "x").touch()
-    first, lock = create_scratch_directory(tmp_path)
+    first, lock = create_scratch_dir(tmp_path)
     assert not left.exists()
     holder = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
     os.close(lock)
-    second, other = create_scratch_directory(tmp_path)
+    second, other = create_scratch_dir(tmp_path)
     os.close(other)
     assert first.exists()  # its process lives
     holder.kill()
     holder.wait()
-    third, lock = create_scratch_directory(tmp_path)
-    assert [path.name for path in (tmp_path / SCRATCH_DIRECTORY).iterdir()] == [third.name]
+    third, lock = create_scratch_dir(tmp_path)
+    assert [path.name for path in (tmp_path / SCRATCH_DIR).iterdir()] == [third.name]
     assert not second.exists()
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
@@ -158,7 +158,7 @@ def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
 
 def test_no_line_lives_where_spark_drops_files() -> None:
     assert re.match(NAME, "tmp")
-    assert not re.match(NAME, SCRATCH_DIRECTORY)
+    assert not re.match(NAME, SCRATCH_DIR)
 
 
 #: A path's bytes, and what Java says when a socket is bound to it.
@@ -172,7 +172,7 @@ def test_sparks_sockets_are_never_too_long_for_java(temporary: str, monkeypatch:
     monkeypatch.setattr(tempfile, "tempdir", temporary)
     for length in range(2, 200):
         state_dir = Path("/" + "x" * (length - 1))
-        spark = f"{state_dir}/{SCRATCH_DIRECTORY}/spark-abcdefgh"
+        spark = f"{state_dir}/{SCRATCH_DIR}/spark-abcdefgh"
         chosen = socket_settings(state_dir).get("spark.python.unix.domain.socket.dir")
         assert len(f"{chosen or spark}/.{uuid.uuid4()}.sock") <= JAVAS_MOST
         assert (chosen is None) == (length < 44), "a private directory where it is short enough"

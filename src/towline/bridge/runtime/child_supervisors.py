@@ -42,7 +42,7 @@ from towline.bridge.lines.statuses import (
     statuses_by_gateway,
 )
 from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
-from towline.bridge.runtime.session import check_java, create_scratch_directory, driver_environment
+from towline.bridge.runtime.session import check_java, create_scratch_dir, driver_environment
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
 from towline.errors import (
     BrokerRefused,
@@ -179,19 +179,11 @@ class KafkaSupervisor(ChildSupervisor):
         """
         deadline = time.monotonic() + _KAFKA_POLL_S
         for line in self.bridge.downlinks:
-            read_offsets, backlog = (
-                kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).committed_batch),
-                None,
-            )
-            is_stopped = self._state.lines[line.name].query == STOPPED
-            if (
-                admin is not None
-                and read_offsets
-                and not is_stopped
-                and (remaining_s := deadline - time.monotonic()) > 0
-            ):
+            offsets, backlog = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).committed_batch), None
+            is_stopped, remaining_s = self._state.lines[line.name].query == STOPPED, deadline - time.monotonic()
+            if admin is not None and offsets and not is_stopped and remaining_s > 0:
                 with contextlib.suppress(KafkaError):
-                    backlog = admin.backlog(read_offsets, remaining_s)
+                    backlog = admin.backlog(offsets, remaining_s)
             hidden_offsets = backlog and (backlog[1] if line.isolation_level == "read_committed" else 0)
             with self._state.lock:
                 view = self._state.lines[line.name]
@@ -200,9 +192,8 @@ class KafkaSupervisor(ChildSupervisor):
     @property
     def _outage_effect(self) -> str:
         """Effect of a Kafka outage on the messages, as text."""
-        broker_lines = [
-            f'"{line.name}"' for line in self.bridge.lines if line.gateway.effective_ack_after is AckAfter.KAFKA
-        ]
+        kafka = AckAfter.KAFKA
+        broker_lines = [f'"{line.name}"' for line in self.bridge.lines if line.gateway.effective_ack_after is kafka]
         if broker_lines and len(broker_lines) == len(self.bridge.lines):
             return "receiving stops at the broker's window, and the brokers queue new messages"
         exception_text = f", except those of {', '.join(broker_lines)}, which the broker queues" if broker_lines else ""
@@ -237,9 +228,8 @@ def ensure_topics(bridge: Bridge, topics: Iterable[str]) -> str:
         problem = f"the topic{'s' if is_plural else ''} {names} {'are' if is_plural else 'is'} not there"
         remedy = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
         raise KafkaError("TL-B03", bridge.kafka.bootstrap_servers, problem, remedy)
-    created_topics = admin.create(
-        dict.fromkeys(missing_topics, topic_settings.partitions), replication=topic_settings.replication_factor
-    )
+    partitions = dict.fromkeys(missing_topics, topic_settings.partitions)
+    created_topics = admin.create(partitions, replication=topic_settings.replication_factor)
     return f"kafka: created {', '.join(created_topics)} with {topic_settings.partitions} partitions each"
 
 
@@ -355,11 +345,8 @@ class GatewaySupervisor(ChildSupervisor):
             except GatewayError:
                 endpoint = GatewayEndpoint.read(state_dir)
                 has_ended = endpoint is None or endpoint.process.has_ended()
-                if (
-                    has_ended
-                    and self._view.status.get("drain")
-                    and is_drained(state_dir, configured_client_ids(self.line))
-                ):
+                was_draining = has_ended and self._view.status.get("drain")
+                if was_draining and is_drained(state_dir, configured_client_ids(self.line)):
                     problem, remedy = "its gateway was drained, and is not restarted", _REJOIN_REMEDY
                     raise GatewayError("TL-G55", self.location, problem, remedy) from None
                 timeouts = _MAX_TIMEOUTS if has_ended else timeouts + 1
@@ -376,25 +363,19 @@ class GatewaySupervisor(ChildSupervisor):
             with self._state.lock:
                 new_letters = self._view.update_status(status, notes)
             if new_letters:  # only the first of a run; the account has all
-                self._add_event(
-                    f"{count_text(new_letters)} written to the dead-letter topic; towline dlq show has the reasons"
-                )
+                text = f"{count_text(new_letters)} written to the dead-letter topic"
+                self._add_event(f"{text}; towline dlq show has the reasons")
         old_parts = statuses_by_gateway(self._view.previous_status)
         for name, part in statuses_by_gateway(status).items():
             last_problem, reported_at = self._last_problems.get(name, (None, 0.0))
-            problem = (
-                outage_text(name, part) if AWAY_SINCE in part else str((part.get("last_error") or {}).get("text", ""))
-            )
+            is_away, last_error = AWAY_SINCE in part, part.get("last_error") or {}
+            problem = outage_text(name, part) if is_away else str(last_error.get("text", ""))
             if problem != last_problem or (access_refused(part) and time.monotonic() - reported_at > _REMINDER_S):
-                text = (
-                    outage_problem(name, part)
-                    if AWAY_SINCE in part
-                    else problem or _recovery_text(name, part, last_problem or "")
-                )
-                if text:
+                event = problem or _recovery_text(name, part, last_problem or "")
+                if text := outage_problem(name, part) if is_away else event:
                     self._add_event(text)
                     self._last_problems[name] = problem, time.monotonic()
-            for event in _new_losses(old_parts.get(name, {}), part) if AWAY_SINCE not in part else ():
+            for event in _new_losses(old_parts.get(name, {}), part) if not is_away else ():
                 self._add_event(f"gateway {name}: {event}" if name else event)
         self._view.previous_status = status
 
@@ -424,14 +405,10 @@ def _recovery_text(name: str, part: Mapping[str, Any], last_problem: str) -> str
     """Return an event for a gateway that has recovered; "" if there is nothing to report."""
     if name:
         return f"gateway {name} answers again: {part.get('state')}"
-    room_text = "there is disk space again, and messages are received"
-    return (
-        ""
-        if part.get("state") != "online"
-        else room_text
-        if "[TL-J" in last_problem
-        else f"connected to {part.get('broker')}"
-    )
+    if part.get("state") != "online":
+        return ""
+    has_room = "[TL-J" in last_problem
+    return "there is disk space again, and messages are received" if has_room else f"connected to {part.get('broker')}"
 
 
 def _new_losses(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> Iterator[str]:
@@ -493,10 +470,8 @@ class DriverSupervisor(ChildSupervisor):
                 self.fatal_error = error
         if self.is_active:
             exit_text = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with code {exit_code}"
-            self._handle_exit(
-                self._last_report
-                or f"its driver {exit_text}" + ("" if has_reported else self._last_log_line(log_start))
-            )
+            log_text = "" if has_reported else self._last_log_line(log_start)
+            self._handle_exit(self._last_report or f"its driver {exit_text}{log_text}")
 
     def _last_log_line(self, log_start: int) -> str:
         """Return the last line of the driver's log after a position, as the end of a sentence."""
@@ -590,7 +565,7 @@ class DriverSupervisor(ChildSupervisor):
         with contextlib.ExitStack() as stack:
             handle = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, handle)
-            directory, lock = create_scratch_directory(self._bridge.state_dir)
+            directory, lock = create_scratch_dir(self._bridge.state_dir)
             stack.callback(os.close, lock)
             process = subprocess.Popen(
                 self.command,
@@ -629,10 +604,9 @@ class DriverSupervisor(ChildSupervisor):
             self._state.spark_restarts += 1
             for name in self._state.lines.keys() - self.stopped_lines:
                 self._state.lines[name].query = PAUSED if self._is_paused(name) else "starting"
+        text = "the same error" if reason == self._last_reason else reason
         retry_text = f"restarting in {pause:.1f} s, messages are still received"
-        self._state.add_event(
-            f"spark: {'the same error' if reason == self._last_reason else reason}; {retry_text} (log: {self.log_path})"
-        )
+        self._state.add_event(f"spark: {text}; {retry_text} (log: {self.log_path})")
         self._last_reason = reason
         self._stopping.wait(pause)
 

@@ -50,7 +50,7 @@ STOP_TIMEOUT_S: Final = 10.0
 #: The same after ``hold``: during a Kafka outage a batch does not end; it is repeated after the query's next start.
 HOLD_TIMEOUT_S: Final = 10.0
 #: Longest retry pause by error code, in seconds, for a failure that may end at any moment: a full disk.
-_MAX_RETRY_PAUSE_S: Final = {"TL-B56": 2.0}
+_MAX_PAUSE_S: Final = {"TL-B56": 2.0}
 _PROCESSING_MESSAGE: Final = "Processing new data"
 #: Longest time, in seconds, that a query counts as starting: its first batch may wait for an unavailable Kafka.
 _START_WINDOW_S: Final = 15.0
@@ -77,9 +77,7 @@ class ReportWriter:
             self._stream.flush()
 
 
-_LINE_ADAPTER: Final[TypeAdapter[Uplink | Downlink]] = TypeAdapter(
-    Uplink | Downlink, config=ConfigDict(hide_input_in_errors=True)
-)
+_LINE_ADAPTER = TypeAdapter[Uplink | Downlink](Uplink | Downlink, config=ConfigDict(hide_input_in_errors=True))
 
 
 def create_query(bridge: Bridge, line: Uplink | Downlink) -> UplinkQuery | DownlinkQuery:
@@ -151,10 +149,8 @@ class LineRunner:
     def _ensure_topics(self) -> None:
         """Check that the topics of the line exist; without an answer of Kafka the query itself waits for it."""
         try:
-            created_text = ensure_topics(
-                self._configured_query.bridge,
-                self._configured_query.bridge.topics_required_by(self._configured_query.line),
-            )
+            line, bridge = self._configured_query.line, self._configured_query.bridge
+            created_text = ensure_topics(bridge, bridge.topics_required_by(line))
         except KafkaError as error:
             if error.code not in NO_ANSWER_CODES:
                 raise
@@ -188,20 +184,16 @@ class LineRunner:
         """
         self._has_committed, self._last_failure = True, ""
         self._backoff.reset()
-        durations_ms, (query_id, batch_id) = (
-            progress.get("durationMs", {}),
-            (progress.get("id", ""), progress["batchId"]),
-        )
-        if "addBatch" not in durations_ms or (
-            query_id == self._reported_batch[0] and batch_id <= self._reported_batch[1]
-        ):
+        durations, query_id = progress.get("durationMs", {}), progress.get("id", "")
+        batch_id, (last_query, last_batch) = progress["batchId"], self._reported_batch
+        if "addBatch" not in durations or (query_id == last_query and batch_id <= last_batch):
             return
         self._reported_batch = query_id, batch_id
         try:
             self._started_query.count_spark(progress)
         except Exception as error:  # noqa: BLE001 - a failed count does not stop the query
             sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
-        self._driver.report("progress", line=self._name, query=query_id, batch=batch_id, millis=durations_ms)
+        self._driver.report("progress", line=self._name, query=query_id, batch=batch_id, millis=durations)
 
     def replace_query(self, query: LineQuery[Any]) -> None:
         """Replace the query of the line and start it at the next step, also after a permanent failure."""
@@ -233,9 +225,7 @@ class LineRunner:
         # The query checked the topics' ids before its restart, and still fails.
         is_permanent = failure.permanent or (failure.code == "TL-B06" and failure.text == self._last_failure)
         self._last_failure = failure.text
-        pause = (
-            None if is_permanent else min(self._backoff.next_pause(), _MAX_RETRY_PAUSE_S.get(failure.code, math.inf))
-        )
+        pause = None if is_permanent else min(self._backoff.next_pause(), _MAX_PAUSE_S.get(failure.code, math.inf))
         self.start_at = math.inf if pause is None else time.monotonic() + pause
         self._driver.report("failed", line=self._name, code=failure.code, text=failure.text, again_in=pause)
 

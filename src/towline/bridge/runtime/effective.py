@@ -68,10 +68,8 @@ def _line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) 
         yield "Kafka producer", _producer_settings(bridge, sink_settings, document)
         if policy(sink_settings.guarantee).transactions:
             sources = {**_guarantee_sources(sink_settings), **dict.fromkeys(READER_CONFIG, ALWAYS)}
-            yield (
-                "Kafka consumer of markers",
-                list(_client_settings(bridge, document, {**sink_settings.client, **READER_CONFIG}, sources)),
-            )
+            reader_settings = {**sink_settings.client, **READER_CONFIG}
+            yield "Kafka consumer of markers", list(_client_settings(bridge, document, reader_settings, sources))
         return
     query = DownlinkQuery(bridge, line)
     consumer_settings = query.source_settings()
@@ -79,10 +77,8 @@ def _line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) 
         consumer_settings["sasl.jaas.config"] = consumer_settings["sasl.jaas.config"].partition(" ")[0]
     isolation_source = document.first_location((*document.table_path(line.kind, line.name), "isolation_level"))
     sources = {"isolation.level": isolation_source or f"guarantee = {line.guarantee}"}
-    yield (
-        "Kafka consumer (Spark's source)",
-        list(_client_settings(bridge, document, consumer_settings, sources, ALWAYS)),
-    )
+    rows = _client_settings(bridge, document, consumer_settings, sources, ALWAYS)
+    yield "Kafka consumer (Spark's source)", list(rows)
     if (dead_letter_settings := query.sink_settings()) is not None:
         yield "Kafka producer of dead letters", _producer_settings(bridge, dead_letter_settings, document)
 
@@ -93,45 +89,29 @@ def _line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) 
 def _mqtt_settings(line: AnyLine, gateway: GatewaySettings, document: Document) -> Iterator[Setting]:
     """Yield the MQTT settings of one gateway by their keys in ``[mqtt]``; settings without a value are skipped."""
     connection = gateway.connection
-    session_config = connection.session_config_for(connection.levels[0])
+    session = connection.session_config_for(connection.levels[0])
     table, guarantee_source = document.table_path(line.kind, line.name), f"guarantee = {line.guarantee}"
-    client_id_source = " and ".join(
-        filter(
-            None,
-            (
-                document.first_location(("mqtt", "client_id_prefix"), ("name",)),
-                document.first_location((*table, "name")),
-            ),
-        )
-    )
-    session_values = {
-        key: getattr(session_config, key) for key in MqttSettings.model_fields if hasattr(session_config, key)
-    }
-    gateway_values = {
-        "brokers": ", ".join(map(str, gateway.brokers)),
-        "will": gateway.will,
-        "authenticator": gateway.authenticator,
-    }
+    prefix_source = document.first_location(("mqtt", "client_id_prefix"), ("name",))
+    id_sources = filter(None, (prefix_source, document.first_location((*table, "name"))))
+    client_id_source = " and ".join(id_sources)
+    values = vars(gateway) | {key: getattr(session, key) for key in MqttSettings.model_fields if hasattr(session, key)}
+    values |= {"brokers": ", ".join(map(str, gateway.brokers)), "will": gateway.will}
+    values |= {"authenticator": gateway.authenticator}
+    values |= {"session_expiry_s": "for ever"} if session.session_expiry_s == _NEVER_EXPIRES else {}
     hidden_keys = {"retain_handling"} if any(broker.tls for broker in gateway.brokers) else {"retain_handling", "tls"}
-    values = {**vars(gateway), **session_values, **gateway_values}
-    values |= {"session_expiry_s": "for ever"} if session_config.session_expiry_s == _NEVER_EXPIRES else {}
     keys = dict.fromkeys(("brokers", "client_id", *MqttSettings.model_fields))
     for path, value in _flatten({key: values[key] for key in keys if key not in hidden_keys}):
         default_source = client_id_source if path == ("client_id",) else DEFAULT
         source = document.first_location((*table, "mqtt", *path), ("mqtt", *path)) or default_source
         yield _setting(document, ".".join(path), value, source)
-    packet = connect_packet(session_config, None, discard_session=False)
+    packet = connect_packet(session, None, discard_session=False)
     yield _setting(document, "Clean Start", packet.clean_start, ALWAYS)
     yield _setting(document, "Maximum Packet Size", packet.max_packet_size or "not announced", ALWAYS)
-    for topic_filter in session_config.filters:
-        pattern_text = document.restore_references(topic_filter.pattern, "from")
-        yield _setting(
-            document,
-            f"filter {pattern_text}",
-            _filter_text(topic_filter),
-            _qos_source(topic_filter, line, document, table, guarantee_source),
-        )
-    if session_config.filters:
+    for topic_filter in session.filters:
+        name = f"filter {document.restore_references(topic_filter.pattern, 'from')}"
+        source = _qos_source(topic_filter.pattern, line, document, table) or guarantee_source
+        yield _setting(document, name, _filter_text(topic_filter), source)
+    if session.filters:
         ack_source = document.first_location((*table, "ack_after")) or guarantee_source
         yield _setting(document, "acknowledged after", gateway.effective_ack_after.value, ack_source)
 
@@ -145,25 +125,19 @@ def _flatten(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
             yield (*path, key), value
 
 
-def _qos_source(
-    topic_filter: Filter, line: AnyLine, document: Document, table: tuple[str, int], guarantee_source: str
-) -> str:
-    """Return the source of a filter's QoS: the route that sets it, or the guarantee."""
+def _qos_source(pattern: str, line: AnyLine, document: Document, table: tuple[str, int]) -> str:
+    """Return the source of a filter's QoS: the route that sets it, or the guarantee and the route; "" for no route."""
     for number, route in enumerate(line.routes if isinstance(line, Uplink) else ()):
-        if route.pattern.filter == topic_filter.pattern:
-            route_path = (*table, "route", number)
-            return document.first_location((*route_path, "qos")) or ", ".join(
-                filter(None, (guarantee_source, document.first_location((*route_path, "from"))))
-            )
-    return guarantee_source
+        if route.pattern.filter == pattern:
+            path = (*table, "route", number)
+            sources = filter(None, (f"guarantee = {line.guarantee}", document.first_location((*path, "from"))))
+            return document.first_location((*path, "qos")) or ", ".join(sources)
+    return ""
 
 
 def _filter_text(topic_filter: Filter) -> str:
-    retain_text = "retained messages as the journal knows the filter"
-    parts = [
-        f"QoS {topic_filter.qos}",
-        retain_text if topic_filter.retain_handling is None else _RETAIN_HANDLING_TEXTS[topic_filter.retain_handling],
-    ]
+    handling, retain_text = topic_filter.retain_handling, "retained messages as the journal knows the filter"
+    parts = [f"QoS {topic_filter.qos}", retain_text if handling is None else _RETAIN_HANDLING_TEXTS[handling]]
     parts += ["no local"] if topic_filter.no_local else []
     parts += [] if topic_filter.retain_as_published else ["RETAIN cleared"]
     parts += [f"identifier {topic_filter.identifier}"] if topic_filter.identifier is not None else []
@@ -174,23 +148,18 @@ def _filter_text(topic_filter: Filter) -> str:
 
 
 def _producer_settings(bridge: Bridge, settings: SinkSettings, document: Document) -> list[Setting]:
-    transaction_settings: dict[str, Any] = {}
+    client = dict(settings.client)
     if policy(settings.guarantee).transactions and settings.sink_id is not None:
-        parts = sorted({0, settings.parallelism - 1})
-        transaction_settings["transactional.id"] = " to ".join(
-            settings.transactional_id(settings.sink_id, part) for part in parts
-        )
+        ids = (settings.transactional_id(settings.sink_id, part) for part in sorted({0, settings.parallelism - 1}))
+        client["transactional.id"] = " to ".join(ids)
     sources = {**_guarantee_sources(settings), **dict.fromkeys(PRODUCER_CONFIG, ALWAYS)}
-    return list(
-        _client_settings(bridge, document, {**settings.client, **transaction_settings, **PRODUCER_CONFIG}, sources)
-    )
+    return list(_client_settings(bridge, document, {**client, **PRODUCER_CONFIG}, sources))
 
 
 def _guarantee_sources(settings: SinkSettings) -> dict[str, str]:
     """Return the librdkafka settings that the guarantee sets, with the guarantee as their source."""
-    return dict.fromkeys(
-        {*policy(settings.guarantee).kafka_settings, *_TIMEOUT_SETTINGS}, f"guarantee = {settings.guarantee}"
-    )
+    names = {*policy(settings.guarantee).kafka_settings, *_TIMEOUT_SETTINGS}
+    return dict.fromkeys(names, f"guarantee = {settings.guarantee}")
 
 
 def _client_settings(
@@ -218,13 +187,9 @@ def _client_settings(
 def _value_text(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_value_text, value))
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value) or '""'
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 
 def render_effective(settings: Mapping[str, Mapping[str, list[Setting]]]) -> list[str]:
@@ -232,10 +197,8 @@ def render_effective(settings: Mapping[str, Mapping[str, list[Setting]]]) -> lis
     text_lines = []
     for line, client_settings in settings.items():
         for client_name, rows in client_settings.items():
-            name_width, value_width = (max((len(row[key]) for row in rows), default=0) for key in ("name", "value"))
+            names, values = (max((len(row[key]) for row in rows), default=0) for key in ("name", "value"))
+            values = min(values, _MAX_VALUE_WIDTH)
             text_lines += ["", f'▸ line "{line}"   {client_name}']
-            text_lines += [
-                f"  {row['name']:{name_width}}  {row['value']:{min(value_width, _MAX_VALUE_WIDTH)}}   {row['source']}"
-                for row in rows
-            ]
+            text_lines += [f"  {row['name']:{names}}  {row['value']:{values}}   {row['source']}" for row in rows]
     return text_lines

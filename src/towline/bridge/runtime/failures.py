@@ -18,15 +18,11 @@ NO_JVM = "Spark's JVM ended before it was ready"
 #: The code is the last one of its line: a name from a device may contain another, which must not count [I13].
 _TOWLINE_ERROR = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
 #: Error of ``raise_error`` in the line's SQL: a whole line, unlike its text in the query plan.
-_RAISED_BY_SQL = re.compile(
-    r"^(?:.*?\[USER_RAISED_EXCEPTION\] )?(.*\[(TL-[A-Z]\d+)\])(?: SQLSTATE: \w+)?$", re.MULTILINE
-)
+_SQL_RAISED = re.compile(r"^(?:.*?\[USER_RAISED_EXCEPTION\] )?(.*\[(TL-[A-Z]\d+)\])(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _SPARK_ERROR = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _PLAN_HEADER = "\n=== Streaming Query ==="
 #: Text before the exception: Java call, or query id.
-_CALL_PREFIX = re.compile(
-    r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )"
-)
+_CALL = re.compile(r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )")
 #: Causes below the first line of an error: output of a Python that does not start, last exception of a Python
 #: traceback, reason of a lost executor.
 _CAUSE_PATTERNS = (
@@ -50,7 +46,7 @@ _EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
 #: Data loss in Spark's Kafka source (4.2 to 4.3), which has no error class for it.
 _DATA_LOSS = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
 #: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint (`look_at_topics`).
-_TOPIC_MISSING = re.compile(
+_TOPIC_GONE = re.compile(
     r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed"
 )
 _SQLSTATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
@@ -82,13 +78,12 @@ def failure_reason(error: BaseException | str, location: str, summary: str = "th
     """
     if isinstance(error, TowlineError):
         return FailureReason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
-    text = _CALL_PREFIX.sub("", str(error).partition(_PLAN_HEADER)[0])
-    if error_match := _TOWLINE_ERROR.search(text) or _RAISED_BY_SQL.search(text):
+    text = _CALL.sub("", str(error).partition(_PLAN_HEADER)[0])
+    if error_match := _TOWLINE_ERROR.search(text) or _SQL_RAISED.search(text):
         line = _JAVA_PREFIX.sub("", error_match[1].strip())
         return FailureReason(error_match[2], line, _is_permanent(error_match[2]))
-    code, problem, remedy, permanent = _foreign_failure(
-        "" if isinstance(error, str) else type(error).__name__, text, summary
-    )
+    class_name = "" if isinstance(error, str) else type(error).__name__
+    code, problem, remedy, permanent = _foreign_failure(class_name, text, summary)
     return FailureReason(code, str(TowlineError(code, location, problem, remedy)), permanent)
 
 
@@ -103,7 +98,7 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
     if _DISK_FULL.search(text):
         problem = f"{summary}: no space is left on the disk of Spark's checkpoint or temporary files"
         return "TL-B56", problem, "Free disk space; the query is retried, and nothing is lost.", False
-    if (data_loss := _DATA_LOSS.search(text)) and _TOPIC_MISSING.match(data_loss[1]):  # deleted or recreated
+    if (data_loss := _DATA_LOSS.search(text)) and _TOPIC_GONE.match(data_loss[1]):  # deleted or recreated
         problem = f"Spark misses a Kafka topic that the line reads: {_shorten(data_loss[1])}"
         remedy = "The retry checks for unread records of it; the line continues if there are none."
         return "TL-B06", problem, remedy, False
@@ -115,9 +110,8 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
         problem = f"Spark does not understand the line's SQL: {_shorten(error[2] if error else text.splitlines()[0])}"
         return "TL-C74", problem, "Correct it in the bridge file; the columns are those of the line's source.", True
     cause = next((matches[-1] for matches in (pattern.findall(text) for pattern in _CAUSE_PATTERNS) if matches), "")
-    first_line = next(
-        (line for line in _TASK_PREFIX.sub("", text).splitlines() if not _LINE_WITHOUT_TEXT.fullmatch(line)), class_name
-    )
+    lines = _TASK_PREFIX.sub("", text).splitlines()
+    first_line = next((line for line in lines if not _LINE_WITHOUT_TEXT.fullmatch(line)), class_name)
     detail = f"{error[1]} {cause or error[2]}" if error else cause or first_line
     if error and error[1] == "JAVA_GATEWAY_EXITED":
         detail = NO_JVM

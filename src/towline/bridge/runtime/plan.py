@@ -104,26 +104,20 @@ def _line_plan(line: Uplink | Downlink, document: Document) -> Plan:
         }
     )
     plan["kafka_topics"] = document.restore_references(line.fixed_topics, *_TOPIC_KEYS)
-    plan["subscriptions"] = _subscription_list(gateway, document)
+    plan["subscriptions"] = _filters(gateway, document)
     plan["share"] = [
-        {
-            "name": member.share.member,
-            "client_id": member.mqtt_client_id,
-            "subscriptions": _subscription_list(member, document),
-        }
-        for member in line.all_gateways
-        if member.share
+        {"name": share.member, "client_id": gateway.mqtt_client_id, "subscriptions": _filters(gateway, document)}
+        for gateway in line.all_gateways
+        if (share := gateway.share)
     ]
     rows = _uplink_rows(line, plan) if isinstance(line, Uplink) else _downlink_rows(line, plan)
     limits = _uplink_limits(line) if isinstance(line, Uplink) else _downlink_limits(line)
     return {**plan, "says": {label: text for label, text in rows if text}, "limits": _applicable(limits)}
 
 
-def _subscription_list(gateway: GatewaySettings, document: Document) -> list[Plan]:
-    return [
-        {"filter": document.restore_references(subscription.pattern, "from"), "qos": subscription.qos}
-        for subscription in gateway.subscriptions
-    ]
+def _filters(gateway: GatewaySettings, document: Document) -> list[Plan]:
+    filters = gateway.subscriptions
+    return [{"filter": document.restore_references(filter_.pattern, "from"), "qos": filter_.qos} for filter_ in filters]
 
 
 def _dedupes_every_route(line: Uplink) -> bool:
@@ -138,10 +132,8 @@ def _uplink_rows(line: Uplink, plan: Plan) -> Iterator[tuple[str, str | list[str
     if line.all_gateways:  # gateways of this file: broker and filters
         yield from _broker_row(plan)
         yield "share", f"{line.share_way}   order {'; '.join(_SHARE_TEXTS[line.share_way])}" if line.share_way else ""
-        yield (
-            "member",
-            [f"{member['name']}   client id {member['client_id']}   {_filters_text(member)}" for member in members],
-        )
+        texts = [f"{member['name']}   client id {member['client_id']}   {_filters_text(member)}" for member in members]
+        yield "member", texts
         yield "filters", "" if members else _filters_text(plan)
     for number, route in enumerate(plan["route"], start=1):
         yield f"route {number}", _route_text(route, route["dedupe"] or plan["dedupe"])
@@ -154,19 +146,10 @@ def _uplink_rows(line: Uplink, plan: Plan) -> Iterator[tuple[str, str | list[str
             write_text = f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
     yield "kafka", f"{write_text}   {_dead_letter_text(plan)}"
     yield "replay", f"a batch that a crash interrupted is {line_policy.replay_text}"
-    directory_condition = "the state directory is kept"
-    yield (
-        "lost",
-        line_policy.loss_text.replace(directory_condition, "the broker keeps its session")
-        if after_kafka
-        else line_policy.loss_text,
-    )
-    yield (
-        "doubled",
-        line_policy.duplicates_text.replace(_PUBLISHER_REPEATS.get(line.guarantee, ""), "")
-        if _dedupes_every_route(line)
-        else line_policy.duplicates_text,
-    )
+    lost, doubled = line_policy.loss_text, line_policy.duplicates_text
+    yield "lost", lost.replace("the state directory is kept", "the broker keeps its session") if after_kafka else lost
+    repeats = _PUBLISHER_REPEATS.get(line.guarantee, "") if _dedupes_every_route(line) else ""
+    yield "doubled", doubled.replace(repeats, "")
     cost = {
         _UPLINK_COST[line.guarantee]: True,
         "an acknowledgement waits for its batch in Kafka": after_kafka,
@@ -174,20 +157,17 @@ def _uplink_rows(line: Uplink, plan: Plan) -> Iterator[tuple[str, str | list[str
         "a place in Spark's state store for each message, some 200 B": line.dedupe_window,
     }
     yield "cost", "; ".join(_applicable(cost))
-    contents = "checkpoint and identity; the messages wait at the gateways"
-    yield (
-        "state",
-        f"{plan['state_dir']}   {contents if line.gateways else _store_limit('journal', gateway.journal.max_bytes)}",
-    )
+    contents = _store_limit("journal", gateway.journal.max_bytes)
+    contents = "checkpoint and identity; the messages wait at the gateways" if line.gateways else contents
+    yield "state", f"{plan['state_dir']}   {contents}"
 
 
 def _uplink_limits(line: Uplink) -> Conditions:
     is_exactly_once, is_remote = line.guarantee is Guarantee.EXACTLY_ONCE, not line.all_gateways
     after_kafka = line.gateway.effective_ack_after is AckAfter.KAFKA
     machine_text = "the machine of a member" if line.members else "the machine that holds state_dir"
-    lossy_routes, repeating_routes = (
-        _routes_with_promise(line, promise) for promise in (Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE)
-    )
+    lossy_routes = _routes_with_promise(line, Guarantee.AT_MOST_ONCE)
+    repeating_routes = _routes_with_promise(line, Guarantee.AT_LEAST_ONCE)
     return {
         "a consumer without isolation.level=read_committed sees aborted records too": is_exactly_once,
         _PUBLISHER_REPEATS[Guarantee.EXACTLY_ONCE]: is_exactly_once and not _dedupes_every_route(line),
@@ -195,19 +175,13 @@ def _uplink_limits(line: Uplink) -> Conditions:
         f"{repeating_routes}: a message comes twice where the broker sends it again": repeating_routes,
         f"repeats are dropped for {line.dedupe_window} at least, and longer while nothing else comes: "
         "a key must never name two messages": line.dedupe_window,
-        f"a jump of the gateway's clock ahead by more than {line.dedupe_window} "
-        "forgets what came before it": line.dedupe_window,
+        f"if the gateway's clock jumps ahead by over {line.dedupe_window}, earlier keys are lost": line.dedupe_window,
         "a device's messages are in order as long as they come by one gateway": line.gateways,
-        "a gateway that is away holds back its own messages only; a batch that was begun with them waits for it": (
-            line.gateways
-        ),
-        "each gateway has settings of its own: what it acknowledges when, and up to how much it keeps, is said there": (
-            is_remote
-        ),
-        "the machine of a gateway holds what it acknowledged before Kafka had it": is_remote,
-        "while Kafka is down no more than the broker's window is received: its queue has to hold the rest": (
-            after_kafka and not is_remote
-        ),
+        "an unavailable gateway delays its own messages only; a running batch with them waits for it": line.gateways,
+        "each gateway has settings of its own, also for acknowledgements and for the limit of its journal": is_remote,
+        "the machine of a gateway holds acknowledged messages that are not in Kafka yet": is_remote,
+        "while Kafka is down only the broker's window is received: its queue has to hold the rest": after_kafka
+        and not is_remote,
         f"{machine_text} holds what was acknowledged and is not yet in Kafka": not (after_kafka or is_remote),
         _BROKER_STORE_LIMIT: True,
         "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took": True,
@@ -234,10 +208,8 @@ def _downlink_rows(line: Downlink, plan: Plan) -> Iterator[tuple[str, str | list
         f"where {_shorten(plan['where'] or '')}": line.where,
         f"transform {line.transform}": line.transform,
     }
-    yield (
-        "kafka",
-        f"{source_names}   {line.isolation_level}   from {starting_offsets}   {_DOWNLINK_TEXTS[line.on_data_loss]}",
-    )
+    data_loss_text = _DOWNLINK_TEXTS[line.on_data_loss]
+    yield "kafka", f"{source_names}   {line.isolation_level}   from {starting_offsets}   {data_loss_text}"
     yield from _broker_row(plan)
     yield "publish", "   ".join(_applicable(parts))
     yield "confirm", f"{_DOWNLINK_TEXTS[line.confirm]}   {_dead_letter_text(plan)}"
@@ -252,9 +224,7 @@ def _downlink_rows(line: Downlink, plan: Plan) -> Iterator[tuple[str, str | list
 
 def _downlink_limits(line: Downlink) -> Conditions:
     return {
-        "a subscriber with QoS 0 or 1 may lose or double what the broker got once": (
-            line.guarantee is Guarantee.EXACTLY_ONCE
-        ),
+        "a subscriber with QoS 0 or 1 may lose or double messages": line.guarantee is Guarantee.EXACTLY_ONCE,
         _BROKER_STORE_LIMIT: True,
         "the machine that holds state_dir holds what was taken and is not yet delivered": True,
         "Kafka deletes by retention whether a line has read it or not": True,
@@ -262,9 +232,7 @@ def _downlink_limits(line: Downlink) -> Conditions:
 
 
 def _filters_text(member: Plan) -> str:
-    return "   ".join(
-        f"{subscription['filter']} (QoS {subscription['qos']})" for subscription in member["subscriptions"]
-    )
+    return "   ".join(f"{filter_['filter']} (QoS {filter_['qos']})" for filter_ in member["subscriptions"])
 
 
 def _shorten(sql: str, max_length: int = 100) -> str:
@@ -320,9 +288,8 @@ def plan_warnings(bridge: Bridge, document: Document) -> list[str]:
 def _uplink_warnings(line: Uplink, document: Document) -> Iterator[str]:
     for index, earlier_index in shadowed_routes(line.routes):
         yield f"route {index + 1} never gets a message: route {earlier_index + 1} takes all of them."
-    for pair in overlapping_pairs(
-        [] if line.dedupe_window else [subscription.pattern for subscription in line.gateway.subscriptions]
-    ):
+    patterns = [subscription.pattern for subscription in line.gateway.subscriptions]
+    for pair in overlapping_pairs([] if line.dedupe_window else patterns):
         pattern, other_pattern = document.restore_references(pair, "from")
         yield (
             f'the filters "{pattern}" and "{other_pattern}" overlap; '
@@ -346,18 +313,12 @@ def _uplink_warnings(line: Uplink, document: Document) -> Iterator[str]:
 def _share_warnings(line: Uplink, document: Document) -> Iterator[str]:
     if line.share_way is ShareMethod.FILTERS:
         member_patterns = {subscription.pattern for member in line.members for subscription in member.subscriptions}
-        for pattern in (
-            subscription.pattern
-            for subscription in line.gateway.subscriptions
-            if subscription.pattern not in member_patterns
-        ):
+        patterns = (subscription.pattern for subscription in line.gateway.subscriptions)
+        for pattern in (pattern for pattern in patterns if pattern not in member_patterns):
             pattern_text = document.restore_references(pattern, "from")
             yield f'of "{pattern_text}" only what the members\' filters take is received; the rest comes to nobody.'
     if line.share_way is ShareMethod.SUBSCRIPTION:
-        yield (
-            "the order of a device's messages is not kept: the broker gives them to any member "
-            '(share = "subscription").'
-        )
+        yield 'the order of a device\'s messages is not kept: any member gets them (share = "subscription").'
         yield "what the broker has queued for a member that is away waits in its session, and is given to no other."
         yield "a shared subscription brings no retained messages."
         if line.dedupe_window:

@@ -42,13 +42,10 @@ def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> None:
             continue
         committed = ((line_status["gateway"] or {}).get("consumers") or {}).get(CONSUMER)
         comparison, checkpoint = _compare_line(bridge, line), Checkpoint(str(line.checkpoint))
-        if (
-            isinstance(line, Uplink)
-            and committed is not None
-            and (end_positions := positions_at(checkpoint, checkpoint.last_committed_batch()))
-        ):
-            end = sum(position.offset for position in end_positions)
-            if int(committed) > end:
+        if isinstance(line, Uplink) and committed is not None:
+            positions = positions_at(checkpoint, checkpoint.last_committed_batch()) or ()
+            end = sum(position.offset for position in positions)
+            if positions and int(committed) > end:
                 text = f"journal says {committed:,} committed · the checkpoint's last batch ends at {end:,}   [TL-K61]"
                 comparison |= {"agrees": False, "why": text}
         line_status["markers"] = comparison
@@ -104,14 +101,8 @@ def compare_markers(sink_totals: BatchTotals | None, markers: Mapping[int, Marke
         ``rows`` and ``dead_lettered`` of the markers, ``noted_rows`` and ``noted_dead_lettered`` of the sink, if known;
         ``agrees``, None if they can't be compared; and ``why`` not.
     """
-    existing_markers, partitions = (
-        [marker for marker in markers.values() if marker is not None],
-        int(sink.rpartition("/")[2]),
-    )
-    comparison: dict[str, Any] = {
-        "rows": sum(marker.total_rows for marker in existing_markers) if existing_markers else None,
-        "agrees": None,
-    }
+    partitions, rows = int(sink.rpartition("/")[2]), [marker.total_rows for marker in markers.values() if marker]
+    comparison: dict[str, Any] = {"rows": sum(rows) if rows else None, "agrees": None}
     if sink_totals is None or sink_totals.marks is None or sink_totals.sink != sink:
         return {**comparison, "why": "the sink has no totals to compare"}
     comparison["noted_rows"] = sink_totals.marks.rows
@@ -121,20 +112,14 @@ def compare_markers(sink_totals: BatchTotals | None, markers: Mapping[int, Marke
         return {**comparison, "agrees": False, "why": reason}
     if any(marker.writer == ANY_QUERY for marker in sink_markers):
         return {**comparison, "why": "a person has set the markers"}
-    if mismatched_marker := next(
-        (marker for marker in sink_markers if not 0 <= marker.batch - sink_totals.batch <= 1), None
-    ):
-        reason = f"a marker is of batch {mismatched_marker.batch}, the sink has batch {sink_totals.batch}   [TL-K62]"
+    batch = sink_totals.batch
+    if batches := [marker.batch for marker in sink_markers if not 0 <= marker.batch - batch <= 1]:
+        reason = f"a marker is of batch {batches[0]}, the sink has batch {batch}   [TL-K62]"
         return {**comparison, "agrees": False, "why": reason}
-    unnoted_markers = [
-        marker for marker in sink_markers if marker.batch > sink_totals.batch
-    ]  # one batch ahead of the checkpoint
-    comparison["rows"] = sum(marker.total_rows for marker in sink_markers) - sum(
-        marker.rows for marker in unnoted_markers
-    )
-    comparison["dead_lettered"] = sum(marker.total_dead_lettered for marker in sink_markers) - sum(
-        marker.dead_lettered for marker in unnoted_markers
-    )
+    new_markers = [marker for marker in sink_markers if marker.batch > batch]  # one batch ahead of the checkpoint
+    comparison["rows"] = sum(m.total_rows for m in sink_markers) - sum(m.rows for m in new_markers)
+    new_letters = sum(marker.dead_lettered for marker in new_markers)
+    comparison["dead_lettered"] = sum(marker.total_dead_lettered for marker in sink_markers) - new_letters
     comparison["noted_dead_lettered"] = sink_totals.marks.dead_lettered
     mismatches = [
         f"the markers say {comparison[key]:,} {noun}, the sink has {comparison[f'noted_{key}']:,}   [TL-K62]"

@@ -64,11 +64,8 @@ class LineChange:
     @property
     def changes_filters(self) -> bool:
         """True if the running gateway has to change its filters; remote gateways have settings of their own."""
-        return (
-            not self.starts_gateway
-            and not _remote_gateways(self.new_line)[0]
-            and bool(self.added_filters or self.removed_filters)
-        )
+        is_local = not self.starts_gateway and not _remote_gateways(self.new_line)[0]
+        return is_local and bool(self.added_filters or self.removed_filters)
 
     @property
     def old_filters(self) -> Sequence[SubscribedFilter]:
@@ -86,9 +83,7 @@ class LineChange:
         old_subscriptions = {subscription.pattern: subscription for subscription in self.old_filters}
         new_subscriptions = {subscription.pattern: subscription for subscription in self.new_line.gateway.subscriptions}
         if self.new_line.guarantee is Guarantee.AT_MOST_ONCE:
-            return tuple(
-                subscription for pattern, subscription in new_subscriptions.items() if pattern in old_subscriptions
-            )
+            return tuple(new_subscriptions[pattern] for pattern in new_subscriptions if pattern in old_subscriptions)
         return tuple((old_subscriptions | new_subscriptions).values())
 
     def summary(self) -> str:
@@ -96,11 +91,8 @@ class LineChange:
         if self.old_line is None:
             return f'line "{self.new_line.name}": new'
         old_routes, new_routes = (getattr(line, "route", ()) for line in (self.old_line, self.new_line))
-        parts = (
-            [f"{len(old_routes)} route{'s' * (len(old_routes) != 1)} → {len(new_routes)}"]
-            if old_routes != new_routes
-            else []
-        )
+        routes_text = f"{len(old_routes)} route{'s' * (len(old_routes) != 1)} → {len(new_routes)}"
+        parts = [routes_text] if old_routes != new_routes else []
         if not _remote_gateways(self.new_line)[0]:
             parts += [f"subscribed {', '.join(self.added_filters)}"] if self.added_filters else []
             parts += [f"unsubscribed {', '.join(self.removed_filters)}"] if self.removed_filters else []
@@ -120,45 +112,37 @@ def line_changes(running_bridge: Bridge, new_bridge: Bridge) -> list[LineChange]
     """
     if restart_keys := list(_restart_keys(running_bridge, new_bridge)):
         problem, location = "needs a restart, and is unchanged until then", str(new_bridge.file)
-        raise ConfigErrors(
-            [ConfigError("TL-C169", location, f"{key} {problem}", _RESTART_REMEDY) for key in restart_keys]
-        )
-    running_lines = {line.name: line for line in running_bridge.lines}
-    changes = [
-        LineChange(running_lines.get(line.name), line)
-        for line in new_bridge.lines
-        if line != running_lines.get(line.name)
-    ]
-    transition_errors = []
+        errors = [ConfigError("TL-C169", location, f"{key} {problem}", _RESTART_REMEDY) for key in restart_keys]
+        raise ConfigErrors(errors)
+    old_lines = {line.name: line for line in running_bridge.lines}
+    pairs = ((old_lines.get(line.name), line) for line in new_bridge.lines)
+    changes = [LineChange(old_line, new_line) for old_line, new_line in pairs if old_line != new_line]
+    errors = []
     for change in changes:
-        if (
-            change.old_line and change.old_line.gateway.mqtt_client_id == change.new_line.gateway.mqtt_client_id
-        ):  # else the gateway has another session
-            old_patterns, location = (
-                (subscription.pattern for subscription in change.old_filters),
-                f'{new_bridge.file}  uplink "{change.new_line.name}"',
-            )
-            transition_errors.append(change.new_line.gateway.filter_change_error(old_patterns, location))
-    if errors := [error for error in transition_errors if error]:
+        gateway, location = change.new_line.gateway, f'{new_bridge.file}  uplink "{change.new_line.name}"'
+        # With another client id the gateway has another session.
+        if change.old_line and change.old_line.gateway.mqtt_client_id == gateway.mqtt_client_id:
+            old_patterns = (subscription.pattern for subscription in change.old_filters)
+            if error := gateway.filter_change_error(old_patterns, location):
+                errors.append(error)
+    if errors:
         raise ConfigErrors(errors)
     return changes
 
 
 def _restart_keys(running_bridge: Bridge, new_bridge: Bridge) -> Iterator[str]:
     """Yield the keys of the file with a changed value that need a restart."""
-    old_values, new_values = (
-        bridge.model_dump(mode="json", exclude=_NOT_COMPARED) for bridge in (running_bridge, new_bridge)
-    )
+    bridges = (running_bridge, new_bridge)
+    old_values, new_values = (bridge.model_dump(mode="json", exclude=_NOT_COMPARED) for bridge in bridges)
     for table, _, key in (path.partition(".") for path in _differing_keys(old_values, new_values)):
         yield f"[{table}] {key}" if key else table
     new_kinds = {line.name: line.kind for line in new_bridge.lines}
     for line in running_bridge.lines:
         if new_kinds.get(line.name) != line.kind:
             yield f'{line.kind} "{line.name}", which was removed,'
-    old_session, new_session = _session_settings(running_bridge), _session_settings(new_bridge)
-    yield from (
-        f"{key} (fixed when Spark's session starts)" for key, value in new_session.items() if value != old_session[key]
-    )
+    old_session, new_session = map(_session_settings, bridges)
+    changed = (key for key, value in new_session.items() if value != old_session[key])
+    yield from (f"{key} (fixed when Spark's session starts)" for key in changed)
 
 
 def _session_settings(bridge: Bridge) -> dict[str, object]:
@@ -179,9 +163,8 @@ def _remote_gateways(line: Uplink | Downlink) -> tuple[object, ...]:
 def _differing_keys(old_value: Any, new_value: Any, prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of two tables with different values; never the values, which may be secrets [I12]."""
     if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
-        for key in [*old_value, *(new_key for new_key in new_value if new_key not in old_value)]:
-            yield from _differing_keys(
-                old_value.get(key), new_value.get(key), f"{prefix}.{key}" if prefix else str(key)
-            )
+        for key in dict.fromkeys((*old_value, *new_value)):
+            path = f"{prefix}.{key}" if prefix else str(key)
+            yield from _differing_keys(old_value.get(key), new_value.get(key), path)
     elif old_value != new_value:
         yield prefix

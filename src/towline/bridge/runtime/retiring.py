@@ -23,7 +23,7 @@ from towline.bridge.lines.identity import (
     open_sessions,
 )
 from towline.bridge.runtime.screen import Screen
-from towline.bridge.runtime.session import SCRATCH_DIRECTORY
+from towline.bridge.runtime.session import SCRATCH_DIR
 from towline.bridge.runtime.state import BRIDGE_FILE
 from towline.bridge.runtime.supervisor import Supervisor, lock_state_directory
 from towline.errors import ConfigError, GatewayError
@@ -69,9 +69,9 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
                     stop_running(settings.state_dir)
                     end_session(settings.connection, client.client_id, lambda: False)
                     record_session_end(settings.state_dir, client.client_id, "discarded")
-        (bridge.state_dir / SCRATCH_DIRECTORY).mkdir(mode=0o700, exist_ok=True)
+        (bridge.state_dir / SCRATCH_DIR).mkdir(mode=0o700, exist_ok=True)
         # One rename: a partly removed journal would count as damaged.
-        removed_directory = directory.rename(bridge.state_dir / SCRATCH_DIRECTORY / f"{name}.{os.getpid()}")
+        removed_directory = directory.rename(bridge.state_dir / SCRATCH_DIR / f"{name}.{os.getpid()}")
         shutil.rmtree(removed_directory, ignore_errors=True)
     summary = f"{count_text(dropped_count)} dropped" if dropped_count else "nothing waits"
     text = f'line "{name}" is retired: {summary}, no session is left at its broker, and {directory} is gone'
@@ -107,9 +107,8 @@ def _deliver_waiting(bridge: Bridge, line: AnyLine, screen: Screen) -> None:
             is_drained = True
     if refused_count := count_waiting_rows(directory / "refused"):
         remedy = f"Resend them, or drop them (towline refused show {directory}); then retire the line again."
-        raise GatewayError(
-            "TL-B39", location, f"its broker has refused {count_text(refused_count)}, which are kept", remedy
-        )
+        problem = f"its broker has refused {count_text(refused_count)}, which are kept"
+        raise GatewayError("TL-B39", location, problem, remedy)
     waiting_count = sum(count_waiting_rows(directory / journal) for journal in JOURNAL_DIRECTORIES)
     if not is_drained or waiting_count:
         problem = f"its session is not ended yet, and {count_text(waiting_count)} wait; nothing was removed"

@@ -153,10 +153,9 @@ class LiveScreen:
             texts.append((f"{line_summary(view, state.spark)}{batch}", ""))
             if error := view.gateway_error or view.query_error:
                 texts.append((f"  ! {error}", "red"))
-        # Not a str: rich would read [brackets] in one as markup.
-        self.live.update(
-            Text("\n").join(Text("\n".join(wrap_line(printable(text), width)), style) for text, style in texts)
-        )
+        # A Text, not a str: rich reads [brackets] of a str as markup.
+        styled = (Text("\n".join(wrap_line(printable(text), width)), style) for text, style in texts)
+        self.live.update(Text("\n").join(styled))
 
 
 def lag_text(seconds: float) -> str:

@@ -51,10 +51,7 @@ if TYPE_CHECKING:
 
 #: For a line with dedupe. One partition: the rows of a device must not be spread over several and come back in another
 #: order. No extra batch that clears old keys: the next batch does it.
-_DEDUPE_SETTINGS: Final = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-}
+_DEDUPE: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 #: Each operator of a plan is compiled alone. Compiled as one method, the expressions of a line are too large for the
 #: JVM's just-in-time compiler (8,000 bytes), and those of a Hono line exceed the limit of a method (65,535 bytes):
 #: Java refuses it, in every batch again (WholeStageCodegenExec).
@@ -75,12 +72,7 @@ _EXECUTOR_SOCKET_SETTINGS: Final = {"spark.python.unix.domain.socket.dir": "/tmp
 #: The executor of a local master can't register again; its JVM ends ten minutes later (`HeartbeatReceiver`).
 _HEARTBEAT_SETTINGS: Final = {"spark.storage.blockManagerHeartbeatTimeoutMs": "365d"}
 #: Settings of the Kafka client with the path of a file, beside the secrets.
-_CERTIFICATE_SETTINGS: Final = (
-    "ssl.ca.location",
-    "ssl.certificate.location",
-    "ssl.key.location",
-    "ssl.keystore.location",
-)
+_CERTIFICATES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.keystore.location")
 #: Value of ``ssl.ca.location``: librdkafka searches for the machine's certificates.
 _PROBE: Final = "probe"
 #: Seconds for a connection to one master.
@@ -157,9 +149,8 @@ def cluster_secret(spark: SparkSection) -> str | None:
             return secret
         raise ValueError("it is empty")
 
-    return providers.read_secret(
-        "Spark's secret", file, parse_secret, "TL-C141", "Write the cluster's secret to it, mode 0600."
-    )
+    remedy = "Write the cluster's secret to it, mode 0600."
+    return providers.read_secret("Spark's secret", file, parse_secret, "TL-C141", remedy)
 
 
 def session_settings(bridge: Bridge) -> dict[str, str]:
@@ -185,7 +176,7 @@ def session_settings(bridge: Bridge) -> dict[str, str]:
         **_CODEGEN_SETTINGS,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
         **{name: value for line in bridge.lines for name, value in policy(line.guarantee).spark_settings.items()},
-        **(_DEDUPE_SETTINGS if any(line.dedupe_window for line in bridge.uplinks) else {}),
+        **(_DEDUPE if any(line.dedupe_window for line in bridge.uplinks) else {}),
         **({"spark.jars": ",".join(map(str, section.kafka_jars))} if section.kafka_jars else {}),
         **{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in section.conf.items()},
         **OBSERVE_SETTINGS,
@@ -223,12 +214,9 @@ def check_new_executors(spark: SparkSession, bridge: Bridge) -> int:
 
 def task_files(bridge: Bridge) -> list[str]:
     """Return the files that tasks read on their machine: secrets and certificates of the Kafka client."""
-    client_settings = bridge.kafka.client_settings()
-    return [
-        value
-        for name, value in client_settings.items()
-        if name.endswith(".file") or (name in _CERTIFICATE_SETTINGS and value != _PROBE)
-    ]
+    settings = bridge.kafka.client_settings()
+    names = (name for name in settings if name.endswith(".file") or name in _CERTIFICATES)
+    return [settings[name] for name in names if settings[name] != _PROBE]
 
 
 def shared_directories(bridge: Bridge) -> list[Path]:
@@ -239,7 +227,7 @@ def shared_directories(bridge: Bridge) -> list[Path]:
 # -- environment of the driver process ---------------------------------------------------------------------------------
 
 #: Name of the scratch directory in the state directory; not a legal name of a line.
-SCRATCH_DIRECTORY: Final = ".tmp"
+SCRATCH_DIR: Final = ".tmp"
 
 #: Script that imports the packages of tasks and prints versions; its last line is an import error otherwise.
 _VERSION_SCRIPT: Final = (
@@ -296,13 +284,13 @@ def check_python(master: str, environ: Mapping[str, str] = os.environ) -> None:
         raise SetupError("TL-B60", "PYSPARK_PYTHON", problem, remedy)
 
 
-def create_scratch_directory(state_dir: Path) -> tuple[Path, int]:
+def create_scratch_dir(state_dir: Path) -> tuple[Path, int]:
     """Create a scratch directory for a Spark process, and remove those of ended processes.
 
     Returns:
         The directory, and a descriptor that locks it until the process that inherits it ends.
     """
-    root = state_dir / SCRATCH_DIRECTORY
+    root = state_dir / SCRATCH_DIR
     root.mkdir(mode=0o700, exist_ok=True)
     for old_directory in root.glob("spark-*"):
         handle = os.open(old_directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -317,9 +305,7 @@ def create_scratch_directory(state_dir: Path) -> tuple[Path, int]:
     return directory, handle
 
 
-def driver_environment(
-    bridge: Bridge, scratch_directory: Path, environ: Mapping[str, str] = os.environ
-) -> dict[str, str]:
+def driver_environment(bridge: Bridge, scratch_dir: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variables of the driver process; a ``spark.local.dir`` of the user is not changed.
 
     With a local or standalone master, Spark starts faster from a home directory of our own, with a class archive. With
@@ -332,7 +318,7 @@ def driver_environment(
     home = light_spark_home() if uses_own_home else None
     options = jvm_options(bridge.spark.tier) if uses_own_home else []
     variables |= localfs.class_path_variables(environ) if not is_cluster(master) else {}
-    variables |= _executor_python(bridge, scratch_directory, environ) if is_cluster(master) else {}
+    variables |= _executor_python(bridge, scratch_dir, environ) if is_cluster(master) else {}
     if home is not None:
         variables["SPARK_HOME"] = str(home)
         with contextlib.suppress(SetupError):  # Spark may find a Java elsewhere
@@ -342,21 +328,16 @@ def driver_environment(
     if "utf" not in locale.lower():
         variables["LC_ALL"] = "C.UTF-8"
     if "spark.local.dir" not in bridge.spark.conf:
-        variables.setdefault("SPARK_LOCAL_DIRS", str(scratch_directory))
-    tmpdir_options: list[str] = []
-    if not os.statvfs(scratch_directory).f_flag & os.ST_NOEXEC:  # native libraries are unpacked and loaded there
-        tmpdir_options = [f"-Djava.io.tmpdir={scratch_directory}"]
+        variables.setdefault("SPARK_LOCAL_DIRS", str(scratch_dir))
     # The last one of equal options counts: ours, then the user's, then the directory.
-    submit_options = [
-        *map(quote_option, options),
-        environ.get("SPARK_SUBMIT_OPTS", ""),
-        *map(quote_option, tmpdir_options),
-    ]
+    submit_options = [*map(quote_option, options), environ.get("SPARK_SUBMIT_OPTS", "")]
+    if not os.statvfs(scratch_dir).f_flag & os.ST_NOEXEC:  # native libraries are unpacked and loaded there
+        submit_options.append(quote_option(f"-Djava.io.tmpdir={scratch_dir}"))
     variables["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, submit_options))
     return variables
 
 
-def _executor_python(bridge: Bridge, scratch_directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def _executor_python(bridge: Bridge, scratch_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that select the Python of executors; Spark runs it on the driver too.
 
     A name is searched on PATH. A relative path, such as ``./environment/bin/python``, is inside an archive that each
@@ -367,7 +348,7 @@ def _executor_python(bridge: Bridge, scratch_directory: Path, environ: Mapping[s
     if python.is_absolute():
         return variables
     if len(python.parts) > 1:
-        (scratch_directory / python.parts[0]).symlink_to(sys.prefix)
+        (scratch_dir / python.parts[0]).symlink_to(sys.prefix)
         return variables
     return {**variables, "PATH": os.pathsep.join(filter(None, (str(Path(sys.executable).parent), environ.get("PATH"))))}
 
@@ -380,6 +361,6 @@ def quote_option(option: str) -> str:
 
 def socket_settings(state_dir: Path) -> dict[str, str]:
     """Return the setting of a short socket directory for Python workers, if the default path is too long."""
-    default_directory = f"{state_dir.absolute()}/{SCRATCH_DIRECTORY}/spark-abcdefgh"
+    default_directory = f"{state_dir.absolute()}/{SCRATCH_DIR}/spark-abcdefgh"
     directory = short_directory(_SOCKET_NAME_LENGTH, default_directory, tempfile.gettempdir())
     return {"spark.python.unix.domain.socket.dir": directory} if directory != default_directory else {}

@@ -23,8 +23,6 @@ from towline.validation import SettingsModel
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_sql", "has_sql"]
-
 #: Columns of Spark's Kafka source (`towline.bridge.messages.COLUMNS`).
 _KAFKA_SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
@@ -69,15 +67,12 @@ def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = Non
                     context.where(column if path[-1] == "where" else column.cast(kind).isNotNull())
             except (PySparkException, Py4JJavaError) as error:
                 # Some errors of the analyzer have no PySpark class; their text may quote a variable's value [I12].
-                java_class = (
-                    error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
-                )
-                spark_text = str(error) if java_class is None else f"Spark can't analyze it ({java_class})"
+                spark_text = str(error)
+                if isinstance(error, Py4JJavaError):
+                    spark_text = f"Spark can't analyze it ({error.java_exception.getClass().getSimpleName()})"
                 key_path = (*document.table_path(line.kind, line.name), *table, *path)
-                variable_words = {*_IDENTIFIER.findall(text)} - {
-                    *_IDENTIFIER.findall(str(document.value(key_path)))
-                }  # values of environment variables [I12]
-                spark_text = _IDENTIFIER.sub(lambda match: "…" if match[0] in variable_words else match[0], spark_text)  # noqa: B023
+                hidden = {*_IDENTIFIER.findall(text)} - {*_IDENTIFIER.findall(str(document.value(key_path)))}
+                spark_text = _IDENTIFIER.sub(lambda match: "…" if match[0] in hidden else match[0], spark_text)  # noqa: B023
                 key = ".".join(map(str, path)).removesuffix(".sql")
                 problem = f"{key}: {_ERROR_MARKS.sub('', ' '.join(spark_text.split()))[:300]}"
                 errors.setdefault(line.name, FileErrors(document)).add("TL-C74", key_path, problem, "Correct it.")

@@ -206,7 +206,7 @@ class BridgeState:
         self.kafka_error: str | None = None
         self.kafka_insecure = list(insecure)
         self.lines: dict[str, LineView] = {}
-        self._state_path = state_dir / BRIDGE_FILE
+        self._path = state_dir / BRIDGE_FILE
         #: The bridge file, and the SHA-256 of its running version.
         self.file, self.digest = file, file and file_digest(file)
         #: Outcome of the last reload, under "", and of the last restart of each line (`Reloader.reload`).
@@ -224,9 +224,7 @@ class BridgeState:
             return
         saved = self._saved_lines.get(name, {})
         saved = saved if saved.get("direction") == direction else {}  # else it is of another line with this name
-        view = LineView(
-            name, direction, previous_status=saved.get("gateway", {}), directory=self._state_path.parent / name
-        )
+        view = LineView(name, direction, previous_status=saved.get("gateway", {}), directory=self._path.parent / name)
         with self.lock:
             self.lines = {**self.lines, name: view}
 
@@ -263,7 +261,7 @@ class BridgeState:
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         with suppress(OSError):
-            files.replace(self._state_path, json.dumps(values, indent=1), sync=False)
+            files.replace(self._path, json.dumps(values, indent=1), sync=False)
 
 
 def is_bridge_alive(state: Mapping[str, Any]) -> bool:
@@ -357,12 +355,9 @@ def apply_pause(bridge: Bridge, name: str, *, pausing: bool, timeout_s: float = 
         if (view["query"] == PAUSED) is pausing:
             return f'line "{name}": {state_text}{_pause_effect(view) if pausing else ""}'
         if time.monotonic() >= deadline:
-            problem = (
-                f"it is not {state_text} after {timeout_s:.0f} s: its query is {view['query']}, its batch has to end"
-            )
-            raise GatewayError(
-                "TL-B66", f'line "{name}"', problem, "It takes effect when the batch ends; towline status shows it."
-            )
+            problem = f"it is not {state_text} after {timeout_s:.0f} s: its query is {view['query']}"
+            remedy = "It takes effect when its batch ends; towline status shows it."
+            raise GatewayError("TL-B66", f'line "{name}"', problem, remedy)
         time.sleep(0.1)
     return f'line "{name}": {state_text}; no bridge runs, and the next start keeps this'
 
@@ -393,9 +388,8 @@ def _write_request(file: Path, text: str | None) -> None:
             files.sync_directory(file.parent)
     except OSError as error:
         remedy = "Free disk space there, and repeat the command."
-        raise GatewayError(
-            "TL-B64", str(file), f"the request can't be written ({files.os_error_text(error)})", remedy
-        ) from error
+        problem = f"the request can't be written ({files.os_error_text(error)})"
+        raise GatewayError("TL-B64", str(file), problem, remedy) from error
 
 
 def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TIMEOUT_S) -> dict[str, Any]:

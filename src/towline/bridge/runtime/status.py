@@ -58,9 +58,7 @@ EXIT_WRONG, EXIT_UNKNOWN = 1, 3
 
 
 def collect_status(
-    state_dir: Path,
-    lines: list[str] | None = None,
-    client_ids: Mapping[str, Mapping[str, str]] | None = None,
+    state_dir: Path, lines: list[str] | None = None, client_ids: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, Any]:
     """Return the status of a bridge: each gateway's answer and the last ``bridge.json``; Spark is not needed.
 
@@ -184,13 +182,9 @@ def _line_status(
     if status and (account := view.account_from(status)):
         line_status["account"], line_status["sentence"] = account.as_json(), account.sentence()
     elif (last_status := saved_line.get("gateway")) and (account := view.account_from(mark_stale(last_status))):
-        heard_at = saved_line.get("heard") or state.get("updated")
-        line_status["last"] = {
-            "heard": heard_at,
-            "account": account.as_json(),
-            "sentence": account.sum_text(),
-            "gateway": last_status,
-        }
+        heard_at, sentence = saved_line.get("heard") or state.get("updated"), account.sum_text()
+        values = {"heard": heard_at, "account": account.as_json(), "sentence": sentence, "gateway": last_status}
+        line_status["last"] = values
     return line_status
 
 
@@ -262,7 +256,9 @@ _NO_GATEWAY = {
 #: Marks of a line, the worst first: broken, needs attention, fine.
 _SEVERITY_MARKS = "✗!▸"
 #: Location of records above the LSO: no Python client can look up the transaction's id (KIP-664).
-_HIDDEN = "behind an open transaction of an unknown id, which kafka-transactions.sh find-hanging or list may name"
+_OPEN_TRANSACTION_TEXT = (
+    "behind an open transaction of an unknown id, which kafka-transactions.sh find-hanging or list may name"
+)
 #: Advice by key of a status. {n} is a number of messages, {times} a number of events, {why} the value as text, {do}
 #: the remedy of a lost session.
 _ACCOUNT_ADVICE = {
@@ -317,9 +313,8 @@ def render(status: dict[str, Any]) -> str:
         text_lines = [f"{'✗ ' if killed_text else ''}{title}not running{killed_text}   {last_report}"]
     if status["version"]:
         version_text = f"{status['version']} (revision {status['revision']})"
-        text_lines.append(
-            f"  version   {version_text}{'' if version_text == release() else f'; this command is {release()}'}"
-        )
+        version_text += "" if version_text == release() else f"; this command is {release()}"
+        text_lines.append(f"  version   {version_text}")
     text_lines += [f"  as its monitor says: {status['monitor']}"] if "monitor" in status else []
     text_lines += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
@@ -335,10 +330,9 @@ def render(status: dict[str, Any]) -> str:
     if status["kafka_error"] and status["running"]:
         text_lines.append(f"  ! {status['kafka_error']}")
     running = status["running"] or status["silent"]
-    line_texts = [_render_line(name, line, running=running) for name, line in status["lines"].items()]
-    text_lines += [
-        row for rows in sorted(line_texts, key=lambda rows: _SEVERITY_MARKS.index(rows[0][0])) for row in rows
-    ]
+    blocks = [_render_line(name, line, running=running) for name, line in status["lines"].items()]
+    blocks.sort(key=lambda rows: _SEVERITY_MARKS.index(rows[0][0]))
+    text_lines += [row for rows in blocks for row in rows]
     # Errors, broker names and states come from the network: control characters are escaped.
     return "\n".join(map(printable, text_lines)) + "\n"
 
@@ -367,9 +361,8 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     for gateway_name, part in statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
         text_lines += _render_gateway(gateway_name, part, line)
     if running and line["rate_in"] is not None:
-        text_lines.append(
-            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
-        )
+        rates = f"in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s"
+        text_lines.append(f"  pace      {rates}   lag {lag_text(line['lag_s'])}")
     return text_lines
 
 
@@ -436,14 +429,9 @@ def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, An
 
 
 def _outbox_text(outbox: Mapping[str, Any], account: Mapping[str, Any]) -> str:
-    parts = [
-        f"queued {_number(outbox.get('queued'))}",
-        f"in flight {_number(outbox.get('in_flight'))}",
-        _disk_size_text(outbox),
-    ]
+    queued, in_flight = (_number(outbox.get(key)) for key in ("queued", "in_flight"))
+    parts = [f"queued {queued}", f"in flight {in_flight}", _disk_size_text(outbox)]
     if incomplete := outbox.get("incomplete"):
         parts.append(f"{incomplete:,} of an incomplete batch")
-    backlog = (
-        f"{_number(account.get('behind'))} offsets behind in Kafka{remark_text((account.get('hidden') or 0, _HIDDEN))}"
-    )
-    return f"  outbox    {'   '.join(parts)}   {backlog}"
+    remark = remark_text((account.get("hidden") or 0, _OPEN_TRANSACTION_TEXT))
+    return f"  outbox    {'   '.join(parts)}   {_number(account.get('behind'))} offsets behind in Kafka{remark}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from towline import files
 from towline.bridge.config.file import load
@@ -287,21 +287,16 @@ class Supervisor:
             self._state.save()
             self._update_screen()
         if self._driver.is_alive() and self._interrupts < 2:
-            self._screen.print_event(
-                f"Spark did not end within {DRIVER_STOP_S:.0f} s: its batch is repeated after the next start"
-            )
+            seconds = f"{DRIVER_STOP_S:.0f} s"
+            self._screen.print_event(f"Spark did not end within {seconds}: its batch is repeated after the next start")
         self._driver.kill()
         self._driver.join(2.0)
         self._stopping.set()
         interrupts = self._interrupts
         deadline = time.monotonic() + (FORCED_STOP_S if interrupts > 1 else GATEWAY_STOP_S)
-        end_tasks = [
-            call_in_thread(partial(child.end, deadline, poll_first=True), f"end {child.name}")
-            for child in self._gateways.values()
-        ]
-        while (
-            self._interrupts == interrupts and wait(end_tasks, 0.02).not_done and time.monotonic() < deadline + TICK_S
-        ):
+        ends = {f"end {child.name}": partial(child.end, deadline, poll_first=True) for child in self._gateways.values()}
+        tasks = [call_in_thread(end, name) for name, end in ends.items()]
+        while self._interrupts == interrupts and wait(tasks, 0.02).not_done and time.monotonic() < deadline + TICK_S:
             self._state.save()
         self._update_screen()
         self._state.save(has_ended=True)
@@ -390,6 +385,8 @@ def _handle_signals(on_interrupt: Callable[[], None], on_hangup: Callable[..., N
 
 #: Files with secrets are not part of a reload: a connection keeps the secret that it was opened with.
 _SECRETS_NOTE: Final = "files with secrets are read at each new connection, Kafka's by each new client"
+#: State of a request to change filters, and a text.
+_Answer: TypeAlias = tuple[FilterChangeState, str]
 #: Longest wait for Spark, in seconds: it may be starting, or a batch may be running.
 _SPARK_TIMEOUT_S: Final = 120.0
 #: Longest wait for a broker's answer, in seconds.
@@ -451,9 +448,8 @@ class Reloader:
 
     def _apply(self, new_bridge: Bridge, only_line: str) -> list[str]:
         if only_line:
-            lines = tuple(
-                new_bridge.line(only_line) if line.name == only_line else line for line in self.file_bridge.lines
-            )
+            new_line = new_bridge.line(only_line)
+            lines = tuple(new_line if line.name == only_line else line for line in self.file_bridge.lines)
             new_bridge = new_bridge.model_copy(update={"lines": lines})
         for leftover in removed_lines(new_bridge):
             if leftover.blocks_start or leftover.directory.name in self.gateways:
@@ -544,9 +540,8 @@ class Reloader:
 
     def _timeout_error(self, problem: str) -> ConfigError:
         reason = "the bridge ends" if self.stopping.is_set() else "Spark does not answer"
-        return ConfigError(
-            "TL-C174", str(self.file_bridge.file), f"{problem}: {reason}", "Reload again when Spark runs."
-        )
+        file, remedy = str(self.file_bridge.file), "Reload again when Spark runs."
+        return ConfigError("TL-C174", file, f"{problem}: {reason}", remedy)
 
     def _subscribe(self, change: LineChange) -> None:
         """Subscribe the new filters of a line, or raise TL-C176."""
@@ -566,20 +561,15 @@ class Reloader:
         state = FilterChangeState.PENDING if change.changes_filters else FilterChangeState.GRANTED
         with contextlib.suppress(TowlineError):
             if change.changes_filters:
-                state, _ = self._request_filters(
-                    change.new_line, change.new_line.gateway.subscriptions, _BROKER_TIMEOUT_S
-                )
+                filters = change.new_line.gateway.subscriptions
+                state, _ = self._request_filters(change.new_line, filters, _BROKER_TIMEOUT_S)
         return "" if state is FilterChangeState.GRANTED else "; unsubscribed when its broker answers again"
 
-    def _request_filters(
-        self, line: AnyLine, filters: Sequence[Filter], timeout_s: float
-    ) -> tuple[FilterChangeState, str]:
+    def _request_filters(self, line: AnyLine, filters: Sequence[Filter], timeout_s: float) -> _Answer:
         """Request filters of a line's gateway; wait `timeout_s` seconds at most and return state and text."""
         settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
-        subscriptions, digest = (
-            settings.model_dump(mode="json", include={"subscriptions"})["subscriptions"],
-            settings.digest(),
-        )
+        fields = settings.model_dump(mode="json", include={"subscriptions"})
+        subscriptions, digest = fields["subscriptions"], settings.digest()
         answer, change_id = (FilterChangeState.PENDING, "no gateway answers on this machine"), uuid.uuid4().hex
 
         def is_answered() -> bool:
