@@ -72,7 +72,7 @@ def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
     assert ran_by(bridge, name) == nobody.format("paused")
     assert ran_by(bridge, name, pausing=False) == nobody.format("resumed")
     told(bridge, name, query="running")
-    with pytest.raises(GatewayError, match=r"it is not paused after 0 s: its query is running. It takes effect when.*TL-B66"):
+    with pytest.raises(GatewayError, match=r"not paused after 0 s: its query is running. It takes effect when.*TL-B66"):
         ran_by(bridge, name)
     assert read_pause(bridge.state_dir / name), "it is asked for"
     measured = {"inbox": {"room_left": 3_600_000_000, "bytes_waiting": 40_000}}

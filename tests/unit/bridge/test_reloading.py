@@ -19,7 +19,8 @@ from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import served
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime import supervisor
+from towline.bridge.runtime import reload
+from towline.bridge.runtime.reload import Reloader
 from towline.bridge.runtime.state import (
     APPLIED,
     REFUSED,
@@ -31,7 +32,6 @@ from towline.bridge.runtime.state import (
     request_reload,
 )
 from towline.bridge.runtime.status import collect_status, render
-from towline.bridge.runtime.supervisor import Reloader
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.sessions import FilterChangeState
 from towline.processes import ProcessIdentity
@@ -69,9 +69,9 @@ class Scene:
         self.faults: dict[str, ConfigError] = {}
         self.children: Any = {one.name: self._gateway(one, started=True) for one in bridge.lines}
         driver: Any = SimpleNamespace(check_sql=self._judge, hold_queries=self._hold, start_queries=self._take)
-        monkeypatch.setattr(supervisor, "ensure_topics", self._see_to)
-        monkeypatch.setattr(supervisor, "find_running", lambda _: self)
-        monkeypatch.setattr(supervisor, "_BROKER_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(reload, "ensure_topics", self._see_to)
+        monkeypatch.setattr(reload, "find_running", lambda _: self)
+        monkeypatch.setattr(reload, "_BROKER_TIMEOUT_S", 0.3)
         parts = self.state, driver, self.children, self._gateway, self.stopping
         self.reloading = Reloader(bridge, bridge, self._read, *parts)
 
@@ -285,14 +285,14 @@ def test_a_gateway_that_is_started_again_is_asked_anew(scene: Scene, monkeypatch
             raise GatewayUnreachable("TL-G01", "g", "gone", "Wait.")
 
     answers = [None, Gone(), scene, scene]
-    monkeypatch.setattr(supervisor, "find_running", lambda _: answers.pop(0))
+    monkeypatch.setattr(reload, "find_running", lambda _: answers.pop(0))
     assert scene.reload(line("a/#", "b/#", "c/#"))["outcome"] == APPLIED
     assert answers == []
 
 
 def test_a_gateway_that_is_nowhere_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inbox may be in Kafka, and its owner on another machine."""
-    monkeypatch.setattr(supervisor, "find_running", lambda _: None)
+    monkeypatch.setattr(reload, "find_running", lambda _: None)
     assert "no gateway answers on this machine. Reload again" in scene.reload(line("a/#", "c/#"))["texts"][0]
     assert scene.lines() == BEFORE
 
@@ -348,7 +348,7 @@ def test_a_mistake_is_told_as_check_tells_it(
 
 
 def test_whatever_goes_wrong_the_bridge_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "line_changes", lambda *_: 1 / 0)
+    monkeypatch.setattr(reload, "line_changes", lambda *_: 1 / 0)
     assert "[TL-B55]" in scene.reload(line("a/#"))["texts"][0]
 
 

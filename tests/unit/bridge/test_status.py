@@ -74,7 +74,8 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert f"\n  version   {release()}\n" in text
     older = render({**current, "version": "0.1.9"})
     assert f"version   0.1.9 (revision {revision()}); this command is {release()}\n" in older
-    assert f"! {file} has changed since it was read: the running version is the old one. Apply it with towline reload" in text
+    changed = "has changed since it was read: the running version is the old one. Apply it with towline reload"
+    assert f"! {file} {changed}" in text
     assert '! line "telemetryX"   not in the running bridge' in text
     assert "Start towline run." not in text
     assert not collect_status(tmp_path, None)["lines"].keys() - {"telemetry"}

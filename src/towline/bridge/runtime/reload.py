@@ -1,19 +1,34 @@
-"""Comparison of a changed bridge file with the running bridge: changed lines and new lines. Pure.
+"""Reload of a changed bridge file: comparison with the running bridge (pure), and the steps that apply it.
 
 A reload applies all changes of a file or none. Keys that need a restart are refused with one error each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from towline.bridge.config.model import Bridge, Downlink, Uplink
-from towline.errors import ConfigError, ConfigErrors
+from towline.bridge.config.model import AnyLine, Bridge, Downlink, Uplink
+from towline.bridge.lines.identity import assign_identities, record_lines, removed_lines
+from towline.bridge.runtime.child_supervisors import (
+    DriverSupervisor,
+    GatewaySupervisor,
+    ensure_topics,
+    unexpected_error,
+)
+from towline.bridge.runtime.state import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, BridgeState, file_digest
+from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, TowlineError
+from towline.gateway.launch import find_running
+from towline.gateway.sessions import FilterChangeState
 from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
+from towline.timing import poll_until
 
 #: Fields that are not compared: of the file, and the lines, which are compared one by one.
 _NOT_COMPARED: Final = {"file", "lines", "leave_waiting"}
@@ -168,3 +183,210 @@ def _differing_keys(old_value: Any, new_value: Any, prefix: str = "") -> Iterato
             yield from _differing_keys(old_value.get(key), new_value.get(key), path)
     elif old_value != new_value:
         yield prefix
+
+
+# -- steps of a reload -------------------------------------------------------------------------------------------------
+
+#: Files with secrets are not part of a reload: a connection keeps the secret that it was opened with.
+_SECRETS_NOTE: Final = "files with secrets are read at each new connection, Kafka's by each new client"
+#: State of a request to change filters, and a text.
+_Answer: TypeAlias = tuple[FilterChangeState, str]
+#: Longest wait for Spark, in seconds: it may be starting, or a batch may be running.
+_SPARK_TIMEOUT_S: Final = 120.0
+#: Longest wait for a broker's answer, in seconds.
+_BROKER_TIMEOUT_S: Final = 30.0
+#: The same for the old filters of a change that is rolled back.
+_ROLLBACK_TIMEOUT_S: Final = 5.0
+
+
+@dataclass
+class Reloader:
+    """Reload of a changed bridge file, as a whole or not at all; or restart of one line.
+
+        read the file, compare it with the running bridge (`line_changes`), check its SQL, check new topics
+        stop the queries of changed lines between two batches; their gateways continue to receive
+        subscribe new filters beside the old; or restart a gateway whose settings can't be changed while it runs
+        start the queries with the new settings: from here on the new file is in force
+        unsubscribe removed filters; the gateway retries this at its next connection
+
+    While a query is stopped nothing reads the journal, so only the new routes read messages of the new filters. The
+    routes of each message after that, and after a kill between two steps, are described in
+    `towline.bridge.uplink.query`. A paused line stays paused, with its new settings.
+    """
+
+    #: The bridge as its file was read; and the running bridge, with the changes of its start, such as jars.
+    file_bridge: Bridge
+    running_bridge: Bridge
+    read_file: Callable[[], Bridge]
+    state: BridgeState
+    driver: DriverSupervisor
+    gateways: dict[str, GatewaySupervisor]
+    create_gateway: Callable[[AnyLine], GatewaySupervisor]
+    #: Set when the bridge ends.
+    stopping: threading.Event
+
+    def reload(self, line: str = "") -> None:
+        """Reload the file and record the outcome; errors are reported, not raised.
+
+        Args:
+            line: Reload and restart only this line, with its gateway, even if it is unchanged; "" for the whole file.
+        """
+        started_at = time.monotonic()
+        self.state.set_outcome(line, began=started_at, outcome=UNDER_WAY)
+        try:
+            digest = file_digest(self.file_bridge.file)  # first: a change during the read counts as a later change
+            new_bridge = self.read_file()
+            outcome, texts = APPLIED, self._apply(new_bridge, line)
+            if not texts:
+                outcome, texts = UNCHANGED, [f"{self.file_bridge.file} is unchanged; {_SECRETS_NOTE}"]
+            if self.file_bridge == new_bridge:
+                self.state.digest = digest
+        except TowlineError as error:
+            outcome, texts = REFUSED, str(error).splitlines()
+        except Exception as error:  # noqa: BLE001 - a failed reload does not end the bridge
+            outcome, texts = REFUSED, str(unexpected_error("reload", error)).splitlines()
+        action = "restart" if line else "reload"
+        head = f"{action} refused, the bridge continues unchanged:\n" if outcome == REFUSED else f"{action}: "
+        self.state.set_outcome(line, began=started_at, outcome=outcome, at=time.time(), texts=texts)
+        self.state.add_event(head + "\n".join(texts))
+
+    def _apply(self, new_bridge: Bridge, only_line: str) -> list[str]:
+        if only_line:
+            new_line = new_bridge.line(only_line)
+            lines = tuple(new_line if line.name == only_line else line for line in self.file_bridge.lines)
+            new_bridge = new_bridge.model_copy(update={"lines": lines})
+        for leftover in removed_lines(new_bridge):
+            if leftover.blocks_start or leftover.directory.name in self.gateways:
+                raise leftover.error
+        changes = line_changes(self.file_bridge, new_bridge)
+        if only_line:
+            changes = [LineChange(self.file_bridge.line(only_line), new_bridge.line(only_line), forces_restart=True)]
+        if changes:
+            bridge = self.running_bridge.model_copy(update={"lines": new_bridge.lines})
+            self._check_sql([change.new_line for change in changes])
+            new_topics = sorted({*bridge.required_topics} - {*self.running_bridge.required_topics})
+            if new_topics and (created_text := ensure_topics(bridge, new_topics)):
+                self.state.add_event(created_text)
+            self._switch_lines(bridge, changes)
+            self.running_bridge = bridge
+            for change in changes:
+                self.gateways[change.new_line.name].line = change.new_line
+            self.driver.start_queries(bridge, [change.new_line.name for change in changes])
+        self.file_bridge = new_bridge
+        return [f"{change.summary()}{self._unsubscribe(change)}" for change in changes]
+
+    def _switch_lines(self, bridge: Bridge, changes: Sequence[LineChange]) -> None:
+        """Prepare lines for their new queries; roll all of them back after an error."""
+        running, begun_changes = [change.new_line.name for change in changes if change.old_line], list[LineChange]()
+        try:
+            self._record_identities(bridge)
+            self._hold_queries(running)
+            for change in changes:
+                begun_changes.append(change)
+                if change.starts_gateway:
+                    self._start_gateway(change.new_line, _BROKER_TIMEOUT_S)
+                elif change.changes_filters:
+                    self._subscribe(change)
+        except BaseException:
+            for change in begun_changes:
+                with contextlib.suppress(TowlineError):
+                    self._roll_back(change)
+            self.driver.start_queries(self.running_bridge, running)
+            self._record_identities(self.running_bridge)
+            raise
+
+    def _hold_queries(self, names: Sequence[str]) -> None:
+        if not self.driver.hold_queries(names, _SPARK_TIMEOUT_S):
+            raise self._timeout_error("the queries were not stopped between two batches")
+
+    def _record_identities(self, bridge: Bridge) -> None:
+        """Write identity and settings of each line to disk, as a start does. Raises as `settle`."""
+        for text in assign_identities(bridge):
+            self.state.add_event(text)
+        record_lines(bridge)
+
+    def _start_gateway(self, line: Uplink | Downlink, timeout_s: float) -> None:
+        """Replace a line's gateway by a new one; a slow start is left to its supervisor."""
+        self._end_gateway(line.name)
+        self.state.add_line(line.name, line.direction)
+        child = self.create_gateway(line)
+        child.start()
+        poll_until(lambda: child.ready.is_set() or child.fatal_error, timeout_s, self.stopping.wait)
+        if child.fatal_error is not None and timeout_s:
+            raise child.fatal_error
+        self.gateways[line.name] = child
+
+    def _end_gateway(self, name: str) -> None:
+        """End the gateway of a line and its supervisor, if there is one."""
+        if child := self.gateways.get(name):
+            child.is_replaced = True
+            child.end(time.monotonic() + _BROKER_TIMEOUT_S)
+            child.join(_BROKER_TIMEOUT_S)
+
+    def _roll_back(self, change: LineChange) -> None:
+        name, old_line = change.new_line.name, change.old_line
+        if old_line is None:
+            self._end_gateway(name)
+            self.gateways.pop(name, None)
+            self.state.lines = {other: view for other, view in self.state.lines.items() if other != name}
+        elif change.starts_gateway:
+            self._start_gateway(old_line, 0.0)
+        elif change.changes_filters:
+            self._request_filters(old_line, old_line.gateway.subscriptions, _ROLLBACK_TIMEOUT_S)
+
+    def _check_sql(self, lines: Sequence[AnyLine]) -> None:
+        """Check the SQL of changed lines with Spark: TL-C74, as `towline check --spark`."""
+        errors = self.driver.check_sql(lines, _SPARK_TIMEOUT_S)
+        if errors is None:
+            raise self._timeout_error("the SQL of the routes was not checked")
+        if errors:
+            raise ConfigErrors(errors)
+
+    def _timeout_error(self, problem: str) -> ConfigError:
+        reason = "the bridge ends" if self.stopping.is_set() else "Spark does not answer"
+        file, remedy = str(self.file_bridge.file), "Reload again when Spark runs."
+        return ConfigError("TL-C174", file, f"{problem}: {reason}", remedy)
+
+    def _subscribe(self, change: LineChange) -> None:
+        """Subscribe the new filters of a line, or raise TL-C176."""
+        line, filter_sets = change.new_line, [change.transition_filters, change.new_line.gateway.subscriptions]
+        for filters in filter_sets if line.guarantee is Guarantee.AT_MOST_ONCE else filter_sets[:1]:
+            state, text = self._request_filters(line, filters, _BROKER_TIMEOUT_S)
+            if state is not FilterChangeState.GRANTED:
+                status = self.state.lines[line.name].status
+                text = text or (status.get("last_error") or {}).get("text") or status.get("held_back") or ""
+                problem = str(text or "the broker gave no answer in time").partition("   [TL-")[0].rstrip(".")
+                remedy = "Correct the filter or the broker's access list, and reload again."
+                remedy = remedy if state is FilterChangeState.REFUSED else "Reload again when the broker is available."
+                raise ConfigError("TL-C176", f'line "{line.name}"', f"a filter is not subscribed: {problem}", remedy)
+
+    def _unsubscribe(self, change: LineChange) -> str:
+        """Unsubscribe the removed filters of a line; return a remark if the broker has not answered."""
+        state = FilterChangeState.PENDING if change.changes_filters else FilterChangeState.GRANTED
+        with contextlib.suppress(TowlineError):
+            if change.changes_filters:
+                filters = change.new_line.gateway.subscriptions
+                state, _ = self._request_filters(change.new_line, filters, _BROKER_TIMEOUT_S)
+        return "" if state is FilterChangeState.GRANTED else "; unsubscribed when its broker answers again"
+
+    def _request_filters(self, line: AnyLine, filters: Sequence[Filter], timeout_s: float) -> _Answer:
+        """Request filters of a line's gateway; wait `timeout_s` seconds at most and return state and text."""
+        settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
+        fields = settings.model_dump(mode="json", include={"subscriptions"})
+        subscriptions, digest = fields["subscriptions"], settings.digest()
+        answer, change_id = (FilterChangeState.PENDING, "no gateway answers on this machine"), uuid.uuid4().hex
+
+        def is_answered() -> bool:
+            nonlocal answer
+            if fatal := self.gateways[line.name].fatal_error:
+                raise fatal
+            # A gateway that has ended is restarted by its supervisor, with the old filters, and asked again.
+            with contextlib.suppress(GatewayUnreachable):
+                if (client := find_running(line.gateway.state_dir)) is not None:
+                    with client:
+                        state, text = client.request_filters(change_id, subscriptions, digest)
+                        answer = FilterChangeState(state), text
+            return answer[0] is not FilterChangeState.PENDING
+
+        poll_until(is_answered, timeout_s, self.stopping.wait)
+        return answer
