@@ -73,10 +73,9 @@ def test_only_the_owner_reads_it_whatever_was_there_and_whatever_the_umask(tmp_p
 
 
 def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
-    program = "import sys; from towline import files; print(files.try_lock(files.open_lock(sys.argv[1])), flush=True); input()"
-    other = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    program = "import sys; from towline.files import *; print(try_lock(open_lock(sys.argv[1])), flush=True); input()"
+    command = [sys.executable, "-c", program, str(tmp_path / "lock")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == b"True\n"

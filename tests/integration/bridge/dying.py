@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any, Final
 
-from towline.bridge.runtime.supervisor import Reloader
+from towline.bridge.runtime.reload import Reloader
 from towline.cli import main
 
 __all__ = ["STEPS"]

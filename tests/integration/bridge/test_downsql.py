@@ -48,9 +48,7 @@ def down(spark: SparkSession, said: DownlinkSection, *records: tuple[Any, ...], 
     rows = applied(spark.createDataFrame(records, RECORD), said, **more).toArrow().combine_chunks()
     table = message_table(line_of(said))
     (made,) = render_rows(table, rows.to_batches(), Counter(), has_dead_letter_topic=True)
-    messages = (
-        made.select([*map(internal, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
-    )
+    messages = made.select([*map(internal, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
     refused = made.filter(made.column(OUTCOME).cast("bool"))
     return messages, kafka_gets(table, refused)
 

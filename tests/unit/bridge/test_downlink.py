@@ -111,8 +111,7 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
 ) -> None:
     places = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
     said = [
-        {internal("payload"): b"%d" % n + bytes(100 * n), internal("topic"): None if n in dead else "t"}
-        for n in order
+        {internal("payload"): b"%d" % n + bytes(100 * n), internal("topic"): None if n in dead else "t"} for n in order
     ]
     records = placed([{**place, **one} for place, one in zip(places, said, strict=True)])
     with Spool(memory, None) as spool:

@@ -136,9 +136,7 @@ def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(t
         "on and end it: towline retire bridge.toml a. Or leave it, and start without it: "
         'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
     )
-    (row,) = [
-        one for one in _check_state_directories(MachineProbe(Inputs(changed))) if one.remedy.startswith("Carry")
-    ]
+    (row,) = [one for one in _check_state_directories(MachineProbe(Inputs(changed))) if one.remedy.startswith("Carry")]
     assert (row.verdict, row.evidence, row.remedy) == (Verdict.WARNS, caught.value.problem, caught.value.remedy), (
         "doctor's row"
     )

@@ -103,7 +103,7 @@ FOUND = [
         "below offset 700 was written by opening a1 of the journal when the query saw it, and here by opening b2",
         "TL-B24",
     ),
-    (FINE, journal(first=699, position=(700, "a1")), "by another: this is an older copy that was written to since", "TL-B24"),
+    (FINE, journal(first=699, position=(700, "a1")), "an older copy that was written to since", "TL-B24"),
     (
         FINE,
         WELL._replace(committed_offset=701),
