@@ -109,8 +109,3 @@ def test_when_one_can_not_start_the_other_is_stopped_again(directory: Path, monk
     with pytest.raises(SetupError, match="TL-S14"):
         stack.start()
     assert not stack.mosquitto.running
-
-
-def test_help_has_an_example() -> None:
-    for command in ([], ["up"], ["down"], ["status"], ["kill"], ["pause"], ["resume"], ["restart"], ["topics"]):
-        assert "towline devstack" in call(*command, "--help")

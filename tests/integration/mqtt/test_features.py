@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from typing import Any
 
@@ -26,11 +25,11 @@ from mqtt5 import (
 )
 
 from tests.conftest import NewMosquitto
-from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, ClientSettings, Filter
-from towline.errors import BrokerRefused, ConfigError
+from towline.errors import BrokerRefused
 from towline_prove.devstack import Mosquitto
 
 AT_LEAST_ONCE, EXACTLY_ONCE = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
@@ -61,12 +60,6 @@ def test_no_local(mosquitto: Mosquitto, no_local: bool) -> None:
             other.publish("t", b"other").wait(60)
         taken = take(both, 1 if no_local else 2)
         assert [m.payload for m in taken] == ([b"other"] if no_local else [b"own", b"other"])
-
-
-def test_no_local_on_a_shared_subscription_is_refused_before_it_is_sent() -> None:
-    """[MQTT-3.8.3-4]."""
-    with pytest.raises(ConfigError, match="TL-C50"):
-        Client("mqtt://127.0.0.1", client_id="x", subscribe=[Filter("$share/g/t", 1, no_local=True)])
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -118,16 +111,6 @@ def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGat
         gateway.stop()
     assert asked == [3, 9]
     assert [row["subscription_ids"] for row in gateway.rows()] == [[9, 3]]
-
-
-def test_a_gateways_identifiers_on_a_real_broker(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "identifier": 4711}])
-    gateway.start()
-    gateway.until(state="online")
-    publish(mosquitto, range(3))
-    gateway.until(journaled=3)
-    gateway.stop()
-    assert [row["subscription_ids"] for row in gateway.rows()] == [[4711]] * 3
 
 
 @pytest.mark.parametrize(
@@ -193,22 +176,6 @@ def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
             return client.online and client._driver.connection_count == 1
 
     assert any(kept() for _ in range(3)), "a busy machine may stand still, but not each time"
-
-
-def test_server_keep_alive_sets_the_pace_of_pings() -> None:
-    """[MQTT-3.1.2-20], [MQTT-3.1.2-21], [MQTT-3.2.2-21]: within the server's second, not our minute."""
-
-    def script(line: Line) -> None:
-        assert line.welcome(server_keep_alive=1).keep_alive == 60
-        for _ in range(2):
-            line.expect(PingReqPacket)
-            line.send(PingRespPacket())
-        pinged.set()
-        assert line.closed()
-
-    pinged = threading.Event()
-    with Scripted(script) as server, Client(server.uri, client_id="x", settings=ClientSettings(keep_alive_s=60)):
-        assert pinged.wait(60)
 
 
 def test_the_brokers_reason_string_is_in_the_error() -> None:

@@ -16,7 +16,6 @@ from towline.errors import Unreachable
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.history import Claims, SenderClaim, read_history
 from towline_prove.load import LoadPlan, connect, run_load
-from towline_prove.proxy import FaultProxy
 from towline_prove.referee import Arrival, Verdict, judge_arrivals
 
 pytestmark = pytest.mark.broker
@@ -107,26 +106,6 @@ def test_a_broker_restart_is_survived_with_dup_resends(broker: Mosquitto, tmp_pa
     verdict = collector.collect(read_history(tmp_path / "claims"))
     assert verdict.lost == verdict.late == verdict.unexpected == 0, report(verdict)
     assert verdict.attempted == 6000
-
-
-def test_cut_connections_are_made_anew(broker: Mosquitto, tmp_path: Path) -> None:
-    collector = Collector(broker.port)
-    with FaultProxy(broker.port) as proxy:
-        stop = threading.Event()
-
-        def cut() -> None:
-            while not stop.wait(0.2):
-                proxy.cut_connections()
-
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        result = run_load(LoadPlan(port=proxy.port, messages=3000, rate=2500), tmp_path / "claims")
-        stop.set()
-        cutter.join()
-    assert result.acked == 3000
-    assert result.reconnects > 8
-    verdict = collector.collect(read_history(tmp_path / "claims"))
-    assert verdict.lost == verdict.late == verdict.unexpected == 0, report(verdict)
 
 
 def test_a_killed_load_can_still_be_judged(broker: Mosquitto, tmp_path: Path) -> None:

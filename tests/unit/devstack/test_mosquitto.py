@@ -54,19 +54,8 @@ def test_a_newer_one_is_sound(version: tuple[int, ...]) -> None:
     assert version_problem(MosquittoBinary(Path("/usr/sbin/mosquitto"), version)) is None
 
 
-def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
-    broker = Mosquitto(tmp_path, port=18830)
-    assert [line for line in lines(broker) if line.startswith("listener")] == ["listener 18830 127.0.0.1"]
-    assert broker.uri == "mqtt://127.0.0.1:18830"
-
-
 def test_limits_are_left_to_mosquitto(tmp_path: Path) -> None:
     assert not [line for line in lines(Mosquitto(tmp_path)) if line.startswith("max_")]
-
-
-def test_everybody_may_come_in_unless_there_are_passwords(tmp_path: Path) -> None:
-    assert "allow_anonymous true" in lines(Mosquitto(tmp_path))
-    assert "allow_anonymous false" in lines(Mosquitto(tmp_path, settings={"password_file": "/x"}))
 
 
 def test_settings_win(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,16 +58,6 @@ def test_backports_that_are_there_are_not_named_twice(script: ModuleType) -> Non
 def test_a_machine_without_the_releases_sources_has_no_backports(script: ModuleType) -> None:
     assert script.backports_sources({"x.list": "deb http://mirror.example/x stable main\n"}, "bookworm") == {}
     assert script.backports_sources({"x.list": "deb http://mirror.example/s trixie-security main\n"}, "trixie") == {}
-
-
-def test_private_lists_leave_the_machines_own_alone(script: ModuleType, tmp_path: Path) -> None:
-    options = script.private_lists(tmp_path, {"a.list": "deb http://mirror.example/debian bookworm main\n"})
-    assert options[1::2] == [
-        "Dir::Etc::sourcelist=/dev/null",
-        f"Dir::Etc::sourceparts={tmp_path}/parts",
-        f"Dir::State::lists={tmp_path}/lists",
-    ]
-    assert (tmp_path / "parts" / "a.list").read_text().startswith("deb ")
 
 
 @pytest.fixture
@@ -172,28 +161,6 @@ def test_a_failure_is_shown_whole(script: ModuleType, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     for word in ("thing", "FAILED" if "✗" not in said else "✗", "exit code 7", "first\n", "second"):
         assert word in said
-
-
-def test_a_step_is_one_line(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script.step("Java", lambda: ("Java 17", ""))
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-def test_missing_helpers_are_a_warning(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*packages: str) -> None:
-        raise script.Problem(packages)
-
-    monkeypatch.setattr(script, "which", lambda _: None)
-    monkeypatch.setattr(script, "apt_install", refuse)
-    assert "strace and kcat and prometheus can't be installed" in script.helpers()[1]
-
-
-def test_no_host_is_named_in_the_script() -> None:
-    assert "://" not in SCRIPT.read_text(encoding="utf-8")
-
-
-def test_this_python_will_do(script: ModuleType) -> None:
-    assert script.python() == sys.executable
 
 
 def test_brokers_that_only_tests_need_may_be_missing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,7 @@ from typing import Any, Final, TypeAlias
 from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
 from tests.unit.mqtt.model_disk import Crash
 from tests.unit.mqtt.model_driver import Acks, ModelDriver, Plan
-from towline.mqtt.events import (
-    Filter,
-    Publish,
-    PublishAcknowledged,
-    Stop,
-    Tick,
-)
+from towline.mqtt.events import Filter, Publish, PublishAcknowledged, Stop, Tick
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import SessionState
 

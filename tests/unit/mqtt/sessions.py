@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from mqtt5 import (
+    AuthPacket,
+    AuthReasonCode,
     ConnAckPacket,
     PublishPacket,
     QoS,
@@ -15,21 +17,43 @@ from mqtt5 import (
 
 from tests.helpers import packets_in
 from towline.mqtt.codec import Decoder, Packet
-from towline.mqtt.events import (
-    Action,
-    ConnectionOpened,
-    Filter,
-    PacketsReceived,
-    Send,
-    SessionConfig,
-    SessionRecord,
-)
+from towline.mqtt.events import Action, ConnectionOpened, Filter, PacketsReceived, Send, SessionConfig, SessionRecord
 from towline.mqtt.session import Session, SessionState
 
 A, B = Filter("a/#", 1), Filter("b", 1)
 CONFIG = SessionConfig("plant-7", "line", (A, B), keep_alive_s=60)
 KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.encoded_options, "b": B.encoded_options})
 T = TypeVar("T")
+
+
+class Method:
+    """An authenticator of one challenge, which fails where it is told to."""
+
+    method = "PLAIN"
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+
+    def _step(self, data: bytes) -> bytes:
+        if self.failure is not None:
+            raise self.failure
+        return data
+
+    def start(self) -> bytes:
+        return self._step(b"first")
+
+    def challenge(self, data: bytes) -> bytes:
+        return self._step(b"to " + data)
+
+    def finish(self, data: bytes) -> None:
+        if self._step(data) != b"proof":
+            raise ValueError("proves nothing")
+
+
+def challenge(
+    method: str = "PLAIN", reason: AuthReasonCode = AuthReasonCode.CONTINUE_AUTHENTICATION, data: bytes = b"you"
+) -> AuthPacket:
+    return AuthPacket(reason_code=reason, authentication_method=method, authentication_data=data)
 
 
 def only(actions: list[Action], kind: type[T]) -> T:

@@ -139,6 +139,10 @@ def test_what_the_codec_lets_pass(data: str, reason: int, words: str) -> None:
         ("30 06 0003 612F23 00", 0x90, "wildcard"),  # [MQTT-3.3.2-2, MQTT-4.7.0-1]
         ("30 03 0001 61", 0x81, "behind the length given"),  # [MQTT-2.2.2-1]
         ("36 06 0001 61 0001 00", 0x81, "QoS"),  # [MQTT-3.3.1-4]
+        ("30 03 0000 00", 0x81, "topic is empty"),
+        ("30 06 0003 612F2B 00", 0x90, "wildcard"),
+        ("30 FF FF FF FF 01", 0x81, "variable byte integer"),
+        ("00 00", 0x81, "PacketType"),
     ],
 )
 def test_what_is_malformed_in_itself(data: str, reason: int, words: str) -> None:

@@ -6,7 +6,6 @@ Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +43,6 @@ from mqtt5 import (
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import packets_in
-from towline.mqtt import codec3
 from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder, Item, encode
 from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, write_packet
@@ -372,14 +370,6 @@ def test_a_wildcard_in_a_topic_name_has_a_reason_of_its_own() -> None:
         assert caught.value.reason == 0x90
 
 
-@pytest.mark.parametrize("arrived", [5, 100, 2000])
-def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int) -> None:
-    small, large = write_packet(publish(), LEVEL_311), b"\x90\xdc\x0b\x00\x01" + bytes(1500)
-    with pytest.raises(MalformedPacket, match="1,000") as caught:
-        Decoder(1000, LEVEL_311).feed(small + large[:arrived])
-    assert caught.value.reason == 0x95
-
-
 # What 3.x can't say
 
 
@@ -431,32 +421,3 @@ def test_every_size_of_the_remaining_length(length: int) -> None:
     data = write_packet(packet, LEVEL_311)
     assert read(data, LEVEL_311) == (packet, len(data))
     assert flat(Decoder(version=LEVEL_311).feed(data)) == [packet]
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\0b", "t" * 65_536], ids=["surrogate", "null", "too long"])
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda text: ConnectPacket(text, clean_start=True),  # [MQTT-3.1.3-4]
-        lambda text: session("c", will=Will(text)),  # [MQTT-3.1.3-10]
-        lambda text: session("c", username=text),  # [MQTT-3.1.3-11]
-        publish,  # [MQTT-3.3.2-1]
-        lambda text: SubscribePacket(1, filters((text, 1))),  # [MQTT-3.8.3-1]
-        lambda text: UnsubscribePacket(1, [text]),  # [MQTT-3.10.3-1]
-    ],
-)
-def test_no_string_leaves_that_is_not_sound_utf8(build: Callable[[str], Packet], text: str) -> None:
-    """[MQTT-1.5.3-1, -2, MQTT-4.7.3-2, -3]."""
-    with pytest.raises(ValueError, match=r"surrogates|U\+0000|bytes|Invalid"):
-        write_packet(build(text), LEVEL_311)
-
-
-def test_limits_of_the_encoding() -> None:
-    with pytest.raises(ValueError, match="65,536 bytes"):
-        codec3._string("t" * 65_536)
-    with pytest.raises(ValueError, match="more than MQTT's 268,435,455"):
-        codec3._length_bytes(268_435_456)
-    assert codec3._length_bytes(268_435_455) == b"\xff\xff\xff\x7f"
-    assert write_packet(publish("t" * 65_535, b"", 0), LEVEL_311)[4:6] == struct.pack(">H", 65_535)
-    with pytest.raises(ValueError, match="surrogates"):
-        write_packet(ConnectPacket("\ud800", clean_start=True), LEVEL_311)

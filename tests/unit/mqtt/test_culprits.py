@@ -128,11 +128,7 @@ class World:
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.integers(1, 2), min_size=1, max_size=25),
-    st.sets(st.integers(0, 24), max_size=4),
-    st.integers(1, 8),
-)
+@given(st.lists(st.integers(1, 2), min_size=1, max_size=25), st.sets(st.integers(0, 24), max_size=4), st.integers(1, 8))
 def test_the_culprits_are_set_aside_and_all_others_arrive(qos: list[int], culprits: set[int], window: int) -> None:
     world = World(frozenset(culprits), window=window)
     world.run(list(enumerate(qos)), most=6 * len(culprits) + 2)

@@ -10,7 +10,7 @@ from tests.fuzz.codec import LEVELS, check, corpus
 
 FINDINGS: Final[dict[str, tuple[int, str]]] = {
     # Refused in one piece, waited for byte by byte [MQTT-1.5.5-1].
-    "a Remaining Length longer than needed": (5, "31 e0 00 00 00 00 00 00 03 00 23 16"),
+    "a Remaining Length longer than needed": (5, "31 e0 00 00 00 00 00 00 03 00 23 16")
 }
 
 

@@ -9,38 +9,12 @@ from dataclasses import replace
 import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket
 
+from tests.unit.mqtt.sessions import Method, challenge
 from towline.errors import BrokerRefused
 from towline.mqtt.events import BrokerProtocolError, SessionConfig
 from towline.mqtt.handshake import answer_challenge, authenticate, check_connack, connect_packet
 
 CONFIG = SessionConfig("me", "here", session_expiry_s=600)
-
-
-class Method:
-    """An authenticator that fails where it is told to."""
-
-    method = "PLAIN"
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self._failure = failure
-
-    def _step(self, data: bytes) -> bytes:
-        if self._failure is not None:
-            raise self._failure
-        return data
-
-    def start(self) -> bytes:
-        return self._step(b"first")
-
-    def challenge(self, data: bytes) -> bytes:
-        return self._step(b"to " + data)
-
-    def finish(self, data: bytes) -> None:
-        self._step(data)
-
-
-def challenge(method: str = "PLAIN", reason: AuthReasonCode = AuthReasonCode.CONTINUE_AUTHENTICATION) -> AuthPacket:
-    return AuthPacket(reason_code=reason, authentication_method=method, authentication_data=b"you")
 
 
 @pytest.mark.parametrize(

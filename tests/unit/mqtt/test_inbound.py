@@ -8,7 +8,7 @@ from itertools import permutations, product
 from typing import Any
 
 import pytest
-from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
+from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.inbound import plain_run
 from towline.mqtt import inbound as module
@@ -110,17 +110,11 @@ def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
     assert inbound.duplicates == 1
 
 
-def test_other_content_is_a_new_message_whatever_dup_says() -> None:
+@pytest.mark.parametrize("dup", [False, True])
+def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fault(dup: bool) -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
-    assert take(inbound, publish(7, b"other", dup=True)) is not None
-    assert inbound.reused_ids == 1
-
-
-def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fault() -> None:
-    inbound = Inbound()
-    stored(inbound, take(inbound, publish(7)))
-    delivery = take(inbound, publish(7, b"new"))
+    delivery = take(inbound, publish(7, b"new", dup=dup))
     assert delivery is not None
     assert delivery.unreleased_messages[7].number == 1
     assert inbound.reused_ids == 1
@@ -146,13 +140,6 @@ def test_pubcomp_waits_until_the_release_is_durable() -> None:
     assert len(delivery.messages) == 0
     assert inbound.confirm_stored(delivery.delivery_id - 1) == b""
     assert inbound.confirm_stored(delivery.delivery_id) == pubcomp(7)
-
-
-def test_an_unknown_pubrel_is_answered_at_once_with_0x92() -> None:
-    """[MQTT-4.3.3-11]."""
-    unknown = PubCompPacket(9, reason_code=PubCompReasonCode.PACKET_ID_NOT_FOUND).write()
-    assert Inbound().take_pubrels([9]) == unknown
-    assert Inbound(has_reason_codes=False).take_pubrels([9]) == pubcomp(9)
 
 
 def test_after_release_the_id_is_a_new_message() -> None:

@@ -12,10 +12,7 @@ from random import Random
 from typing import Any, Final
 
 import pytest
-from hypothesis import (
-    HealthCheck,
-    settings,
-)
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from mqtt5 import PubCompPacket, PubRecPacket, QoS

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mqtt5 import ConnAckPacket, PublishPacket, QoS, Will
 
+from tests.unit.mqtt.sessions import Method
 from towline.errors import ConfigError
 from towline.mqtt.codec import encode
 from towline.mqtt.events import BrokerProtocolError, Filter, SessionConfig
@@ -196,19 +197,6 @@ def test_a_setting_that_can_not_be_said_is_named(setting: str, good: tuple[Any, 
             check_config(replace(CONFIG, **{setting: value}))
 
 
-class Method:
-    method = "PLAIN"
-
-    def start(self) -> bytes:
-        return b""
-
-    def challenge(self, data: bytes) -> bytes:
-        return data
-
-    def finish(self, data: bytes) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
     ("settings", "least"),
     [
@@ -254,7 +242,7 @@ def test_the_oldest_version_that_can_say_a_configuration(settings: dict[str, Any
     ("packet", "method", "words"),
     [
         (ConnAckPacket(), None, ""),
-        (ConnAckPacket(authentication_method="PLAIN"), Method(), ""),
+        (ConnAckPacket(authentication_method="PLAIN", authentication_data=b"proof"), Method(), ""),
         (ConnAckPacket(authentication_method="PLAIN"), None, "did not ask for"),
         (ConnAckPacket(authentication_method="OTHER"), Method(), "did not ask for"),
         (ConnAckPacket(), Method(), "without the Authentication Method PLAIN"),

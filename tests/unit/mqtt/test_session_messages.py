@@ -5,32 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import mqtt5
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqtt5 import (
-    ConnAckPacket,
-    PubAckPacket,
-    PublishPacket,
-    QoS,
-)
+from mqtt5 import ConnAckPacket, PubAckPacket, PublishPacket, QoS
 
 from tests.helpers import outgoing
-from tests.unit.mqtt.sessions import (
-    CONFIG,
-    KNOWN,
-    message,
-    online,
-    only,
-    receive,
-    sent,
-)
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, message, online, only, receive, sent
 from towline.delivery.inbound import plain_run
-from towline.errors import ProtocolViolation
-from towline.mqtt.codec import Decoder, Item, encode
+from towline.mqtt.codec import Decoder, encode
 from towline.mqtt.events import (
     AckWatermark,
-    Close,
     ConnectionLost,
     ConnectionOpened,
     Deliver,
@@ -45,14 +29,6 @@ from towline.mqtt.events import (
 from towline.mqtt.session import Session
 
 # Receiving
-
-
-def test_nothing_is_acknowledged_before_it_is_settled() -> None:
-    session = online(number=100)
-    actions = receive(session, message(7), message(8))
-    assert only(actions, Deliver).first_number == 100
-    assert sent(actions) == []
-    assert session.inbound.unacknowledged_count == 2
 
 
 #: A new message, one that comes again, another with an id that is owed (the broker's fault), each with its packet id; a
@@ -127,14 +103,6 @@ def test_qos_0_takes_a_number_and_no_ack() -> None:
     assert sent(session.handle(AckWatermark(3), 2.0)) == sent([Send(PubAckPacket(5).write())])
 
 
-def test_the_same_packet_id_after_its_ack_is_a_new_message() -> None:
-    """[MQTT-4.3.2-5]: QoS 1 is never deduplicated by packet id."""
-    session = online()
-    receive(session, message(5))
-    session.handle(AckWatermark(1), 2.0)
-    assert only(receive(session, message(5)), Deliver).first_number == 1
-
-
 def test_after_a_lost_connection_no_old_ack_leaves() -> None:
     session = online()
     receive(session, message(5))
@@ -189,54 +157,6 @@ def test_publishes_wait_for_the_connection() -> None:
     assert len(sent(receive(session, ConnAckPacket(session_present=True)))) == 2, (
         "the old filters go, the message comes"
     )
-
-
-def test_unacknowledged_publishes_are_sent_again_with_their_ids_and_dup() -> None:
-    """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
-    session = publisher()
-    ids = [sent(session.handle(Publish(token, outgoing(message(1))), 1.0))[0] for token in range(3)]
-    session.handle(ConnectionLost(), 2.0)
-    session.handle(ConnectionOpened(), 3.0)
-    again = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert [p.packet_id for p in again if isinstance(p, PublishPacket)] == [
-        p.packet_id for p in ids if isinstance(p, PublishPacket)
-    ]
-    assert all(p.duplicate for p in again if isinstance(p, PublishPacket))
-
-
-def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
-    session = publisher()
-    for token in range(3):
-        session.handle(Publish(token, outgoing(message(1, topic=f"t{token}"))), 1.0)
-    session.handle(ConnectionLost(), 2.0)
-    session.handle(ConnectionOpened(), 3.0)
-    again = [p for p in sent(receive(session, ConnAckPacket(session_present=False))) if isinstance(p, PublishPacket)]
-    assert [p.topic for p in again] == ["t0", "t1", "t2"]
-    assert not any(p.duplicate for p in again)
-
-
-def test_qos_0_is_done_when_it_is_sent() -> None:
-    session = publisher()
-    actions = session.handle(Publish(5, outgoing(message(0, QoS.AT_MOST_ONCE))), 1.0)
-    assert only(actions, PublishAcknowledged).token == 5
-    assert len(session.outbound) == 0
-
-
-def test_a_negative_ack_is_final_and_told() -> None:
-    """[MQTT-4.4.0-2]: never sent again."""
-    session = publisher()
-    (packet,) = sent(session.handle(Publish(1, outgoing(message(1))), 1.0))
-    assert isinstance(packet, PublishPacket)
-    assert packet.packet_id is not None
-    refusal = PubAckPacket(packet.packet_id, reason_code=mqtt5.PubAckReasonCode.NOT_AUTHORIZED)
-    assert only(receive(session, refusal), PublishAcknowledged).reason == 0x87
-    assert len(session.outbound) == 0
-
-
-def test_unknown_items_cannot_be_forgotten_in_the_tables() -> None:
-    session = online()
-    items: list[Item] = [mqtt5.AuthPacket()]
-    assert isinstance(only(session.handle(PacketsReceived(items), 1.0), Close).error, ProtocolViolation)
 
 
 def test_receive_maximum_is_always_announced() -> None:

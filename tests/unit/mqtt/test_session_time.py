@@ -7,21 +7,9 @@ from dataclasses import replace
 
 import mqtt5
 import pytest
-from mqtt5 import (
-    ConnAckPacket,
-    DisconnectPacket,
-    PingRespPacket,
-)
+from mqtt5 import ConnAckPacket, DisconnectPacket, PingRespPacket
 
-from tests.unit.mqtt.sessions import (
-    CONFIG,
-    KNOWN,
-    message,
-    online,
-    only,
-    receive,
-    sent,
-)
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, message, online, only, receive, sent
 from towline.mqtt.events import (
     AckWatermark,
     BytesWritten,
@@ -139,7 +127,7 @@ def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
     ("ours", "given", "used"), [(60, 10, 10), (60, None, 60), (60, 0, 60), (60, 600, 60), (0, 10, 10)]
 )
 def test_the_shorter_keep_alive_wins(ours: int, given: int | None, used: int) -> None:
-    """The server's is to be kept [MQTT-3.2.2-21]; where it has none, or a longer one, we still find a dead line."""
+    """The server's must be kept [MQTT-3.1.2-21], [MQTT-3.2.2-21]; without one, or a longer one, dead lines are still found."""
     connack = ConnAckPacket(session_present=True, server_keep_alive=given)
     session = online(replace(CONFIG, keep_alive_s=ours), connack=connack)
     assert session.keep_alive_s == used
@@ -180,17 +168,6 @@ def test_a_subscribe_without_answer_is_an_error() -> None:
     close = only(session.handle(Tick(), 22.0), Close)
     assert "no answer to SUBSCRIBE within 10 s. Trying again." in str(close.error)
     assert not close.no_connack
-
-
-def test_only_before_connack_is_it_asked_whether_this_is_an_mqtt_listener() -> None:
-    session = Session(CONFIG)
-    session.handle(ConnectionOpened(), 0.0)
-    before = session.connection_break("mqtt://b:1883")
-    receive(session, ConnAckPacket())
-    after = session.connection_break("mqtt://b:1883")
-    assert (before.no_connack, after.no_connack) == (True, False)
-    assert "mqtt://b:1883: the connection ended in place of CONNACK." in str(before.error)
-    assert str(after.error) == "mqtt://b:1883: the connection broke. Trying again.   [TL-M05]"
 
 
 def test_a_suback_is_not_missed_while_we_do_not_read() -> None:

@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import pytest
 from mqtt5 import (
-    AuthPacket,
-    AuthReasonCode,
     ConnAckPacket,
     ConnAckReasonCode,
     ConnectPacket,
@@ -31,6 +29,7 @@ from mqtt5 import (
 )
 
 from tests.helpers import outgoing, packets_in
+from tests.unit.mqtt.sessions import Method, challenge
 from towline.mqtt.codec import Decoder, Packet, encode
 from towline.mqtt.events import (
     AckWatermark,
@@ -389,37 +388,17 @@ def test_a_negative_disconnect_ends_the_connection_and_is_not_answered() -> None
 # Authentication
 
 
-class Method:
-    method = "X"
-
-    def start(self) -> bytes:
-        return b"1"
-
-    def challenge(self, data: bytes) -> bytes:
-        return data + b"!"
-
-    def finish(self, data: bytes) -> None:
-        assert data == b"last"
-
-
 def test_with_a_method_only_auth_leaves_before_connack() -> None:
     """[MQTT-3.1.2-30], [MQTT-3.15.2-1], [MQTT-4.12.0-3]: however much waits to be published."""
     peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(Filter("a"),)))
     peer.does(Publish(1, outgoing(message(1))))
     (connect,) = peer.does(ConnectionOpened())
     assert isinstance(connect, ConnectPacket)
-    assert (connect.authentication_method, connect.authentication_data) == ("X", b"1")
+    assert (connect.authentication_method, connect.authentication_data) == ("PLAIN", b"first")
     assert peer.does(Publish(2, outgoing(message(0)))) == []
-    more = AuthReasonCode.CONTINUE_AUTHENTICATION
     for data in (b"2", b"3"):
-        asked = AuthPacket(reason_code=more, authentication_method="X", authentication_data=data)
-        answer = AuthPacket(reason_code=more, authentication_method="X", authentication_data=data + b"!")
-        assert peer.gets(asked) == [answer]
-    kinds = [
-        type(packet)
-        for packet in peer.gets(
-            ConnAckPacket(session_present=True, authentication_method="X", authentication_data=b"last")
-        )
-    ]
+        assert peer.gets(challenge(data=data)) == [challenge(data=b"to " + data)]
+    connack = ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=b"proof")
+    kinds = [type(packet) for packet in peer.gets(connack)]
     assert kinds == [PublishPacket, PublishPacket, SubscribePacket]
     assert UnsubscribePacket not in kinds

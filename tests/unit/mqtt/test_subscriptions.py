@@ -33,13 +33,6 @@ def test_nothing_is_sure_between_connect_and_connack() -> None:
     assert subscriptions.known_options == BOTH
 
 
-def test_a_session_that_is_lost_is_subscribed_to_nothing() -> None:
-    subscriptions = Subscriptions((A, B), BOTH)
-    subscriptions.expect_connack()
-    subscriptions.clear_options()
-    assert subscriptions.known_options == {}
-
-
 def test_a_connack_that_never_came_leaves_nothing_sure() -> None:
     subscriptions = Subscriptions((A, B), BOTH)
     subscriptions.expect_connack()
@@ -61,10 +54,6 @@ def test_retained_messages_come_with_the_first_subscribe_and_not_with_those_afte
     assert handlings(subscriptions) == {"a/#": 1}
 
 
-def test_a_filter_with_other_terms_brings_no_retained_message_again() -> None:
-    assert handlings(connected((Filter("a/#", 2),), BOTH)) == {"a/#": 1}
-
-
 @pytest.mark.parametrize("handling", [0, 1, 2])
 def test_what_a_filter_says_of_retained_messages_holds(handling: int) -> None:
     for known in ({}, {"a/#": UNSURE}):
@@ -77,10 +66,6 @@ def test_another_retain_handling_is_no_reason_to_subscribe_again(handling: int |
         [],
         [],
     )
-
-
-def test_what_is_there_is_not_asked_for() -> None:
-    assert connected((A, B), BOTH).pending_changes() == ([], [])
 
 
 def test_a_filter_with_other_terms_is_asked_for_and_a_surplus_one_given_up() -> None:

@@ -36,9 +36,7 @@ def _parameters() -> list[object]:
         return [pytest.param(None, id="no vectors")]
     return [
         pytest.param(
-            case,
-            id=name,
-            marks=[pytest.mark.xfail(reason=DEVIATIONS[name], strict=True)] if name in DEVIATIONS else [],
+            case, id=name, marks=[pytest.mark.xfail(reason=DEVIATIONS[name], strict=True)] if name in DEVIATIONS else []
         )
         for name, case in CASES.items()
     ]

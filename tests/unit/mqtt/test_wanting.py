@@ -66,15 +66,6 @@ def test_nothing_wanted_any_more_is_unsubscribed_on_the_same_connection() -> Non
     assert session.handle(ChangeSubscriptions(()), 3.0) == [Subscribed()]
 
 
-def test_a_filter_that_the_broker_does_not_let_go_stays_known() -> None:
-    session = online()
-    (unsubscribe,) = sent(session.handle(ChangeSubscriptions(()), 2.0))
-    assert isinstance(unsubscribe, UnsubscribePacket)
-    receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, REFUSED]))
-    assert len(session.subscriptions.known_options) == 1
-    assert session.state is SessionState.ONLINE
-
-
 def test_what_is_wanted_again_is_subscribed_again() -> None:
     session = online()
     (unsubscribe,) = sent(session.handle(ChangeSubscriptions(()), 2.0))

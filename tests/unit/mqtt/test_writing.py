@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,21 +87,28 @@ def test_what_a_peer_would_have_to_refuse_does_not_leave(packet: Packet, words: 
         encode(packet)
 
 
-@pytest.mark.parametrize("text", ["\ud800", "t" * 65_536], ids=["surrogate", "too long"])
-def test_no_string_leaves_that_is_not_sound_utf8(text: str) -> None:
-    """[MQTT-1.5.4-1, MQTT-4.7.3-3, MQTT-3.1.3-4, -11, -12, MQTT-3.3.2-1, MQTT-3.8.3-1, MQTT-3.10.3-1]."""
-    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
-        encode(ConnectPacket(text))
-    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
-        encode(ConnectPacket("c", will=Will(text)))
-    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
-        encode(ConnectPacket("c", username=text))
-    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
-        encode(PublishPacket(text, b""))
-    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
-        encode(SubscribePacket(1, [TopicFilter(text)]))
-    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
-        encode(UnsubscribePacket(1, [text]))
+@pytest.mark.parametrize("version", [5, 4])
+@pytest.mark.parametrize("text", ["\ud800", "a\0b", "t" * 65_536], ids=["surrogate", "null", "too long"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda text: ConnectPacket(text, clean_start=True),
+        lambda text: ConnectPacket("c", will=Will(text)),
+        lambda text: ConnectPacket("c", username=text),
+        lambda text: PublishPacket(text, b""),
+        lambda text: SubscribePacket(1, [TopicFilter(text)]),
+        lambda text: UnsubscribePacket(1, [text]),
+    ],
+)
+def test_no_string_leaves_that_is_not_sound_utf8(build: Callable[[str], Packet], text: str, version: int) -> None:
+    """[MQTT-1.5.4-1, MQTT-4.7.3-3, MQTT-3.1.3-4, -11, -12, MQTT-3.3.2-1, MQTT-3.8.3-1, MQTT-3.10.3-1].
+
+    [MQTT-1.5.3-1 of 3.1.1, MQTT-1.5.3-2 of 3.1.1, MQTT-4.7.3-2 of 3.1.1, MQTT-4.7.3-3 of 3.1.1],
+    [MQTT-3.1.3-4 of 3.1.1, MQTT-3.1.3-10 of 3.1.1, MQTT-3.1.3-11 of 3.1.1, MQTT-3.3.2-1 of 3.1.1],
+    [MQTT-3.8.3-1 of 3.1.1, MQTT-3.10.3-1 of 3.1.1].
+    """
+    with pytest.raises(ValueError, match=r"surrogates|U\+0000|bytes|Invalid"):
+        encode(build(text), version)
 
 
 @pytest.mark.parametrize("topic", ["a/#", "+", "", "a\0"])

@@ -53,11 +53,6 @@ def test_an_unknown_role_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "TL-C83" in capsys.readouterr().err
 
 
-def test_help_names_the_commands() -> None:
-    out = CliRunner().invoke(app, ["--help"]).output
-    assert all(command in out for command in ("load", "judge", "soak"))
-
-
 def test_each_field_of_a_scenario_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Scenario] = []
 

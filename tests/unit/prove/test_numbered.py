@@ -23,10 +23,6 @@ def test_a_payload_reads_back_as_it_was_made(publisher: int, number: int, device
     assert len(payload) == size or b"xx" not in payload
 
 
-def test_the_size_is_kept() -> None:
-    assert len(encoder("r", 3, 150)(12_345, "d07", 1_700_000_000_000_000_000)) == 150
-
-
 @pytest.mark.parametrize("change", [b"", b"y", b'"', b"\0", b"xx"])
 def test_a_changed_byte_is_not_a_message(change: bytes) -> None:
     payload = encoder("r", 1, 150)(7, "d01", 5)
