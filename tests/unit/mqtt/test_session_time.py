@@ -127,7 +127,7 @@ def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
     ("ours", "given", "used"), [(60, 10, 10), (60, None, 60), (60, 0, 60), (60, 600, 60), (0, 10, 10)]
 )
 def test_the_shorter_keep_alive_wins(ours: int, given: int | None, used: int) -> None:
-    """The server's must be kept [MQTT-3.1.2-21], [MQTT-3.2.2-21]; without one, or a longer one, dead lines are still found."""
+    """The server's must be kept [MQTT-3.1.2-21], [MQTT-3.2.2-21]; with none or a longer one, dead lines are found."""
     connack = ConnAckPacket(session_present=True, server_keep_alive=given)
     session = online(replace(CONFIG, keep_alive_s=ours), connack=connack)
     assert session.keep_alive_s == used
