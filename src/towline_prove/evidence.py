@@ -25,11 +25,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 def run_record(program: str, *, ok: bool, seconds: float, details: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a run that has just ended.
 
-    Args:
-        program: A command of `towline_prove`, or ``test``.
-        ok: True if every promise was kept.
-        seconds: Duration of the run.
-        details: Parameters (with the seed of random choices) and counts.
+    `program` is a command of `towline_prove`, or ``test``; `details` has parameters (with the seed) and counts.
     """
     return {
         "program": program,

@@ -49,13 +49,7 @@ class NumberedMessage(NamedTuple):
 
 
 class encoder:  # noqa: N801 - used as a function that remembers the constant part
-    """Encoder for payloads of one publisher: ``encode(number, device, sent_ns) -> bytes``.
-
-    Args:
-        run: Name of the run; letters, digits, ``_ . -``.
-        publisher: Number of the publisher.
-        size: Bytes of every payload; longer only where the fields need it.
-    """
+    """Encoder for payloads of one publisher, at least `size` bytes: ``encode(number, device, sent_ns) -> bytes``."""
 
     def __init__(self, run: str, publisher: int, size: int) -> None:
         self._json_head = f'{{"r":"{run}","p":{publisher},"n":'
@@ -130,11 +124,7 @@ class Claims:
         return sum(len(flags) - len(flags.translate(None, matching_bytes)) for flags in self.flags.values())
 
     def read_file(self) -> Self:
-        """Read new records of the file; an incomplete last one (being written, or killed there) is skipped.
-
-        Raises:
-            ConfigError: The file is missing or has an invalid first line (TL-C82).
-        """
+        """Read new records except an incomplete last one (write in progress, or a kill); ConfigError TL-C82."""
         assert self.path is not None
         try:
             with self.path.open("rb") as file:
@@ -157,15 +147,7 @@ class Claims:
 
 
 class HistoryWriter:
-    """Writer that appends claims to a history file.
-
-    Args:
-        path: The file; it must not exist yet, a history is never overwritten.
-        plan: Plan of the load, for the first line.
-
-    Raises:
-        ConfigError: The file exists already (TL-C81).
-    """
+    """Writer of claims to a new history file, whose first line is the plan; ConfigError TL-C81 if it exists."""
 
     def __init__(self, path: Path, plan: dict[str, Any]) -> None:
         try:

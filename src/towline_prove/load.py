@@ -177,11 +177,7 @@ class NumberedSender:
         return self.next_number == self.total and not self._unacked_messages
 
     def resume(self, connack: ConnAckPacket) -> tuple[bytes, list[int]]:
-        """Resume on a new connection.
-
-        Returns:
-            Bytes to send first, and the numbers among them that are published a second time.
-        """
+        """Return bytes to send first on a new connection, and the numbers of repeated messages in them."""
         self._partial_packet = b""
         self._window = min(self._max_window, connack.receive_max)
         unacked = list(self._unacked_messages.items())
@@ -207,11 +203,7 @@ class NumberedSender:
         return unsent_count if self._qos == 0 else min(unsent_count, self._window - len(self._unacked_messages))
 
     def encode_burst(self, limit: int) -> tuple[bytes, int, int]:
-        """Encode the next messages.
-
-        Returns:
-            The bytes, the first number in them, and how many.
-        """
+        """Return the bytes of the next messages, their first number and their count."""
         first = self.next_number
         count = max(0, min(limit, self.sendable_count()))
         self.next_number += count
@@ -267,21 +259,11 @@ class NumberedSender:
 def connect(
     packet: ConnectPacket, host: str, port: int, *, timeout: float = 10.0, tls: ssl.SSLContext | None = None
 ) -> tuple[socket.socket, ConnAckPacket, bytes]:
-    """Open a connection and wait for CONNACK.
-
-    Args:
-        packet: CONNECT to send.
-        host: The broker's host.
-        port: The broker's port.
-        timeout: Longest wait for a connection and for the answer, in seconds.
-        tls: TLS context; None for plain TCP.
-
-    Returns:
-        The socket (blocking), the CONNACK, and the bytes behind it.
+    """Open a connection, send CONNECT, and return the blocking socket, the CONNACK and the bytes behind it.
 
     Raises:
         Unreachable: No TCP connection or no CONNACK within `timeout` seconds (TL-M60).
-        Refused: The broker answered with an error (TL-M61).
+        BrokerRefused: The broker answered with an error (TL-M61).
     """
     location = f"mqtt://{host}:{port}"
     try:
@@ -447,14 +429,9 @@ class _LoadRun:
 def run_load(plan: LoadPlan, history: Path, *, stop: threading.Event | None = None) -> LoadResult:
     """Run a load until everything is answered, its time is up, or `stop` is set.
 
-    Args:
-        plan: Load and broker.
-        history: File for the claims; must not exist.
-        stop: Set it to end early.
-
     Raises:
         ConfigError: The history exists already (TL-C81).
-        Refused: The broker refuses the connection (TL-M61).
+        BrokerRefused: The broker refuses the connection (TL-M61).
         Unreachable: No connection was ever made within the first ten seconds (TL-M60).
     """
     with HistoryWriter(history, asdict(plan)) as writer:
@@ -462,19 +439,10 @@ def run_load(plan: LoadPlan, history: Path, *, stop: threading.Event | None = No
 
 
 def publish_with_receipts(plan: LoadPlan, history: Path, outbox: Path, key_file: Path) -> int:
-    """Publish numbered messages with receipts; a restart continues where the process was killed.
+    """Publish numbered messages with receipts and return 0 when all have theirs; a restart continues after a kill.
 
     A message counts as acknowledged when `Publisher.publish` has returned. At the end the receipt counts are printed as
-    a JSON object.
-
-    Args:
-        plan: Load to publish; `messages` is the total of all starts.
-        history: New file for the claims of this start.
-        outbox: The publisher's state directory.
-        key_file: Receipt key of the line.
-
-    Returns:
-        The exit code, 0 when all messages have their receipt.
+    JSON. The plan's `messages` is the total of all starts, `history` a new file for each.
     """
     from towline.publisher import Publisher  # noqa: PLC0415  the devstack needs only `connect`
 

@@ -21,12 +21,7 @@ _LOOP_TIMEOUT_S = 5.0
 
 
 class FaultProxy:
-    """Loopback proxy in front of one server, in a thread of its own; a context manager.
-
-    Args:
-        server_port: The server's port on loopback.
-        listen_port: Port to listen on; 0 picks a free one, which then stays.
-    """
+    """Loopback proxy before a server, in a thread of its own; a context manager. `listen_port` 0 picks a free one."""
 
     def __init__(self, server_port: int, *, listen_port: int = 0) -> None:
         self._server_port = server_port

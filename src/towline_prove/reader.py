@@ -19,10 +19,7 @@ class TopicTail:
     """Reader of all partitions of a topic, read_committed, without a consumer group.
 
     Args:
-        bootstrap: Kafka's bootstrap servers.
-        topic: The topic; it must exist.
         start: Partition → offset, as `start` of another reader; None for the beginning.
-        timeout: Seconds to wait for Kafka's metadata.
         skip_existing: Start at the end of the topic.
 
     Attributes:
@@ -93,11 +90,7 @@ class TopicTail:
         return sorted(description.partitions)
 
     def read_arrivals(self, seconds: float) -> Iterator[Arrival]:
-        """Yield records for at most this long, or until every partition is at its end.
-
-        Raises:
-            KafkaError: Records were deleted before they were read (TL-K60).
-        """
+        """Yield records until every partition is at its end or time is up; KafkaError TL-K60 after a deletion."""
         deadline = time.monotonic() + seconds
         self._ends_reached = dict.fromkeys(self._ends_reached, False)
         self._resume_stopped()
@@ -155,12 +148,6 @@ def read_topic(
     bootstrap: str, topic: str, *, start: Mapping[int, int] | None = None, seconds: float = 60.0
 ) -> Iterator[Arrival]:
     """Yield all records that a topic holds now; waits up to 10 s for open transactions.
-
-    Args:
-        bootstrap: Kafka's bootstrap servers.
-        topic: The topic.
-        start: As `TopicTail`.
-        seconds: Longest time to the end of the topic.
 
     Raises:
         KafkaError: Kafka does not answer (TL-K01), or it cannot be read to its end within the time (TL-K60).

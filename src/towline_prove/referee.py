@@ -50,7 +50,7 @@ class FaultStory(NamedTuple):
 
 
 @dataclass(slots=True)
-class Verdict:
+class RunVerdict:
     """Verdict of the referee; counts of messages, except `copies` (records).
 
     Attributes:
@@ -144,7 +144,7 @@ class Verdict:
 class _Referee:
     def __init__(self, claims: Sequence[Claims]) -> None:
         self.claims = {load_claims.run: load_claims for load_claims in claims}
-        self.verdict = Verdict()
+        self.verdict = RunVerdict()
         #: Of each publisher of each run a byte for each number, 1 where it was found.
         self.arrived_flags = {
             (load.run, publisher): bytearray(len(flags)) for load in claims for publisher, flags in load.flags.items()
@@ -204,7 +204,7 @@ class _Referee:
             f"after number {highest[0]} at partition {highest[1]} offset {highest[2]}",
         )
 
-    def finish(self) -> Verdict:
+    def finish(self) -> RunVerdict:
         verdict = self.verdict
         for load_claims in self.claims.values():
             for publisher, flags in load_claims.flags.items():
@@ -240,13 +240,8 @@ class _Referee:
         return f"{number} (partition {partition} offset {offset})"
 
 
-def judge_arrivals(claims: Claims | Sequence[Claims], arrivals: Iterable[Arrival]) -> Verdict:
-    """Compare the claims of senders with the records of an independent reader.
-
-    Args:
-        claims: The senders' history, of one run or several.
-        arrivals: All records found, per partition in offset order.
-    """
+def judge_arrivals(claims: Claims | Sequence[Claims], arrivals: Iterable[Arrival]) -> RunVerdict:
+    """Compare claims of senders, of one run or several, with all records found, per partition in offset order."""
     referee = _Referee([claims] if isinstance(claims, Claims) else claims)
     for arrival in arrivals:
         referee.take_arrival(arrival)
@@ -293,7 +288,7 @@ class RunAccount:
         ordered: True if order was promised; a message that a publisher sends again comes after later ones.
     """
 
-    verdict: Verdict
+    verdict: RunVerdict
     guarantee: str = "at_least_once"
     gateway: Watermarks | None = None
     notes: list[str] = field(default_factory=list)

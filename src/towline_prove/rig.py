@@ -39,15 +39,9 @@ class Rig:
     """Complete path from publishers to Kafka: Mosquitto, a bridge with one line, and Kafka; a context manager.
 
     Args:
-        directory: Directory for all files.
-        mosquitto: Settings of the broker over its own defaults.
-        guarantee: Guarantee of the line.
-        partitions: Partitions of the Kafka topic.
-        kafka: Settings of Kafka.
         client: Settings of the bridge's Kafka client.
         uplink_line: A further line of the uplink's table.
         direct: Connect the bridge to both brokers without a proxy; no connection can be cut then.
-        tier: Spark tier of the bridge.
     """
 
     def __init__(
@@ -132,11 +126,7 @@ class Rig:
         return True
 
     def wait_online(self, timeout: float = DELIVERY_TIMEOUT_S) -> None:
-        """Wait until the gateway is subscribed.
-
-        Raises:
-            NotReady: It was not subscribed in time, or a process has ended (TL-P01).
-        """
+        """Wait until the gateway is subscribed; NotReady TL-P01 if that takes too long or the bridge has ended."""
         wait_for(lambda: not self.bridge.running or self.bridge.state == "online", timeout, 0.05)
         self._check_running()
         if self.bridge.state != "online":
@@ -148,15 +138,7 @@ class Rig:
             raise NotReady("TL-P01", "the bridge", f"it has ended: {last_line}", f"See {self.bridge.log}.")
 
     def warm_up(self, messages: int = 200, rate: float = 0.0) -> None:
-        """Send the first messages to Kafka, so that Spark is warm.
-
-        Args:
-            messages: Number of messages.
-            rate: Messages a second; 0 for as fast as the broker accepts them.
-
-        Raises:
-            NotReady: They did not arrive in time (TL-P01).
-        """
+        """Send first messages to Kafka, as fast as the broker allows by default, so that Spark is warm."""
         self.wait_online()
         with self.start_trial("warm") as trial:
             trial.send_load(messages, rate=rate)
@@ -183,11 +165,7 @@ class Rig:
         return watermarks.journaled if watermarks else 0
 
     def broker_dropped(self) -> int:
-        """Return the broker's count of messages dropped by a full queue; at most a ``sys_interval``, a second, old.
-
-        Raises:
-            NotReady: The broker publishes no such count (TL-P01).
-        """
+        """Return the broker's count of messages dropped by a full queue, at most a second old; NotReady TL-P01."""
         topic = "$SYS/broker/publish/messages/dropped"
         with Client(self.mosquitto.uri, client_id=f"prove-sys-{time.time_ns()}", subscribe=[topic]) as client:
             message = client.receive(15)
@@ -201,15 +179,7 @@ class Rig:
 
 
 class Trial:
-    """Trial: numbered messages sent through a rig in one or more parts, and their account; a context manager.
-
-    Args:
-        rig: The rig.
-        run_name: Name of the run; part n is called ``run_name.n``.
-
-    Attributes:
-        notes: Faults during the trial, for the account.
-    """
+    """Numbered messages sent through a rig in parts named ``run_name.n``, and their account; a context manager."""
 
     def __init__(self, rig: Rig, run_name: str) -> None:
         self._rig = rig

@@ -45,13 +45,9 @@ KILLABLE_ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE, Role.WORKER,
 
 
 class SenderProcess:
-    """Process of ``python -m towline_prove load``, restarted after kills; a context manager that ends it.
+    """Process of ``python -m towline_prove load``, started by `command` for each life; a context manager that ends it.
 
     The publishers are in a process of their own, because they must not share our interpreter's lock.
-
-    Args:
-        log: File for its output.
-        command: Returns the arguments of the next start, with a new claim file.
     """
 
     def __init__(self, log: Path, command: Callable[[], list[str]]) -> None:
@@ -312,14 +308,8 @@ class Run:
 def prove(scenario: Scenario, directory: Path | None, stage: RunDisplay) -> Iterator[Run]:
     """Start the brokers of a scenario and yield its runs, each one when it has ended, good or bad.
 
-    Args:
-        scenario: Parameters of the runs.
-        directory: Directory for all files; None for a temporary one that is removed when all runs were good: the logs
-            in it explain a failure.
-        stage: Display of the runs.
-
-    Raises:
-        NotReady: The bridge did not start, or there is no jcmd for `Scenario.looks` (TL-P01).
+    Without a directory a temporary one is kept only after a bad run, for its logs. NotReady TL-P01 if the bridge does
+    not start, or without jcmd for `Scenario.looks`.
     """
     if scenario.looks and shutil.which("jcmd") is None:
         problem = "it is missing, and shows what lives in a JVM"

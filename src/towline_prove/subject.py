@@ -61,17 +61,7 @@ key = "{{device}}"
 def bridge_file(
     state_dir: Path, mqtt: str, kafka: str, guarantee: str, *, writer: str, kafka_line: str, uplink_line: str = ""
 ) -> str:
-    """Return the text of a bridge file with one uplink.
-
-    Args:
-        state_dir: State directory of the bridge.
-        mqtt: URI of the broker.
-        kafka: Bootstrap servers.
-        guarantee: Guarantee of the line.
-        writer: Command that writes it, and the name of the bridge.
-        kafka_line: A further line of the Kafka table.
-        uplink_line: A further line of the uplink's table.
-    """
+    """Return the text of a bridge file with one uplink, and further lines for its tables; `writer` is its name."""
     parts = {"state_dir": state_dir, "mqtt": mqtt, "kafka": kafka, "guarantee": guarantee}
     return _CONFIG.format(**parts, writer=writer, more=kafka_line, name=LINE, line=uplink_line, topic=TOPIC)
 
@@ -89,11 +79,7 @@ class ProcessHandle(Protocol):
         """Return the exit code; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended in time.
-        """
+        """Wait for the end and return the exit code, or raise subprocess.TimeoutExpired."""
 
 
 class _ProcessUnderTest(ABC):
@@ -149,11 +135,7 @@ class _ProcessUnderTest(ABC):
 
 @dataclass
 class GatewayRun(_ProcessUnderTest):
-    """Gateway process without Spark.
-
-    Attributes:
-        log: File for its output; default ``prove.log`` in the state directory, which is created for it.
-    """
+    """Gateway process without Spark; its log is ``prove.log`` in the state directory by default."""
 
     settings: GatewaySettings
     log: Path | None = None
@@ -163,11 +145,7 @@ class GatewayRun(_ProcessUnderTest):
         self.state_dir = self.settings.state_dir
 
     def start(self, wrap_command: Callable[[Sequence[str]], list[str]] = list) -> Self:
-        """Start the process without waiting for it.
-
-        Args:
-            wrap_command: Changes the command line, such as `tests.engines.strace.wrapped`.
-        """
+        """Start the process without waiting; `wrap_command` changes the command line, as for strace."""
         if self.log is None:
             self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.log or self.state_dir / "prove.log").open("ab") as log:
@@ -191,11 +169,7 @@ class GatewayRun(_ProcessUnderTest):
         return next(iter(processes.pids_with_role(self.child.pid, Role.GATEWAY)[::-1]), self.child.pid)
 
     def wait_online(self, timeout: float = READY_TIMEOUT_S) -> Self:
-        """Wait until it is subscribed; only then does the broker keep messages for it.
-
-        Raises:
-            NotReady: It ended, or was not subscribed in time.
-        """
+        """Wait until it is subscribed, so that the broker keeps messages for it; NotReady if that takes too long."""
         if not (
             wait_for(lambda: not self.running or self.state == "online", timeout, _POLL_INTERVAL_S) and self.running
         ):
@@ -229,11 +203,7 @@ class GatewayRun(_ProcessUnderTest):
 
 @dataclass
 class BridgeRun(_ProcessUnderTest):
-    """Process of ``towline run <config>`` and everything below it.
-
-    Attributes:
-        state_dir: The ``state_dir`` of one line, with its ``endpoint.json``.
-    """
+    """Process of ``towline run <config>`` and everything below it; `state_dir` is that of one line."""
 
     config: Path
     state_dir: Path

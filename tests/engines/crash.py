@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.engines.powerloss import Survives
     from towline_prove.devstack.mosquitto import Mosquitto
-    from towline_prove.referee import Verdict
+    from towline_prove.referee import RunVerdict
 
 __all__ = ["MIN_POINTS", "CrashBench", "CrashPoint"]
 
@@ -72,7 +72,7 @@ class CrashPoint:
     injection: Injection
     was_injected: bool
     exit_code: int | None
-    verdict: Verdict
+    verdict: RunVerdict
     repair_note: str
     problem: str = ""
     guarantee: str = "at_least_once"
@@ -231,7 +231,7 @@ class CrashBench:
             exit_code = _stop(gateway)
             return "" if exit_code == 0 and claims.run else f"did not end cleanly (exit code {exit_code})"
 
-    def _verify_inbox(self, settings: GatewaySettings, directory: Path) -> tuple[Verdict, str]:
+    def _verify_inbox(self, settings: GatewaySettings, directory: Path) -> tuple[RunVerdict, str]:
         """Return the verdict on the inbox of an ended gateway, and the repair note of its opening."""
         with Journal.open(settings.inbox_dir, schema=ROW_SCHEMA) as journal:
             arrivals = _arrivals(journal.read(journal.first_offset, journal.end))

@@ -109,25 +109,15 @@ _silent_logger = logging.Logger("towline_prove.devstack.kafka", level=logging.CR
 
 
 def kafka_jars() -> Path:
-    """Return the directory with Kafka's jars, fetched on first use (46 jars, 44 MB, some 6 s) into the user's cache.
-
-    Raises:
-        SetupError: Maven is missing or can't resolve them (TL-S15); the cache can't be written (TL-S18).
-    """
+    """Return the directory of Kafka's jars, fetched once (46 jars, 44 MB, some 6 s); SetupError TL-S15 or TL-S18."""
     coordinates = [f"org.apache.kafka:kafka_{SCALA_VERSION}:{KAFKA_VERSION}", f"org.slf4j:slf4j-simple:{SLF4J_VERSION}"]
     return resolve_jars(f"kafka-{KAFKA_VERSION}", coordinates)
 
 
 def prepare_kafka() -> Path:
-    """Fetch Kafka's jars and archive its loaded classes, so that every later start is some two seconds shorter.
+    """Return the directory of Kafka's jars, with an archive of loaded classes that saves some two seconds a start.
 
     The archive (50 MB, Java's class data sharing, JEP 350) belongs to one build of Java; another one ignores it.
-
-    Returns:
-        The directory with the jars.
-
-    Raises:
-        SetupError: As `Kafka.start`.
     """
     jars = kafka_jars()
     create_archive_once(class_archive_path(jars, jars), _record_classes)
@@ -142,20 +132,14 @@ def _record_classes(directory: Path, jvm_option: str) -> None:
 
 
 class Kafka(Server):
-    """Real single-node Kafka on loopback, without security and without automatic topics.
-
-    Args:
-        settings: Lines of server.properties over `DEFAULTS`.
-
-    Attributes:
-        extra_jvm_options: Further options of the broker's JVM, for its next start.
-    """
+    """Real single-node Kafka on loopback, without security and automatic topics; `settings` extend `DEFAULTS`."""
 
     name: ClassVar[str] = "kafka"
     port_count: ClassVar[int] = 2  # the controller's port is part of the quorum's state, so it stays too
     start_seconds: ClassVar[float] = 90.0
     stop_seconds: ClassVar[float] = 30.0
 
+    #: Further options of the broker's JVM, for its next start.
     extra_jvm_options: Sequence[str] = ()
 
     @property
@@ -176,14 +160,9 @@ class Kafka(Server):
         return KAFKA_VERSION
 
     def create_topics(self, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
-        """Create topics and wait until every partition has a leader.
+        """Create topics with these partition counts and wait for their leaders; KafkaError TL-K70 after a minute.
 
-        Args:
-            topics: Number of partitions by name.
-            config: Topic settings for all of them, such as ``{"cleanup.policy": "compact"}``.
-
-        Raises:
-            KafkaError: Kafka refused, or the topics did not appear within a minute (TL-K70).
+        `config` has topic settings for all of them, such as ``{"cleanup.policy": "compact"}``.
         """
         admin = self._admin(self._internal_port(self.ports))
         new_topics = [NewTopic(name, partitions, -1, config=dict(config or {})) for name, partitions in topics.items()]

@@ -146,11 +146,7 @@ def _any_certificate() -> ssl.SSLContext:
 
 
 def find_mosquitto(binary: Path | None = None) -> MosquittoBinary:
-    """Find the Mosquitto program: `binary`, ``TOWLINE_MOSQUITTO``, or the first on PATH and in the sbin directories.
-
-    Raises:
-        SetupError: There is none, or it does not print its version (TL-S10).
-    """
+    """Return `binary`, ``TOWLINE_MOSQUITTO``, or the first Mosquitto on PATH and in sbin; SetupError TL-S10."""
     program_name = str(binary) if binary else os.environ.get("TOWLINE_MOSQUITTO", "mosquitto")
     program = shutil.which(program_name, path=f"{os.environ.get('PATH', '')}:{SBIN_PATH}")
     if program is None:

@@ -63,11 +63,6 @@ def spawn(
     """Start `command` in a session of its own; its output is appended to the file `output`.
 
     A session of its own keeps a Ctrl-C in the terminal from the broker: the starting program decides about it.
-
-    Args:
-        command: Command line.
-        output: Log file, created if missing.
-        environment: Complete environment; None for the current one.
     """
     with output.open("ab") as log:
         child = Child(

@@ -46,11 +46,7 @@ class Certificates:
 
 
 def certificates(directory: Path) -> Certificates:
-    """Return the certificates in a directory, created if missing.
-
-    Raises:
-        SetupError: TL-S22, there is no ``openssl``, or it could not create them.
-    """
+    """Return the certificates in a directory, created if missing; SetupError TL-S22 without OpenSSL."""
     names = ("authority.pem", "server.pem", "server.key", "client.pem", "client.key")
     certs = Certificates(*(directory / name for name in names))
     if certs.client_key.exists():
@@ -83,12 +79,7 @@ def _make_certificate(certificate: Path, key: Path, name: str, *extra: str | Pat
 
 
 def secret_file_at(file: Path, template: str = "{}") -> Path:
-    """Return a file with a random secret, created if missing.
-
-    Args:
-        file: The file; mode 0600.
-        template: Text of the file, with ``{}`` for the secret.
-    """
+    """Return a file with a random secret in the template's ``{}``, created if missing; mode 0600."""
     if not file.exists():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace(file, template.format(secrets.token_urlsafe(24)), sync=False)
@@ -220,11 +211,7 @@ class GatewayFiles:
 
 
 def gateway_files(directory: Path) -> GatewayFiles:
-    """Return the gateway files in a directory, created if missing.
-
-    Raises:
-        SetupError: TL-S22, a certificate can't be created.
-    """
+    """Return the gateway files in a directory, created if missing; SetupError as `certificates`."""
     certs = certificates(directory)
     ports = directory / "ports.json"
     if not ports.exists():

@@ -45,10 +45,7 @@ class Server(ABC):
 
     A plain object and a context manager (`with` starts and stops). Port and data are kept over `stop`, `kill`,
     `restart` and new objects for the same directory; a new object also finds the running process again. A process
-    is never signalled by its pid alone: its start time must match.
-
-    Args:
-        port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
+    is never signalled by its pid alone: its start time must match. Without a port a free one is picked once.
     """
 
     name: ClassVar[str]
@@ -309,11 +306,7 @@ class ServerGroup(ABC):
         self.stop()
 
     def start(self) -> Self:
-        """Start all at the same time; if one fails, those started by this call are stopped again.
-
-        Raises:
-            SetupError: As `Server.start`.
-        """
+        """Start all at the same time; after a SetupError those started by this call are stopped again."""
         were_running = [server.running for server in self.servers]
         with ThreadPoolExecutor(len(self.servers)) as pool:
             starts = [pool.submit(server.start) for server in self.servers]

@@ -95,14 +95,9 @@ exec "$@"
 
 
 def enable_fast_start(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Configure an environment so that Spark and Kafka start faster in it, and run slower.
+    """Set variables so that Spark and Kafka start faster, and run slower; SetupError TL-S14 without Java.
 
-    Args:
-        environment: Gets ``SPARK_HOME`` and ``SPARK_SUBMIT_OPTS``, whose existing options stay and win. And
-            ``KAFKA_JVM_PERFORMANCE_OPTS``, if it is not set.
-
-    Raises:
-        SetupError: There is no Java (TL-S14).
+    Options in ``SPARK_SUBMIT_OPTS`` stay and win, and so does ``KAFKA_JVM_PERFORMANCE_OPTS``.
     """
     home = light_spark_home()
     options = jvm_options(Tier.QUICK)
@@ -240,11 +235,7 @@ class SparkMaster(SparkServer):
 
 
 class SparkWorker(SparkServer):
-    """Spark worker; its executors are child processes and see the same files.
-
-    Args:
-        number: Number from 1; the worker's address is 127.0.0.1 plus that number.
-    """
+    """Spark worker at 127.0.0.1 plus its number, from 1; its executors are child processes and see the same files."""
 
     name: ClassVar[str] = "spark-worker"
     _main_class = "org.apache.spark.deploy.worker.Worker"
@@ -278,12 +269,7 @@ class SparkWorker(SparkServer):
 
 
 class SparkCluster(ServerGroup):
-    """Spark master and its workers.
-
-    Args:
-        directory: Each server has a folder in it; beside them the secret, and ``client.properties`` for
-            ``spark-submit``.
-    """
+    """Spark master and workers in one directory, with the secret and ``client.properties`` for ``spark-submit``."""
 
     def __init__(self, directory: Path, *, workers: int = 2, machine: WorkerMachine = WorkerMachine()) -> None:
         self.directory = Path(directory).absolute()
@@ -333,11 +319,7 @@ def _read_secret(file: Path) -> str:
 
 
 def _pyspark_home() -> Path:
-    """Return the Spark home inside PySpark.
-
-    Raises:
-        SetupError: TL-S20, there is none.
-    """
+    """Return the Spark home inside PySpark; SetupError TL-S20 without PySpark."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise SetupError("TL-S20", "pyspark", "is not installed", 'Install it: pip install "towline[spark]".')
@@ -349,14 +331,8 @@ def enclose_command(
 ) -> list[str | Path]:
     """Return a command line that runs a command in a root directory of its own and keeps its pid.
 
-    Args:
-        command: Command to run.
-        own_directory: The directory that it may write, and its working directory; it exists.
-        visible: Directories and files that it may read, beside the system's programs.
-        shared_directories: Directories that it may write as others may, as on a shared file system.
-
-    Raises:
-        SetupError: TL-S30, this machine allows no mount namespaces.
+    It may write `own_directory`, where it starts, and `shared_directories`, and read `visible` beside the system's
+    programs. SetupError TL-S30 if this machine allows no mount namespaces.
     """
     root = own_directory.with_name(f".{own_directory.name}.root")
     root.mkdir(mode=0o700, exist_ok=True)
@@ -380,11 +356,7 @@ def bare_python_paths() -> tuple[Path, ...]:
 
 
 def java_home() -> Path:
-    """Return the home directory of Java.
-
-    Raises:
-        SetupError: TL-S14, there is none.
-    """
+    """Return the home directory of Java; SetupError TL-S14 without Java."""
     return find_java().resolve().parents[1]
 
 

@@ -44,11 +44,7 @@ class StackForm:
 
     @classmethod
     def resolve(cls, directory: Path, requested: StackForm | None) -> StackForm:
-        """Return the form of a directory's stack; a new directory gets the requested one.
-
-        Raises:
-            SetupError: TL-S23, the directory has a stack of another form.
-        """
+        """Return the form of a directory's stack, new ones as requested; SetupError TL-S23 if it has another form."""
         file = directory / "stack.json"
         stored = cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
         existing = stored or (cls() if (directory / "kafka").exists() else None)
@@ -72,12 +68,7 @@ class StackForm:
 
 
 class Stack(ServerGroup):
-    """Mosquitto and Kafka in one directory.
-
-    Args:
-        directory: Each broker has a folder of its name in it; None is `default_directory`.
-        form: Form of the stack; None for the saved one, at first one broker of each without security.
-    """
+    """Mosquitto and Kafka in one directory (default `default_directory`), each in a folder of its name."""
 
     def __init__(
         self,
@@ -141,11 +132,7 @@ class Stack(ServerGroup):
         return {f"STACK_{name}": value for name, value in variables.items()}
 
     def server(self, name: str) -> Server:
-        """Return the server with this name.
-
-        Raises:
-            ConfigError: There is none (TL-C71).
-        """
+        """Return the server with this name; ConfigError TL-C71 for none."""
         for server in self.servers:
             if server.label == name:
                 return server

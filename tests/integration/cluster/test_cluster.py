@@ -19,7 +19,7 @@ from towline_prove.devstack.stack import Stack
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
-from towline_prove.referee import Verdict, judge_arrivals
+from towline_prove.referee import RunVerdict, judge_arrivals
 
 pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark]
 
@@ -154,7 +154,7 @@ class Load:
         self._stop.set()
         self._thread.join(PATIENCE)
 
-    def judged(self) -> Verdict:
+    def judged(self) -> RunVerdict:
         return judge_arrivals(read_history(self._claims), read_topic(self._kafka, self._topic))
 
 

@@ -16,7 +16,7 @@ from towline.errors import Unreachable
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.history import Claims, SenderClaim, read_history
 from towline_prove.load import LoadPlan, connect, run_load
-from towline_prove.referee import Arrival, Verdict, judge_arrivals
+from towline_prove.referee import Arrival, RunVerdict, judge_arrivals
 
 pytestmark = pytest.mark.broker
 
@@ -26,7 +26,7 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
     return new_mosquitto(max_queued_messages="0", max_inflight_messages="0", persistence="true")
 
 
-def report(verdict: Verdict) -> str:
+def report(verdict: RunVerdict) -> str:
     return "\n".join([verdict.summary_line(), *map(str, verdict.stories)])
 
 
@@ -40,7 +40,7 @@ class Collector:
         self.sock.sendall(mqtt5.SubscribePacket(1, filters).write())
         self.arrivals: list[Arrival] = []
 
-    def collect(self, claims: Claims, *, qos_0: bool = False) -> Verdict:
+    def collect(self, claims: Claims, *, qos_0: bool = False) -> RunVerdict:
         """Receive until nothing acknowledged (at QoS 0: attempted) is missing, and judge that."""
         self.sock.settimeout(20)
         verdict = judge_arrivals(claims, self.arrivals)

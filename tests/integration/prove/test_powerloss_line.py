@@ -30,7 +30,7 @@ from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
-from towline_prove.referee import Verdict, judge_arrivals
+from towline_prove.referee import RunVerdict, judge_arrivals
 from towline_prove.subject import GatewayRun
 
 ROOT = Path(__file__).parents[3]
@@ -160,7 +160,7 @@ class Machine:
         self.publish()
         self.wait("reached")
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RunVerdict:
         return judge_arrivals(
             [read_history(claims) for claims in self.claims], read_topic(self.kafka.bootstrap, self.topic)
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from towline_prove.referee import RunAccount, Verdict, Watermarks
+from towline_prove.referee import RunAccount, RunVerdict, Watermarks
 
 
-def verdict(**changes: int) -> Verdict:
-    result = Verdict(attempted=100, acked=100, delivered=100, copies=100, device_partitions={"d0": {1}})
+def verdict(**changes: int) -> RunVerdict:
+    result = RunVerdict(attempted=100, acked=100, delivered=100, copies=100, device_partitions={"d0": {1}})
     for name, value in changes.items():
         setattr(result, name, value)
     return result

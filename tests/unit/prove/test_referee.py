@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline_prove.history import Claims, SenderClaim, encoder
-from towline_prove.referee import Arrival, Verdict, judge_arrivals
+from towline_prove.referee import Arrival, RunVerdict, judge_arrivals
 
 
 def claims(attempted: int = 10, acked: int | None = None, resent: tuple[int, ...] = ()) -> Claims:
@@ -29,7 +29,7 @@ def arrivals(numbers: list[int], *, run: str = "r", partition: int = 0) -> list[
     ]
 
 
-def check(history: Claims, arrived: list[Arrival]) -> Verdict:
+def check(history: Claims, arrived: list[Arrival]) -> RunVerdict:
     verdict = judge_arrivals(history, arrived)
     assert verdict.adds_up()
     return verdict

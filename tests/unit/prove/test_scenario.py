@@ -12,11 +12,11 @@ import pytest
 
 from towline.errors import ConfigError
 from towline_prove.processes import MemorySample, Peaks, Role
-from towline_prove.referee import RunAccount, Verdict
+from towline_prove.referee import RunAccount, RunVerdict
 from towline_prove.scenario import RECEIPT_FAULTS, Fault, Run, Scenario, prove
 
 DONE = Fault(Role.JVM, 0.5, at=11, back_s=0.5)
-KEPT = Verdict(attempted=20, acked=20, delivered=20, copies=20)
+KEPT = RunVerdict(attempted=20, acked=20, delivered=20, copies=20)
 SCENARIO = Scenario(messages=20, seed=4)
 
 
@@ -44,9 +44,12 @@ def test_a_good_run_is_one_line() -> None:
         ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
         ({"scenario": replace(SCENARIO, looks=3)}, "0 looks at memory, not 3"),
         ({"peaks": Peaks()}, "the gateway's memory was never seen"),
-        ({"account": RunAccount(Verdict())}, "nothing arrived"),
+        ({"account": RunAccount(RunVerdict())}, "nothing arrived"),
         (
-            {"scenario": replace(SCENARIO, guarantee="at_most_once"), "account": RunAccount(Verdict(), "at_most_once")},
+            {
+                "scenario": replace(SCENARIO, guarantee="at_most_once"),
+                "account": RunAccount(RunVerdict(), "at_most_once"),
+            },
             "0 of 20 messages were sent",
         ),
         (
