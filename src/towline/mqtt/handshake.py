@@ -103,7 +103,7 @@ def check_connack(packet: ConnAckPacket, config: SessionConfig, *, discard_sessi
         raise BrokerProtocolError("assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]")
     method = config.authenticator.method if config.authenticator else None
     if packet.authentication_method is None and method is not None:
-        raise BrokerProtocolError(f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]")
+        raise BrokerProtocolError(f"accepted us without the Authentication Method {method} [MQTT-4.12.0-5]")
     if packet.authentication_method != method:
         raise BrokerProtocolError("answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]")
     authenticate(config, lambda authenticator: authenticator.finish(packet.authentication_data or b""))
@@ -177,7 +177,7 @@ def _redirect_close(reason: int, reference: str | None, location: str) -> Close:
     if is_permanent:
         error: BrokerError = BrokerRefused("TL-M26", location, problem, _FOLLOW_ADVICE)
     else:
-        error = Unreachable("TL-M26", location, problem, f"It is asked again. {_FOLLOW_ADVICE}")
+        error = Unreachable("TL-M26", location, problem, f"Trying again. {_FOLLOW_ADVICE}")
     return Close(error, fatal=is_permanent, server_reference=reference or "", permanent_redirect=is_permanent)
 
 

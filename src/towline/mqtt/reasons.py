@@ -75,7 +75,7 @@ SUBSCRIBE_ADVICE: Final = {
     0x83: "The reason is in the broker's log.",
     0x87: "Grant this client the right to read it, or change the filter.",
     0x8F: "Change the filter.",
-    PACKET_ID_IN_USE: "It is tried again with a new connection.",
+    PACKET_ID_IN_USE: "Trying again with a new connection.",
     QUOTA_EXCEEDED: "Raise the broker's limit of subscriptions, or subscribe to fewer filters.",
     0x9E: "Subscribe without $share, or choose a broker that has shared subscriptions.",
     0xA1: "Subscribe without an identifier, or choose a broker that has them.",

@@ -72,7 +72,7 @@ def message_problem(
     if problem := topic_problem(topic) or _text_problem("the topic", topic):
         return problem
     if isinstance(payload, str) and not _is_utf8(payload):
-        return "the payload is no text that UTF-8 can say"
+        return "the payload is text that UTF-8 can't encode"
     for name, value in properties.items():
         if value is not None and (problem := _property_problem(name, value)):
             return problem
@@ -195,13 +195,11 @@ def _text_setting_problem(config: SessionConfig) -> tuple[str, str] | None:
 def _mqtt3_rules(config: SessionConfig) -> Iterable[tuple[bool, str]]:
     will, filters = config.will, config.filters
     yield config.password is not None and config.username is None, "a password needs a username"
-    yield not config.client_id and config.session_expiry_s > 0, "a session that is kept needs a client id"
+    yield not config.client_id and config.session_expiry_s > 0, "a persistent session needs a client id"
     yield any(f.no_local or f.retain_handling for f in filters), "no_local and retain_handling need MQTT 5"
     yield any(f.identifier is not None for f in filters), "a subscription identifier needs MQTT 5"
-    yield (
-        any(f.is_shared for f in filters),
-        "a shared subscription ($share) needs MQTT 5, to 3.x it is a filter as any other",
-    )
+    has_shared = any(f.is_shared for f in filters)
+    yield has_shared, "a shared subscription ($share) needs MQTT 5, in 3.x it is an ordinary filter"
     yield will is not None and bool(will.will_delay_interval), "a will's delay needs MQTT 5"
     yield config.clean_start and config.session_expiry_s > 0, "a clean start ends with the connection (expiry 0)"
     yield config.authenticator is not None, "enhanced authentication needs MQTT 5"

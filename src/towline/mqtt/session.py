@@ -427,7 +427,7 @@ class Session:
             self._close(Close(error, no_connack=no_connack), actions)
         elif now >= self._liveness.pong_deadline(self.keep_alive_s):
             problem = f"no answer to PINGREQ within {self.keep_alive_s * PONG_TIMEOUT_SHARE:g} s"
-            self._close(Close(Unreachable("TL-M04", location, problem, "The connection is made anew.")), actions)
+            self._close(Close(Unreachable("TL-M04", location, problem, "Reconnecting.")), actions)
         elif self.outbound.next_send_at is not None and now >= self.outbound.next_send_at:
             actions += self.outbound.actions(now)
         else:
@@ -494,8 +494,8 @@ class Session:
         error = SessionUnknown(
             "TL-M20",
             self.config.location,
-            f'the broker holds a session for client id "{self.config.client_id}" that this journal knows nothing of',
-            'Restore the journal, or set unknown_session = "adopt" to take what it has queued or "discard" to drop it.',
+            f'the broker has a session of client id "{self.config.client_id}" that this journal does not know',
+            'Restore the journal, or set unknown_session = "adopt" to get its messages, or "discard" to drop them.',
         )
         self._close(Close(error, fatal=True), actions, disconnect=True)
 

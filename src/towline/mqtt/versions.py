@@ -101,7 +101,7 @@ class VersionNegotiation:
             advice = error.remedy
             if self.level < max(VERSION_NAMES):
                 advice = 'Set protocol = "5", or "auto" to let the gateway find out.'
-            advice = f"It takes none of {', '.join(names)}: ask which it speaks." if len(names) > 1 else advice
+            advice = f"It supports none of {', '.join(names)}: ask its operator." if len(names) > 1 else advice
             advice = "Change that setting, or use a broker that speaks MQTT 5." if problem else advice
             return replace(close, error=BrokerRefused(error.code, error.location, error.problem + problem, advice))
         tried_text = f"{', '.join(names)}{' were tried' if len(names) > 1 else ''}"

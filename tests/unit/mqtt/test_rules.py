@@ -111,7 +111,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"payload": {"a": 1}}, "not dict; json.dumps"),
     ({"payload": None}, "a payload is bytes or text, not None"),
     *[({"payload": payload}, "") for payload in (b"", bytearray(b"x"), memoryview(b"x"), "grün")],
-    ({"payload": "\ud800"}, "no text that UTF-8 can say"),
+    ({"payload": "\ud800"}, "text that UTF-8 can't encode"),
     *[({"qos": qos}, "") for qos in (0, 1, 2)],
     *[({"qos": qos}, "QoS is 0, 1 or 2") for qos in (-1, 3, True, 1.0, None, "1")],
     *[({"expiry_s": seconds}, "") for seconds in (None, 0, 0xFFFFFFFF)],

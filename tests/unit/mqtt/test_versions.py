@@ -78,7 +78,7 @@ def test_a_refusal_by_word_is_final() -> None:
     judged(versions, REFUSED)
     told = versions.decide_close(REFUSED, CONFIG)
     assert told.fatal
-    assert "It takes none of MQTT 5, MQTT 3.1.1, MQTT 3.1" in str(told.error)
+    assert "It supports none of MQTT 5, MQTT 3.1.1, MQTT 3.1" in str(told.error)
 
 
 @pytest.mark.parametrize(
