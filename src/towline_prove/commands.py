@@ -25,7 +25,7 @@ from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Scenario, pro
 F = TypeVar("F", bound=Callable[..., None])
 
 app = typer.Typer(
-    help="Load, judge and hurt a line, and see what is lost.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Load a line, inject faults, and count what is lost.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
 
@@ -98,14 +98,14 @@ def judge_command(
 @_options(Scenario, "hurt", "strikes")
 def soak(
     directory: Annotated[Path | None, typer.Option(help="Kept afterwards; one that is removed when not given.")] = None,
-    roles: Annotated[str, typer.Option(help=f"Who is killed, with commas: {', '.join(KILLABLE_ROLES)}; or none.")] = (
+    roles: Annotated[str, typer.Option(help=f"Roles to kill, with commas: {', '.join(KILLABLE_ROLES)}; or none.")] = (
         "gateway,jvm,driver,bridge"
     ),
-    breaks: Annotated[str, typer.Option(help=f"What is away for a while: {', '.join(BREAKS)}.")] = "",
+    breaks: Annotated[str, typer.Option(help=f"Outages, with commas: {', '.join(BREAKS)}.")] = "",
     record: Annotated[Path | None, typer.Option(help="File of JSON lines that each run is added to.")] = None,
     **options: Any,
 ) -> None:
-    """Hurt a line under load and count what arrives. Exit code 1 when a promise was broken or something has grown."""
+    """Inject faults into a line under load and count what arrives. Exit code 1 after a broken promise or growth."""
     names = [word.strip() for text in (roles.replace("none", ""), breaks) for word in text.split(",")]
     if options["receipts"]:
         scenario = Scenario(**{**options, "own_limits": True, "runs": 1}, strikes=RECEIPT_FAULTS)

@@ -244,7 +244,7 @@ class NumberedSender:
         while position < len(view):
             try:
                 packet, packet_size = mqtt5.read(view[position:])
-            except IndexError:  # the codec's word for "not whole yet"
+            except IndexError:  # the packet is incomplete
                 break
             position += packet_size
             yield packet

@@ -41,7 +41,7 @@ class Role(StrEnum):
     OTHER = "other"
 
 
-#: First match wins; what the command line of each role holds.
+#: Role → pattern of its command line; the first match wins.
 _ROLE_PATTERNS = (
     (Role.JVM, re.compile(r"(^|/)java\0.*org\.apache\.spark\.deploy\.SparkSubmit", re.DOTALL)),
     (Role.WORKER, re.compile(r"-m\0pyspark\.")),
@@ -120,15 +120,15 @@ def memory_of(pid: int) -> int:
 
 
 _SAMPLE_INTERVAL_S: Final = 0.05
-#: Spools are looked for among the files of every process, so less often.
+#: Spools are searched among the files of every process, so less often.
 _SAMPLES_PER_SPOOL: Final = 10
 #: A file that never had a name, open(2) ``O_TMPFILE``.
 _UNNAMED_FILE: Final = re.compile(r"/#\d+ \(deleted\)$")
-#: What is in the heap, in `jcmd PID GC.heap_info`: a line for each generation.
+#: Used heap in `jcmd PID GC.heap_info`: a line for each generation.
 _HEAP_USED: Final = re.compile(r"(?:generation|heap)\s+total \d+K, used (\d+)K")
 #: Growth that a process without a JVM may show between a tenth of the run and its end; buffers settle late.
 _PYTHON_GROWTH_MB: Final = 20.0
-#: The same for what lives in the JVM's heap. What is resident tells nothing: garbage stays until the heap is full.
+#: The same for the JVM's live heap. Resident memory shows nothing: garbage stays until the heap is full.
 _HEAP_GROWTH_MB: Final = 20.0
 #: Files that a run may keep: Spark keeps 100 entries of each log with their checksums (``minBatchesToRetain``).
 _MAX_FILES: Final = 1_000

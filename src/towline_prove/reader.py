@@ -43,7 +43,7 @@ class TopicTail:
             "bootstrap.servers": bootstrap,
             "group.id": "towline-prove-reader",  # the client demands one; nothing is ever committed to it
             "enable.auto.commit": False,
-            "auto.offset.reset": "error",  # the default goes on at the end, and leaves out what lies between
+            "auto.offset.reset": "error",  # the default skips to the end
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
@@ -109,7 +109,7 @@ class TopicTail:
             try:
                 low, _ = self._offset_range(partition)
             except TowlineKafkaError:
-                return  # Kafka is away: the next pull asks again
+                return  # Kafka is unavailable: the next read tries again
             if self._offsets[partition] < low:
                 problem = f"partition {partition}: records {self._offsets[partition]} to {low - 1} were deleted unread"
                 raise TowlineKafkaError("TL-K60", self._topic, problem, "Keep records for longer (retention.ms).")

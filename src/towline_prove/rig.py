@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Spark's first batch on a busy machine takes its time.
 DELIVERY_TIMEOUT_S = 400.0
-#: A stopped or restarting gateway must not make the broker drop: what a user is told to set.
+#: Settings recommended to users, so that the broker drops nothing while a gateway restarts.
 UNLIMITED_QUEUE = {"max_queued_messages": "0", "max_inflight_messages": "1000"}
 #: Of the publishers and of the line.
 QOS_OF_GUARANTEE = {"at_most_once": 0, "at_least_once": 1, "exactly_once": 2}
@@ -146,7 +146,7 @@ class Rig:
             self._check_running()
             account = trial.account()
         if not account.ok:
-            problem = f"did not carry the first messages: {account.line()}"
+            problem = f"did not deliver the first messages: {account.line()}"
             raise NotReady("TL-P01", "the line", problem, f"See {self.bridge.log}.")
 
     def watermarks(self, timeout: float = 30.0) -> Watermarks | None:
@@ -278,9 +278,9 @@ def _both_forward(rig: Rig) -> None:
     rig.mqtt_proxy.forward()
 
 
-#: What breaks, and how it is mended. A server that hangs (SIGSTOP, or a proxy that passes nothing on) keeps its
+#: Name → outage. A server that hangs (SIGSTOP, or a proxy that passes nothing on) keeps its
 #: connections open and answers nobody; one that refuses lives, and nobody reaches it. The connection that is cut in the
-#: middle of a packet from the broker heals by itself.
+#: middle of a packet from the broker recovers by itself.
 BREAKS: Mapping[str, Break] = {
     "kafka stopped": Break(lambda rig: rig.kafka.stop(), lambda rig: rig.kafka.start(), needs_proxies=False),
     "kafka killed": Break(lambda rig: rig.kafka.kill(), lambda rig: rig.kafka.start(), needs_proxies=False),
@@ -290,5 +290,5 @@ BREAKS: Mapping[str, Break] = {
     "mqtt hangs": Break(lambda rig: rig.mqtt_proxy.hang(), lambda rig: rig.mqtt_proxy.forward()),
     "mqtt cut in a packet": Break(lambda rig: rig.mqtt_proxy.cut_after(301), lambda _: None),
     "both gone": Break(_both_refuse, _both_forward),
-    "bridge away": Break(lambda rig: rig.bridge.kill(), lambda rig: rig.bridge.start(), needs_proxies=False),
+    "bridge down": Break(lambda rig: rig.bridge.kill(), lambda rig: rig.bridge.start(), needs_proxies=False),
 }

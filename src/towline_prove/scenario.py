@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 #: A gateway may have this much resident memory, whatever waits in its journal.
 MAX_GATEWAY_RSS = 400 * 10**6
-#: What Kafka and its clients have to be told for large records: the record, its key and headers, some room.
+#: Bytes beside the payload in the limits of Kafka and its clients: key, headers and some reserve.
 _RECORD_OVERHEAD_BYTES = 1 << 20
 _KAFKA_DEFAULT_MAX_BYTES = 1_000_000
 #: Kafka holds a few requests in its heap at once: for payloads from this size on it gets more.
 _LARGE_PAYLOAD_BYTES, _LARGE_HEAP_OPTIONS = 100_000, ("-Xmx2g",)
-#: Who can be killed by `Scenario.hurt`.
+#: Roles that `Scenario.hurt` may name.
 KILLABLE_ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE, Role.WORKER, Role.KAFKA)
 
 
@@ -111,12 +111,12 @@ class Fault:
         text = self.what if self.what in BREAKS else f"killed {self.what} (kill -9)"
         text += f" at {self.at:,}" if self.at >= 0 else ": never"
         end_text = "over" if self.what in BREAKS else "running again"
-        return f"{text}, {end_text} after {self.back_s:.1f} s" if self.back_s >= 0 else f"{text}, NEVER BACK"
+        return f"{text}, {end_text} after {self.back_s:.1f} s" if self.back_s >= 0 else f"{text}, NEVER RECOVERED"
 
 
-#: The bridge is away, its messages queue in a Mosquitto that keeps nothing on disk, and that is killed with them; then
+#: The bridge is down, its messages queue in a Mosquitto that persists nothing, and that is killed with them; then
 #: the publisher is; then the bridge comes back.
-RECEIPT_FAULTS = (Fault("bridge away", 0.15, 0.8), Fault(Role.MOSQUITTO, 0.4), Fault(Role.PUBLISHER, 0.6))
+RECEIPT_FAULTS = (Fault("bridge down", 0.15, 0.8), Fault(Role.MOSQUITTO, 0.4), Fault(Role.PUBLISHER, 0.6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +164,12 @@ class Scenario:
     def __post_init__(self) -> None:
         possible = [*KILLABLE_ROLES, *BREAKS]
         if unknown := set(self.hurt) - set(possible):
-            problem = f"can't be hurt: {', '.join(sorted(unknown))}"
+            problem = f"unknown roles or outages: {', '.join(sorted(unknown))}"
             raise ConfigError("TL-C83", "a run", problem, f"Choose from {', '.join(possible)}.")
         if self.looks == 1:
-            raise ConfigError("TL-C83", "a run", "one look shows no growth", "Take two at least, or 0 for none.")
+            raise ConfigError(
+                "TL-C83", "a run", "one memory sample shows no growth", "Take two at least, or 0 for none."
+            )
 
     def plans(self) -> Iterator[tuple[int, list[Fault]]]:
         """Yield each run: its number, from 1 for each role or break, and its faults."""
@@ -245,7 +247,7 @@ class Run:
             return ["it has not ended"]
         problems = [*self.account.problems(), *(str(fault) for fault in self.strikes if fault.back_s < 0)]
         verdict, messages = self.account.verdict, self.scenario.messages
-        # A publisher that is killed may not have told of its last messages that they were acknowledged.
+        # A killed publisher may not have recorded the acknowledgement of its last messages.
         confirmed_count, verb = verdict.delivered if self.scenario.receipts else verdict.acked, "acknowledged"
         if self.scenario.guarantee == "at_most_once":
             confirmed_count, verb = verdict.attempted, "sent"
@@ -254,9 +256,9 @@ class Run:
         if not verdict.delivered:
             problems.append("nothing arrived")
         if len(self.looks) < self.scenario.looks:
-            problems.append(f"{len(self.looks)} looks at memory, not {self.scenario.looks}")
+            problems.append(f"{len(self.looks)} memory samples, not {self.scenario.looks}")
         if not self.peaks.rss:
-            problems.append("the gateway's memory was never seen")
+            problems.append("the gateway's memory was never measured")
         if self.peaks.rss > MAX_GATEWAY_RSS:
             problems.append(f"the gateway took {self.peaks.rss / 1e6:,.0f} MB")
         if self.broker_dropped > 0 and not self.scenario.receipts:
@@ -350,7 +352,7 @@ class _RunInProgress:
         with rig.start_trial() as self._trial, MemoryWatch(rig.bridge) as watch:
             with self._scenario.start_senders(rig, self._trial) as self._senders, self._fix_breaks():
                 self._watch_until_end()
-            time.sleep(1.5)  # what comes twice may come yet, and the broker's own counters are a second old
+            time.sleep(1.5)  # duplicates may still come, and the broker's counters are a second old
             run.account = replace(self._trial.account(), ordered=not self._scenario.receipts)
         run.peaks, run.batches, run.broker_dropped = watch.peaks, rig.batches, rig.broker_dropped() - dropped_before
         run.seconds = time.monotonic() - began_at
@@ -383,14 +385,14 @@ class _RunInProgress:
             state = astuple(self._progress), sum(fault.back_s >= 0 for fault in faults)
             if state != last_state:
                 last_progress_at, last_state = time.monotonic(), state
-            time.sleep(0.05)  # a look at the gateway is a call
-        self._trial.notes.append(f"nothing moved for {DELIVERY_TIMEOUT_S:g} s")
+            time.sleep(0.05)  # each poll is a call to the gateway
+        self._trial.notes.append(f"no progress for {DELIVERY_TIMEOUT_S:g} s")
 
     def _has_all_samples(self) -> bool:
         return len(self._run.looks) >= self._scenario.looks
 
     def _is_all_delivered(self) -> bool:
-        if self._scenario.guarantee == "at_most_once":  # what is lost would be waited for in vain
+        if self._scenario.guarantee == "at_most_once":  # lost messages never come
             return self._progress.uncommitted_count == 0
         return self._trial.all_delivered()
 

@@ -127,9 +127,11 @@ def topics(
     created_topics = KafkaAdmin(client).create(dict.fromkeys(names, partitions))
     existing_topics = sorted(set(names) - set(created_topics))
     if created_topics:
-        typer.echo(f"kafka: made {', '.join(created_topics)} with {partitions} partition{'s' * (partitions > 1)} each")
+        typer.echo(
+            f"kafka: created {', '.join(created_topics)} with {partitions} partition{'s' * (partitions > 1)} each"
+        )
     if existing_topics:
-        typer.echo(f"kafka: {', '.join(existing_topics)} {'were' if len(existing_topics) > 1 else 'was'} there")
+        typer.echo(f"kafka: {', '.join(existing_topics)} existed already")
 
 
 @app.command(epilog="Example:   towline devstack kill kafka")

@@ -104,7 +104,7 @@ _REPLICATION_SETTINGS: Final = {
 }
 _SMALL_JVM: Final = ("-Xms96m", "-Xmx256m")
 
-# librdkafka reports every refused connection while the broker is not up yet: said to nobody.
+# librdkafka logs every refused connection while the broker starts: discarded.
 _silent_logger = logging.Logger("towline_prove.devstack.kafka", level=logging.CRITICAL + 1)  # noqa: LOG001  kept out of the tree
 
 
@@ -228,7 +228,7 @@ class Kafka(Server):
         command = [*java_command, "kafka.tools.StorageTool", "format", *self._format_options(), "-c", properties]
         result = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_SECONDS, check=False)
         if result.returncode:
-            output_lines = (result.stderr + result.stdout).strip().splitlines() or ["it said nothing"]
+            output_lines = (result.stderr + result.stdout).strip().splitlines() or ["no output"]
             problem = f"its directory could not be formatted: {output_lines[0]}"
             raise SetupError("TL-S12", self.name, problem, f"Look at the settings in {properties}.")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 USER: Final = "towline"
-#: The user name by which Azure Event Hubs takes a connection string as password.
+#: User name for a connection string as password in Azure Event Hubs.
 CONNECTION_STRING: Final = "$ConnectionString"
 _VALID_DAYS: Final = "3650"
 _OPENSSL_TIMEOUT_S: Final = 30
@@ -56,7 +56,7 @@ def certificates(directory: Path) -> Certificates:
     _make_certificate(
         certs.authority, authority_key, "Towline devstack", "-addext", "keyUsage=critical,keyCertSign,cRLSign"
     )
-    # OpenSSL takes what it signs here for another authority, unless it is told: strict clients refuse that.
+    # By default OpenSSL marks a signed certificate as a CA, which strict clients refuse.
     signing: list[str | Path] = ["-CA", certs.authority, "-CAkey", authority_key]
     signing += ["-addext", "basicConstraints=critical,CA:FALSE", "-addext"]
     _make_certificate(certs.server, certs.server_key, "localhost", *signing, _SERVER_NAMES)
@@ -73,8 +73,8 @@ def _make_certificate(certificate: Path, key: Path, name: str, *extra: str | Pat
     command += map(str, extra)
     result = subprocess.run(command, capture_output=True, text=True, timeout=_OPENSSL_TIMEOUT_S, check=False)
     if result.returncode:
-        last_line = (result.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise SetupError("TL-S22", "openssl", f"could not make a certificate: {last_line}", "OpenSSL 3 is needed.")
+        last_line = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        raise SetupError("TL-S22", "openssl", f"could not create a certificate: {last_line}", "OpenSSL 3 is needed.")
     key.chmod(0o600)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PORT_ATTEMPTS = 5
 LOG_TAIL_LINES = 8
-#: What a server says of a port that another has; the second on Erlang.
+#: Log messages for a port in use; the second is Erlang's.
 PORT_TAKEN_MESSAGES = ("address already in use", "eaddrinuse")
 
 
@@ -223,7 +223,7 @@ class Server(ABC):
     def _raise_not_started(self, *, has_ended: bool) -> None:
         problem = "ended at once" if has_ended else f"gave no answer within {self.start_seconds:.0f} s"
         lines = self._log_since_start().strip().splitlines()[-LOG_TAIL_LINES:]
-        log_text = " | ".join(lines) or "it said nothing"
+        log_text = " | ".join(lines) or "no output"
         raise SetupError("TL-S12", self.name, f"{problem}: {log_text}", f"Its log is {self.log}.")
 
     def _log_since_start(self) -> str:

@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS: Final = 2.0
 #: Of a master or worker, which hold lists of names only.
 _DAEMON_HEAP: Final = "128m"
-#: What a worker offers, and what an application takes of it that says nothing: rows are in Python, not in the heap.
+#: Resources of a worker, and the default of an application: rows are in Python, not in the heap.
 _CORES: Final = 2
 _MEMORY: Final = "1g"
 _EXECUTOR_MEMORY: Final = "512m"
 _SECRET_BYTES: Final = 32
-#: What is handed on from the environment in which devstack was started.
+#: Environment variables that are passed on from the caller of devstack.
 _INHERITED_VARIABLES: Final = ("LANG", "LC_ALL", "LC_CTYPE")
-#: As `towline.spark.java` starts Spark's JVM; class data sharing speaks up unless it is told not to.
+#: As `towline.spark.java` starts Spark's JVM; class data sharing prints warnings by default.
 _QUIET: Final = ("-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr", "-XX:-UsePerfData")
-#: spark-submit adds what this variable holds to its JVM.
+#: spark-submit passes the options in this variable to its JVM.
 _SUBMIT_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
 _UNSHARE_TEST_S: Final = 20
-#: What every program needs; `/etc` has the resolver, certificates and Java's settings.
+#: Paths that every program needs; `/etc` has the resolver, certificates and Java's settings.
 _SYSTEM_PATHS: Final = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/opt", "/etc")
 #: The kernel's own, which say themselves who may write what.
 _WRITABLE_PATHS: Final = ("/proc", "/sys", "/dev")
@@ -132,7 +132,7 @@ class SparkServer(Server):
     _main_class: ClassVar[str]
     #: Where it listens.
     host: str = LOOPBACK
-    #: What its machine has; a master needs no more.
+    #: Content of its machine; a master needs no more.
     machine: WorkerMachine = WorkerMachine()
 
     def __init__(self, directory: Path, secret: Path) -> None:
@@ -260,7 +260,7 @@ class SparkWorker(SparkServer):
 
     def _environment(self) -> dict[str, str]:
         environment = super()._environment()
-        # What an executor's JVM is started with is the application's to say; this is this machine's own word.
+        # An executor's JVM options belong to the application; these are the machine's.
         return {**environment, "JDK_JAVA_OPTIONS": environment["SPARK_DAEMON_JAVA_OPTS"]}
 
     def _answers(self, port: int) -> bool:

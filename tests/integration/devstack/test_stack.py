@@ -69,9 +69,10 @@ def test_up_leaves_them_running_and_down_ends_them(directory: Path) -> None:
     assert again["kafka"]["pid"] != first["kafka"]["pid"]
 
     assert (
-        call("topics", "b", "a", "--partitions", "3", "--dir", directory) == "kafka: made a, b with 3 partitions each\n"
+        call("topics", "b", "a", "--partitions", "3", "--dir", directory)
+        == "kafka: created a, b with 3 partitions each\n"
     )
-    assert call("topics", "a", "--dir", directory) == "kafka: a was there\n"
+    assert call("topics", "a", "--dir", directory) == "kafka: a existed already\n"
     assert KafkaAdmin(str(first["kafka"]["address"])).info().topics["a"] == 3
 
     call("pause", "mosquitto", "--dir", directory)

@@ -34,16 +34,16 @@ def test_a_good_run_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"strikes": [Fault(Role.JVM)]}, "killed jvm (kill -9): never, NEVER BACK"),
-        ({"strikes": [Fault("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER BACK"),
+        ({"strikes": [Fault(Role.JVM)]}, "killed jvm (kill -9): never, NEVER RECOVERED"),
+        ({"strikes": [Fault("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER RECOVERED"),
         ({"account": RunAccount(replace(KEPT, delivered=19, copies=19, lost=1))}, "at_least_once was not kept"),
         ({"account": RunAccount(replace(KEPT, acked=19))}, "19 of 20 messages were acknowledged"),
         ({"account": None}, "it has not ended"),
         ({"peaks": Peaks(rss=400_000_001)}, "the gateway took 400 MB"),
         ({"broker_dropped": 3}, "the broker itself dropped 3 messages"),
         ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
-        ({"scenario": replace(SCENARIO, looks=3)}, "0 looks at memory, not 3"),
-        ({"peaks": Peaks()}, "the gateway's memory was never seen"),
+        ({"scenario": replace(SCENARIO, looks=3)}, "0 memory samples, not 3"),
+        ({"peaks": Peaks()}, "the gateway's memory was never measured"),
         ({"account": RunAccount(RunVerdict())}, "nothing arrived"),
         (
             {
@@ -121,5 +121,7 @@ def test_the_logs_of_a_run_that_was_not_good_stay(tmp_path: Path, monkeypatch: p
 
 
 def test_who_can_not_be_hurt_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"can't be hurt: cat\. Choose from gateway, .*kafka hangs.*TL-C83"):
+    with pytest.raises(
+        ConfigError, match=r"unknown roles or outages: cat\. Choose from gateway, .*kafka hangs.*TL-C83"
+    ):
         Scenario(hurt=("gateway", "cat"))
