@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from towline.net.tls import Tls
 from towline_prove.devstack.process import free_port
 
 COUNT = 2000
+#: Settings of a Mosquitto that drops nothing.
+AMPLE = {"max_queued_messages": "0"}
 
 
 def contents(longest: int) -> list[bytes]:
@@ -44,64 +47,41 @@ def carried(gateway: Gateway, uri: str, *, tls: Tls | None = None, **way: Any) -
     return sent, [row["payload"] for row in gateway.rows()]
 
 
-@pytest.fixture
-def ample(new_mosquitto: NewMosquitto) -> dict[str, str]:
-    """Mosquitto's settings for a broker that drops nothing."""
-    return {"max_queued_messages": "0"}
+@dataclass(frozen=True)
+class Listener:
+    """Mosquitto settings, URI and TLS settings of one transport."""
+
+    settings: dict[str, str]
+    uri: str
+    tls: Tls | None = None
 
 
-def test_tcp(new_mosquitto: NewMosquitto, new_gateway: NewGateway, ample: dict[str, str]) -> None:
-    broker = new_mosquitto(**ample)
-    sent, kept = carried(new_gateway(broker), broker.uri)
-    assert kept == sent
+def listener_of(transport: str, port: int, directory: Path, authority: Authority) -> Listener:
+    if transport == "tls":  # with a client certificate
+        tls = Tls(authority.ca_file, *authority.issue("gateway.example"), min_version="1.3")
+        verify = {"cafile": str(authority.ca_file), "require_certificate": "true"}
+        settings = {"listener": f"{port} 127.0.0.1", **authority.listener("localhost"), **verify}
+        return Listener(settings, f"mqtts://localhost:{port}", tls)
+    if transport == "wss":
+        settings = {"listener": f"{port} 127.0.0.1", "protocol": "websockets", **authority.listener("broker.example")}
+        tls = Tls(ca_file=authority.ca_file, server_name="broker.example")
+        return Listener(settings, f"wss://127.0.0.1:{port}/any/path", tls)
+    return {
+        "tcp": Listener({"listener": f"{port} 127.0.0.1"}, f"mqtt://127.0.0.1:{port}"),
+        "ipv6": Listener({"listener": f"{port} ::1"}, f"mqtt://[::1]:{port}"),
+        "unix": Listener({"listener": f"0 {directory}/mqtt.sock"}, f"unix://{directory}/mqtt.sock"),
+        "ws": Listener({"listener": f"{port} 127.0.0.1", "protocol": "websockets"}, f"ws://127.0.0.1:{port}/mqtt"),
+    }[transport]
 
 
-def test_ipv6(new_mosquitto: NewMosquitto, new_gateway: NewGateway, ample: dict[str, str]) -> None:
-    port = free_port()
-    new_mosquitto(**ample, listener=f"{port} ::1")
-    uri = f"mqtt://[::1]:{port}"
-    sent, kept = carried(new_gateway(uri), uri)
-    assert kept == sent
-
-
-def test_unix_socket(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ample: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("transport", ["tcp", "ipv6", "unix", "tls", "ws", "wss"])
+def test_a_transport_delivers_byte_for_byte(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority, tmp_path: Path, transport: str
 ) -> None:
-    new_mosquitto(**ample, listener=f"0 {tmp_path}/mqtt.sock")
-    uri = f"unix://{tmp_path}/mqtt.sock"
-    sent, kept = carried(new_gateway(uri), uri)
-    assert kept == sent
-
-
-def test_tls_with_a_client_certificate(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ample: dict[str, str], authority: Authority
-) -> None:
-    broker = new_mosquitto(
-        **ample, **authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true"
-    )
-    cert_file, key_file = authority.issue("gateway.example")
-    tls = Tls(authority.ca_file, cert_file, key_file, min_version="1.3")
-    uri = f"mqtts://localhost:{broker.port}"
-    sent, kept = carried(new_gateway(uri, tls=tls), uri, tls=tls)
-    assert kept == sent
-
-
-def test_websocket(new_mosquitto: NewMosquitto, new_gateway: NewGateway, ample: dict[str, str]) -> None:
-    port = free_port()
-    new_mosquitto(**ample, listener=f"{port} 127.0.0.1", protocol="websockets")
-    uri = f"ws://127.0.0.1:{port}/mqtt"
-    sent, kept = carried(new_gateway(uri), uri)
-    assert kept == sent
-
-
-def test_websocket_in_tls(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ample: dict[str, str], authority: Authority
-) -> None:
-    port = free_port()
-    new_mosquitto(**ample, listener=f"{port} 127.0.0.1", protocol="websockets", **authority.listener("broker.example"))
-    tls = Tls(ca_file=authority.ca_file, server_name="broker.example")
-    uri = f"wss://127.0.0.1:{port}/any/path"
-    sent, kept = carried(new_gateway(uri, tls=tls), uri, tls=tls)
+    listener = listener_of(transport, free_port(), tmp_path, authority)
+    new_mosquitto(**AMPLE, **listener.settings)
+    options = {} if listener.tls is None else {"tls": listener.tls}
+    sent, kept = carried(new_gateway(listener.uri, **options), listener.uri, tls=listener.tls)
     assert kept == sent
 
 
@@ -110,7 +90,6 @@ def test_websocket_in_tls(
 def test_proxy(
     new_mosquitto: NewMosquitto,
     new_gateway: NewGateway,
-    ample: dict[str, str],
     authority: Authority,
     tmp_path: Path,
     kind: type[HttpProxy],
@@ -120,7 +99,7 @@ def test_proxy(
     port = free_port()
     security = {} if scheme == "mqtt" else authority.listener("broker.internal")
     web = {"protocol": "websockets"} if scheme == "wss" else {}
-    new_mosquitto(**ample, listener=f"{port} 127.0.0.1", **web, **security)
+    new_mosquitto(**AMPLE, listener=f"{port} 127.0.0.1", **web, **security)
     secret = tmp_path / "proxy-password"
     secret.write_text("opensesame\n")
     uri = f"{scheme}://broker.internal:1" + ("/mqtt" if web else "")

@@ -12,7 +12,9 @@ from towline.mqtt.events import Close
 from towline.net.driver import MAX_REDIRECTS, ReconnectSchedule, parse_references
 from towline.net.endpoint import Endpoint
 
-FIRST, SECOND, HOME, A, B, C = (Endpoint.parse(f"mqtt://{name}.example") for name in "first second home a b c".split())
+FIRST, SECOND, HOME, A, B, C = (
+    Endpoint.parse(f"mqtt://{name}.example") for name in ("first", "second", "home", *"abc")
+)
 LONG = 3600.0
 
 
