@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -40,6 +40,7 @@ CONFIG = {
 }
 EVERYTHING = frozenset({"READ", "WRITE", "DELETE", "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"})
 MARKERS = "towline.b.up.markers"
+Change: TypeAlias = Callable[[ClusterProbe], ClusterProbe]
 #: What is asked of a cluster.
 FACTS = ("cluster_info", "unreachable", "described_topics", "broker_settings", "begin_errors", "hidden_offsets")
 
@@ -94,109 +95,51 @@ def alone(one: ClusterProbe) -> ClusterProbe:
     return known(one, cluster_info=replace(one.cluster_info, brokers={1: "a:9092"}), begin_errors={})
 
 
-#: What is wrong -> which row says so; what a real Kafka is asked is in tests/integration/doctor.
-CASES: dict[str, tuple[Callable[[ClusterProbe], ClusterProbe], str, Verdict]] = {
-    "one copy": (lambda one: with_topic(one, replace(seen("b.records"), replicas=1, in_sync=1)), "TL-D27", WARNS),
-    "two copies": (lambda one: with_topic(one, replace(seen("b.records"), replicas=2, in_sync=2)), "TL-D27", WARNS),
+def config(name: str, **settings: str) -> Change:
+    return lambda one: with_topic(one, seen(name, **settings))
+
+
+def state(**fields: Any) -> Change:
+    return lambda one: with_topic(one, replace(seen("b.records"), **fields))
+
+
+def broker(**settings: str) -> Change:
+    return lambda one: with_settings(one, **settings)
+
+
+def begin_error(name: str) -> Change:
+    return lambda one: known(one, begin_errors={one.writers[0].probe_id: (name, "no answer")})
+
+
+def hide_records(one: ClusterProbe) -> ClusterProbe:
+    return known(one, described_topics={**one.described_topics, "b.records": None})
+
+
+#: Fault -> the finding about it; a real Kafka is probed in tests/integration/doctor.
+CASES: dict[str, tuple[Change, str, Verdict]] = {
+    "one copy": (state(replicas=1, in_sync=1), "TL-D27", WARNS),
+    "two copies": (state(replicas=2, in_sync=2), "TL-D27", WARNS),
     "transactions need more brokers than there are": (alone, "TL-D27", BROKEN),
-    "one copy of transactions": (
-        lambda one: with_settings(one, transaction_state_log_replication_factor="1"),
-        "TL-D27",
-        WARNS,
-    ),
-    "acknowledged by one broker": (
-        lambda one: with_topic(one, seen("b.records", min_insync_replicas="1")),
-        "TL-D28",
-        WARNS,
-    ),
-    "one broker away stops writing": (
-        lambda one: with_topic(one, seen("b.records", min_insync_replicas="3")),
-        "TL-D28",
-        WARNS,
-    ),
-    "more in sync than copies": (
-        lambda one: with_topic(one, seen("b.records", min_insync_replicas="4")),
-        "TL-D28",
-        WARNS,
-    ),
-    "every copy of transactions has to be there": (
-        lambda one: with_topic(one, seen(TRANSACTION_TOPIC, min_insync_replicas="3")),
-        "TL-D28",
-        WARNS,
-    ),
-    "a replica is away": (lambda one: with_topic(one, replace(seen("b.records"), in_sync=2)), "TL-D28", WARNS),
-    "a partition without a leader": (
-        lambda one: with_topic(one, replace(seen("b.records"), leaderless_partitions=1)),
-        "TL-D28",
-        BROKEN,
-    ),
-    "fewer in sync than have to be": (
-        lambda one: with_topic(one, replace(seen("b.records"), in_sync=1)),
-        "TL-D28",
-        BROKEN,
-    ),
-    "unclean election": (
-        lambda one: with_topic(one, seen("b.records", unclean_leader_election_enable="true")),
-        "TL-D30",
-        WARNS,
-    ),
-    "one broker allows short transactions only": (
-        lambda one: with_settings(one, transaction_max_timeout_ms="30000"),
-        "TL-D31",
-        BROKEN,
-    ),
-    "a transaction does not begin": (
-        lambda one: known(one, begin_errors={one.writers[0].probe_id: ("_TIMED_OUT", "no answer")}),
-        "TL-D31",
-        BROKEN,
-    ),
-    "a transaction that stays open": (
-        lambda one: known(one, hidden_offsets={"b.commands": 50}),
-        "TL-D31",
-        WARNS,
-    ),
-    "records kept for a minute": (
-        lambda one: with_topic(one, seen("b.records", retention_ms="60000")),
-        "TL-D34",
-        WARNS,
-    ),
-    "commands kept for an hour": (
-        lambda one: with_topic(one, seen("b.commands", retention_ms="3600000")),
-        "TL-D34",
-        WARNS,
-    ),
-    "dead letters for an hour": (
-        lambda one: with_topic(one, seen("b.dead-letters", retention_ms="3600000")),
-        "TL-D34",
-        WARNS,
-    ),
-    "markers deleted by time": (
-        lambda one: with_topic(one, seen(MARKERS, cleanup_policy="compact,delete")),
-        "TL-D38",
-        BROKEN,
-    ),
-    "compacted dead letters": (
-        lambda one: with_topic(one, seen("b.dead-letters", cleanup_policy="compact")),
-        "TL-D38",
-        BROKEN,
-    ),
-    "a topic that may not be seen": (
-        lambda one: known(one, described_topics={**one.described_topics, "b.records": None}),
-        "TL-D39",
-        BROKEN,
-    ),
-    "a right that is missing": (
-        lambda one: with_topic(one, replace(seen("b.records"), allowed_operations=frozenset({"DESCRIBE"}))),
-        "TL-D39",
-        BROKEN,
-    ),
-    "transactional ids by their full names": (
-        lambda one: known(
-            one, begin_errors={one.writers[0].probe_id: ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "not allowed")}
-        ),
-        "TL-D39",
-        WARNS,
-    ),
+    "one copy of transactions": (broker(transaction_state_log_replication_factor="1"), "TL-D27", WARNS),
+    "acknowledged by one broker": (config("b.records", min_insync_replicas="1"), "TL-D28", WARNS),
+    "one broker away stops writing": (config("b.records", min_insync_replicas="3"), "TL-D28", WARNS),
+    "more in sync than copies": (config("b.records", min_insync_replicas="4"), "TL-D28", WARNS),
+    "every copy of transactions": (config(TRANSACTION_TOPIC, min_insync_replicas="3"), "TL-D28", WARNS),
+    "a replica is away": (state(in_sync=2), "TL-D28", WARNS),
+    "a partition without a leader": (state(leaderless_partitions=1), "TL-D28", BROKEN),
+    "fewer in sync than have to be": (state(in_sync=1), "TL-D28", BROKEN),
+    "unclean election": (config("b.records", unclean_leader_election_enable="true"), "TL-D30", WARNS),
+    "one broker allows short transactions only": (broker(transaction_max_timeout_ms="30000"), "TL-D31", BROKEN),
+    "a transaction does not begin": (begin_error("_TIMED_OUT"), "TL-D31", BROKEN),
+    "an open transaction": (lambda one: known(one, hidden_offsets={"b.commands": 50}), "TL-D31", WARNS),
+    "records kept for a minute": (config("b.records", retention_ms="60000"), "TL-D34", WARNS),
+    "commands kept for an hour": (config("b.commands", retention_ms="3600000"), "TL-D34", WARNS),
+    "dead letters for an hour": (config("b.dead-letters", retention_ms="3600000"), "TL-D34", WARNS),
+    "markers deleted by time": (config(MARKERS, cleanup_policy="compact,delete"), "TL-D38", BROKEN),
+    "compacted dead letters": (config("b.dead-letters", cleanup_policy="compact"), "TL-D38", BROKEN),
+    "a topic that may not be described": (hide_records, "TL-D39", BROKEN),
+    "a right that is missing": (state(allowed_operations=frozenset({"DESCRIBE"})), "TL-D39", BROKEN),
+    "ids by their full names": (begin_error("TRANSACTIONAL_ID_AUTHORIZATION_FAILED"), "TL-D39", WARNS),
 }
 
 
