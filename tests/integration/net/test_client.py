@@ -14,8 +14,7 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.test_outbox import save
-from tests.integration.net.conftest import Authority
-from towline import Client, ClientSettings, Filter, Message, Tls, WillSettings
+from towline import Client, ClientSettings, Filter, Message, WillSettings
 from towline.errors import BrokerRefused, TakenOver, TowlineError, Unreachable
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.process import free_port
@@ -166,11 +165,6 @@ def test_a_goodbye_publishes_no_will(mosquitto: Mosquitto) -> None:
         assert [m.payload for m in take(watcher, 1)] == [b"end"]
 
 
-def test_nobody_there_is_one_sentence() -> None:
-    with pytest.raises(Unreachable, match="TL-M01"):
-        Client(f"mqtt://127.0.0.1:{free_port()}", client_id="x")
-
-
 def test_the_next_broker_of_the_list_is_taken(mosquitto: Mosquitto) -> None:
     away = f"mqtt://127.0.0.1:{free_port()}"
     with Client([away, mosquitto.uri], client_id="x") as client:
@@ -208,18 +202,6 @@ def test_a_client_id_taken_over_twice_is_given_up(mosquitto: Mosquitto) -> None:
         (first if first.online else second).close()
         for thread in threads:
             thread.join(60)
-
-
-def test_tls(new_mosquitto: NewMosquitto, authority: Authority) -> None:
-    broker = new_mosquitto(**authority.listener("localhost"))
-    uri = f"mqtts://localhost:{broker.port}"
-    with pytest.raises(Unreachable, match="TL-M07"):
-        Client(uri, client_id="x")
-    with Client(
-        uri, client_id="x", subscribe=["t"], settings=ClientSettings(tls=Tls(ca_file=authority.ca_file))
-    ) as client:
-        client.publish("t", b"secret")
-        assert take(client, 1)[0].payload == b"secret"
 
 
 def test_the_example_answers_requests(mosquitto: Mosquitto) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from tests.conftest import NewMosquitto
 from tests.engines.strace import Injection, inject_command, was_injected
 from tests.helpers import wait_until
 from tests.integration.net.scripted import Line, Scripted
-from towline import AsyncPublisher, ClientSettings, Publisher
+from towline import ClientSettings, Publisher
 from towline.cli import main
 from towline.errors import ConfigError, JournalLocked, PublisherError
 from towline.mqtt.events import Filter
@@ -193,17 +192,6 @@ def test_a_full_outbox_refuses_or_blocks_as_it_was_told(broker: Mosquitto, tmp_p
         assert publisher.flush(30) == 0
 
 
-def test_a_message_that_can_not_be_said_is_refused_at_once(broker: Mosquitto, tmp_path: Path) -> None:
-    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
-        with pytest.raises(ConfigError, match="TL-C51"):
-            publisher.publish("d/#", b"")
-        with pytest.raises(ConfigError, match="TL-C51"):
-            publisher.publish("d/1", b"", qos=3)
-        expired = publisher.publish("d/1", "1", expiry_s=0)
-        with pytest.raises(PublisherError, match="TL-O05"):
-            expired.at_broker.result(60)
-
-
 def test_what_came_before_the_clock_was_set_is_delivered(
     broker: Mosquitto, heard: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,17 +212,6 @@ def test_what_came_before_the_clock_was_set_is_delivered(
             assert message is not None
             assert 200 < (message.expiry_s or 0) <= 300
     wait_until(lambda: heard == [0, 1], what="both")
-
-
-def test_asyncio(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
-    async def main() -> None:
-        async with AsyncPublisher(broker.uri, state_dir=tmp_path / "p") as publisher:
-            receipts = await asyncio.gather(*(publisher.publish(f"d/{n}", str(n), qos=2) for n in range(20)))
-            await asyncio.gather(*(receipt.at_broker for receipt in receipts))
-            assert await publisher.flush(5) == 0
-
-    asyncio.run(main())
-    wait_until(lambda: sorted(heard) == list(range(20)), what="all")
 
 
 def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:

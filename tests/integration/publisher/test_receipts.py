@@ -19,7 +19,7 @@ from tests.conftest import NewMosquitto
 from tests.engines.strace import Injection, inject_command, was_injected
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
-from towline import AsyncPublisher, ClientSettings, Publisher, files
+from towline import AsyncPublisher, Client, ClientSettings, Publisher, files
 from towline.errors import ConfigError, GatewayError, PublisherError
 from towline.gateway.client import Lease
 from towline.gateway.settings import GatewaySettings
@@ -140,8 +140,9 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
         receipts[0].end_to_end.add_done_callback(lambda _stage: called.set())
         assert called.is_set()
         expired = publisher.publish("t/1", "6", expiry_s=0)
-        with pytest.raises(PublisherError, match="TL-O06"):
-            expired.end_to_end.result(60)
+        for stage, code in ((expired.at_broker, "TL-O05"), (expired.end_to_end, "TL-O06")):
+            with pytest.raises(PublisherError, match=code):
+                stage.result(60)
     assert [n for n, outcome in outcomes if outcome == "arrived"] == list(range(6))
     assert [row["user_properties"] for row in rows_of(gateway)] == [[{"key": "a", "value": "b"}]] * 6
 
@@ -239,12 +240,39 @@ def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker
     kept_once(gateway, range(50))
 
 
+def test_a_stub_has_its_receipt_and_none_is_no_receipt(
+    gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
+) -> None:
+    crowd = [("k", "v")] * 1_001
+    with Publisher(
+        broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path)
+    ) as publisher:
+        with Client(broker.uri, client_id="device") as client:
+            ours = publisher.status()["client_id"].replace("towline-", "towline/receipts/")
+            client.publish(ours, b"{}", user_properties=crowd).wait(60)
+        large = publisher.publish("t/1", "large", user_properties=crowd)
+        publisher.publish("t/1", "small").end_to_end.result(60)
+        large.end_to_end.result(60)
+        assert publisher.flush(10) == 0
+        assert publisher.status()["receipts"]["sent_again"] == 0
+    assert spark.on.is_set()
+    first, second = rows_of(gateway)
+    assert (first["payload"], second["payload"]) == (None, b"small")
+    assert [pair["key"] for pair in first["user_properties"]] == [
+        "towline-reason",
+        "towline-size",
+        "towline-sha256",
+        "towline-properties",
+    ]
+
+
 def test_asyncio(gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncPublisher(
             broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path)
         ) as publisher:
-            receipts = await asyncio.gather(*(publisher.publish(f"t/{n}", str(n)) for n in range(20)))
+            receipts = await asyncio.gather(*(publisher.publish(f"t/{n}", str(n), qos=2) for n in range(20)))
+            await asyncio.gather(*(receipt.at_broker for receipt in receipts))
             await asyncio.gather(*(receipt.end_to_end for receipt in receipts))
             assert await publisher.flush(5, end_to_end=True) == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +12,7 @@ from mqtt5 import PublishPacket
 from towline import Client, ClientSettings, Filter
 from towline.errors import BrokerRefused, ConfigError, Unreachable
 from towline.mqtt.events import PublishAcknowledged
-from towline.net.client import Message, PublishResult
+from towline.net.client import Message
 from towline_prove.devstack.process import free_port
 
 URI = "mqtt://127.0.0.1:1"
@@ -93,26 +92,10 @@ def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
     assert "secret" not in told
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"topic": "a/+"}, "a topic has no +, no # and no U+0000"),
-        ({"topic": ""}, "1 to 65,535 bytes"),
-        ({"topic": "a" * 65_536}, "1 to 65,535 bytes"),
-        ({"topic": 5}, "a topic is text, not int"),
-        ({"topic": "a", "qos": 3}, "QoS is 0, 1 or 2, not 3"),
-        ({"topic": "a", "expiry_s": -1}, "from 0 to 4,294,967,295, not -1. Change it.   [TL-C51]"),
-        ({"topic": "a", "payload": {"t": 1}}, "a payload is bytes or text, not dict; json.dumps() makes text of most"),
-        ({"topic": "a", "payload": None}, "a payload is bytes or text, not None"),
-        ({"topic": "a", "user_properties": {"a": "b"}}, "a list of pairs, not a dict"),
-        ({"topic": "a", "user_properties": ["ab"]}, "a list of pairs of text"),
-        ({"topic": "a", "correlation_data": "x"}, "correlation data are bytes, at most 65,535, not str"),
-    ],
-)
-def test_a_message_that_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
+def test_a_message_that_can_not_be_is_one_line() -> None:
     client = opened()
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        client.publish(**given)
+    with pytest.raises(ConfigError, match=r"from 0 to 4,294,967,295, not -1\. Change it\.   \[TL-C51\]"):
+        client.publish("a", expiry_s=-1)
     client.close()
 
 
@@ -199,20 +182,6 @@ def test_the_size_of_a_message_is_what_it_carries() -> None:
     packet = PublishPacket("plant/ü", b"12345", content_type="text", correlation_data=b"id", user_properties=pairs)
     assert Message(packet, "plant/ü", 1, lambda _number: None).size == 8 + 5 + 4 + 2 + 2 * 3
     assert Message(PublishPacket("t", b""), "t", 1, lambda _number: None).size == 1
-
-
-def test_a_receipt_wakes_who_waits() -> None:
-    client = opened()
-    receipt = client.publish("t")
-    with pytest.raises(Unreachable, match=r"no answer within 0 s.*resent automatically"):
-        receipt.wait(0)
-    got: list[PublishResult] = []
-    thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))
-    thread.start()
-    client._perform(PublishAcknowledged(receipt, 0x10))
-    thread.join(60)
-    assert got == [receipt]
-    client.close(0)
 
 
 def test_the_session_never_shows_its_password() -> None:

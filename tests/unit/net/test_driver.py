@@ -270,27 +270,6 @@ def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWor
     world.driver.dispose()
 
 
-@pytest.mark.parametrize("linger_s", [0.0, 0.001])
-def test_small_chunks_wait_for_more_only_where_that_brings_some(
-    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, linger_s: float
-) -> None:
-    line = Line()
-    world = new_world(line, linger_s=linger_s)
-    world.go_online(line)
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    packet = PublishPacket("t", b"x").write()
-    for _ in range(17):
-        line.incoming.append(packet * 3)
-        world.driver.run_once(0)
-    assert sum(waits) == pytest.approx(3 * linger_s), "a wait in vain says that the broker sends three at a time"
-    for count, waited in ((2, 1), (3, 1), (3, 0), (4, 1), (4, 0)):
-        waits.clear()
-        line.incoming.append(packet * count)
-        world.driver.run_once(0)
-        assert sum(waits) == pytest.approx(3 * waited * linger_s)
-
-
 @pytest.mark.parametrize(("silence_s", "waited"), [(0.0, 0.0), (0.01, 0.02)])
 def test_what_comes_after_a_silence_waits_long(
     new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, silence_s: float, waited: float

@@ -53,45 +53,14 @@ def in_child(call: Callable[[], object]) -> int:
 # -- messages --
 
 
-def bad(**more: Any) -> dict[str, Any]:
-    return {"topic": "t", "payload": b"", **more}
-
-
 @pytest.mark.parametrize(
     "message",
     [
-        bad(topic=""),
-        bad(topic="a/#"),
-        bad(topic="a\0"),
-        bad(topic="\ud800"),
-        bad(topic="x" * 65536),
-        bad(topic=7),
-        bad(payload="\udcff"),
-        bad(payload=7),
-        bad(payload=[1]),
-        bad(qos=3),
-        bad(qos=True),
-        bad(qos="1"),
-        bad(content_type="a\0"),
-        bad(content_type=7),
-        bad(content_type="é" * 32768),
-        bad(response_topic="a/+"),
-        bad(response_topic=""),
-        bad(response_topic="\udcff"),
-        bad(correlation_data=b"x" * 65536),
-        bad(correlation_data="x"),
-        bad(user_properties=[("a", "\0")]),
-        bad(user_properties=[("a", "\ud800")]),
-        bad(user_properties=[("a" * 65536, "")]),
-        bad(user_properties=[("a", 1)]),
-        bad(user_properties=[("a", "b", "c")]),
-        bad(user_properties=["ab"]),
-        bad(expiry_s=-1),
-        bad(expiry_s=2**32),
-        bad(expiry_s=1.5),
-        bad(expiry_s=True),
+        {"topic": "x" * 65536},
+        {"topic": "t", "content_type": "a\0"},
+        {"topic": "t", "user_properties": [("a", "\ud800")]},
     ],
-    ids=lambda message: str({key: str(value)[:20] for key, value in message.items()}),
+    ids=["topic", "content_type", "user_properties"],
 )
 def test_a_message_that_mqtt_cannot_say_is_not_stored(publisher: Publisher, message: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="TL-C51") as told:
