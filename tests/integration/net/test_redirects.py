@@ -16,7 +16,7 @@ from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.net.conftest import Authority
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings, Tls
-from towline.errors import BrokerRefused, Unreachable
+from towline.errors import BrokerRefused, TowlineError, Unreachable
 from towline.net.driver import MAX_REDIRECTS
 from towline_prove.devstack import Mosquitto
 
@@ -44,29 +44,20 @@ def ended(reference: str, reason: DisconnectReasonCode, when: threading.Event) -
     return script
 
 
-def test_use_another_server_is_shown_and_not_followed(mosquitto: Mosquitto) -> None:
-    words = r"asks us to use another server for now: 127.0.0.1:\d+ \(0x9C\).*TL-M26"
-    script = elsewhere(f"127.0.0.1:{mosquitto.port}")
-    with Scripted(script) as server, pytest.raises(Unreachable, match=words):
-        Client(server.uri, client_id="x")
-
-
-def test_server_moved_is_shown_and_final(mosquitto: Mosquitto) -> None:
-    words = r"has moved to another server: 127.0.0.1:\d+ \(0x9D\).*follow_redirects"
-    script = elsewhere(f"127.0.0.1:{mosquitto.port}", MOVED)
-    with Scripted(script) as server, pytest.raises(BrokerRefused, match=words):
-        Client(server.uri, client_id="x")
-
-
-def test_a_server_that_names_none_is_only_an_error() -> None:
-    with Scripted(elsewhere(None)) as server, pytest.raises(Unreachable, match="and does not say which"):
-        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True))
-
-
-def test_a_reference_of_control_characters_is_shown_harmlessly() -> None:
-    with Scripted(elsewhere("a\x1b[2Jb\n" + "c" * 500)) as server, pytest.raises(Unreachable) as caught:
-        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True))
-    assert "a\\x1b[2Jb\\x0accc" in str(caught.value)
+@pytest.mark.parametrize(
+    ("reference", "reason", "follow", "error", "words"),
+    [
+        ("b:1", ANOTHER, False, Unreachable, r"asks us to use another server for now: b:1 \(0x9C\).*TL-M26"),
+        ("b:1", MOVED, False, BrokerRefused, r"has moved to another server: b:1 \(0x9D\).*follow_redirects"),
+        (None, ANOTHER, True, Unreachable, "and does not say which"),
+        ("a\x1b[2Jb\n" + "c" * 500, ANOTHER, True, Unreachable, r"a\\x1b\[2Jb\\x0accc"),
+    ],
+)
+def test_a_redirect_that_is_not_followed_is_one_harmless_line(
+    reference: str | None, reason: ConnAckReasonCode, follow: bool, error: type[TowlineError], words: str
+) -> None:
+    with Scripted(elsewhere(reference, reason)) as server, pytest.raises(error, match=words) as caught:
+        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=follow))
     assert len(str(caught.value)) < 500
 
 
@@ -88,12 +79,13 @@ def test_use_another_server_is_forgotten_and_server_moved_is_not(new_mosquitto: 
     target = new_mosquitto()
     reference = f"127.0.0.1:{target.port}"
     server = Scripted(elsewhere(reference), elsewhere(reference, MOVED))
-    with server, Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)) as client:
+    settings = ClientSettings(follow_redirects=True, reconnect_delay_s=4)  # the target is up again before
+    with server, Client(server.uri, client_id="x", settings=settings) as client:
         assert (server.connections, str(client._driver.endpoint)) == (1, target.uri)
         for connections in (2, 2):
             target.kill()
-            wait_until(lambda: not client.online)
             target.start()
+            wait_until(lambda: not client.online)
             wait_until(lambda: client.online)
             assert (server.connections, str(client._driver.endpoint)) == (connections, target.uri)
 

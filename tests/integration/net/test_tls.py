@@ -91,14 +91,6 @@ def test_an_expired_certificate(new_mosquitto: NewMosquitto, authority: Authorit
     )
 
 
-def test_a_certificate_from_the_future(new_mosquitto: NewMosquitto, authority: Authority) -> None:
-    broker = new_mosquitto(**authority.listener("localhost", days=(3, 60)))
-    assert refusal(broker, Tls(ca_file=authority.ca_file)) == (
-        f'mqtts://localhost:PORT: the server\'s certificate for "localhost" is valid only from {day(3)}. '
-        "Is the clock of this machine right?   [TL-M07]"
-    )
-
-
 def test_an_unknown_authority(new_mosquitto: NewMosquitto, authority: Authority, tmp_path: Path) -> None:
     broker = new_mosquitto(**authority.listener("localhost", "broker.local"))
     expected = (
