@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.journal.support import Shelf
+from tests.unit.journal.support import FAST, Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,11 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory where the machine has one, for tests that open a journal thousands of times."""
-    shared = Path("/dev/shm")  # noqa: S108 only its speed is wanted
-    if not os.access(shared, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=shared) as name:
+    with tempfile.TemporaryDirectory(dir=FAST or tmp_path) as name:
         yield Path(name)
 
 

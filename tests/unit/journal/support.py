@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from towline.journal.frames import Bytes
     from towline.journal.segment import Segment
 
+#: A directory in memory where the machine has one: only its speed matters.
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
 SCHEMA = pa.schema([("offset", pa.int64()), ("payload", pa.binary()), ("tags", pa.list_(pa.string()))])
 SMALL = Limits(min_free_bytes=0, segment_bytes=4096)
 ROOMY = Limits(min_free_bytes=0)
@@ -37,6 +39,10 @@ def fill(journal: Journal, count: int, *, group: int = 1, size: int = 20) -> Non
 
 def opened(directory: Path, limits: Limits = ROOMY, disk: Disk | None = None) -> Journal:
     return Journal.open(directory, schema=SCHEMA, limits=limits, disk=disk)
+
+
+def opened_outbox(directory: Path, limits: Limits = ROOMY, disk: Disk | None = None) -> Outbox:
+    return Outbox.open(directory, schema=SCHEMA, limits=limits, disk=disk or Unsynced())
 
 
 def crash(journal: Journal) -> None:
@@ -85,7 +91,7 @@ class Shelf:
         crash(journal)
 
     def outbox(self, limits: Limits = ROOMY) -> Outbox:
-        return Outbox.open(self.directory, schema=SCHEMA, limits=limits, disk=Unsynced())
+        return opened_outbox(self.directory, limits)
 
 
 class Sending:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import tempfile
@@ -12,22 +11,16 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Sending, Unsynced, crash, rows
-from towline.journal import Batch, Limits, Outbox
+from tests.unit.journal.support import FAST, SMALL, Sending, crash, opened_outbox, rows
+from towline.journal import Batch
 from towline.journal.outbox import LastBatch
-
-FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
-
-
-def opened(directory: Path, limits: Limits = ROOMY) -> Outbox:
-    return Outbox.open(directory, schema=SCHEMA, limits=limits, disk=Unsynced())
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=9), st.integers(0, 1 << 32))
 def test_everything_is_reached_once_all_is_done_but_what_is_held_back(pieces: list[tuple[int, int]], seed: int) -> None:
     """Rows of batches that are not whole don't leave, those around them do, in any order."""
     directory = Path(tempfile.mkdtemp(dir=FAST)) / "o"
-    outbox, held, brought = opened(directory), set[int](), dict.fromkeys(range(3), 0)
+    outbox, held, brought = opened_outbox(directory), set[int](), dict.fromkeys(range(3), 0)
     for writer, count in pieces:
         start = outbox.end
         if writer:
@@ -62,7 +55,7 @@ def test_any_life_sends_one_attempt_of_each_batch(seed: int) -> None:
     """Writers that bring batches in pieces, fail, and begin again in another order; the process killed at any time."""
     dice = random.Random(seed)
     directory = Path(tempfile.mkdtemp(dir=FAST)) / "o"
-    outbox = opened(directory, SMALL)
+    outbox = opened_outbox(directory, SMALL)
     sending = Sending(outbox)
     left: list[int] = []
     at = dict.fromkeys(range(3), (0, 0))  # batch and rows brought of it
@@ -93,7 +86,7 @@ def test_any_life_sends_one_attempt_of_each_batch(seed: int) -> None:
         else:
             crash(outbox)
             left += sending.left
-            outbox = opened(directory, SMALL)
+            outbox = opened_outbox(directory, SMALL)
             sending = Sending(outbox)
     sending.turn()
     left += sending.left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
@@ -13,10 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.journal.support import SCHEMA, crash, opened, rows, segments, segments_of, served
+from tests.unit.journal.support import FAST, SCHEMA, crash, opened, rows, segments, segments_of, served
 from towline.journal import Journal, Limits
-
-FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
 
 
 class JournalLife(RuleBasedStateMachine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,16 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, FaultyDisk, Unsynced, crash, rows, segments
+from tests.unit.journal.support import FAST, SMALL, FaultyDisk, crash, opened_outbox, rows, segments
 from towline.errors import JournalFull
 from towline.journal import Batch, InFlight, Limits, Outbox
 from towline.journal.outbox import PHASE_PUBLISHED, PHASE_QOS1, PHASE_RELEASED
-
-FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
-
-
-def opened(directory: Path, limits: Limits = ROOMY, disk: FaultyDisk | None = None) -> Outbox:
-    return Outbox.open(directory, schema=SCHEMA, limits=limits, disk=disk)
 
 
 def numbers(outbox: Outbox, start: int, end: int) -> list[int]:
@@ -54,7 +47,7 @@ class Life(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.outbox = Outbox.open(self.directory, schema=SCHEMA, limits=self.limits, disk=Unsynced())
+        self.outbox = opened_outbox(self.directory, self.limits)
 
     @rule(writer=st.sampled_from(["q/0", "q/1"]), count=st.integers(1, 30))
     def new_batch(self, writer: str, count: int) -> None:
@@ -149,7 +142,7 @@ class Life(RuleBasedStateMachine):
 def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
     """What `fly` could not write must not be believed after a crash; the next try goes on [I10]."""
     disk = FaultyDisk()
-    outbox = opened(tmp_path / "o", disk=disk)
+    outbox = opened_outbox(tmp_path / "o", disk=disk)
     outbox.append_batch(rows(0, 3), Batch("q/0", 0))
     outbox.write_in_flight({1: InFlight(0, PHASE_PUBLISHED)})
     disk.call, disk.at, disk.number, disk.times = "write", disk.calls.count("write") + 1, errno.ENOSPC, 1
@@ -158,21 +151,21 @@ def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
     assert outbox.in_flight == {1: InFlight(0, PHASE_PUBLISHED)}
     outbox.write_in_flight({1: InFlight(0, PHASE_RELEASED)})
     crash(outbox)
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     assert outbox.in_flight == {1: InFlight(0, PHASE_RELEASED)}
     outbox.close()
 
 
 def test_a_packet_id_that_is_used_again_says_in_its_frame_that_its_row_was_done(tmp_path: Path) -> None:
     """Else a crash would leave that row with no id and not done: it would be sent anew [I10]."""
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     outbox.append_batch(rows(0, 3), Batch("q/0", 0))
     outbox.write_in_flight({1: InFlight(0, PHASE_QOS1), 2: InFlight(1, PHASE_QOS1)}, durable=False)
     outbox.mark_done([0], [1], outcomes=["delivered"])
     assert outbox.in_flight == {2: InFlight(1, PHASE_QOS1)}
     outbox.write_in_flight({1: InFlight(2, PHASE_QOS1)}, durable=False)
     crash(outbox)
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     assert outbox.in_flight == {2: InFlight(1, PHASE_QOS1), 1: InFlight(2, PHASE_QOS1)}
     assert outbox.done_rows.watermark == 1
     assert outbox.ledger == {"delivered": 1}
@@ -181,7 +174,7 @@ def test_a_packet_id_that_is_used_again_says_in_its_frame_that_its_row_was_done(
 
 def test_what_flies_with_qos_1_is_written_and_not_synced(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    outbox = opened(tmp_path / "o", disk=disk)
+    outbox = opened_outbox(tmp_path / "o", disk=disk)
     outbox.append_batch(rows(0, 3), Batch("q/0", 0))
     synced = disk.calls.count("sync_data")
     outbox.write_in_flight({1: InFlight(0, PHASE_QOS1)}, durable=False)
@@ -189,14 +182,14 @@ def test_what_flies_with_qos_1_is_written_and_not_synced(tmp_path: Path) -> None
     outbox.write_in_flight({2: InFlight(1, PHASE_PUBLISHED)})
     assert disk.calls.count("sync_data") > synced
     crash(outbox)
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     assert outbox.in_flight == {1: InFlight(0, PHASE_QOS1), 2: InFlight(1, PHASE_PUBLISHED)}
     outbox.close()
 
 
 def test_how_rows_ended_is_known_together_with_that_they_did(tmp_path: Path) -> None:
     """In one frame: after a crash both are known or none, and the ledger has each of them once [I11]."""
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     outbox.count(received=3)
     outbox.append_batch(rows(0, 3), Batch("q/0", 0))
     outbox.mark_done([0, 1], outcomes=["delivered", "delivered"])
@@ -204,18 +197,18 @@ def test_how_rows_ended_is_known_together_with_that_they_did(tmp_path: Path) -> 
     outbox.mark_done([2], outcomes=["refused"])
     assert outbox.ledger == {"received": 3, "delivered": 2, "refused": 1}
     crash(outbox)
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     assert (outbox.done_rows.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
     outbox.mark_done([2], outcomes=["delivered"])
     outbox.close()  # without a word of it
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     assert (outbox.done_rows.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
     outbox.close()
 
 
 def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    outbox = opened(tmp_path / "o", disk=disk)
+    outbox = opened_outbox(tmp_path / "o", disk=disk)
     outbox.append_batch(rows(0, 3), Batch("q/0", 0))
     outbox.write_in_flight({1: InFlight(0, PHASE_PUBLISHED)})
     outbox.mark_done([0], [1])
@@ -233,13 +226,13 @@ def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Pa
     disk.call = ""
     outbox.flush()
     crash(outbox)
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     assert (outbox.done_rows.watermark, outbox.in_flight) == (2, {})
     outbox.close()
 
 
 def test_an_empty_batch_leaves_no_word_of_it(tmp_path: Path) -> None:
-    outbox = opened(tmp_path / "o")
+    outbox = opened_outbox(tmp_path / "o")
     written = outbox.bytes_on_disk
     appended = outbox.append_batch(rows(0, 0), Batch("q/0", 4))
     assert (appended.rows, appended.whole, appended.already) == (0, True, False)
@@ -252,7 +245,7 @@ def test_an_empty_batch_leaves_no_word_of_it(tmp_path: Path) -> None:
 def test_a_full_disk_is_not_a_batch_that_can_never_fit(tmp_path: Path) -> None:
     """There will be room again, whatever the limit is: nothing of the batch is given up."""
     disk = FaultyDisk()
-    outbox = opened(tmp_path / "o", disk=disk)
+    outbox = opened_outbox(tmp_path / "o", disk=disk)
     batch = Batch("q/0", 0, attempt="a")
     outbox.append_batch(rows(0, 3), batch, whole=False)
     disk.call, disk.at, disk.number = "write", disk.calls.count("write") + 1, errno.ENOSPC

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -12,7 +13,7 @@ from crc32c import crc32c
 from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, segments_of, served
 from towline.errors import JournalDamaged, JournalError
 from towline.journal import Journal, frames
-from towline.journal.frames import EncodedFrame, FrameHeader, FrameKind, encode_frame, intact_at
+from towline.journal.frames import FrameHeader, FrameKind, encode_frame, intact_at
 from towline.journal.recovery import read_session
 from towline.version import version
 
@@ -242,95 +243,77 @@ def test_unfinished_files_are_removed(tmp_path: Path) -> None:
         assert len(served(journal)) == 3
 
 
-@pytest.mark.parametrize("kind", [0, 77])
-def test_a_kind_that_is_not_known_is_an_error(tmp_path: Path, kind: int) -> None:
+def frame_bytes(kind: int, first_offset: int = 0, *, flags: int = 0, **content: Any) -> bytes:
+    """Return a frame, also of a kind or with flags that only another version writes."""
+    frame = encode_frame(FrameKind(2), epoch=1, first_offset=first_offset, durable_bytes=0, **content)
+    data = bytearray(b"".join(map(bytes, frame.buffers)))
+    data[5:7] = kind, flags
+    data[44:48] = crc32c(data[48:], crc32c(data[:44])).to_bytes(4, "little")
+    return bytes(data)
+
+
+def expect_unchanged(directory: Path, content: bytes, error: str) -> None:
+    last = segments(directory)[-1]
+    last.write_bytes(content)
+    with pytest.raises(JournalError, match=error):
+        opened(directory)
+    assert last.read_bytes() == content
+
+
+UNKNOWN = "which this Towline doesn't know.*TL-J09"
+
+
+@pytest.mark.parametrize(
+    ("frame", "error"),
+    [
+        (frame_bytes(0, 3, payload=b"?"), f"has a frame of kind 0, .*{UNKNOWN}"),
+        (frame_bytes(77, 3, payload=b"?"), f"has a frame of kind 77, .*{UNKNOWN}"),
+        (frame_bytes(2, 3, payload=b"{}", flags=1), f"kind 2, flags 1, {UNKNOWN}"),
+        (
+            frame_bytes(2, 3, rows=1, section=b'{"ids":[1]}', payload=rows(3, 1).serialize()),
+            f"has a frame with ids, {UNKNOWN}",
+        ),
+        (frame_bytes(2, 3, section=b"{"), "has a frame whose content is not JSON.*TL-J09"),
+        (frame_bytes(2, 3, section=b"[]"), "is not a JSON object.*TL-J09"),
+        (frame_bytes(2, 5, payload=b"{}"), "rows 3 to 5 are missing between two frames.*TL-J05"),
+        (
+            frame_bytes(2, 3, section=b'{"consumers":{"spark":4},"floor":0}'),
+            "rows were committed that are not there; the last one is 3.*TL-J05",
+        ),
+    ],
+)
+def test_a_last_frame_that_this_version_does_not_write_is_an_error(tmp_path: Path, frame: bytes, error: str) -> None:
     journal = opened(tmp_path)
     fill(journal, 3)
     crash(journal)
-    last = segments(tmp_path)[-1]
-    before = last.read_bytes()
-    frame = encode_frame(kind, epoch=1, first_offset=3, durable_bytes=len(before), payload=b"?")  # type: ignore[arg-type]
-    last.write_bytes(before + b"".join(map(bytes, frame.buffers)))
-    with pytest.raises(JournalError, match=rf"has a frame of kind {kind}, .*which this Towline doesn't know.*TL-J09"):
-        opened(tmp_path)
-    assert len(last.read_bytes()) == len(before) + frame.size
+    expect_unchanged(tmp_path, segments(tmp_path)[-1].read_bytes() + frame, error)
 
 
-def test_a_flag_that_is_not_known_is_an_error(tmp_path: Path) -> None:
-    """A newer Towline means something by it."""
-    journal = opened(tmp_path)
-    fill(journal, 3)
-    crash(journal)
-    frame = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=3, durable_bytes=0, payload=b"{}")
-    content = bytearray(b"".join(map(bytes, frame.buffers)))
-    content[6] = 1
-    content[44:48] = crc32c(content[48:], crc32c(content[:44])).to_bytes(4, "little")
-    with segments(tmp_path)[-1].open("ab") as file:
-        file.write(content)
-    with pytest.raises(JournalError, match=r"kind 2, flags 1, which this Towline doesn't know.*TL-J09"):
-        opened(tmp_path)
+READS = r"reads format 3\. Open it .*TL-J09"
 
 
-def test_a_section_that_is_not_known_is_an_error(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
-    payload = rows(0, 1).serialize()
-    size = journal.bytes_on_disk
-    crash(journal)
-    last = segments(tmp_path)[-1]
-    frame = encode_frame(
-        FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=size, rows=1, section=b'{"ids":[1]}', payload=payload
-    )
-    put_behind(last, frame)
-    with pytest.raises(JournalError, match=r"has a frame with ids, which this Towline doesn't know.*TL-J09"):
-        opened(tmp_path)
-
-
-def test_rows_that_a_frame_passes_over_are_missing(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
-    fill(journal, 3)
-    crash(journal)
-    put_behind(
-        segments(tmp_path)[-1], encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=0, payload=b"{}")
-    )
-    with pytest.raises(JournalDamaged, match=r"rows 3 to 5 are missing between two frames.*TL-J05"):
-        opened(tmp_path)
-
-
-def test_a_watermark_above_the_last_row_is_damage(tmp_path: Path) -> None:
-    """Rows were there that some consumer has seen."""
-    journal = opened(tmp_path)
-    fill(journal, 3)
-    crash(journal)
-    content = b'{"consumers":{"spark":4},"floor":0}'
-    put_behind(
-        segments(tmp_path)[-1],
-        encode_frame(FrameKind.CHANGES, epoch=1, first_offset=3, durable_bytes=0, section=content),
-    )
-    with pytest.raises(JournalDamaged, match=r"rows were committed that are not there; the last one is 3.*TL-J05"):
-        opened(tmp_path)
-
-
-@pytest.mark.parametrize("kind", [FrameKind.SNAPSHOT, FrameKind.CHANGES])
-@pytest.mark.parametrize("content", [b"{", b"[]"])
-def test_what_is_no_json_object_was_written_by_something_else(tmp_path: Path, kind: FrameKind, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", "is only 0 bytes long.*TL-J05"),
+        (b"x" * 500, "which was durable, is damaged.*TL-J05"),
+        (frame_bytes(2, payload=b"{}"), "starts with a frame of kind 2 instead of a snapshot.*TL-J09"),
+        (frame_bytes(1, payload=b"{"), "has a frame whose content is not JSON.*TL-J09"),
+        (frame_bytes(1, payload=b"[]"), "is not a JSON object.*TL-J09"),
+        (frame_bytes(1, payload=b'{"format":1}'), f"format 1, of Towline before 0.2.0rc1; this one, .*, {READS}"),
+        (frame_bytes(1, payload=b'{"format":4,"towline":"0.9.1"}'), f"format 4, of Towline 0.9.1; .*, {READS}"),
+        *(
+            (
+                b"TWLJ" + bytes([other]).ljust(60, b"x"),
+                rf"frames of version {other}; this Towline, {version()}, reads version 1\. Open it .*TL-J09",
+            )
+            for other in (0, 2)
+        ),
+    ],
+)
+def test_a_segment_without_a_snapshot_of_this_version_is_an_error(tmp_path: Path, content: bytes, error: str) -> None:
     opened(tmp_path).close()
-    path = segments(tmp_path)[-1]
-    if kind is FrameKind.SNAPSHOT:
-        path.write_bytes(b"")
-        put_behind(path, encode_frame(kind, epoch=1, first_offset=0, durable_bytes=0, payload=content))
-    else:
-        put_behind(path, encode_frame(kind, epoch=1, first_offset=0, durable_bytes=0, section=content))
-    with pytest.raises(JournalError, match=r"has a frame whose content is not JSON|is not a JSON object.*TL-J09"):
-        opened(tmp_path)
-
-
-def test_a_segment_that_does_not_begin_with_its_snapshot_is_an_error(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    path = segments(tmp_path)[-1]
-    path.write_bytes(b"")
-    put_behind(path, encode_frame(FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=0, payload=b"{}"))
-    with pytest.raises(JournalError, match=r"starts with a frame of kind 2 instead of a snapshot.*TL-J09"):
-        opened(tmp_path)
+    expect_unchanged(tmp_path, content, error)
 
 
 def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) -> None:
@@ -341,13 +324,9 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
     path = segments(tmp_path)[1]
     position, header = layout(path)[-1]
     with opened(tmp_path, SMALL) as journal:
-        for kind in (77, FrameKind.CHANGES):
-            payload = bytes(header.size - 48)
-            other = encode_frame(kind, epoch=1, first_offset=header.first_offset, durable_bytes=0, payload=payload)  # type: ignore[arg-type]
-            assert other.size == header.size
-            with path.open("r+b") as file:
-                file.seek(position)
-                file.writelines(map(bytes, other.buffers))
+        for kind in (77, 2):
+            other = frame_bytes(kind, header.first_offset, payload=bytes(header.size - 48))
+            path.write_bytes(path.read_bytes()[:position] + other)
             if kind == 77:
                 with pytest.raises(JournalError, match=r"a frame of kind 77, which this Towline doesn't know.*TL-J09"):
                     served(journal, header.first_offset - 1, header.end)
@@ -361,52 +340,10 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
             served(journal, header.first_offset - 1, header.end)
 
 
-def put_behind(path: Path, frame: EncodedFrame) -> None:
-    with path.open("ab") as file:
-        file.writelines(map(bytes, frame.buffers))
-
-
-@pytest.mark.parametrize("other", [0, 2])
-def test_another_version_of_the_frames_is_an_error(tmp_path: Path, other: int) -> None:
-    opened(tmp_path).close()
-    last = segments(tmp_path)[-1]
-    content = bytearray(last.read_bytes())
-    content[4] = other
-    last.write_bytes(content)
-    expected = rf"has frames of version {other}; this Towline, {version()}, reads version 1\. Open it .*TL-J09"
-    with pytest.raises(JournalError, match=expected):
-        opened(tmp_path)
-    assert last.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    ("content", "wrote"),
-    [
-        (b'{"format":1}', "has format 1, of Towline before 0.2.0rc1"),
-        (b'{"format":4,"towline":"0.9.1"}', "has format 4, of Towline 0.9.1"),
-    ],
-)
-def test_another_format_names_the_version_that_wrote_it(tmp_path: Path, content: bytes, wrote: str) -> None:
-    opened(tmp_path).close()
-    frame = encode_frame(FrameKind.SNAPSHOT, epoch=1, first_offset=0, durable_bytes=0, payload=content)
-    segments(tmp_path)[-1].write_bytes(b"".join(map(bytes, frame.buffers)))
-    with pytest.raises(JournalError, match=rf"{wrote}; this one, {version()}, reads format 3\. Open it .*TL-J09"):
-        opened(tmp_path)
-
-
 def test_foreign_files_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "other.seg").write_bytes(b"kafka?")
     with pytest.raises(JournalError, match=r"other.seg: is not a segment file of this journal format.*TL-J09"):
         opened(tmp_path)
-
-
-def test_an_empty_or_foreign_last_segment_is_damage(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    path = segments(tmp_path)[-1]
-    for content, what in ((b"", "is only 0 bytes long"), (b"x" * 500, "which was durable, is damaged")):
-        path.write_bytes(content)
-        with pytest.raises(JournalDamaged, match=what):
-            opened(tmp_path)
 
 
 def test_a_segment_of_another_journal_is_an_error(tmp_path: Path) -> None:
