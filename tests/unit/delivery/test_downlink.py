@@ -286,7 +286,7 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, ...], told: int | None
 ) -> None:
     """MQTT 3.x has no Maximum Packet Size: a broker may end the connection there."""
-    monkeypatch.setattr(culprits, "_LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(culprits, "_QUIET_S", 0.0)
     line = Line(tmp_path, 0)
     for size in (*before, 60):
         line.outbox.append_batch(
