@@ -57,17 +57,6 @@ def test_the_pause_grows_to_a_minute() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_a_refusal_lets_the_next_of_its_topic_go() -> None:
-    plan = dispatch()
-    plan.add_in_flight(0, "a", 1)
-    plan.handle_answer(0, QUOTA, 0.0)
-    plan.may_send(1, "a")
-    assert list(plan.ready_numbers(1.0, 10)) == [0]
-    plan.add_in_flight(0, "a", 1)
-    assert plan.handle_answer(0, NOT_AUTHORIZED, 1.0) is Outcome.REFUSED
-    assert list(plan.ready_numbers(1.0, 10)) == [1]
-
-
 def test_nothing_new_goes_before_what_waited_longer() -> None:
     """More of a topic may become ready at once than one round hands over."""
     plan = dispatch()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
 from tests.unit.mqtt.test_plain import Lists
-from towline.delivery.inbound import count_lower_qos, to_rows
+from towline.delivery.inbound import to_rows
 from towline.delivery.receipts.mark import Mark
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Messages
@@ -115,12 +115,6 @@ def test_marks_are_left_out_where_they_end_and_nothing_else_is() -> None:
         batch = to_rows(messages(*packets), 0, 0, "g", strip_marks=strip)
         rows = [[*map(tuple, map(dict.values, pairs))] if pairs else None for pairs in batch.column(9).to_pylist()]
         assert rows == expected
-
-
-@pytest.mark.parametrize(("least", "lower"), [(0, 0), (1, 2), (2, 3)])
-def test_a_lower_qos_than_wanted_is_counted(least: int, lower: int) -> None:
-    packets = [PublishPacket("t", b"", qos=QoS(qos), packet_id=1 if qos else None) for qos in (0, 1, 2, 0, 2)]
-    assert count_lower_qos(messages(*packets), least) == lower
 
 
 def test_columns_that_are_lists_make_the_same_rows() -> None:

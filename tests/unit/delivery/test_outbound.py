@@ -182,7 +182,7 @@ def test_a_broker_that_ends_every_connection_at_once_sets_nothing_aside(tmp_path
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(module, "_QUIET_S", 0.0)
 
 
 @pytest.mark.usefixtures("quick")

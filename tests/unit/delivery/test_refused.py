@@ -11,6 +11,7 @@ import pytest
 from mqtt5 import ConnAckPacket
 
 from tests.helpers import wait_until
+from tests.unit.delivery.test_outbound import Log
 from towline.delivery.outbound import OutboxSender
 from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.delivery.refused import RefusedMessages
@@ -23,15 +24,6 @@ from towline.timing import Timestamp
 
 #: Room for some messages of 50 KB.
 _SMALL = Limits(max_bytes=3 << 20, min_free_bytes=0, segment_bytes=64 << 10)
-
-
-class Log:
-    def __init__(self) -> None:
-        self.codes: list[str] = []
-
-    def warning(self, event: str, **facts: object) -> None:
-        del event
-        self.codes.append(str(facts.get("code")))
 
 
 def outbox_at(directory: Path) -> Outbox:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import PubAckReasonCode
@@ -14,53 +15,32 @@ from tests.unit.delivery.test_outbound import Line
 from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.delivery.outbound import outbox_counts
 from towline.delivery.outrows import add_arrival, rows_from_messages
-from towline.journal import Limits, Outbox
 from towline.mqtt.events import ConnectionLost
-from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
-
-
-def an_outbox(directory: Path, messages: int = 0) -> Outbox:
-    outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
-    if messages:
-        outbox.append_batch(
-            add_arrival(
-                rows_from_messages([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), Timestamp(0)
-            )
-        )
-    return outbox
 
 
 def verdict(outbox: dict[str, Any]) -> str:
     return downlink_account(LineNotes(), {"outbox": outbox}).sentence()
 
 
-def test_answers_are_counted_beside_the_numbers(tmp_path: Path) -> None:
-    line = Line(tmp_path, 5)
+@pytest.mark.parametrize(
+    ("qos", "reason", "counts"),
+    [
+        (1, PubAckReasonCode.SUCCESS, (5, 5, 0, 0)),
+        (0, PubAckReasonCode.SUCCESS, (5, 0, 5, 0)),  # nobody answers
+        (1, PubAckReasonCode.NOT_AUTHORIZED, (0, 0, 0, 5)),
+    ],
+)
+def test_acknowledgements_are_counted_beside_the_numbers(
+    tmp_path: Path, qos: int, reason: PubAckReasonCode, counts: tuple[int, ...]
+) -> None:
+    line = Line(tmp_path, 5, qos=qos)
     line.connect()
-    line.answer()
-    found = line.downlink.status()
-    assert (found["delivered"], found["acknowledged"], found["sent"]) == (5, 5, 0)
-    assert "taken 5 (5 of them uncounted) = delivered 5" in verdict(found)
-    assert "adds up ✓" in verdict(found)
-
-
-def test_with_qos_0_nobody_answers(tmp_path: Path) -> None:
-    line = Line(tmp_path, 4, qos=0)
-    line.connect()
-    found = line.downlink.status()
-    assert (found["delivered"], found["acknowledged"], found["sent"]) == (4, 0, 4)
-    assert "adds up ✓" in verdict(found)
-
-
-def test_a_refused_message_is_not_acknowledged(tmp_path: Path) -> None:
-    line = Line(tmp_path, 3)
-    line.connect()
-    line.answer(PubAckReasonCode.NOT_AUTHORIZED)
+    line.answer(reason)
     line.downlink.turn()
-    found = line.downlink.status()
-    assert (found["delivered"], found["acknowledged"], found["refused"]) == (0, 0, 3)
-    assert "adds up ✓" in verdict(found)
+    status = line.downlink.status()
+    assert tuple(status[name] for name in ("delivered", "acknowledged", "sent", "refused")) == counts
+    assert "adds up ✓" in verdict(status)
 
 
 def test_a_message_that_is_done_and_that_no_broker_has_taken_is_told(tmp_path: Path) -> None:

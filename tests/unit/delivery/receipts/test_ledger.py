@@ -14,25 +14,6 @@ from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.truncated import TruncatedMessage
 
 
-def test_a_repeat_is_dropped_before_and_after_it_is_stored() -> None:
-    ledger = ReceiptLedger({}, 0, keys=KEYS)
-    assert ledger.record_mark(mark(0), NOW) is MarkVerdict.NEW
-    assert ledger.record_mark(mark(0), NOW) is MarkVerdict.REPEAT
-    notes = store(ledger, [mark(0)], 1)
-    again = ReceiptLedger(notes, 1, keys=KEYS)
-    assert again.record_mark(mark(0), NOW) is MarkVerdict.REPEAT
-    assert again.record_mark(mark(1), NOW) is MarkVerdict.NEW
-
-
-def test_what_a_session_lost_before_it_was_stored_is_new() -> None:
-    ledger = ReceiptLedger({}, 0, keys=KEYS)
-    ledger.record_mark(mark(0), NOW)
-    ledger.record_mark(mark(1), NOW)
-    ledger.reset([mark(0)])  # 0 waits for room in the journal, 1 is gone
-    assert ledger.record_mark(mark(0), NOW) is MarkVerdict.REPEAT
-    assert ledger.record_mark(mark(1), NOW) is MarkVerdict.NEW
-
-
 def test_the_watermark_follows_the_commit_and_waits_for_holes() -> None:
     ledger = ReceiptLedger({}, 0, gateway="plant", keys=KEYS)
     store(ledger, [m for m in (mark(0), mark(1), mark(3)) if ledger.record_mark(m, NOW) is MarkVerdict.NEW], 10)
@@ -48,16 +29,6 @@ def test_the_watermark_follows_the_commit_and_waits_for_holes() -> None:
     assert ledger.receipts(10, busy_publishers=["p"]) == []
     ledger.receipt_sent(receipt)
     assert not ledger.has_due
-
-
-def test_what_the_publisher_gave_up_holds_nothing_back() -> None:
-    ledger = ReceiptLedger({}, 0, keys=KEYS)
-    ledger.record_mark(mark(3), NOW)
-    store(ledger, [mark(3)], 1)
-    ledger.commit(1)
-    assert ledger.receipts(1) == []
-    assert ledger.record_mark(mark(3, low=3), NOW) is MarkVerdict.REPEAT
-    assert ledger.receipts(1)[0].watermark == 4
 
 
 def test_a_question_is_answered_once_what_asked_is_stored() -> None:
@@ -176,14 +147,6 @@ def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
     assert ledger.expire_publishers(later(100)) == {}
     assert ledger.expire_publishers(later(101)) == {"publisher:p": None}
     assert ledger.record_mark(mark(0), NOW) is MarkVerdict.NEW
-
-
-def test_jumps_out_of_all_reason_are_not_remembered() -> None:
-    ledger = ReceiptLedger({}, 0, keys=KEYS)
-    ledger.record_mark(mark(0), NOW)
-    assert ledger.record_mark(mark(1 << 41, low=1 << 41), NOW) is MarkVerdict.UNKNOWN
-    assert ledger.record_mark(mark(0, epoch=1 << 21), NOW) is MarkVerdict.UNKNOWN
-    assert ledger.record_mark(mark(1), NOW) is MarkVerdict.NEW
 
 
 def test_a_question_that_is_repeated_is_answered_once_and_hides_no_other() -> None:
