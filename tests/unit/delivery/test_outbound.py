@@ -1,4 +1,4 @@
-"""The downlink and a session without a network: what becomes of messages when connections end."""
+"""Outbox sender and session without a network: outcomes of messages when connections end."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
 
 
+def outbox_rows(*messages: dict[str, Any], arrival: Timestamp = Timestamp(0)) -> pa.RecordBatch:  # noqa: B008 frozen
+    return add_arrival(rows_from_messages(messages), arrival)
+
+
 class Log:
     def __init__(self) -> None:
         self.codes: list[object] = []
@@ -52,7 +56,7 @@ class Log:
 
 
 class Line:
-    """A downlink and its session; `sent` is what the broker has got on this connection."""
+    """An outbox sender and its session; `sent` is what the broker has got on this connection."""
 
     def __init__(
         self,
@@ -69,16 +73,14 @@ class Line:
         limits = Limits(min_free_bytes=0, segment_bytes=segment_bytes)
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits, disk=disk)
         if messages:
-            rows = rows_from_messages(
-                [{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)]
-            )
-            self.outbox.append_batch(add_arrival(rows, Timestamp(0)))
+            rows = [{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)]
+            self.outbox.append_batch(outbox_rows(*rows))
         config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
         self.session = Session(config)
         self.sent: list[PublishPacket] = []
         self.log = Log()
         self.lost = 0
-        self.downlink = OutboxSender(
+        self.sender = OutboxSender(
             self.outbox,
             handle_event=self.handle,
             log=self.log,
@@ -86,7 +88,7 @@ class Line:
             exactly_once=exactly_once,
             **more,
         )
-        self.downlink.attach_session(self.session)
+        self.sender.attach_session(self.session)
 
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
@@ -94,28 +96,28 @@ class Line:
             if isinstance(action, Send):
                 self.sent += [packet for packet in read_all(action.data) if isinstance(packet, PublishPacket)]
             else:
-                self.downlink.perform(action)
+                self.sender.perform(action)
 
     def connect(self, window: int = 65535, *, present: bool = True, **connack: Any) -> list[int]:
         """Come online, and return what is published then."""
         self.sent.clear()
         self.handle(ConnectionOpened())
         self.handle(PacketsReceived([ConnAckPacket(session_present=present, receive_max=window, **connack)]))
-        self.downlink.turn()
-        self.downlink.turn()
+        self.sender.turn()
+        self.sender.turn()
         return [int(packet.payload) for packet in self.sent]
 
     def end(self, event: Event) -> bool:
         """Whether the message is found at which the broker ended the connection."""
         self.handle(event)
-        self.downlink.connection_lost(self.session.outbound.withdraw_unsent())
+        self.sender.connection_lost(self.session.outbound.withdraw_unsent())
         return self.session.outbound.culprit_token is not None
 
     def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
         ids = [packet.packet_id for packet in self.sent if packet.packet_id]
         self.sent.clear()
         self.handle(PacketsReceived([PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
-        self.downlink.turn()
+        self.sender.turn()
 
     def drain(self) -> list[int]:
         """Answer until nothing more is published, and return all that was."""
@@ -126,8 +128,8 @@ class Line:
         return published
 
     def refused(self) -> list[tuple[int, int]]:
-        self.downlink.turn()
-        return [(row["number"], row["reason"]) for row in self.downlink.refused_messages.page(0)["rows"]]
+        self.sender.turn()
+        return [(row["number"], row["reason"]) for row in self.sender.refused_messages.page(0)["rows"]]
 
 
 def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
@@ -140,9 +142,9 @@ def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
     assert line.connect(window=1) == [0]
     line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
     assert line.drain() == [1, 3, 5], "the other topic goes on"
-    assert line.downlink.status()["put_off"] == 3
+    assert line.sender.status()["put_off"] == 3
     now += 2
-    line.downlink.turn()
+    line.sender.turn()
     assert line.drain() == [0, 2, 4]
     assert line.outbox.waiting_rows == 0
 
@@ -155,12 +157,12 @@ def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypat
     line.answer()
     line.end(ConnectionLost())
     assert line.connect(window=1) == []
-    line.downlink.resend([(0, 3)], lambda _: True)
-    line.downlink.turn()
+    line.sender.resend([(0, 3)], lambda _: True)
+    line.sender.turn()
     line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
     assert line.sent == []
     now += 2
-    line.downlink.turn()
+    line.sender.turn()
     assert line.drain() == [0, 1, 2]
     assert line.refused() == []
 
@@ -177,7 +179,7 @@ def test_a_broker_that_ends_every_connection_at_once_sets_nothing_aside(tmp_path
         line.end(ConnectionLost())
     assert line.refused() == []
     assert line.log.codes == ["TL-M48"], "told once"
-    assert line.downlink.status()["queued"] + line.downlink.status()["in_flight"] == 5
+    assert line.sender.status()["queued"] + line.sender.status()["in_flight"] == 5
 
 
 @pytest.fixture
@@ -230,7 +232,7 @@ def test_an_end_long_after_the_message_counts_nothing(tmp_path: Path, monkeypatc
 def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -> None:
     """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
     limits = Limits(max_bytes=100_000, min_free_bytes=0)
-    rows = add_arrival(rows_from_messages([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), Timestamp(0))
+    rows = outbox_rows({"topic": "d", "payload": bytes(9_000), "qos": 1})
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     for start in range(8):
         outbox.append_batch(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
@@ -239,9 +241,9 @@ def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -
     outbox.close()
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
-    downlink = OutboxSender(outbox, handle_event=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
-    downlink.attach_session(session)
-    downlink.turn()
+    sender = OutboxSender(outbox, handle_event=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
+    sender.attach_session(session)
+    sender.turn()
     outbox.append_batch(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
     assert outbox.waiting_rows == 8
 
@@ -252,7 +254,7 @@ def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_taken_as_
     assert line.connect() == [0], "no second one before the broker has shown that it knows QoS 2"
     line.answer()
     assert line.sent == []
-    status = line.downlink.status()
+    status = line.sender.status()
     assert (status["delivered"], status["degraded"], status["queued"] + status["in_flight"]) == (1, 1, 4)
     assert "exactly once" in status["held_back"]
     assert line.log.codes == ["TL-M44"]
@@ -264,25 +266,25 @@ def test_exactly_once_goes_on_once_the_broker_has_shown_that_it_knows_qos_2(tmp_
     line = Line(tmp_path, 5, qos=2, exactly_once=True)
     line.connect()
     line.handle(PacketsReceived([PubRecPacket(line.sent[0].packet_id or 0)]))
-    line.downlink.turn()
+    line.sender.turn()
     assert [int(packet.payload) for packet in line.sent] == [0, 1, 2, 3, 4]
-    assert line.downlink.blocked_reason is None
+    assert line.sender.blocked_reason is None
 
 
 def test_exactly_once_sets_nothing_aside_at_a_broker_without_qos_2(tmp_path: Path) -> None:
     line = Line(tmp_path, 3, qos=2, exactly_once=True)
     assert line.connect(max_qos=QoS.AT_LEAST_ONCE) == []
     assert line.refused() == []
-    assert line.downlink.status()["queued"] == 3
-    assert "Maximum QoS" in (line.downlink.blocked_reason or "")
+    assert line.sender.status()["queued"] == 3
+    assert "Maximum QoS" in (line.sender.blocked_reason or "")
 
 
 def test_at_least_once_counts_what_was_taken_at_qos_1(tmp_path: Path) -> None:
     line = Line(tmp_path, 3, qos=2)
     assert line.connect() == [0, 1, 2]
     line.answer()
-    assert line.downlink.status()["degraded"] == 3
-    assert line.downlink.blocked_reason is None
+    assert line.sender.status()["degraded"] == 3
+    assert line.sender.blocked_reason is None
 
 
 def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(tmp_path: Path) -> None:
@@ -290,10 +292,10 @@ def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(t
     line = Line(tmp_path, 30)
     line.connect(window=10)
     line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
-    line.downlink.turn()
+    line.sender.turn()
     before = {int(packet.payload): packet.packet_id for packet in line.sent}
     assert list(before) == list(range(14))
-    line.downlink.flush()
+    line.sender.flush()
     line.outbox.close()
 
     after = Line(tmp_path, 0)
@@ -312,7 +314,7 @@ def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) ->
     after = Line(tmp_path, 0)
     assert after.connect(present=False) == [0, 1, 2, 3, 4]
     assert not any(packet.duplicate for packet in after.sent)
-    status = after.downlink.status()
+    status = after.sender.status()
     told = [status["resent_after_lost_session"], status["unsure_after_lost_session"], status["degraded"]]
     assert told == [0, 0, 0], "at least once: nothing to tell"
     after.answer()
@@ -339,7 +341,7 @@ def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tm
 def test_a_lost_session_is_told_only_where_it_held_something(
     tmp_path: Path, qos: int, *, answered: bool, lost_sessions: int
 ) -> None:
-    """Many brokers keep no session without subscriptions; of a downlink only a QoS 2 message under way is lost."""
+    """Many brokers keep no session without subscriptions; of an outbox only a QoS 2 message in flight is lost."""
     line = Line(tmp_path, 2, qos=qos)
     line.connect(present=False)
     if answered:
@@ -355,15 +357,15 @@ def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path
     line = Line(tmp_path, 0)
     expiring = [{"topic": "d", "payload": b"%d" % n, "qos": 1, "message_expiry_seconds": 0} for n in range(2)]
     lasting = [{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(2, 5)]
-    line.outbox.append_batch(add_arrival(rows_from_messages(expiring + lasting), Timestamp(0)))
+    line.outbox.append_batch(outbox_rows(*expiring, *lasting))
     line.connect(window=1)
     line.session.outbound._last_id = 0  # the next message takes the id that was freed last
     line.answer()
     assert line.outbox.done_rows.watermark == 3
     if flushed:
-        line.downlink.flush()
+        line.sender.flush()
     line.outbox.close()
 
     after = Line(tmp_path, 0)
-    status = after.downlink.status()
+    status = after.sender.status()
     assert (status["expired"], status["delivered"], status["accepted"]) == (2, 1, 5)

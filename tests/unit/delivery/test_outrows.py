@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PubRelPacket
 
 from tests.helpers import read_all
+from tests.unit.delivery.test_outbound import outbox_rows
 from towline.delivery import outrows
-from towline.delivery.outrows import OutgoingMessage, add_arrival, build_message, outgoing_messages, rows_from_messages
+from towline.delivery.outrows import OutgoingMessage, build_message, outgoing_messages
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Action, PublishAcknowledged, Send
 from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
 from towline.mqtt.outbound import Outbound, Phase
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Timestamp
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 #: Arrow does not look whether a string is UTF-8, so text is drawn as bytes.
@@ -142,8 +142,7 @@ def test_every_row_is_sent_or_has_a_reason(rows: pa.RecordBatch, version: int, r
 )
 @pytest.mark.parametrize("restored", [False, True])
 def test_an_extreme_value(field: str, value: object, reason: int | None, restored: bool) -> None:
-    row = rows_from_messages([{"topic": "d", "payload": b"x", "qos": 2, field: value}])
-    (message,) = outgoing_messages(add_arrival(row, Timestamp(0)), 0)
+    (message,) = outgoing_messages(outbox_rows({"topic": "d", "payload": b"x", "qos": 2, field: value}), 0)
     assert fate(message, 5, 0.0, restored=restored) == reason
 
 
@@ -151,14 +150,12 @@ def test_the_size_of_a_message_is_not_its_payload_alone() -> None:
     """What is handed over at once is bounded by it."""
     pairs = [{"key": "k" * 10, "value": "v" * 10}] * 1000
     row = {"topic": "t" * 100, "payload": b"p", "correlation_data": bytes(50), "user_properties": pairs}
-    (message,) = outgoing_messages(add_arrival(rows_from_messages([row]), Timestamp(0)), 0)
+    (message,) = outgoing_messages(outbox_rows(row), 0)
     assert message.size >= 1000 * 20 + 151
 
 
 def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
-    (message,) = outgoing_messages(
-        add_arrival(rows_from_messages([{"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}]), Timestamp(0)), 0
-    )
+    (message,) = outgoing_messages(outbox_rows({"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}), 0)
     assert message.expiry_us == MAX_EXPIRY_S * 1_000_000
     outbound = Outbound(encode)
     assert isinstance(message.content_or_reason, OutboundMessage)

@@ -11,9 +11,8 @@ import pytest
 from mqtt5 import ConnAckPacket
 
 from tests.helpers import wait_until
-from tests.unit.delivery.test_outbound import Log
+from tests.unit.delivery.test_outbound import Log, outbox_rows
 from towline.delivery.outbound import OutboxSender
-from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
@@ -31,9 +30,8 @@ def outbox_at(directory: Path) -> Outbox:
 
 
 def rows(*payloads: bytes, topic: str = "d", at: int = 1) -> pa.RecordBatch:
-    return add_arrival(
-        rows_from_messages([{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]), Timestamp(at)
-    )
+    messages = [{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]
+    return outbox_rows(*messages, arrival=Timestamp(at))
 
 
 def refuse(outbox: Outbox, refused: RefusedMessages, *numbers: int) -> None:
@@ -123,15 +121,15 @@ def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path)
     refused.close()
     outbox.close()
     outbox, sent = outbox_at(tmp_path), list[Event]()
-    downlink = OutboxSender(outbox, handle_event=sent.append, log=Log(), refused_dir=tmp_path / "refused")
-    downlink.attach_session(online())
-    until(downlink, lambda: bool(sent))
+    sender = OutboxSender(outbox, handle_event=sent.append, log=Log(), refused_dir=tmp_path / "refused")
+    sender.attach_session(online())
+    until(sender, lambda: bool(sent))
     assert [message.token for event in sent if isinstance(event, PublishMany) for message in event.messages] == [2]
-    account = downlink.status()
+    account = sender.status()
     assert (account["accepted"], account["refused"], account["in_flight"]) == (3, 1, 1)
-    assert downlink.refused_messages.replay(9)["moved"] == 2
+    assert sender.refused_messages.replay(9)["moved"] == 2
     assert payloads(outbox, 3) == [b"0", b"1"]
-    downlink.close()
+    sender.close()
     outbox.close()
 
 
@@ -173,34 +171,34 @@ def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path)
     outbox, log = outbox_at(tmp_path), Log()
     events: list[Event] = []
     outcomes: list[int] = []
-    downlink = OutboxSender(
+    sender = OutboxSender(
         outbox,
         handle_event=events.append,
         log=log,
         refused_dir=tmp_path / "refused",
         on_outcome=lambda number, *_: outcomes.append(number),
     )
-    downlink.refused_messages = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
-    downlink.attach_session(online())
+    sender.refused_messages = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
+    sender.attach_session(online())
     for _ in range(100):
         outbox.append_batch(rows(bytes(50_000), topic=""))  # MQTT has no way to say it
     outbox.append_batch(rows(b"fine"))
-    until(downlink, lambda: downlink.blocked_reason is not None)
-    kept = len(downlink.refused_messages.page(0)["rows"])
-    account = downlink.status()
+    until(sender, lambda: sender.blocked_reason is not None)
+    kept = len(sender.refused_messages.page(0)["rows"])
+    account = sender.status()
     assert 0 < kept == account["refused"] == len(outcomes) < 100
     assert account["accepted"] == 101 == account["queued"] + account["refused"] + account["in_flight"]
     assert "don't fit" in account["held_back"]
     assert log.codes.count("TL-M49") == 1
     before = len(events)
-    downlink.connection_lost(())
-    downlink.turn()
+    sender.connection_lost(())
+    sender.turn()
     assert len(events) == before, "nothing is sent while there is no room"
-    downlink.refused_messages.drop(99)
-    until(downlink, lambda: downlink.status()["refused"] == 100)
-    assert downlink.blocked_reason is None
+    sender.refused_messages.drop(99)
+    until(sender, lambda: sender.status()["refused"] == 100)
+    assert sender.blocked_reason is None
     assert outcomes == list(range(100))
-    downlink.close()
+    sender.close()
     outbox.close()
 
 
@@ -211,9 +209,9 @@ def online() -> Session:
     return session
 
 
-def until(downlink: OutboxSender, condition: Callable[[], bool]) -> None:
+def until(sender: OutboxSender, condition: Callable[[], bool]) -> None:
     def turned() -> bool:
-        downlink.turn()
+        sender.turn()
         return condition()
 
     wait_until(turned, 10)

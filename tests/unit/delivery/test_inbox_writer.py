@@ -1,4 +1,4 @@
-"""The uplink: nothing is acknowledged before it is as safe as promised, and without room all waits in its order."""
+"""Inbox writer: no acknowledgement before the guarantee holds; without free space all deliveries wait in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from towline.schema import ROW_SCHEMA
 
 
 class Line:
-    """A session and its uplink; `answers` is what the broker has got, with the journal's end at that moment."""
+    """A session and its inbox writer; `answers` is what the broker has got, with the journal's end at that moment."""
 
     def __init__(
         self, directory: Path, acks: AckAfter = AckAfter.JOURNAL, *, qos: int = 0, ledger: ReceiptLedger | None = None
@@ -41,7 +41,7 @@ class Line:
         self.refusals: list[JournalFull] = []
         self.rows_came = 0
         self.decoder = Decoder(1 << 10)
-        self.uplink = InboxWriter(
+        self.writer = InboxWriter(
             self.inbox,
             name="plant",
             acks=acks,
@@ -64,7 +64,7 @@ class Line:
                     name = type(packet).__name__.removesuffix("Packet")
                     self.answers.append((name, getattr(packet, "packet_id", None), self.inbox.end))
             elif isinstance(action, Deliver):
-                self.uplink.deliver(action, self.session.inbound)
+                self.writer.deliver(action, self.session.inbound)
 
     def connect(self) -> None:
         self.handle(ConnectionOpened())
@@ -114,7 +114,7 @@ def test_what_kafka_has_is_acknowledged_where_that_is_the_promise(tmp_path: Path
     line = Line(tmp_path, AckAfter.KAFKA)
     assert line.say(publish(1), publish(2), publish(3)) == []
     for upto in (0, 2, 1, 2):
-        line.uplink.allow_acknowledgements(line.session.inbound, upto)
+        line.writer.allow_acknowledgements(line.session.inbound, upto)
     assert line.answers == [("PubAck", 1, 3), ("PubAck", 2, 3)]
 
 
@@ -124,31 +124,31 @@ def test_without_room_all_waits_in_order(tmp_path: Path, monkeypatch: pytest.Mon
     line = Line(tmp_path)
     line.disk.full = True
     assert [line.say(publish(1)), line.say(publish(2), publish(3, qos=2))] == [[], []]
-    waits = line.uplink.is_full
+    waits = line.writer.is_full
     assert [error.code for error in line.refusals] == ["TL-J02"] * 2
-    assert line.uplink.retry_at > 100.0
+    assert line.writer.retry_at > 100.0
     line.disk.full = False
-    line.uplink.retry_when_due((100.0 + line.uplink.retry_at) / 2)
+    line.writer.retry_when_due((100.0 + line.writer.retry_at) / 2)
     assert line.answers == []
-    line.uplink.retry_when_due(line.uplink.retry_at)
-    assert (waits, line.uplink.is_full) == (True, False)
+    line.writer.retry_when_due(line.writer.retry_at)
+    assert (waits, line.writer.is_full) == (True, False)
     assert line.answers == [("PubAck", 1, 1), ("PubAck", 2, 3), ("PubRec", 3, 3)]
     assert (line.payloads(), line.offsets()) == ([b"1", b"2", b"3"], [0, 1, 2])
-    assert line.uplink.received_count == 3
+    assert line.writer.received_count == 3
 
 
 def test_a_delivery_that_is_stored_in_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
     line = Line(tmp_path)
-    line.uplink._max_frame_bytes = 1  # a frame a message
+    line.writer._max_frame_bytes = 1  # a frame a message
 
     def came() -> None:
         line.rows_came += 1
         line.disk.full = line.rows_came == 2
 
-    line.uplink._on_rows = came
+    line.writer._on_rows = came
     assert line.say(*(publish(number, qos=2) for number in range(1, 5))) == [("PubRec", 1, 1), ("PubRec", 2, 2)]
     line.disk.full = False
-    line.uplink.retry_when_due(line.uplink.retry_at)
+    line.writer.retry_when_due(line.writer.retry_at)
     assert line.answers[2:] == [("PubRec", 3, 3), ("PubRec", 4, 4)]
     assert (line.payloads(), sorted(line.inbox.held_ids)) == ([b"1", b"2", b"3", b"4"], [1, 2, 3, 4])
 
@@ -157,7 +157,7 @@ def test_a_lower_qos_than_subscribed_is_counted(tmp_path: Path) -> None:
     line = Line(tmp_path, qos=2)
     line.say(publish(1), publish(2, qos=2), publish(3, qos=0))
     assert line.inbox.ledger["lower_qos"] == 2
-    line.uplink.set_least_qos(1)
+    line.writer.set_least_qos(1)
     line.say(publish(4), publish(5, qos=0))
     assert line.inbox.ledger["lower_qos"] == 3
 
@@ -165,7 +165,7 @@ def test_a_lower_qos_than_subscribed_is_counted(tmp_path: Path) -> None:
 def test_what_the_broker_says_to_have_sent_before_is_counted_and_stored(tmp_path: Path) -> None:
     line = Line(tmp_path)
     line.say(publish(1, duplicate=True), publish(2), publish(3, duplicate=True))
-    assert (line.uplink.redelivered_count, line.inbox.end) == (2, 3)
+    assert (line.writer.redelivered_count, line.inbox.end) == (2, 3)
 
 
 def test_repeats_are_in_the_account_over_the_life_of_the_journal(tmp_path: Path) -> None:
@@ -174,16 +174,16 @@ def test_repeats_are_in_the_account_over_the_life_of_the_journal(tmp_path: Path)
     line.say(publish(1, qos=2), publish(2))
     line.say(publish(1, qos=2), publish(1, qos=2, size=1))
     with capture_logs() as log:
-        line.uplink.count_duplicates(line.session.inbound, "broker")
-        line.uplink.count_duplicates(line.session.inbound, "broker")
+        line.writer.count_duplicates(line.session.inbound, "broker")
+        line.writer.count_duplicates(line.session.inbound, "broker")
     assert [(entry["code"], entry["count"]) for entry in log] == [("TL-M24", 1)]
-    assert (line.uplink.received_count, line.uplink.acknowledged_count) == (4, 4)
+    assert (line.writer.received_count, line.writer.acknowledged_count) == (4, 4)
     assert {name: line.inbox.ledger[name] for name in ("deduplicated", "packet_ids_reused")} == {
         "deduplicated": 1,
         "packet_ids_reused": 1,
     }
     line.inbox.close()
-    assert Line(tmp_path).uplink.received_count == 4
+    assert Line(tmp_path).writer.received_count == 4
 
 
 def test_what_is_not_taken_in_whole_is_counted_and_told_once_in_a_while(
@@ -231,11 +231,11 @@ def test_a_marked_message_is_remembered_with_its_row(tmp_path: Path) -> None:
     assert batch.column("user_properties").to_pylist() == [[{"key": "a", "value": "1"}]], "the mark is not carried on"
     line.disk.full = True
     line.say(publish(1), sent(mark(1, nonce="cd").sign(KEYS, CONTENT)))
-    assert [waiting.number for waiting in line.uplink.pending_marks] == [1]
+    assert [waiting.number for waiting in line.writer.pending_marks] == [1]
     assert ledger.receipts(1)[0].asked == "ab", "it is not stored yet"
     line.disk.full = False
-    line.uplink.retry_when_due(line.uplink.retry_at)
-    assert line.uplink.pending_marks == []
+    line.writer.retry_when_due(line.writer.retry_at)
+    assert line.writer.pending_marks == []
     assert ledger.receipts(1)[0].asked == "ab cd"
 
 
@@ -248,5 +248,5 @@ def test_a_connection_that_ends_while_rows_wait_has_them_once(tmp_path: Path) ->
     line.connect()
     line.disk.full = False
     assert line.say(publish(1, qos=2, duplicate=True)) == []
-    line.uplink.retry_when_due(line.uplink.retry_at)
+    line.writer.retry_when_due(line.writer.retry_at)
     assert (line.answers, line.payloads()) == ([("PubRec", 1, 1)], [b"1"])

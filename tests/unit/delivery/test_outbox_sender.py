@@ -1,4 +1,4 @@
-"""The downlink's turns: back-pressure, expiry, when it is due, which rows have to stay, a disk without room."""
+"""Outbox sender: back-pressure, expiry, next turn, rows that must stay, a full disk."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from mqtt5 import (
     PubRecReasonCode,
 )
 
-from tests.unit.delivery.test_outbound import Line
+from tests.unit.delivery.test_outbound import Line, outbox_rows
 from tests.unit.journal.support import FillingDisk
 from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
-from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
 from towline.mqtt import outbound as culprits
@@ -62,16 +61,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def arrive(line: Line, *expiries: int | None, age_s: int = 0, qos: int = 1) -> None:
     """Messages that came `age_s` ago; of each the seconds after which nobody wants it."""
     first = line.outbox.end
-    messages: list[dict[str, Any]] = [
-        {"topic": "d", "payload": b"%d" % number, "qos": qos, "message_expiry_seconds": expiry}
-        for number, expiry in enumerate(expiries, first)
-    ]
+    message: dict[str, Any] = {"topic": "d", "qos": qos}
+    messages = [message | {"payload": b"%d" % n, "message_expiry_seconds": s} for n, s in enumerate(expiries, first)]
     wall_us, boottime_us, boot = Timestamp.now()
-    line.outbox.append_batch(
-        add_arrival(
-            rows_from_messages(messages), Timestamp(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot)
-        )
-    )
+    arrival = Timestamp(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot)
+    line.outbox.append_batch(outbox_rows(*messages, arrival=arrival))
 
 
 def test_nothing_more_is_handed_over_while_the_transport_holds_much(tmp_path: Path) -> None:
@@ -79,9 +73,9 @@ def test_nothing_more_is_handed_over_while_the_transport_holds_much(tmp_path: Pa
     line = Line(tmp_path, 0)
     line.connect()
     arrive(line, None)
-    line.downlink.turn(unsent=module._MAX_UNSENT_BYTES)
+    line.sender.turn(unsent=module._MAX_UNSENT_BYTES)
     assert line.sent == []
-    line.downlink.turn(unsent=module._MAX_UNSENT_BYTES - 1)
+    line.sender.turn(unsent=module._MAX_UNSENT_BYTES - 1)
     assert len(line.sent) == 1
 
 
@@ -91,8 +85,8 @@ def test_an_expiry_counts_from_the_arrival_and_what_is_left_of_it_leaves(tmp_pat
     arrive(line, 60, None, 20, 21, age_s=20)
     assert line.connect() == [0, 1, 3], "one is too old"
     assert [packet.message_expiry_interval for packet in line.sent] == [40, None, 1]
-    assert line.downlink.status()["expired"] == 1
-    line.downlink.flush()
+    assert line.sender.status()["expired"] == 1
+    line.sender.flush()
     line.outbox.close()
     clock.now += 10
     again = Line(tmp_path, 0)
@@ -118,7 +112,7 @@ def test_setting_the_clock_makes_nothing_older_and_nothing_younger(tmp_path: Pat
     arrive(again, None, age_s=100)
     assert again.connect() == [0, 2], "after a restart in the same boot, too"
     assert [packet.message_expiry_interval for packet in again.sent] == [10, None]
-    assert again.downlink.status()["expired"] == 2
+    assert again.sender.status()["expired"] == 2
 
 
 @pytest.mark.parametrize(
@@ -164,30 +158,30 @@ def test_what_expires_while_it_is_put_off_lets_the_next_go(tmp_path: Path, clock
     line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
     assert line.sent == []
     clock.now += 3
-    line.downlink.turn()
-    line.downlink.turn()
+    line.sender.turn()
+    line.sender.turn()
     assert line.drain() == [1]
-    assert line.downlink.status()["expired"] == 1
+    assert line.sender.status()["expired"] == 1
 
 
 def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 2, topics=2)
     line.connect()
-    assert line.downlink.next_turn_at() is None
+    assert line.sender.next_turn_at() is None
     line.answer()
-    due = line.downlink.next_turn_at()
+    due = line.sender.next_turn_at()
     assert due is not None
     assert 0 < due - clock.now <= 1, "what is done reaches the disk"
     clock.now = due
-    line.downlink.turn()
-    assert line.downlink.next_turn_at() is None
+    line.sender.turn()
+    assert line.sender.next_turn_at() is None
     arrive(line, None)
-    line.downlink.turn()
+    line.sender.turn()
     line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
-    line.downlink.flush()
-    assert line.downlink.next_turn_at() == clock.now + 1.0, "what was put off"
+    line.sender.flush()
+    assert line.sender.next_turn_at() == clock.now + 1.0, "what was put off"
     line.end(ConnectionLost())
-    assert line.downlink.next_turn_at() is None, "nothing by the clock without a connection"
+    assert line.sender.next_turn_at() is None, "nothing by the clock without a connection"
 
 
 def test_while_one_is_suspected_the_next_leaves_after_the_time_of_quiet(tmp_path: Path, clock: Clock) -> None:
@@ -195,7 +189,7 @@ def test_while_one_is_suspected_the_next_leaves_after_the_time_of_quiet(tmp_path
     for _ in range(2):
         line.connect()
         line.end(ConnectionLost())
-    line.downlink.flush()
+    line.sender.flush()
     assert line.connect() == []
     due = line.session.deadline()
     assert due is not None
@@ -209,17 +203,17 @@ def test_while_one_is_suspected_the_next_leaves_after_the_time_of_quiet(tmp_path
 
 def test_the_oldest_row_that_has_to_stay(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 6, topics=6)
-    oldest = {"nobody has taken one": line.downlink.oldest_number}
+    oldest = {"nobody has taken one": line.sender.oldest_number}
     line.connect(window=3)
-    oldest["three are under way"] = line.downlink.oldest_number
+    oldest["three are under way"] = line.sender.oldest_number
     reasons = {"delivered": 0, "refused, and not kept yet": 0x87, "put off": 0x97}
     for packet, (what, reason) in zip(line.sent[:3], reasons.items(), strict=True):
         line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0, reason_code=PubAckReasonCode(reason))]))
-        oldest[what] = line.downlink.oldest_number
-    line.downlink.turn()
+        oldest[what] = line.sender.oldest_number
+    line.sender.turn()
     for packet in line.sent[3:]:
         line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0)]))
-    oldest["put off, and no other"] = line.downlink.oldest_number
+    oldest["put off, and no other"] = line.sender.oldest_number
     assert oldest == {
         "nobody has taken one": None,
         "three are under way": 0,
@@ -235,8 +229,8 @@ def test_a_packet_id_of_qos_1_alone_needs_no_row_to_be_given_back(tmp_path: Path
     line = Line(tmp_path, 1, qos=qos)
     line.connect()
     line.end(ConnectionLost())
-    line.downlink._dispatcher.in_flight.clear()  # as far as the disk knows
-    assert line.downlink.oldest_number == oldest
+    line.sender._dispatcher.in_flight.clear()  # as far as the disk knows
+    assert line.sender.oldest_number == oldest
 
 
 def test_progress_is_told_once_a_turn_that_brought_any(tmp_path: Path) -> None:
@@ -245,7 +239,7 @@ def test_progress_is_told_once_a_turn_that_brought_any(tmp_path: Path) -> None:
     line.connect()
     assert told == []
     line.answer()
-    line.downlink.turn()
+    line.sender.turn()
     assert told == [1]
 
 
@@ -256,15 +250,15 @@ def test_qos_0_leaves_without_room_on_the_disk_and_then_nothing_does(tmp_path: P
     disk.full = True
     assert line.connect() == [0]
     assert line.log.codes == ["TL-J02"]
-    due = line.downlink.next_turn_at()
+    due = line.sender.next_turn_at()
     assert due is not None
     disk.full = False
     arrive(line, None, qos=0)
     line.sent.clear()
-    line.downlink.turn()
+    line.sender.turn()
     assert line.sent == [], "held back"
     clock.now += 1
-    line.downlink.turn()
+    line.sender.turn()
     assert [int(packet.payload) for packet in line.sent] == [1]
     line.end(ConnectionLost())
     assert line.connect() == []
@@ -277,7 +271,7 @@ def test_without_room_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
     disk.full = True
     assert line.connect() == [0]
     with pytest.raises(JournalFull):
-        line.downlink.perform(SaveInFlight((), {2: 0}, {}))
+        line.sender.perform(SaveInFlight((), {2: 0}, {}))
     assert list(line.outbox.in_flight) == []
 
 
@@ -289,9 +283,7 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     monkeypatch.setattr(culprits, "_QUIET_S", 0.0)
     line = Line(tmp_path, 0)
     for size in (*before, 60):
-        line.outbox.append_batch(
-            add_arrival(rows_from_messages([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Timestamp(0))
-        )
+        line.outbox.append_batch(outbox_rows({"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}))
     line.connect()
     line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
     for _ in range(3):
@@ -310,13 +302,13 @@ def test_a_message_that_was_sent_a_second_time_goes_on_after_a_crash(tmp_path: P
     before = line(1)
     before.connect()
     before.answer()
-    before.downlink.resend([(0, 1)], lambda _: True)
-    before.downlink.turn()
-    before.downlink.resend([(0, 1)], lambda _: True)
-    before.downlink.turn()
+    before.sender.resend([(0, 1)], lambda _: True)
+    before.sender.turn()
+    before.sender.resend([(0, 1)], lambda _: True)
+    before.sender.turn()
     (sent,) = before.sent
     assert (sent.payload, sent.user_properties) == (b"0", [("n", "0")])
-    before.downlink.flush()
+    before.sender.flush()
     before.outbox.close()
     after = line(0)
     assert after.connect() == [0]
@@ -330,9 +322,7 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     monkeypatch.setattr(module, "_READ_BYTES", 1)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
     for _ in range(12):
-        outbox.append_batch(
-            add_arrival(rows_from_messages([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Timestamp(0))
-        )
+        outbox.append_batch(outbox_rows({"topic": "d", "payload": bytes(2000), "qos": 1}))
     messages = module.MessageQueue(outbox, None)
     messages.resend([(0, 12)], lambda number: number != 10)
     first = messages.next_resend()
@@ -356,14 +346,12 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     before = line()
     for number in range(4):
         payload = b"%d" % number + b" " * 2000
-        before.outbox.append_batch(
-            add_arrival(rows_from_messages([{"topic": "d", "payload": payload, "qos": qos}]), Timestamp(0))
-        )
+        before.outbox.append_batch(outbox_rows({"topic": "d", "payload": payload, "qos": qos}))
     before.connect()
     before.answer()
-    before.downlink.resend([(0, 1)], lambda _: True)
-    before.downlink.turn()
-    before.downlink.flush()
+    before.sender.resend([(0, 1)], lambda _: True)
+    before.sender.turn()
+    before.sender.flush()
     ((packet_id, flight),) = before.outbox.in_flight.items()
     assert (flight.row_number, [int(packet.payload) for packet in before.sent]) == (0, [0])
     assert before.outbox.first_offset > 0
@@ -390,12 +378,12 @@ def test_what_nobody_is_subscribed_to_is_counted_over_a_restart_too(tmp_path: Pa
         nobody = PubRecPacket(first, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS)
         line.handle(PacketsReceived([nobody, PubRecPacket(second)]))
     if killed:
-        line.downlink.flush()  # of QoS 1, which is done
+        line.sender.flush()  # of QoS 1, which is done
         line.outbox.close()
         line = Line(tmp_path, 0, on_outcome=lambda *outcome: outcomes.append(outcome))
         line.connect()
     if qos == 2:
         line.handle(PacketsReceived([PubCompPacket(first), PubCompPacket(second)]))
-    status = line.downlink.status()
+    status = line.sender.status()
     assert (status["delivered"], status["acknowledged"], status["unmatched"]) == (2, 2, 1)
     assert outcomes == [(0, Outcome.DELIVERED, 0x10), (1, Outcome.DELIVERED, 0)]

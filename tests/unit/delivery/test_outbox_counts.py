@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import PubAckReasonCode
 
-from tests.unit.delivery.test_outbound import Line
+from tests.unit.delivery.test_outbound import Line, outbox_rows
 from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.delivery.outbound import outbox_counts
-from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.mqtt.events import ConnectionLost
-from towline.timing import Timestamp
 
 
 def verdict(outbox: dict[str, Any]) -> str:
@@ -37,8 +35,8 @@ def test_acknowledgements_are_counted_beside_the_numbers(
     line = Line(tmp_path, 5, qos=qos)
     line.connect()
     line.answer(reason)
-    line.downlink.turn()
-    status = line.downlink.status()
+    line.sender.turn()
+    status = line.sender.status()
     assert tuple(status[name] for name in ("delivered", "acknowledged", "sent", "refused")) == counts
     assert "adds up ✓" in verdict(status)
 
@@ -50,7 +48,7 @@ def test_a_message_that_is_done_and_that_no_broker_has_taken_is_told(tmp_path: P
     line.outbox.mark_done((4,))
     line.answer()
     assert ("does not add up ✗ (the outbox says 5 delivered · the broker has acknowledged 4)") in verdict(
-        line.downlink.status()
+        line.sender.status()
     )
 
 
@@ -69,10 +67,8 @@ def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) 
 def _step(line: Line, step: str, directory: Path) -> Line:
     online = line.session.state.name == "ONLINE"
     if step == "append":
-        line.outbox.append_batch(
-            add_arrival(rows_from_messages([{"topic": "d0", "payload": b"7", "qos": 1}]), Timestamp(0))
-        )
-        line.downlink.turn()
+        line.outbox.append_batch(outbox_rows({"topic": "d0", "payload": b"7", "qos": 1}))
+        line.sender.turn()
     elif step == "connect" and not online:
         line.connect()
     elif step == "answer" and online:
@@ -82,9 +78,9 @@ def _step(line: Line, step: str, directory: Path) -> Line:
     elif step == "lost" and online:
         line.end(ConnectionLost())
     elif step == "flush":
-        line.downlink.flush()
+        line.sender.flush()
     elif step == "kill":  # what was not flushed is forgotten by both
         line.outbox.close()
-        line.downlink.refused_messages.close()
+        line.sender.refused_messages.close()
         return Line(directory, 0)
     return line
