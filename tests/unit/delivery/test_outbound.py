@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from mqtt5 import (
 )
 
 from tests.helpers import read_all
-from towline.delivery.outbound import OutboxSender
+from towline.delivery.outbound import OutboxSender, load_session_record
 from towline.delivery.outrows import add_arrival, rows_from_messages
-from towline.errors import JournalFull
+from towline.errors import ConfigError, JournalFull
 from towline.journal import Batch, Disk, Limits, Outbox
 from towline.mqtt import outbound as module
 from towline.mqtt.events import (
@@ -33,6 +34,7 @@ from towline.mqtt.events import (
     Send,
     SessionConfig,
     SessionLost,
+    SessionRecord,
 )
 from towline.mqtt.reasons import CONNECTION_CUT
 from towline.mqtt.session import Session
@@ -218,17 +220,6 @@ def test_the_broker_s_word_at_the_end_counts(tmp_path: Path, reason: DisconnectR
     assert line.refused() == ([(0, CONNECTION_CUT)] if counts else [])
 
 
-@pytest.mark.usefixtures("quick")
-def test_an_end_long_after_the_message_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PROMPT_S", 0.0)
-    line = Line(tmp_path, 1)
-    for _ in range(10):
-        assert line.connect() == [0]
-        line.end(ConnectionLost())
-    line.connect()
-    assert line.refused() == []
-
-
 def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -> None:
     """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
     limits = Limits(max_bytes=100_000, min_free_bytes=0)
@@ -369,3 +360,35 @@ def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path
     after = Line(tmp_path, 0)
     status = after.sender.status()
     assert (status["expired"], status["delivered"], status["accepted"]) == (2, 1, 5)
+
+
+CONFIG = SessionConfig("me", "line", session_expiry_s=600)
+RECORD = SessionRecord("me", established=True, subscriptions={"a/#": 9, "b": -1}, servers=("one", "two"))
+
+
+def test_a_record_comes_back_as_it_was_stored() -> None:
+    for record in (RECORD, SessionRecord("me")):
+        assert load_session_record(asdict(record), "here", CONFIG) == record
+    assert load_session_record({}, "here", CONFIG) is None
+
+
+@pytest.mark.parametrize(
+    ("established", "expiry_s", "abandoned", "refused"),
+    [
+        (True, 600, "", True),
+        (True, 600, "another", True),
+        (True, 600, "before", False),
+        (False, 600, "", False),  # the broker holds nothing for it
+        (True, 0, "", False),
+    ],
+)
+def test_the_session_of_another_client_id_is_given_up_only_where_nothing_waits_in_it_or_a_user_says_so(
+    established: bool, expiry_s: int, abandoned: str, refused: bool
+) -> None:
+    stored: dict[str, Any] = asdict(replace(RECORD, client_id="before", established=established))
+    config = replace(CONFIG, session_expiry_s=expiry_s)
+    if not refused:
+        assert load_session_record(stored, "here", config, abandoned) is None
+        return
+    with pytest.raises(ConfigError, match=r'here.*"before".*"me".*TL-M23'):
+        load_session_record(stored, "here", config, abandoned)

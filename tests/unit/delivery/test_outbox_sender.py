@@ -25,7 +25,7 @@ from towline.delivery.outbound import Outcome
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
 from towline.mqtt import outbound as culprits
-from towline.mqtt.events import ConnectionLost, PacketsReceived, SaveInFlight, Tick
+from towline.mqtt.events import ConnectionLost, PacketsReceived, SaveInFlight
 from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
@@ -182,23 +182,6 @@ def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, 
     assert line.sender.next_turn_at() == clock.now + 1.0, "what was put off"
     line.end(ConnectionLost())
     assert line.sender.next_turn_at() is None, "nothing by the clock without a connection"
-
-
-def test_while_one_is_suspected_the_next_leaves_after_the_time_of_quiet(tmp_path: Path, clock: Clock) -> None:
-    line = Line(tmp_path, 2)
-    for _ in range(2):
-        line.connect()
-        line.end(ConnectionLost())
-    line.sender.flush()
-    assert line.connect() == []
-    due = line.session.deadline()
-    assert due is not None
-    assert due > clock.now
-    clock.now = due
-    line.handle(Tick())
-    assert [int(packet.payload) for packet in line.sent] == [0], "one at a time"
-    line.answer()
-    assert [int(packet.payload) for packet in line.sent] == [1]
 
 
 def test_the_oldest_row_that_has_to_stay(tmp_path: Path, clock: Clock) -> None:

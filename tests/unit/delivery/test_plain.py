@@ -109,19 +109,6 @@ def test_a_run_goes_on_behind_an_odd_packet() -> None:
     assert [packet for item in items for packet in item.packets] == stream  # type: ignore[union-attr]
 
 
-def test_where_nothing_is_plain_tries_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of thousands that are not plain is not looked at thousands of times."""
-    tries = []
-
-    def none(*arguments: Any, **_: Any) -> None:
-        tries.append(arguments)
-
-    data = b"".join(packet.write() for packet in packets(5000, content_type="c"))
-    items = Decoder(plain_reader=none).feed(data)
-    assert sum(map(len, items)) == 5000  # type: ignore[arg-type]
-    assert len(tries) < 20
-
-
 def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
     inbound = Inbound()
     for item in Decoder(plain_reader=plain).feed(data):

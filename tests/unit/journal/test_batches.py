@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import tempfile
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.unit.journal.support import FAST, SMALL, Sending, crash, opened_outbox, rows
 from towline.journal import Batch
-from towline.journal.outbox import LastBatch
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=9), st.integers(0, 1 << 32))
@@ -42,12 +40,6 @@ def test_everything_is_reached_once_all_is_done_but_what_is_held_back(pieces: li
     assert (outbox.waiting_rows, outbox.incomplete_rows) == (0, len(held))
     outbox.close()
     shutil.rmtree(directory.parent)
-
-
-def test_the_newest_batch_reads_back() -> None:
-    for newest in (LastBatch(1, 2, True, 3, "o"), LastBatch(4, 5, False, 6, "", "a", ((1, 2), (3, 6)), 7)):
-        again = LastBatch(*json.loads(json.dumps(newest)))
-        assert again._replace(ranges=tuple((start, end) for start, end in again.ranges)) == newest
 
 
 @given(st.integers(0, 1 << 32))

@@ -185,18 +185,6 @@ def test_after_a_failure_the_object_is_dead(tmp_path: Path, call: str) -> None:
         served(journal)
 
 
-def test_a_failed_sync_of_a_mark_kills_before_anything_is_removed(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    journal = opened(tmp_path, SMALL, disk)
-    fill(journal, 100, group=10)
-    there = segments(tmp_path)
-    disk.call, disk.at = "sync_data", disk.calls.count("sync_data") + 1
-    with pytest.raises(JournalFailed):
-        journal.commit("spark", 100)
-    assert segments(tmp_path) == there
-    crash(journal)
-
-
 def test_a_truncation_that_fails_kills(tmp_path: Path) -> None:
     class Both(FaultyDisk):
         def truncate(self, descriptor: int, size: int) -> None:

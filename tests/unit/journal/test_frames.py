@@ -83,13 +83,6 @@ def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
     assert [header.durable_bytes for _, header in frames] == [8, 16]
 
 
-def test_a_frame_far_behind_is_found_across_the_steps_of_the_search() -> None:
-    frame = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=16, rows=1, payload=b"y")
-    for gap in (1 << 16, (1 << 16) - 8, (1 << 16) + 8, 200_000):
-        memory = memoryview(bytes(gap) + bytes(joined(frame)))
-        assert [position for position, _ in intact_frames_after(memory, 0, len(memory))] == [gap]
-
-
 @pytest.mark.parametrize("shift", range(1, 8))
 def test_a_frame_is_found_behind_what_looks_like_one_out_of_line(shift: int) -> None:
     """Frames begin at multiples of 8; a payload may have the magic anywhere."""

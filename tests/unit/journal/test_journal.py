@@ -1,7 +1,8 @@
-"""What a journal promises while nothing goes wrong: order, durability, watermarks, limits, memory, threads."""
+"""A journal without faults: order, durability, watermarks, limits, memory, threads, disk status."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import resource
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.journal.support import (
+    ROOMY,
     SCHEMA,
     SMALL,
     FaultyDisk,
@@ -26,7 +28,8 @@ from tests.unit.journal.support import (
     served,
 )
 from towline.errors import JournalError, JournalFull
-from towline.journal import Journal, Limits
+from towline.journal import Disk, Journal, Limits
+from towline.timing import Histogram
 from towline.version import version
 
 
@@ -58,18 +61,6 @@ def test_a_reader_that_comes_too_late_gets_an_error(tmp_path: Path) -> None:
         journal.commit("spark", 200)
         with pytest.raises(JournalError, match="were committed and removed"):
             next(late)
-
-
-def test_locate_by_bytes_is_monotone_and_makes_progress(tmp_path: Path) -> None:
-    with opened(tmp_path, SMALL) as journal:
-        for group in (1, 1, 30, 2, 9, 1, 64, 5):
-            fill(journal, group, group=group)
-        for start in range(113):
-            ends = [journal.find_range_end(start, max_bytes=size) for size in (0, 1, 100, 1000, 5000, 1 << 30)]
-            assert ends == sorted(ends)
-            assert start < ends[0]
-            assert ends[-1] == 113
-            assert journal.find_range_end(start, max_bytes=1 << 30, max_rows=3) == min(start + 3, 113)
 
 
 def test_locate_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
@@ -170,15 +161,6 @@ def test_a_row_above_the_limit_is_taken_where_no_row_waits(tmp_path: Path) -> No
         journal.commit("spark", 6)
         fill(journal, 1)
         assert served(journal, 6) == [6]
-
-
-def test_a_limit_smaller_than_a_segment_gives_way_when_all_is_committed(tmp_path: Path) -> None:
-    limits = Limits(min_free_bytes=0, max_bytes=6_000, retain_bytes=6_000)
-    with opened(tmp_path, limits) as journal:
-        for _ in range(50):
-            fill(journal, 5, group=5)
-            journal.commit("spark", journal.end)
-        assert journal.bytes_on_disk <= 6_500
 
 
 def test_the_free_space_guard(tmp_path: Path) -> None:
@@ -301,3 +283,42 @@ def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
     writer.join(60)
     assert journal.end == 11
     journal.close()
+
+
+class SmallDisk(Disk):
+    def free(self, directory: Path) -> int:
+        assert directory.is_dir()
+        return 5 << 20
+
+
+def test_each_sync_of_rows_is_timed(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        before = Histogram.from_json(journal.disk_status()["syncs"]).count
+        fill(journal, 30, group=3)
+        told = journal.disk_status()
+        assert Histogram.from_json(told["syncs"]).count == before + 10
+        assert told["syncs"]["seconds"] > 0
+
+
+def test_bytes_are_counted_over_segments_and_those_that_wait_alone(tmp_path: Path) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        fill(journal, 400, group=4, size=100)
+        all_of_it = journal.disk_status()
+        assert all_of_it["bytes_written"] > 400 * 100
+        assert all_of_it["bytes_waiting"] <= all_of_it["bytes_on_disk"]
+        journal.commit("spark", 200)
+        half = journal.disk_status()
+        assert 0.4 < half["bytes_waiting"] / all_of_it["bytes_waiting"] < 0.6
+        assert half["bytes_written"] >= all_of_it["bytes_written"]  # what was removed since is counted too
+        journal.commit("spark", 400)
+        assert journal.disk_status()["bytes_waiting"] == 0
+
+
+def test_the_room_that_is_left_is_that_of_the_nearest_limit(tmp_path: Path) -> None:
+    disk = SmallDisk()
+    with opened(tmp_path / "disk", dataclasses.replace(ROOMY, min_free_bytes=1 << 20), disk) as journal:
+        assert journal.disk_status()["room_left"] == 4 << 20
+    with opened(tmp_path / "own", dataclasses.replace(ROOMY, max_bytes=2 << 20), disk) as journal:
+        assert journal.disk_status()["room_left"] == (2 << 20) - journal.bytes_on_disk
+    with opened(tmp_path / "full", dataclasses.replace(ROOMY, min_free_bytes=6 << 20), disk) as journal:
+        assert journal.disk_status()["room_left"] == 0

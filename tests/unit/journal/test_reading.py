@@ -1,7 +1,8 @@
-"""Batches that are read stay within rows and bytes, whatever the sizes of the rows; and how far bytes reach."""
+"""Reads of a journal: batches within rows and bytes, whatever the sizes of the rows; and the bytes of ranges."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened, segments_of
+from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Unsynced, fill, opened, segments_of
+from towline.errors import JournalError
 from towline.journal import Journal, Limits
 from towline.journal.segment import BATCH_BYTES, INDEX_STRIDE, RowSlice, combine_slices, max_frame_bytes, split_batch
 
@@ -101,15 +103,6 @@ def test_ranges_by_bytes_go_on_and_end_at_a_frame_too_many(
             start = end
 
 
-def test_a_large_frame_is_sliced_where_it_lies(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        journal.append(written(0, [100_000] * 50))
-        before = pa.total_allocated_bytes()
-        batches = list(journal.read(0, 50, batch_bytes=300_000))
-        assert pa.total_allocated_bytes() == before
-        assert [batch.num_rows for batch in batches] == [2] * 25
-
-
 @given(st.one_of(st.none(), st.integers(1 << 20, 1 << 40)))
 def test_a_frame_finds_room_below_any_limit(limit: int | None) -> None:
     """What is appended at a time is a part of the limit, and no more than readers hold."""
@@ -157,15 +150,28 @@ def drained(journal: Journal, batch_bytes: int) -> int:
     return total
 
 
-def test_ten_thousand_rows_may_be_many_times_the_bound(tmp_path: Path) -> None:
-    with opened(tmp_path, disk=Unsynced()) as journal:
-        plant(journal, 2_000, 3_000)
-        assert drained(journal, 100_000) == 2_000 * 3_002
-
-
 @pytest.mark.long
 def test_ten_thousand_rows_may_be_more_than_arrow_can_join(tmp_path: Path) -> None:
     """2.3 GB in fewer rows than one batch may have: 32-bit offsets end at 2 GiB."""
     with opened(tmp_path, disk=Unsynced()) as journal:
         plant(journal, 7_700, 300_000)
         assert drained(journal, BATCH_BYTES) == 7_700 * 300_002
+
+
+def test_a_size_is_what_locate_takes(tmp_path: Path) -> None:
+    """Parts of a range are together its size, and what `locate` gives for a number of bytes is not larger."""
+    with opened(tmp_path, SMALL) as journal:
+        for group in (1, 1, 30, 2, 9, 1, 64, 5):
+            fill(journal, group, group=group)
+        for start in range(113):
+            assert journal.range_bytes(start, start) == 0
+            assert journal.find_range_end(start, max_rows=3) == min(start + 3, 113)
+            for most in (100, 1000, 5000, 1 << 30):
+                end = journal.find_range_end(start, max_bytes=most)
+                assert journal.range_bytes(start, end) <= most or end == start + 1
+                middle = (start + end) // 2
+                parts = journal.range_bytes(start, middle) + journal.range_bytes(middle, end)
+                assert parts == pytest.approx(journal.range_bytes(start, end), abs=1)
+        assert 0 < journal.range_bytes(0, 113) <= journal.bytes_on_disk
+        with pytest.raises(JournalError, match="TL-J07"):
+            journal.range_bytes(0, 114)

@@ -423,18 +423,6 @@ def test_recovery_writes_a_new_file(tmp_path: Path) -> None:
     held.close()
 
 
-def test_a_crash_between_the_steps_of_recovery(tmp_path: Path) -> None:
-    """The copy has its name, the new segment has none yet."""
-    last = abandoned(tmp_path)
-    journal = opened(tmp_path)
-    crash(journal)
-    segments(tmp_path)[-1].unlink()
-    assert segments(tmp_path)[-1] == last
-    with opened(tmp_path) as again:
-        assert again.end == 14
-        assert len(served(again)) == 14
-
-
 def test_state_is_carried_by_every_segment(tmp_path: Path) -> None:
     journal: Journal = opened(tmp_path, SMALL)
     journal.set_session({"client": "x"})
