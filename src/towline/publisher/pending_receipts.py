@@ -159,10 +159,10 @@ class PendingReceipts:
             self.completed_ranges.add(0, receipt.watermark)
             self._pause_s, self._fresh_pause_s = self._patience_s, _MIN_PAUSE_S
             self._due_at = now + self._pause_s
-        if receipt.fresh and now - self._last_request_at >= self._fresh_pause_s:
+        if receipt.restarted and now - self._last_request_at >= self._fresh_pause_s:
             self._due_at = now
             self._fresh_pause_s = min(2 * self._fresh_pause_s, _MAX_PAUSE_S)
-        if not self._request_nonce or self._request_nonce not in receipt.asked.split():
+        if not self._request_nonce or self._request_nonce not in receipt.nonces.split():
             return []
         self._request_nonce = ""
         return self._find_lost_ranges(receipt, now)
@@ -173,7 +173,7 @@ class PendingReceipts:
         ranges = [(max(start, watermark), stop) for start, stop in ((0, receipt.watermark), *receipt.journaled)]
         if any(stop > end for _, stop in ranges):
             return False
-        return are_same_messages(receipt.openings, ranges, self._incarnation_of)
+        return are_same_messages(receipt.incarnations, ranges, self._incarnation_of)
 
     def _find_lost_ranges(self, receipt: ReceiptPayload, now: float) -> list[tuple[int, int]]:
         journaled = Ranges(0, receipt.journaled)

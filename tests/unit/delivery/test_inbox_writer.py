@@ -220,7 +220,7 @@ def test_a_marked_message_is_remembered_with_its_row(tmp_path: Path) -> None:
     signed = mark(0, nonce="ab").sign(KEYS, CONTENT)
     line.say(sent(signed))
     line.say(publish(9))
-    assert ledger.receipts(1)[0].asked == "ab", "it is stored"
+    assert ledger.receipts(1)[0].nonces == "ab", "it is stored"
     assert (
         ReceiptLedger(line.inbox.notes, line.inbox.end, keys=KEYS)
         .deduplicate([sent(signed)], ["t"], NOW)
@@ -232,11 +232,11 @@ def test_a_marked_message_is_remembered_with_its_row(tmp_path: Path) -> None:
     line.disk.full = True
     line.say(publish(1), sent(mark(1, nonce="cd").sign(KEYS, CONTENT)))
     assert [waiting.number for waiting in line.writer.pending_marks] == [1]
-    assert ledger.receipts(1)[0].asked == "ab", "it is not stored yet"
+    assert ledger.receipts(1)[0].nonces == "ab", "it is not stored yet"
     line.disk.full = False
     line.writer.retry_when_due(line.writer.retry_at)
     assert line.writer.pending_marks == []
-    assert ledger.receipts(1)[0].asked == "ab cd"
+    assert ledger.receipts(1)[0].nonces == "ab cd"
 
 
 def test_a_connection_that_ends_while_rows_wait_has_them_once(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_numbers_of_another_opening_settle_nothing(
 ) -> None:
     awaited = of_three_openings()
     with pytest.raises(OutboxRestored):
-        awaited.apply_receipt(ReceiptPayload("p", 1, watermark, journaled=journaled, openings=openings), 0)
+        awaited.apply_receipt(ReceiptPayload("p", 1, watermark, journaled=journaled, incarnations=openings), 0)
     assert awaited.completed_ranges.watermark == 1
 
 
@@ -123,7 +123,7 @@ def of_three_openings() -> PendingReceipts:
 
 def test_what_settles_are_numbers_of_ours() -> None:
     awaited = of_three_openings()
-    awaited.apply_receipt(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 0)
+    awaited.apply_receipt(ReceiptPayload("p", 1, 3, incarnations=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 0)
     assert awaited.completed_ranges.watermark == 3
     awaited.apply_receipt(ReceiptPayload("p", 1 << 21, 5), 0)
     awaited.apply_receipt(ReceiptPayload("p", 1, 1 << 41), 0)  # nobody has that many

@@ -106,7 +106,7 @@ class Life:
 
     def all_arrived(self) -> None:
         assert self.awaited is not None
-        receipt = ReceiptPayload(self.outbox.journal_id, 1, ROWS, openings=((0, self.outbox.incarnation),))
+        receipt = ReceiptPayload(self.outbox.journal_id, 1, ROWS, incarnations=((0, self.outbox.incarnation),))
         self.awaited.apply_receipt(receipt, 0.0)
         self.awaited.persist(self.downlink.oldest_number)
 

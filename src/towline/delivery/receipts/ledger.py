@@ -307,8 +307,8 @@ class ReceiptLedger:
             self._gateway,
             " ".join(state.unanswered_nonces),
             state.journaled_numbers.ranges if with_ranges else (),
-            fresh=state.announces_restart,
-            openings=state.incarnations.steps(),
+            restarted=state.announces_restart,
+            incarnations=state.incarnations.steps(),
         )
 
     def watermark_notes(self, receipts: Iterable[ReceiptPayload]) -> dict[str, Any]:
@@ -324,7 +324,7 @@ class ReceiptLedger:
             return
         state.noted_watermark = max(state.noted_watermark, receipt.watermark)
         state.announces_restart = state.reports_foreign = False
-        answered_nonces = receipt.asked.split()
+        answered_nonces = receipt.nonces.split()
         state.unanswered_nonces = [nonce for nonce in state.unanswered_nonces if nonce not in answered_nonces]
         if not state.unanswered_nonces and state.committed_numbers.watermark <= receipt.watermark:
             self._due_publishers.pop(receipt.publisher, None)

@@ -42,11 +42,11 @@ class ReceiptPayload:
         epoch: Epoch of the numbers.
         watermark: Every number below is in Kafka, committed, or was dropped by the publisher; only grows in an epoch.
         gateway: Name of the gateway, for people.
-        asked: Nonces of the questions this answers; "" for none.
+        nonces: Nonces of the questions this answers; "" for none.
         journaled: Ranges of numbers that are on the gateway's disk, or in Kafka. In an answer: the publisher must
             resend numbers that it sent before the question and that are in none of them.
-        fresh: The gateway has restarted, and may have missed messages: the publisher should ask.
-        openings: First number and incarnation of the publisher's journal for each range of numbers, as the gateway
+        restarted: The gateway has restarted, and may have missed messages: the publisher should ask.
+        incarnations: First number and incarnation of the publisher's journal for each range of numbers, as the gateway
             received them.
     """
 
@@ -54,10 +54,10 @@ class ReceiptPayload:
     epoch: NonNegativeInt
     watermark: NonNegativeInt
     gateway: str = ""
-    asked: str = ""
+    nonces: str = ""
     journaled: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
-    fresh: bool = False
-    openings: tuple[tuple[NonNegativeInt, str], ...] = ()
+    restarted: bool = False
+    incarnations: tuple[tuple[NonNegativeInt, str], ...] = ()
 
     def encode(self, keys: ReceiptKeys) -> bytes:
         """Return the payload of a message, with a code for each key."""

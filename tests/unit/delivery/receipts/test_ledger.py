@@ -20,7 +20,7 @@ def test_the_watermark_follows_the_commit_and_waits_for_holes() -> None:
     ledger.commit(9)
     assert ledger.receipts(10) == []
     ledger.commit(10)
-    assert ledger.receipts(10) == [ReceiptPayload("p", 1, 2, "plant", openings=((0, ""),))]
+    assert ledger.receipts(10) == [ReceiptPayload("p", 1, 2, "plant", incarnations=((0, ""),))]
     ledger.record_mark(mark(2), NOW)
     store(ledger, [mark(2)], 11)
     ledger.commit(11)
@@ -39,10 +39,10 @@ def test_a_question_is_answered_once_what_asked_is_stored() -> None:
     assert ledger.receipts(1) == []
     store(ledger, [mark(2, nonce="ab")], 2)
     (answer,) = ledger.receipts(1)
-    assert (answer.watermark, answer.asked, answer.journaled) == (0, "ab", ((0, 1), (2, 3)))
+    assert (answer.watermark, answer.nonces, answer.journaled) == (0, "ab", ((0, 1), (2, 3)))
     ledger.receipt_sent(answer)
     ledger.record_mark(mark(2, nonce="cd"), NOW)
-    assert ledger.receipts(1)[0].asked == "cd"
+    assert ledger.receipts(1)[0].nonces == "cd"
 
 
 def test_limits_are_kept_and_counted() -> None:
@@ -87,7 +87,7 @@ def test_what_an_older_epoch_had_under_way_says_nothing_of_the_newer() -> None:
     store(ledger, [mark(7, epoch=2, nonce="ab")], 2)
     ledger.receipt_sent(old)
     (receipt,) = ledger.receipts(1)
-    assert (receipt.epoch, receipt.asked, receipt.journaled) == (2, "ab", ((7, 8),))
+    assert (receipt.epoch, receipt.nonces, receipt.journaled) == (2, "ab", ((7, 8),))
     ledger.resend_receipts(["p", "nobody"])
     assert [one.publisher for one in ledger.receipts(9)] == ["p"]
 
@@ -115,7 +115,7 @@ def test_so_many_questions_are_remembered_and_the_newest_are_answered() -> None:
     for nonce in asked:
         ledger.record_mark(mark(0, nonce=nonce), NOW)
     (receipt,) = ledger.receipts(1)
-    assert receipt.asked.split() == asked[-32:]
+    assert receipt.nonces.split() == asked[-32:]
 
 
 def test_numbers_and_epochs_as_far_away_as_they_may_be() -> None:
@@ -156,7 +156,7 @@ def test_a_question_that_is_repeated_is_answered_once_and_hides_no_other() -> No
     for nonce in ("ab", "cd", "ab"):
         ledger.record_mark(mark(0, nonce=nonce), NOW)
     (answer,) = ledger.receipts(1)
-    assert answer.asked == "ab cd"
+    assert answer.nonces == "ab cd"
     ledger.receipt_sent(answer)
     ledger.record_mark(mark(0, nonce="ab"), NOW)
     assert not ledger.has_due
@@ -172,7 +172,7 @@ def test_the_same_number_of_another_opening_is_another_message() -> None:
     assert ledger.record_mark(opened(3, "b", low=3), NOW) is MarkVerdict.FOREIGN
     assert ledger.record_mark(opened(4, "b"), NOW) is MarkVerdict.NEW
     (receipt,) = ledger.receipts(1)
-    assert (receipt.journaled, receipt.openings) == (((0, 4),), ((0, "a"), (4, "b")))
+    assert (receipt.journaled, receipt.incarnations) == (((0, 4),), ((0, "a"), (4, "b")))
     assert ledger.counts["foreign"] == 1
 
 

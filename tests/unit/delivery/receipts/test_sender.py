@@ -132,7 +132,7 @@ def test_its_watermark_is_durable_before_it_leaves(gateway: Gateway, tmp_path: P
     assert after.turn(0.0) == [("p", 2)], "a new process tells everybody what it knows"
     receipt = ReceiptPayload.decode(after.sent[0].payload)
     assert receipt is not None
-    assert receipt.fresh
+    assert receipt.restarted
 
 
 def test_nothing_leaves_without_a_connection_or_a_reason(gateway: Gateway) -> None:
@@ -233,7 +233,7 @@ def test_a_lost_session_and_a_new_one_say_again_what_they_may_have_lost(gateway:
     gateway.answer()
     gateway.sender.session_lost()
     assert gateway.turn(20.0) == [("p", 1), ("q", 1)], "the broker may have kept neither"
-    assert all(b'"fresh":true' in packet.payload for packet in gateway.sent)
+    assert all(b'"restarted":true' in packet.payload for packet in gateway.sent)
 
 
 def test_without_room_for_a_watermark_no_receipt_leaves(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,9 @@ def test_no_bytes_break_the_reader_of_receipts(payload: bytes) -> None:
 
 
 def test_a_receipt_comes_back_as_it_was_written() -> None:
-    told = ReceiptPayload("p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), fresh=True, openings=((0, "b2"), (7, "a1")))
+    told = ReceiptPayload(
+        "p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), restarted=True, incarnations=((0, "b2"), (7, "a1"))
+    )
     assert ReceiptPayload.decode(told.encode(KEYS)) == told
     short = ReceiptPayload("p", 0, 0)
     assert ReceiptPayload.decode(short.encode(KEYS)) == short
@@ -74,16 +76,16 @@ def test_a_receipt_comes_back_as_it_was_written() -> None:
     "wrong",
     [
         *[{name: value} for name in ("epoch", "watermark") for value in (-1, 1.0, True, "1", None)],
-        *[{name: value} for name in ("publisher", "gateway", "asked") for value in (1, None, ["p"])],
+        *[{name: value} for name in ("publisher", "gateway", "nonces") for value in (1, None, ["p"])],
         *[{"journaled": value} for value in ([[0, -1]], [[0]], [[0, 1, 2]], [["0", 1]], 7, None)],
-        *[{"openings": value} for value in ([[0, 1]], [[-1, "a"]], [["0", "a"]], [[0]], None)],
+        *[{"incarnations": value} for value in ([[0, 1]], [[-1, "a"]], [["0", "a"]], [[0]], None)],
         {"gateway": "g" * (16 << 10)},
     ],
 )
 def test_what_is_no_receipt(wrong: dict[str, Any]) -> None:
-    fields = {"publisher": "p", "epoch": 1, "watermark": 2, "gateway": "g", "asked": "ab", "openings": [[0, "a"]]}
+    fields = {"publisher": "p", "epoch": 1, "watermark": 2, "gateway": "g", "nonces": "ab", "incarnations": [[0, "a"]]}
     sound = ReceiptPayload.decode(json.dumps(fields).encode())
-    assert sound == ReceiptPayload("p", 1, 2, "g", "ab", openings=((0, "a"),))
+    assert sound == ReceiptPayload("p", 1, 2, "g", "ab", incarnations=((0, "a"),))
     assert ReceiptPayload.decode(json.dumps(fields | wrong).encode()) is None
     for payload in (b"[]", b"\xff", b"[" * 10_000, b"7"):
         assert ReceiptPayload.decode(payload) is None
@@ -92,11 +94,11 @@ def test_what_is_no_receipt(wrong: dict[str, Any]) -> None:
 def test_a_receipt_says_some_ranges_and_stays_short_enough_to_be_read() -> None:
     """What is left out is sent again, and dropped."""
     ranges = tuple((10**17 + 10 * n, 10**17 + 10 * n + 1) for n in range(200))
-    openings = tuple((10**17 + n, "f" * 16) for n in range(128))
-    payload = ReceiptPayload("p" * 64, 10**9, 10**17, "g", journaled=ranges, openings=openings).encode(KEYS)
+    incarnations = tuple((10**17 + n, "f" * 16) for n in range(128))
+    payload = ReceiptPayload("p" * 64, 10**9, 10**17, "g", journaled=ranges, incarnations=incarnations).encode(KEYS)
     told = ReceiptPayload.decode(payload)
     assert told is not None
-    assert (told.journaled, told.openings) == (ranges[:64], openings)
+    assert (told.journaled, told.incarnations) == (ranges[:64], incarnations)
     assert ReceiptPayload.verify_payload(KEYS, "p" * 64, payload)
     assert not ReceiptPayload.verify_payload(KEYS, "p" * 64, payload.rjust(17 << 10))
 
@@ -111,7 +113,7 @@ def test_no_two_messages_make_the_same_text(pairs: list[tuple[str, str]], payloa
 
 
 def test_a_receipt_is_believed_as_it_was_written(tmp_path: Path) -> None:
-    told = ReceiptPayload("p", 3, 17, "plant", openings=((0, "a1"),))
+    told = ReceiptPayload("p", 3, 17, "plant", incarnations=((0, "a1"),))
     payload = told.encode(KEYS)
     assert ReceiptPayload.decode(payload) == told
     assert ReceiptPayload.verify_payload(KEYS, "p", payload)
