@@ -17,14 +17,6 @@ from towline.kafka.admin import KafkaAdmin
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["show", "-h"], ["replay", "-h"]])
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    code, out, _ = ran(capsys, "dlq", *arguments)
-    assert code == 0
-    assert "Example:" in out
-    assert len(out.splitlines()) <= 30
-
-
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -16,14 +16,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
     return end.value.code, said.out, said.err
 
 
-@pytest.mark.parametrize("command", ["show", "reset"])
-def test_help_has_an_example_and_fits_a_screen(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, _ = run(capsys, command, "--help")
-    assert code == 0
-    assert f"Example:  towline kafka marker {command} --kafka" in out
-    assert len(out.splitlines()) < 40
-
-
 @pytest.mark.parametrize("more", [(), ("--to-batch", "3", "--remove")])
 def test_reset_wants_one_of_two(capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
     code, _, err = run(capsys, "reset", "--kafka", "127.0.0.1:1", "--sink", "s", *more)

@@ -14,17 +14,12 @@ from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ENDPOINT_FILE, MAX_SOCKET_BYTES, GatewayEndpoint, error_fields, error_from
 
 
-def test_the_endpoint_says_who_serves_and_is_private(server: Served) -> None:
-    path = server.state_dir / ENDPOINT_FILE
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+def test_endpoint_and_socket_are_private_and_name_the_process(server: Served) -> None:
+    for name in (ENDPOINT_FILE, "gateway.sock"):
+        assert stat.S_IMODE((server.state_dir / name).stat().st_mode) == 0o600
     assert GatewayEndpoint.read(server.state_dir) == server.service.endpoint
     assert server.service.endpoint.process == mark()
     assert server.service.endpoint.journal == server.journal.journal_id
-
-
-def test_the_socket_is_private(server: Served) -> None:
-    socket = server.state_dir / "gateway.sock"
-    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
 
 
 def test_a_long_path_gets_a_private_socket_elsewhere(tmp_path: Path) -> None:

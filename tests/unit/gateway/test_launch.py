@@ -102,36 +102,20 @@ def test_a_running_gateway_is_found(tmp_path: Path) -> None:
     assert find_running(tmp_path) is None
 
 
-def test_no_directory_has_no_gateway(tmp_path: Path) -> None:
-    assert find_running(tmp_path / "none") is None
-
-
-def test_an_endpoint_of_a_dead_process_is_none(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as process:
-        dead = mark(process.pid)
-    GatewayEndpoint("grpc+unix:///none", dead.pid, dead.started, dead.host, "plant", "j", "now").write(tmp_path)
-    assert find_running(tmp_path) is None
-
-
-def test_a_pid_that_is_used_again_is_none(tmp_path: Path) -> None:
-    me = mark()
-    with served(tmp_path / "a") as server:
-        GatewayEndpoint(server.location, me.pid, me.started + 1, me.host, "plant", "j", "now").write(tmp_path)
-        assert find_running(tmp_path) is None
-
-
-def test_a_dead_socket_is_none(tmp_path: Path) -> None:
-    me = mark()
-    GatewayEndpoint(f"grpc+unix://{tmp_path}/none.sock", me.pid, me.started, me.host, "plant", "j", "now").write(
-        tmp_path
-    )
-    assert find_running(tmp_path) is None
-
-
-def test_a_socket_that_serves_another_journal_is_none(tmp_path: Path) -> None:
-    me = mark()
-    with served(tmp_path / "a") as server:
-        GatewayEndpoint(server.location, me.pid, me.started, me.host, "plant", "other", "now").write(tmp_path)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"location": "grpc+unix:///none.sock"},
+        {"journal": "another"},
+        {"started": 1},  # the pid is another process's now
+        {"pid": 0},
+    ],
+)
+def test_an_endpoint_of_no_running_gateway_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    with served(tmp_path / "a") as server, subprocess.Popen(["true"]) as process:
+        dead = {"pid": process.pid, "started": mark(process.pid).started} if "pid" in change else change
+        process.wait()
+        replace(server.service.endpoint, **dead).write(tmp_path)
         assert find_running(tmp_path) is None
 
 

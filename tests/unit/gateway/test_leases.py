@@ -35,12 +35,6 @@ def test_a_second_living_reader_is_refused_with_one_line(
     )
 
 
-def test_another_consumer_is_welcome(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
-    hold_as(server, "default", mark(other.pid))
-    client.acquire(Lease("archive"))
-    assert set(raw(server, "status")["readers"]) == {"default", "archive"}
-
-
 def test_a_dead_reader_is_followed_and_its_lease_refused(
     server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
 ) -> None:

@@ -16,19 +16,6 @@ def settings(**more: Any) -> GatewaySettings:
     return GatewaySettings.model_validate({**given, "receipts": {"key_file": "k"}, **more})
 
 
-def test_the_defaults_are_those_of_the_page() -> None:
-    receipts = settings().receipts
-    assert receipts is not None
-    assert receipts.model_dump() == {
-        "key_file": Path("k"),
-        "prefix": "towline/receipts",
-        "max_publishers": 10_000,
-        "max_ranges": 256,
-        "keep_s": 30 * 86400,
-    }
-    assert settings(receipts=None).receipts is None
-
-
 @pytest.mark.parametrize(
     ("more", "what"),
     [

@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyarrow import flight
 
 from tests.helpers import wait_until
-from tests.unit.gateway.remote import TOKEN, Pki, Remote, listening, remote
-from tests.unit.gateway.serving import rows
+from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import ClientAccess, ServerCertificate
 from towline.gateway.client import GatewayClient, Lease
@@ -37,47 +35,6 @@ def as_driver(far: Remote) -> GatewayClient:
 def as_worker(far: Remote, ticket: str) -> GatewayClient:
     """It has no file at all."""
     return GatewayClient(far.location, ClientAccess(), ticket=ticket, ca_pem=far.pki.authority_text)
-
-
-def test_with_the_token_everything_is_as_on_the_unix_socket(far: Remote) -> None:
-    far.server.add(30)
-    with as_driver(far) as client:
-        journal, lease = far.server.journal.journal_id, Lease("default")
-        window = client.wait(lease, 0, journal=journal, timeout_s=0)
-        assert window.end == 30
-        got = pa.Table.from_batches(client.read(journal, 10, 30, incarnation=window.incarnation))
-        assert got.equals(pa.Table.from_batches([rows(10, 20)]))
-        assert client.status()["name"] == "plant"
-        assert client.stored_batch("q/0", 0).rows == 0
-
-
-def test_a_ticket_gives_the_rows_of_its_slice(far: Remote) -> None:
-    far.server.add(30)
-    journal = far.server.journal.journal_id
-    with as_driver(far) as driver:
-        first, second = driver.request_read_tickets(journal, [(0, 10, ""), (10, 30, driver.extent(30).incarnation)])
-        with as_worker(far, second) as worker:
-            got = pa.Table.from_batches(worker.read(journal, 10, 30, incarnation=driver.extent(30).incarnation))
-            assert got.equals(pa.Table.from_batches([rows(10, 20)]))
-            with pytest.raises(GatewayError, match="TL-G43"):
-                list(worker.read(journal, 0, 10))
-        with as_worker(far, first) as worker:
-            assert sum(batch.num_rows for batch in worker.read(journal, 4, 10)) == 6
-
-
-def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
-    with as_driver(far) as driver:
-        ticket = driver.request_write_ticket("query")
-    with as_worker(far, ticket) as worker:
-        assert worker.stored_batch("query/3", 0).rows == 0
-        stored = worker.send("query/3", 0, NO_MESSAGES)
-        assert stored.whole
-        assert worker.wait_delivered(stored.end, timeout_s=0)
-        for foreign in ("other/3", "query", "query2/0"):
-            with pytest.raises(GatewayError, match="TL-G43"):
-                worker.stored_batch(foreign, 0)
-            with pytest.raises(GatewayError, match="TL-G43"):
-                worker.send(foreign, 0, NO_MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -156,17 +113,6 @@ def test_no_call_of_flight_is_forgotten(far: Remote, call: Any) -> None:
         call(stranger)
 
 
-def test_a_token_that_was_replaced(far: Remote) -> None:
-    with as_driver(far) as client:
-        client.status()
-        far.pki.tokens("the-newer-token-of-2027", TOKEN)
-        client.status()  # the same connection shows the new one
-        far.pki.tokens("the-newer-token-of-2027")
-        client.status()
-        far.pki.tokens("the-newest-token-of-2028", "the-newer-token-of-2027")
-        client.status()
-
-
 def test_a_certificate_that_the_client_does_not_trust(far: Remote, tmp_path: Path) -> None:
     other = Pki.made(tmp_path / "other")
     access = far.pki.access(ca_file=str(other.directory / "ca.pem"))
@@ -187,23 +133,6 @@ def test_files_of_a_client_that_are_missing(far: Remote) -> None:
         client = GatewayClient(far.location, far.pki.access(**{name: "/nowhere"}))
         with client, pytest.raises(GatewayError, match=r"/nowhere can't be read.*TL-G46"):
             client.status()
-
-
-def test_a_ticket_outlives_the_gateway(tmp_path: Path) -> None:
-    with remote(tmp_path) as far, as_driver(far) as driver:
-        far.server.add(5)
-        journal = far.server.journal.journal_id
-        incarnation = driver.extent(5).incarnation
-        (ticket,) = driver.request_read_tickets(journal, [(0, 5, incarnation)])
-    with remote(tmp_path) as far, as_worker(far, ticket) as worker:
-        assert sum(batch.num_rows for batch in worker.read(journal, 0, 5, incarnation=incarnation)) == 5
-
-
-def test_an_address_that_is_taken(far: Remote) -> None:
-    """gRPC would share a port with another server where it is let."""
-    settings = far.pki.settings(address=far.location.removeprefix("grpc+tls://"))
-    with pytest.raises(GatewayError, match="TL-G45"):
-        listening(settings, far.server, "x")
 
 
 def test_status_says_where_it_listens(far: Remote) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from tests.engines.alert_rules import RULES, firing
+from tests.engines.alert_rules import firing
 from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
 from tests.unit.monitor.test_metrics import NOW, PUBLISHER, exported
 from towline.monitor.table import publisher_samples
@@ -67,7 +67,3 @@ FAULTS = {
 def test_a_fault_and_its_alert(tmp_path: Path, name: str) -> None:
     sound, hurt, expected = FAULTS[name]
     assert firing(tmp_path, sound, {"fault": hurt})["fault"] == expected
-
-
-def test_every_rule_is_written_in_the_one_form() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)

@@ -78,12 +78,3 @@ def test_the_page_explains_each_alert() -> None:
     table = PAGE.split("\n## Alerts\n")[1].split("\n## ")[0]
     rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \| (.+) \|$", table, re.MULTILINE)}
     assert list(rows) == [rule.name for rule in RULES]
-
-
-def test_panels_have_places_of_their_own() -> None:
-    taken = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    cells = [
-        (x, y) for at in taken for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
-    ]
-    assert len(cells) == len(set(cells))
-    assert max(x for x, _ in cells) < 24
