@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from tests.engines.forked import ForkedProcess, fork_gateway
 from tests.helpers import commit, wait_until
@@ -43,6 +48,12 @@ class Gateway:
         self._client = wait_until(lambda: find_running(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client
+
+    def connect(self) -> GatewayClient:
+        """Start it, and wait until its session is online."""
+        client = self.start()
+        self.until(state="online")
+        return client
 
     def fail(self, drain_s: float | None = None, timeout: float = 15) -> str:
         """Start it, expect it to end by itself with an error, and return the last line of its log."""
@@ -174,3 +185,64 @@ def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int =
 
 def payloads(gateway: Gateway) -> list[int]:
     return [int(row["payload"]) for row in gateway.rows()]
+
+
+class Message(NamedTuple):
+    topic: str
+    payload: bytes
+    expiry_s: int | None
+    packet_id: int
+
+
+class Ear:
+    """A foreign QoS 2 subscriber with a persistent session: each message once, as long as it lives."""
+
+    def __init__(self, broker: Mosquitto, pattern: str = "#") -> None:
+        self.messages: list[Message] = []
+        subscribed = threading.Event()
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id="ear", protocol=paho.MQTTv5)
+        self.client.on_message = self._on_message
+        self.client.on_subscribe = lambda *_: subscribed.set()
+        self.client.reconnect_delay_set(1, 1)
+        keep = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        keep.SessionExpiryInterval = 3600
+        self.client.connect("127.0.0.1", broker.port, clean_start=False, properties=keep)
+        self.client.subscribe(pattern, 2)
+        self.client.loop_start()
+        assert subscribed.wait(60)
+
+    def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
+        expiry = getattr(message.properties, "MessageExpiryInterval", None)
+        self.messages.append(Message(message.topic, message.payload, expiry, message.mid))
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.messages]
+
+    def hear(self) -> int:
+        return len(self.messages)
+
+    def until(self, count: int, timeout: float = 60) -> None:
+        """Wait for so many different messages."""
+        wait_until(lambda: len(set(self.numbers())) >= count, timeout, f"{count} messages")
+
+    def numbers(self) -> list[int]:
+        return [int(m.payload) for m in self.messages]
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+@pytest.fixture
+def ears() -> Iterator[list[Ear]]:
+    listening: list[Ear] = []
+    yield listening
+    for ear in listening:
+        ear.close()
+
+
+def outbox(gateway: Gateway) -> dict[str, Any]:
+    account: dict[str, Any] = gateway.status()["outbox"]
+    assert account["accepted"] == sum(account[k] for k in ("queued", "in_flight", "delivered", "expired", "refused"))
+    return account

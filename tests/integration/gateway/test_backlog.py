@@ -20,11 +20,6 @@ from towline_prove.load import LoadPlan, run_load
 from towline_prove.proxy import FaultProxy
 
 
-def online(gateway: Gateway) -> None:
-    gateway.start()
-    gateway.until(state="online")
-
-
 @pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_backlog_of_100k_arrives_whole_and_in_order(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
@@ -32,7 +27,7 @@ def test_a_backlog_of_100k_arrives_whole_and_in_order(
     broker = new_mosquitto(max_queued_messages="0")
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
     gateway = new_gateway(broker, guarantee=guarantee, subscriptions=[{"pattern": "t/#", "qos": qos}])
-    online(gateway)
+    gateway.connect()
     gateway.stop()
     plan = LoadPlan(port=broker.port, messages=100_000, devices=8, qos=qos, topic="t/{device}", size=150)
     assert run_load(plan, tmp_path / "history").acked == 100_000
@@ -45,7 +40,7 @@ def test_a_backlog_of_100k_arrives_whole_and_in_order(
 
 def test_payloads_of_every_size_come_byte_for_byte(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     gateway = new_gateway(mosquitto)
-    online(gateway)
+    gateway.connect()
     sizes = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 20_000_000]
     digests = []
     with Client(mosquitto.uri, client_id="device") as client:
@@ -61,7 +56,7 @@ def test_payloads_of_every_size_come_byte_for_byte(mosquitto: Mosquitto, new_gat
 def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     mosquitto = new_mosquitto(max_queued_messages="0")
     gateway = new_gateway(mosquitto)
-    online(gateway)
+    gateway.connect()
     keys = [("k", "1"), ("k", "2"), ("", ""), ("k", "1"), ("ü", "日本")]
     with Client(mosquitto.uri, client_id="device") as client:
         for number in range(10_000):
@@ -106,7 +101,7 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
             guarantee=guarantee,
             subscriptions=[{"pattern": "t/#", "qos": qos}],
         )
-        online(gateway)
+        gateway.connect()
         for cut in range(60):
             gateway.until(state="online")
             line.cut_after(1 + cut)  # a PUBLISH has some 12 bytes here, a PUBREL 4, a CONNACK up to 20
@@ -117,18 +112,6 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
         assert list(dict.fromkeys(seen)) == list(range(300))
         assert qos == 1 or Counter(seen) <= Counter(range(300)) + published_after_pubrel(broker)
         assert gateway.status()["connects"] > 10
-
-
-def test_a_storm_of_reconnects_ends_in_order(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    with FaultProxy(broker.port) as line:
-        gateway = new_gateway(f"mqtt://127.0.0.1:{line.port}")
-        online(gateway)
-        for round_ in range(40):
-            line.cut_connections()
-            publish(broker, range(round_ * 10, round_ * 10 + 10))
-        wait_until(lambda: len(set(gateway.seen())) == 400, 60, "all 400")
-        assert list(dict.fromkeys(gateway.seen())) == list(range(400))
 
 
 #: Mosquitto's default of `max_inflight_messages`: as many may be in another phase than its store says.
@@ -148,7 +131,7 @@ def test_qos_2_through_a_broker_killed_with_its_store(new_mosquitto: NewMosquitt
     )
     subscriptions = [{"pattern": "t/#", "qos": 2}]
     gateway = new_gateway(broker, guarantee="exactly_once", subscriptions=subscriptions, receive_maximum=_IN_FLIGHT)
-    online(gateway)
+    gateway.connect()
     total = _KILLS * 20
     for upto in range(20, total + 1, 20):
         # A publisher of its own: of one it knows, Mosquitto restores packet ids too, and drops what comes with them.

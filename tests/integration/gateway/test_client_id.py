@@ -19,8 +19,7 @@ def test_a_changed_client_id_is_refused_until_the_old_session_is_given_up(
     [MQTT-3.1.3-2], [MQTT-3.1.3-2 of 3.1.1]: with another id the session of before is not ours.
     """
     first = new_gateway(mosquitto, client_id="plant-7")
-    first.start()
-    first.until(state="online")
+    first.connect()
     first.stop()
     publish(mosquitto, range(5))
 
@@ -38,15 +37,13 @@ def test_a_changed_client_id_is_refused_until_the_old_session_is_given_up(
     first.stop()
     publish(mosquitto, range(5, 8))
     other = new_gateway(mosquitto, client_id="plant-8", abandon_session="plant-7")  # the other one
-    other.start()
-    other.until(state="online")
+    other.connect()
     publish(mosquitto, range(8, 10))
     other.until(journaled=7)
     other.stop()
     assert payloads(other) == [0, 1, 2, 3, 4, 8, 9], "what waited for the former id was given up"
     again = new_gateway(mosquitto, client_id="plant-8")
-    again.start()
-    again.until(state="online")
+    again.connect()
 
 
 def test_packet_ids_of_a_session_that_is_given_up_mean_nothing_to_the_next(
@@ -69,5 +66,4 @@ def test_a_client_id_that_no_broker_has_accepted_can_be_changed(mosquitto: Mosqu
     with Journal.open(new_gateway(mosquitto).settings.inbox_dir, schema=ROW_SCHEMA) as journal:
         journal.set_session({"client_id": "not good", "established": False, "subscriptions": {}, "servers": []})
     gateway = new_gateway(mosquitto, client_id="good")
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()

@@ -243,8 +243,7 @@ def packets_of(broker: socket.socket) -> Iterator[bytes]:
 def test_a_broker_that_hesitates_after_unsuback_loses_nothing(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     """It answers UNSUBSCRIBE and PINGREQ at once, and sends what the session holds 1.5 s later: which it may."""
     gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "qos": 2}], **ONCE)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     gateway.stop()
     publish(mosquitto, range(WAITING), qos=2)
     with Hesitating(mosquitto, 1.5) as before:
@@ -261,8 +260,7 @@ def test_a_broker_that_hesitates_after_unsuback_loses_nothing(mosquitto: Mosquit
 
 def test_a_gateway_that_is_stopped_in_its_drain_takes_part_again(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "qos": 2}], **ONCE)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     publish(mosquitto, range(50), qos=2)
     gateway.until(journaled=50)
     gateway.stop()

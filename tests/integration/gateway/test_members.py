@@ -81,8 +81,7 @@ def status_of(directory: Path) -> str:
 def publishing(mosquitto: Mosquitto, members: Mapping[str, Gateway]) -> Devices:
     """Start all members, and devices that have sent half of their messages."""
     for one in members.values():
-        one.start()
-        one.until(state="online")
+        one.connect()
     devices = Devices(mosquitto)
     devices.start()
     assert devices.half.wait(60)
@@ -93,8 +92,7 @@ def test_by_filters_each_member_has_its_own(mosquitto: Mosquitto, new_members: N
     two = '[[uplink.member]]\nname = "g1"\nfilters = ["t/n/#"]\n[[uplink.member]]\nname = "g2"\nfilters = ["+/s/#"]\n'
     members = new_members(mosquitto, f'guarantee = "exactly_once"\n{ROUTE}{two}')
     for one in members.values():
-        one.start()
-        one.until(state="online")
+        one.connect()
     devices = Devices(mosquitto)
     devices.start()
     devices.join(60)
@@ -152,8 +150,7 @@ def test_the_command_drains_in_place_of_what_runs(
         )
 
     first = members["g1"]
-    first.start()
-    first.until(state="online")
+    first.connect()
     with Client(mosquitto.uri, client_id="device") as client:
         for n in range(10):
             client.publish(f"t/a/d{n}", b"%d" % n, qos=1).wait(30)
@@ -195,8 +192,7 @@ def test_a_member_taken_out_of_the_file_leaves_a_session_that_is_named_and_ended
 ) -> None:
     members = new_members(mosquitto, f'share = "subscription"\n{ROUTE}{TWO}')
     for one in members.values():
-        one.start()
-        one.until(state="online")
+        one.connect()
         one.stop()
     shared = f'share = "subscription"\n{ROUTE}[[uplink.member]]\nname = "g1"\n'
     new_members(mosquitto, shared)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import shutil
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import Gateway, NewGateway
+from tests.integration.gateway.conftest import Ear, Gateway, Message, NewGateway, outbox
 from towline.delivery.outrows import rows_from_messages
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalError, JournalFull
 from towline.gateway.settings import OutboxSettings
 from towline_prove.devstack import Mosquitto
+
+__all__ = ["KEEPING", "Ear", "in_order", "repeats", "rests", "save"]  # for the tests of bridges
 
 KEEPING = {
     "max_queued_messages": "0",
@@ -56,65 +52,8 @@ def rests(process: psutil.Process) -> bool:
     return bool(before == process.io_counters())
 
 
-class Message(NamedTuple):
-    topic: str
-    payload: bytes
-    expiry_s: int | None
-    packet_id: int
-
-
-class Ear:
-    """A foreign QoS 2 subscriber with a persistent session: each message once, as long as it lives."""
-
-    def __init__(self, broker: Mosquitto, pattern: str = "#") -> None:
-        self.messages: list[Message] = []
-        subscribed = threading.Event()
-        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id="ear", protocol=paho.MQTTv5)
-        self.client.on_message = self._on_message
-        self.client.on_subscribe = lambda *_: subscribed.set()
-        self.client.reconnect_delay_set(1, 1)
-        keep = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        keep.SessionExpiryInterval = 3600
-        self.client.connect("127.0.0.1", broker.port, clean_start=False, properties=keep)
-        self.client.subscribe(pattern, 2)
-        self.client.loop_start()
-        assert subscribed.wait(60)
-
-    def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
-        expiry = getattr(message.properties, "MessageExpiryInterval", None)
-        self.messages.append(Message(message.topic, message.payload, expiry, message.mid))
-
-    def hear(self) -> int:
-        return len(self.messages)
-
-    def until(self, count: int, timeout: float = 60) -> None:
-        """Wait for so many different messages."""
-        wait_until(lambda: len(set(self.numbers())) >= count, timeout, f"{count} messages")
-
-    def numbers(self) -> list[int]:
-        return [int(m.payload) for m in self.messages]
-
-    def close(self) -> None:
-        self.client.disconnect()
-        self.client.loop_stop()
-
-
-@pytest.fixture
-def ears() -> Iterator[list[Ear]]:
-    listening: list[Ear] = []
-    yield listening
-    for ear in listening:
-        ear.close()
-
-
 def rows(numbers: range, qos: int, topics: int = 3, **more: object) -> Any:
     return rows_from_messages([{"topic": f"d/{n % topics}", "payload": b"%d" % n, "qos": qos, **more} for n in numbers])
-
-
-def outbox(gateway: Gateway) -> dict[str, Any]:
-    account: dict[str, Any] = gateway.status()["outbox"]
-    assert account["accepted"] == sum(account[k] for k in ("queued", "in_flight", "delivered", "expired", "refused"))
-    return account
 
 
 def drained(gateway: Gateway, timeout: float = 60) -> dict[str, Any]:

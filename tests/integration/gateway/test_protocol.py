@@ -84,13 +84,11 @@ def test_auto_finds_the_version_the_broker_speaks(old_broker: str, new_gateway: 
 
 def test_the_will_is_published_when_the_gateway_is_killed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     watcher = new_gateway(mosquitto, name="watcher", subscriptions=[{"pattern": "will/#", "qos": 1}])
-    watcher.start()
-    watcher.until(state="online")
+    watcher.connect()
     gateway = new_gateway(
         mosquitto, will={"topic": "will/plant-7", "payload": "0", "qos": 1, "content_type": "text/plain"}
     )
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     gateway.stop(signal.SIGKILL)
     watcher.until(journaled=1)
     watcher.stop()
@@ -100,8 +98,7 @@ def test_the_will_is_published_when_the_gateway_is_killed(mosquitto: Mosquitto, 
 
 def test_a_clean_stop_publishes_no_will(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "#", "qos": 1}], will={"topic": "will", "payload": "0"})
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     gateway.stop()
     publish(mosquitto, range(1))
     gateway.start()
@@ -111,8 +108,7 @@ def test_a_clean_stop_publishes_no_will(mosquitto: Mosquitto, new_gateway: NewGa
 def test_topic_aliases_of_the_broker_are_resolved(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     gateway = new_gateway(broker, topic_alias_maximum=10)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     for number in range(30):
         publish(broker, range(number, number + 1), f"t/{number % 15}")
     gateway.until(journaled=30)

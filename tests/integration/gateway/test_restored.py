@@ -156,8 +156,7 @@ def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gatew
 def test_a_crash_is_no_copy(broker: Mosquitto, gateway: Gateway) -> None:
     query = Query(gateway)
     for round_ in range(4):
-        gateway.start()
-        gateway.until(state="online")
+        gateway.connect()
         publish(broker, range(round_ * 10, round_ * 10 + 10))
         wait_until(partial(lambda upto: gateway.status()["journaled"] >= upto, round_ * 10 + 10), what="the messages")
         query.read()

@@ -169,8 +169,7 @@ def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way
     wider = [{"pattern": "t/#", "qos": 1}, {"pattern": "u", "qos": 1}]
     for broker, subscriptions in ((first, wider[:1]), (second, wider), (first, wider)):
         gateway = new_gateway(broker, subscriptions=subscriptions)
-        gateway.start()
-        gateway.until(state="online")
+        gateway.connect()
         if subscriptions is wider and broker is first:
             break
         gateway.stop()

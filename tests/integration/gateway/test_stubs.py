@@ -47,8 +47,7 @@ def test_a_message_above_the_limit_leaves_a_row_in_its_place(
 ) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     gateway = line_for(new_gateway, broker, qos, max_packet_bytes=LIMIT, protocol=protocol)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     large = bytes(range(256)) * 80
     send(broker, publish(b"1", qos), publish(large, qos), publish(b"2", qos))
     send(broker, publish(large, 0))  # by itself: the broker lets it overtake
@@ -72,13 +71,11 @@ def test_kills_while_70_mb_pass_lose_and_double_nothing(
 ) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     gateway = line_for(new_gateway, broker, qos, max_packet_bytes=1 << 20)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     gateway.stop()
     send(broker, publish(b"1", qos), publish(bytes(70 << 20), qos), publish(b"2", qos))
     for _ in range(3):
-        gateway.start()
-        gateway.until(state="online")
+        gateway.connect()
         gateway.stop(signal.SIGKILL)
     gateway.start()
     wait_until(lambda: b"2" in payloads(gateway), what="the last message")
@@ -110,8 +107,7 @@ def test_a_bomb_of_properties_costs_the_gateway_its_bytes_alone(
 ) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     gateway = line_for(new_gateway, broker, 2)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     before = peak_mb(gateway)
     bomb = publish(b"boom", 2, user_properties=[EMPTY] * 400_000)
     send(broker, publish(b"1", 2), bomb, publish(b"2", 2), publish(b"3", 2, user_properties=[EMPTY] * 1_000))
@@ -133,8 +129,7 @@ def test_a_bomb_of_properties_costs_the_gateway_its_bytes_alone(
 
 def test_thousands_of_them_are_counted_and_told_once(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     gateway = line_for(new_gateway, mosquitto, 1, max_packet_bytes=1024)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     for _ in range(10):
         send(mosquitto, *[publish(bytes(1100))] * 80)
     gateway.until(journaled=800, packets_too_large=800)

@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import Gateway, NewGateway
+from tests.integration.gateway.conftest import Ear, Gateway, NewGateway, outbox
 from towline.cli import main
 from towline.delivery.outrows import rows_from_messages
 from towline.mqtt.reasons import CONNECTION_CUT
 from towline.schema import MESSAGE_SCHEMA
-from towline_prove.devstack import Mosquitto
-
-
-class Ear:
-    def __init__(self, broker: Mosquitto) -> None:
-        self.payloads: list[bytes] = []
-        ready = threading.Event()
-        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id="ear", protocol=paho.MQTTv5)
-        self.client.on_message = lambda _c, _d, message: self.payloads.append(bytes(message.payload))
-        self.client.on_subscribe = lambda *_: ready.set()
-        self.client.connect("127.0.0.1", broker.port)
-        self.client.subscribe("#", 2)
-        self.client.loop_start()
-        assert ready.wait(60)
-
-
-@pytest.fixture
-def ears() -> Iterator[list[Ear]]:
-    ears: list[Ear] = []
-    yield ears
-    for ear in ears:
-        ear.client.disconnect()
-        ear.client.loop_stop()
 
 
 def refused(gateway: Gateway) -> list[tuple[int, int]]:
     return [(row["number"], row["reason"]) for row in gateway.client.refused_messages("page", 0)["rows"]]
-
-
-def outbox(gateway: Gateway) -> dict[str, Any]:
-    found: dict[str, Any] = gateway.status()["outbox"]
-    assert found["accepted"] == sum(found[k] for k in ("queued", "in_flight", "delivered", "expired", "refused"))
-    return found
 
 
 @pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +14,7 @@ from tests.conftest import NewMosquitto
 from tests.engines.alert_rules import firing
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
 from tests.integration.monitor.looking import Scraped, looked_at
-from tests.unit.bridge.noted import up
 from towline import Client
-from towline.bridge.config.file import load
-from towline.bridge.runtime.child_supervisors import KafkaSupervisor
-from towline.bridge.runtime.state import BridgeState
-from towline.monitor.bridge import BridgeMonitor
-from towline.monitor.server import serve
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -41,8 +34,7 @@ def carried(gateway: Gateway, endpoint: Scraped) -> str:
 def test_a_gateway_and_its_broker(tmp_path: Path, new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     broker = new_mosquitto()
     gateway = new_gateway(broker)
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     with looked_at(gateway, queue=10**9) as endpoint, looked_at(gateway, queue=3) as short:
         assert endpoint.verdict("readyz") == (200, [])
         publish(broker, range(20))
@@ -77,8 +69,7 @@ def test_a_gateway_and_its_broker(tmp_path: Path, new_mosquitto: NewMosquitto, n
 def test_a_journal_that_fills(tmp_path: Path, new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     broker = new_mosquitto()
     gateway = new_gateway(broker, journal={"max_bytes": 1 << 20, "min_free_bytes": 0, "segment_bytes": 256 << 10})
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     with looked_at(gateway) as endpoint:
         sound = carried(gateway, endpoint)
         with Client(broker.uri, client_id="device") as device:
@@ -122,50 +113,3 @@ def test_a_slow_disk(tmp_path: Path, new_mosquitto: NewMosquitto, new_gateway: N
             gateway.commit()
             scrapes.append(endpoint.until(lambda now: now.get("messages_waiting") == 0))
     assert firing(tmp_path, sound, {"slow": (scrapes[0], scrapes[1])}) == {"slow": {"TowlineSlowDisk"}}
-
-
-def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
-    tmp_path: Path, new_mosquitto: NewMosquitto, new_gateway: NewGateway
-) -> None:
-    """A real gateway whose bridge has counted more than it has: its directory was restored from a copy."""
-    broker = new_mosquitto()
-    gateway = new_gateway(broker)
-    gateway.start()
-    gateway.until(state="online")
-    publish(broker, range(10))
-    gateway.until(journaled=10)
-    gateway.commit()
-    state = BridgeState("b", tmp_path, {"line": "up"})
-    view, monitor = state.lines["line"], BridgeMonitor("b", {"line": "plant-7"})
-    state.spark, state.kafka, view.query = "running", "reachable", "running"
-    journal = gateway.status()["journal"]
-    right = up({journal: (0, 10)})
-    monitor.set_state(state)
-    with serve(monitor, "127.0.0.1:0") as served:
-        endpoint = Scraped(f"127.0.0.1:{served}")
-        view.update_status(gateway.status(), right)
-        assert endpoint.verdict("readyz") == (200, [])
-        known = {"well": endpoint.text()}
-        view.update_status(gateway.status(), up({journal: (0, 100)}))
-        known["account"] = endpoint.text()
-        assert endpoint.verdict("readyz") == (503, [{"what": "the account does not add up", "line": "line"}])
-        stopping = threading.Event()
-        (tmp_path / "bridge.toml").write_text(
-            f'name = "b"\nstate_dir = "s"\nmqtt = {{ brokers = "{broker.uri}" }}\n'
-            'kafka = { bootstrap_servers = "127.0.0.1:9" }\n'
-            'uplink = [{ name = "line", route = [{ from = "t", topic = "t" }] }]\n'
-        )
-        kafka = KafkaSupervisor(load(tmp_path / "bridge.toml"), state, stopping)
-        kafka.start()
-        try:
-            endpoint.until(lambda now: now.get("kafka_reachable") == 0)
-            view.update_status(gateway.status(), right)
-            known["kafka"] = endpoint.text()
-        finally:
-            stopping.set()
-            kafka.join()
-    assert firing(tmp_path, known["well"], known) == {
-        "well": set(),
-        "account": {"TowlineAccountWrong"},
-        "kafka": {"TowlineKafkaAway"},
-    }
