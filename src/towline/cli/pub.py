@@ -72,12 +72,8 @@ def pub(
     messages = _messages(topic, message, count, rate)
     if durable is not None:
         publish_options["wait"] = bool(rate)
-        options = {
-            "state_dir": durable,
-            "settings": settings,
-            "receipts": receipts,
-            "receipt_key_file": receipt_key_file,
-        }
+        options = {"state_dir": durable, "settings": settings, "receipts": receipts}
+        options |= {"receipt_key_file": receipt_key_file}
         _publish_durably(broker, messages, publish_options, timeout, **options)
         return
     if receipts:

@@ -65,9 +65,7 @@ _CHANNEL_OPTIONS: Final = [
 ]
 #: gRPC's messages about a certificate that it rejects, in its own words and in OpenSSL's.
 _CERTIFICATE_ERROR: Final = re.compile(r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer cert)")
-_LOCAL_REMEDY: Final = (
-    "Is it running? `towline status` shows it; with the option stateDir the source starts one itself."
-)
+_LOCAL_REMEDY: Final = "Is it running? `towline status` shows it; with the option stateDir a source starts one itself."
 _REMOTE_REMEDY: Final = "Does it run and listen there? `towline status` on its machine shows it."
 
 

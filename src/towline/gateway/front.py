@@ -261,11 +261,8 @@ def main() -> int:
 
 
 def _serve(config: Mapping[str, Any]) -> None:
-    settings, name, gateway = (
-        ListenSettings.model_validate(config["listen"]),
-        str(config["name"]),
-        str(config["gateway"]),
-    )
+    settings, name = ListenSettings.model_validate(config["listen"]), str(config["name"])
+    gateway = str(config["gateway"])
     log = structlog.get_logger("towline.gateway").bind(line=name)
     key = TicketKey.load(name, Path(config["state_dir"]))
     authenticator = CallAuthenticator(name, TokenFile(settings.token_file), key)

@@ -77,9 +77,8 @@ def ensure_running(settings: GatewaySettings, *, owner_pid: int, log: Path | Non
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
         owner = None if settings.detached else owner_pid
         settings = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner})
-        return _start_until_running(
-            state_dir, settings.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline
-        )
+        log = log or state_dir / LOG_FILE
+        return _start_until_running(state_dir, settings.model_dump_json().encode(), log, deadline)
 
 
 def stop_running(state_dir: Path) -> None:
@@ -149,7 +148,7 @@ def _matches_settings(client: GatewayClient, settings: GatewaySettings, owner_pi
         "(broker, subscriptions, guarantee, limits ...)"
     )
     remedy = (
-        f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or set another stateDir."
+        f"Stop its queries and then process {endpoint.pid} to start it with these settings, or set another stateDir."
     )
     raise ConfigError("TL-C27", str(settings.state_dir), problem, remedy)
 

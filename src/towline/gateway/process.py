@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import IO, Any, Final
 
 import pyarrow as pa
@@ -227,14 +227,8 @@ class _Gateway:
         self._pump.broker_answered.wait()
         if self._pump.has_ended:
             return
-        self._service = GatewayService(
-            self._settings,
-            self._journal,
-            self._pump,
-            outbox=self._outbox,
-            status=self._status,
-            report_failure=self._fail,
-        )
+        service = partial(GatewayService, outbox=self._outbox, status=self._status, report_failure=self._fail)
+        self._service = service(self._settings, self._journal, self._pump)
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:
             self._front = NetworkFront(self._settings, self._service.endpoint.location)

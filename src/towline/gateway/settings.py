@@ -305,9 +305,9 @@ class GatewaySettings(MqttSettings):
     @property
     def filters(self) -> tuple[Filter, ...]:
         """Topic filters to subscribe to; a filter without retain handling gets the gateway's."""
-        handling = self.retain_handling
+        default = self.retain_handling
         return tuple(
-            replace(s, retain_handling=handling) if s.retain_handling is None else s for s in self.subscriptions
+            replace(s, retain_handling=default) if s.retain_handling is None else s for s in self.subscriptions
         )
 
     def min_qos(self, filters: Iterable[Filter]) -> int:

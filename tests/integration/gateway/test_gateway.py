@@ -398,7 +398,7 @@ def test_a_session_with_filters_that_cant_pass_into_others_is_refused(
     first.connect()
     first.stop()
     line = exactly("a/b/+", "k").fail()
-    assert '\\"a/b/+\\" takes topics of \\"a/+/c\\", which the session has and which is removed' in line
+    assert '\\"a/b/+\\" has topics of \\"a/+/c\\", which the session has and which is removed' in line
     assert "[TL-C170]" in line
     for filters in (("k",), ("a/b/+", "k")):  # the way that is told
         again = exactly(*filters)

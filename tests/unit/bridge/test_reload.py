@@ -173,7 +173,7 @@ def test_a_filter_passes_into_one_of_the_same_topics_only_where_that_can_be_kept
     after = read(HEAD + line(route("k/#", more=more), route("a/#", more=more), own=own), tmp_path)
     if stops:
         (told,) = refused(before, after)
-        assert '"a/#" takes topics of "a/b/#", which the session has and which is removed' in told
+        assert '"a/#" has topics of "a/b/#", which the session has and which is removed' in told
         assert told.endswith("[TL-C170]")
         return
     (one,) = line_changes(before, after)

@@ -19,7 +19,7 @@ def test_no_gateway_is_one_clear_line(tmp_path: Path) -> None:
         client.status()
     assert str(caught.value) == (
         f"grpc+unix://{tmp_path}/none.sock: no gateway answers (Unavailable). Is it running? `towline status` shows "
-        "it; with the option stateDir the source starts one itself.   [TL-G01]"
+        "it; with the option stateDir a source starts one itself.   [TL-G01]"
     )
 
 
