@@ -133,7 +133,7 @@ class DeadLetterTopic:
     #: Partition -> end offset up to which its marks were read.
     _mark_ends: dict[int, int] = field(default_factory=dict, init=False)
 
-    def waiting_letters(self, letter_filter: LetterFilter) -> Iterator[StoredLetter]:
+    def waiting_letters(self, selection: LetterFilter) -> Iterator[StoredLetter]:
         """Yield the dead letters that wait, in offset order of each partition; skips replayed letters.
 
         Reads up to the end offsets at the time of the call: a running line may write a replayed letter again. A topic
@@ -142,11 +142,8 @@ class DeadLetterTopic:
         self._replayed_ranges, self._mark_ends, self.unknown_sources, self.unreadable_records = {}, {}, Counter(), 0
         self._ids = KafkaAdmin(self.client).topic_ids([self.topic])
         self._read_marks(self._end_offsets())
-        return (
-            letter
-            for letter in self._read_letters()
-            if not self._is_replayed(letter) and self._matches(letter, letter_filter)
-        )
+        waiting = (letter for letter in self._read_letters() if not self._is_replayed(letter))
+        return (letter for letter in waiting if self._matches(letter, selection))
 
     def still_waiting(self, letters: Iterable[StoredLetter]) -> list[StoredLetter]:
         """Return the letters that are still not replayed; call it when a new producer has fenced all others.
@@ -158,22 +155,18 @@ class DeadLetterTopic:
         if recreated_topics(self._ids, KafkaAdmin(self.client).topic_ids([self.topic])):
             problem = f'the topic "{self.topic}" was deleted and recreated during the replay'
             raise KafkaError("TL-B30", self._servers, problem, "Run it again: it reads the new topic.")
-        problem = (
-            f'a transaction of another writer is open in "{self.topic}", and may hide the marks of earlier replays'
-        )
+        problem = f'a transaction of another writer is open in "{self.topic}", and may hide marks of earlier replays'
         remedy = "Run it again when that transaction has ended; Kafka aborts it after its time-out."
         open_transaction = KafkaError("TL-B31", self._servers, problem, remedy)
         self._read_marks(self._end_offsets("read_uncommitted"), open_transaction)
         return [letter for letter in letters if not self._is_replayed(letter)]
 
     def _read_marks(self, ends: dict[int, int], open_transaction: KafkaError | None = None) -> None:
-        unread_ends = {partition: end for partition, end in ends.items() if self._mark_ends.get(partition, -1) < end}
-        for record in self._read_records(unread_ends, self._mark_ends, open_transaction):
+        remaining = {partition: end for partition, end in ends.items() if self._mark_ends.get(partition, -1) < end}
+        for record in self._read_records(remaining, self._mark_ends, open_transaction):
             self._replayed_ranges.setdefault(record.partition, []).extend(_replayed_by_mark(record))
-        self._replayed_ranges, self._mark_ends = (
-            {partition: merge_ranges(ranges) for partition, ranges in self._replayed_ranges.items()},
-            ends,
-        )
+        self._replayed_ranges = {part: merge_ranges(ranges) for part, ranges in self._replayed_ranges.items()}
+        self._mark_ends = ends
 
     def _is_replayed(self, letter: StoredLetter) -> bool:
         ranges = self._replayed_ranges.get(letter.partition, [])
@@ -184,15 +177,12 @@ class DeadLetterTopic:
         """Return the line that wrote a dead letter; None for one of another bridge."""
         return self.lines.get(dead_letter.source)
 
-    def _matches(self, letter: StoredLetter, letter_filter: LetterFilter) -> bool:
+    def _matches(self, letter: StoredLetter, selection: LetterFilter) -> bool:
         line = self.line_of(letter.dead_letter)
         if line is None:
             self.unknown_sources[letter.dead_letter.source] += 1
             return False
-        return letter_filter.line in (None, line.name) and letter_filter.reason in (
-            None,
-            letter.dead_letter.reason.value,
-        )
+        return selection.line in (None, line.name) and selection.reason in (None, letter.dead_letter.reason.value)
 
     def _read_letters(self) -> Iterator[StoredLetter]:
         collectors: dict[int, ChunkAssembler] = {}
@@ -207,22 +197,17 @@ class DeadLetterTopic:
                 continue
             if dead_letter is not None:
                 yield StoredLetter(record.partition, record.offset, record.timestamp, dead_letter)
-        for partition_collector in collectors.values():
-            self.unreadable_records += partition_collector.dropped_chunks + sum(
-                map(len, partition_collector.incomplete.values())
-            )
+        for collector in collectors.values():
+            self.unreadable_records += collector.dropped_chunks + sum(map(len, collector.incomplete.values()))
 
     def _end_offsets(self, isolation: str = "read_committed") -> dict[int, int]:
         """Return the end offset of each partition, from its leader."""
         consumer = self._new_consumer(isolation)
         try:
             metadata = consumer.list_topics(timeout=_ANSWER_TIMEOUT_S).topics.get(self.topic)
-            partitions = [
-                TopicPartition(self.topic, partition) for partition in sorted(metadata.partitions if metadata else ())
-            ]
-            ends = {
-                partition.partition: watermarks(consumer, partition, _ANSWER_TIMEOUT_S)[1] for partition in partitions
-            }
+            numbers = sorted(metadata.partitions if metadata else ())
+            partitions = [TopicPartition(self.topic, number) for number in numbers]
+            ends = {tp.partition: watermarks(consumer, tp, _ANSWER_TIMEOUT_S)[1] for tp in partitions}
         except faults.CLIENT_ERRORS as error:
             raise self._no_answer_error(faults.error_text(error)) from None
         finally:
@@ -242,19 +227,14 @@ class DeadLetterTopic:
         """
         if not ends:
             return
-        unread_ends, first_offsets, consumer = dict(ends), start_offsets or {}, self._new_consumer()
+        remaining, starts, consumer = dict(ends), start_offsets or {}, self._new_consumer()
         timeout_s = _ANSWER_TIMEOUT_S if open_transaction is None else _OPEN_TRANSACTION_S
         try:
-            consumer.assign(
-                [
-                    TopicPartition(self.topic, partition, first_offsets.get(partition, OFFSET_BEGINNING))
-                    for partition in ends
-                ]
-            )
+            consumer.assign([TopicPartition(self.topic, n, starts.get(n, OFFSET_BEGINNING)) for n in ends])
             deadline = time.monotonic() + timeout_s
-            while unread_ends:
+            while remaining:
                 record = consumer.poll(1.0)
-                if record is None or (end := unread_ends.get(record.partition())) is None:
+                if record is None or (end := remaining.get(record.partition())) is None:
                     if time.monotonic() > deadline:
                         raise open_transaction or self._no_answer_error("the topic can't be read to its end")
                     continue
@@ -262,10 +242,9 @@ class DeadLetterTopic:
                     yield _TopicRecord.of(record)
                 deadline = time.monotonic() + timeout_s  # after the yield: the caller may have been slow
                 last_offset = end - 1 if record.error() is None else end
-                if (
-                    record.error() is None or record.error().name() == "_PARTITION_EOF"
-                ) and record.offset() >= last_offset:
-                    del unread_ends[record.partition()]
+                at_end = record.error() is None or record.error().name() == "_PARTITION_EOF"
+                if at_end and record.offset() >= last_offset:
+                    del remaining[record.partition()]
         finally:
             consumer.close()
 
@@ -303,9 +282,7 @@ def _replayed_by_mark(record: _TopicRecord) -> list[OffsetRange]:
     value = _mark_value(record)
     try:
         named_ranges = [] if value is None else json.loads(value)["offsets"]
-        ranges = [
-            (max(0, first_offset), min(last_offset, record.offset - 1)) for first_offset, last_offset in named_ranges
-        ]
+        ranges = [(max(0, low), min(high, record.offset - 1)) for low, high in named_ranges]
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
     return [
@@ -347,10 +324,8 @@ def dead_letter_topics(bridge: Bridge) -> list[DeadLetterTopic]:
     if not topics and not old_topics:
         remedy = 'Give the line dead_letter_topic = "NAME", or let topics be created with create_topics in [kafka].'
         raise ConfigError("TL-C75", str(bridge.file), "no line has a dead-letter topic", remedy)
-    return [
-        DeadLetterTopic(bridge.kafka.client_settings(), topic, lines, topic in old_topics)
-        for topic in (*topics, *old_topics)
-    ]
+    client = bridge.kafka.client_settings()
+    return [DeadLetterTopic(client, topic, lines, topic in old_topics) for topic in (*topics, *old_topics)]
 
 
 def _former_sources(identity: Identity, bridge_name: str) -> Iterator[str]:
@@ -370,7 +345,7 @@ _NUMBER_HEADERS: Final = {
     "message_expiry_seconds": ("mqtt.message-expiry", 0xFFFFFFFF),
     "offset": ("mqtt.offset", (1 << 63) - 1),
 }
-_MAX_SUBSCRIPTION_ID, _MAX_TIMESTAMP_US = 268_435_455, 1 << 57
+_MAX_SUBSCRIPTION, _MAX_TIMESTAMP_US = 268_435_455, 1 << 57
 _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
 #: Reasons of letters without the whole message: no route can rebuild it.
 _INCOMPLETE_REASONS: Final = {
@@ -389,20 +364,13 @@ class RemapResult:
 
 def source_row(dead_letter: DeadLetter) -> dict[str, Any] | None:
     """Rebuild the source row of a dead letter; None if it is not from MQTT, or has lost its properties."""
-    headers = [
-        name_and_value
-        for name_and_value in dead_letter.headers
-        if name_and_value[0].startswith("mqtt.") or name_and_value[0] in TRACE_CONTEXT
-    ]
+    headers = [pair for pair in dead_letter.headers if pair[0].startswith("mqtt.") or pair[0] in TRACE_CONTEXT]
     first_values: Mapping[str, bytes | None] = dict(reversed(headers))
     if first_values.get("mqtt.topic") is None:
         return None
-    user_properties = [
-        {"key": key, "value": _text(value)} for name, value in headers if (key := user_property(name)) is not None
-    ]
-    subscription_ids = [
-        _number(value, _MAX_SUBSCRIPTION_ID) for name, value in headers if name == "mqtt.subscription-id"
-    ]
+    keys = [(user_property(name), value) for name, value in headers]
+    user_properties = [{"key": key, "value": _text(value)} for key, value in keys if key is not None]
+    subscription_ids = [_number(value, _MAX_SUBSCRIPTION) for name, value in headers if name == "mqtt.subscription-id"]
     text_columns = ("topic", "content_type", "response_topic", "gateway")
     payload_format = first_values.get("mqtt.payload-format")
     return {
@@ -457,11 +425,10 @@ class LetterMapper:
         batch = pa.RecordBatch.from_pylist(rows, schema=ROW_SCHEMA)
         if self._statements.needs_spark:
             batch = self._evaluate_sql(self._table.add_routes(batch, self._statements.value_columns))
-        record_batch = self._table.render(batch)
-        records = RecordColumns().rows(record_batch, any_topic=True).records
-        for code, fault, record in zip(
-            *(record_batch.column(n).to_pylist() for n in (OUTCOME, FAULT)), records, strict=True
-        ):
+        rendered = self._table.render(batch)
+        records = RecordColumns().rows(rendered, any_topic=True).records
+        codes, texts = (rendered.column(name).to_pylist() for name in (OUTCOME, FAULT))
+        for code, fault, record in zip(codes, texts, records, strict=True):
             outcome = RowOutcome(code)
             if outcome.reason:
                 yield RemapResult(reason=f"it is refused: {fault}" if outcome is RowOutcome.REJECTED else fault)
@@ -482,9 +449,8 @@ def _unchanged_record(dead_letter: DeadLetter) -> RemapResult:
     partition = -1 if dead_letter.partition is None or dead_letter.reason is Reason.PARTITION else dead_letter.partition
     timestamp = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
     headers = list(dead_letter.headers) or None
-    return RemapResult(
-        (dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, timestamp, headers)
-    )
+    topic, key, value = dead_letter.topic, dead_letter.key, dead_letter.value
+    return RemapResult((topic, value, key, partition, None, None, timestamp, headers))
 
 
 # -- replay, at most once ---------------------------------------------------------------------------------------------
@@ -530,7 +496,7 @@ class ReplayCounts:
 
 def replay(
     letter_topic: DeadLetterTopic,
-    letter_filter: LetterFilter,
+    selection: LetterFilter,
     spark: Callable[[], SparkSession],
     *,
     limit: int | None = None,
@@ -546,7 +512,7 @@ def replay(
     """
     mappers = {line.name: LetterMapper(line, spark) for line in letter_topic.lines.values()}
     counts = ReplayCounts()
-    letters = letter_topic.waiting_letters(letter_filter)
+    letters = letter_topic.waiting_letters(selection)
     # Counted after fencing: a letter that seems to wait may have been replayed (see `still_waiting`).
     remaining_limit = sys.maxsize if limit is None else limit
     while batch := _next_letters(letters, min(remaining_limit, LETTERS_PER_TRANSACTION)):
@@ -585,12 +551,11 @@ def _remap_letters(
         indexes = [index for index, line_name in enumerate(line_names) if line_name == name]
         results |= dict(zip(indexes, mapper.remap([letters[index].dead_letter for index in indexes]), strict=True))
     topics = {result.record[0] for result in results.values() if result.record}
-    reserved_pattern, now = re.compile(reserved_topics_pattern([letter_topic.topic])), int(time.time() * 1000)
-    topic_limits = KafkaAdmin(letter_topic.client).topic_limits(
-        {topic for topic in topics if not reserved_pattern.fullmatch(topic)}
-    )
+    reserved, now = re.compile(reserved_topics_pattern([letter_topic.topic])), int(time.time() * 1000)
+    open_topics = {topic for topic in topics if not reserved.fullmatch(topic)}
+    topic_limits = KafkaAdmin(letter_topic.client).topic_limits(open_topics)
     max_bytes = max_message_bytes(letter_topic.client)
-    limits = RecordLimits(topic_limits, max_bytes, None, now, lambda topic: bool(reserved_pattern.fullmatch(topic)))
+    limits = RecordLimits(topic_limits, max_bytes, None, now, lambda topic: bool(reserved.fullmatch(topic)))
     return [_check_record(results[index], limits) for index in range(len(letters))]
 
 
@@ -616,14 +581,11 @@ class _ReplayWriter:
 
         After TL-B30 it is not committed, or that is not known: the next replay reads it from the marks.
         """
-        replayed_letters = [letter for letter, result in zip(letters, results, strict=True) if not result.reason]
-        if not replayed_letters:
+        replayed = [letter for letter, result in zip(letters, results, strict=True) if not result.reason]
+        if not replayed:
             return
         records = [result.record for result in results if result.record is not None]
-        records += [
-            (topic, b"", None, partition, None, None, 0, [(REPLAY_MARK, mark)])
-            for partition, mark in _marks(replayed_letters)
-        ]
+        records += [(topic, b"", None, part, None, None, 0, [(REPLAY_MARK, mark)]) for part, mark in _marks(replayed)]
         with self._convert_errors():
             self._producer.begin()
             self._producer.write(Rows(len(records), 0, frozenset(), iter(records)))

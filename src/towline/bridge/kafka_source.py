@@ -42,9 +42,9 @@ _FILE_SETTINGS: Final = {
     "ssl.key.location": ("ssl.keystore.key", {"ssl.keystore.type": "PEM"}),
     "ssl.key.password.file": ("ssl.key.password", {}),
 }
-_ENDPOINT_CHECK: Final = "ssl.endpoint.identification.algorithm"
-_SUPPORTED_NAMES: Final = frozenset(
-    {*_SAME_NAMES, *_FILE_SETTINGS, _ENDPOINT_CHECK, "sasl.username", "sasl.password", "sasl.password.file"}
+_HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_SUPPORTED: Final = frozenset(
+    {*_SAME_NAMES, *_FILE_SETTINGS, _HOST_CHECK, "sasl.username", "sasl.password", "sasl.password.file"}
 )
 
 
@@ -104,15 +104,15 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
             read.
     """
     environ = os.environ if environ is None else environ
-    settings_by_name = {("sasl.mechanism" if key == "sasl.mechanisms" else key): value for key, value in client.items()}
-    settings = {key: value for key, value in settings_by_name.items() if key in _SAME_NAMES}
-    if (mechanism := settings_by_name.get("sasl.mechanism", "PLAIN").upper()) not in _LOGINS:
+    named = {("sasl.mechanism" if key == "sasl.mechanisms" else key): value for key, value in client.items()}
+    settings = {key: value for key, value in named.items() if key in _SAME_NAMES}
+    if (mechanism := named.get("sasl.mechanism", "PLAIN").upper()) not in _LOGINS:
         problem = (
             f"Spark's Kafka source, which a downlink reads with, logs in with {', '.join(_LOGINS)}, not {mechanism}"
         )
         raise _unsupported_error("sasl.mechanism", problem)
-    for key in settings_by_name:
-        if key.startswith(("sasl.", "ssl.", "enable.ssl.")) and key not in _SUPPORTED_NAMES:
+    for key in named:
+        if key.startswith(("sasl.", "ssl.", "enable.ssl.")) and key not in _SUPPORTED:
             raise _unsupported_error(key, "Spark's Kafka source has no such setting")
 
     def store_secret(key: str, secret: str) -> str:
@@ -120,16 +120,14 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
         return f"${{env:{name}}}"
 
     for key, (java_name, store_settings) in _FILE_SETTINGS.items():
-        if key in settings_by_name:
-            settings |= {java_name: store_secret(key, _read_file(key, settings_by_name[key])), **store_settings}
-    if _ENDPOINT_CHECK in settings_by_name:
-        settings[_ENDPOINT_CHECK] = (
-            "" if settings_by_name[_ENDPOINT_CHECK] == "none" else settings_by_name[_ENDPOINT_CHECK]
-        )
+        if key in named:
+            settings |= {java_name: store_secret(key, _read_file(key, named[key])), **store_settings}
+    if _HOST_CHECK in named:
+        settings[_HOST_CHECK] = "" if named[_HOST_CHECK] == "none" else named[_HOST_CHECK]
     if "sasl.mechanism" in settings:
         user, password = (
-            _escape_jaas(settings_by_name.get("sasl.username", "")),
-            store_secret("password", _escape_jaas(_password(settings_by_name))),
+            _escape_jaas(named.get("sasl.username", "")),
+            store_secret("password", _escape_jaas(_password(named))),
         )
         settings["sasl.jaas.config"] = f'{_LOGINS[mechanism]} required username="{user}" password="{password}";'
     if any("${env:" in value for value in settings.values()):
@@ -158,6 +156,4 @@ def _read_file(key: str, file: str) -> str:
 
 
 def _unsupported_error(key: str, problem: str) -> ConfigError:
-    return ConfigError(
-        "TL-C77", f'[kafka] "{key}"', problem, "Change it, or give the downlink a bridge file of its own."
-    )
+    return ConfigError("TL-C77", f'[kafka] "{key}"', problem, "Change it, or give the downlink a separate bridge file.")

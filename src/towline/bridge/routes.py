@@ -45,7 +45,7 @@ from towline.bridge.patterns import (
     payload_path,
 )
 from towline.bridge.properties import USER_PREFIX, property_headers, to_bytes
-from towline.kafka.columns import Columns, header_lists, max_list_length, max_value_bytes, values_of
+from towline.kafka.columns import Columns, header_lists, longest_bytes, longest_list, values_of
 from towline.kafka.deadletters import HEADER_OVERHEAD, INTERNAL_PREFIX, Header, Reason, reserved_topics_pattern
 from towline.kafka.recordcheck import RecordFault
 from towline.schema import OPTIONAL_COLUMNS, ROW_SCHEMA
@@ -808,9 +808,7 @@ class RecordColumns(RenderedColumns):
     def max_record_bytes(self, batch: Any) -> int:
         """As `Columns.largest`."""
         header_bytes = (
-            _FIXED_BYTES
-            + max_value_bytes(batch.column("towline_topic"))
-            + _max_rare_bytes(batch.column("towline_rare"))
+            _FIXED_BYTES + longest_bytes(batch.column("towline_topic")) + _max_rare_bytes(batch.column("towline_rare"))
         )
         return super().max_record_bytes(batch) + header_bytes
 
@@ -858,15 +856,12 @@ def _max_rare_bytes(rare: Any) -> int:
     if rare.null_count == len(rare):
         return 0
     parts = dict(zip(rare.type.names, rare.flatten(), strict=True))
-    texts = sum(max_value_bytes(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
+    texts = sum(longest_bytes(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
     users, numbers = parts["user_properties"], parts["subscription_ids"]
     pairs = users.flatten()
     pair_bytes = (
-        HEADER_OVERHEAD + len(USER_PREFIX) + max_value_bytes(pairs.field("key")) + max_value_bytes(pairs.field("value"))
+        HEADER_OVERHEAD + len(USER_PREFIX) + longest_bytes(pairs.field("key")) + longest_bytes(pairs.field("value"))
     )
     return (
-        _RARE_BYTES
-        + texts
-        + max_list_length(users) * pair_bytes
-        + max_list_length(numbers) * (HEADER_OVERHEAD + _RARE_BYTES)
+        _RARE_BYTES + texts + longest_list(users) * pair_bytes + longest_list(numbers) * (HEADER_OVERHEAD + _RARE_BYTES)
     )

@@ -8,10 +8,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-import confluent_kafka
-from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition, Uuid
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition, Uuid
+from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -30,17 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 #: One failed connection a second is enough to learn the cause; the default of 100 ms logs too much.
-_RECONNECT_BACKOFF: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
+_BACKOFF: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
 #: Seconds between two polls of a topic whose transaction is not decided, or that has no leader yet.
 _POLL_S: Final = 0.02
 #: Seconds that a leader has to answer before the metadata is refreshed.
 _LEADER_TIMEOUT_S: Final = 3.0
 #: Seconds beyond the time-out of a request for its answer to arrive.
 _ANSWER_GRACE_S: Final = 2.0
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 #: Kafka's default of transaction.max.timeout.ms.
-_DEFAULT_MAX_TRANSACTION_MS: Final = 900_000
+_MAX_TRANSACTION_MS: Final = 900_000
 
 T = TypeVar("T")
+#: Offsets by topic and number of the partition.
+Offsets: TypeAlias = "Mapping[str, Mapping[str, int]]"
 
 
 @dataclass(frozen=True)
@@ -142,9 +146,7 @@ class KafkaAdmin:
         admin = self._admin
         if admin is None:  # its truth value is the length of its queue
             self._last_error.reason = ""
-            admin = connect(
-                AdminClient, {**_RECONNECT_BACKOFF, **self._client}, {"error_cb": self._last_error.on_error}
-            )
+            admin = connect(AdminClient, {**_BACKOFF, **self._client}, {"error_cb": self._last_error.on_error})
         self._admin, started_at = None, time.monotonic()
         try:
             result = call(admin)
@@ -170,7 +172,7 @@ class KafkaAdmin:
         def result_of(future: Any) -> Any:
             try:
                 return wait_for_result(future, self._timeout)
-            except confluent_kafka.KafkaException as error:
+            except KafkaException as error:
                 if not is_answer(error):
                     raise
                 return error
@@ -195,8 +197,8 @@ class KafkaAdmin:
 
     def topic_limits(self, names: Iterable[str]) -> dict[str, TopicLimits]:
         """Return partitions and limits by topic; without topics that do not exist or that this user may not see."""
-        partition_counts = self.info().topics
-        existing = {name: partition_counts[name] for name in names if name in partition_counts}
+        counts = self.info().topics
+        existing = {name: counts[name] for name in names if name in counts}
         configs = self.configs(existing)
         return {name: TopicLimits.from_config(count, configs.get(name, {})) for name, count in existing.items()}
 
@@ -211,16 +213,14 @@ class KafkaAdmin:
         return {
             resource.name: {name: entry.value for name, entry in entries.items() if entry.value is not None}
             for resource, entries in results.items()
-            if not isinstance(entries, confluent_kafka.KafkaException)
+            if not isinstance(entries, KafkaException)
         }
 
     def max_transaction_ms(self) -> int:
         """Return the longest transaction that all brokers allow, in ms; Kafka's default if they are not readable."""
         broker_configs = self.configs(map(str, self.info().brokers), ResourceType.BROKER).values()
-        limits = [
-            int(config.get("transaction.max.timeout.ms", _DEFAULT_MAX_TRANSACTION_MS)) for config in broker_configs
-        ]
-        return min(limits, default=_DEFAULT_MAX_TRANSACTION_MS)
+        limits = [int(config.get("transaction.max.timeout.ms", _MAX_TRANSACTION_MS)) for config in broker_configs]
+        return min(limits, default=_MAX_TRANSACTION_MS)
 
     def describe_topics(self, names: Iterable[str]) -> dict[str, Any]:
         """Describe topics, with the operations that this user is authorized to do on each (KIP-430).
@@ -241,7 +241,7 @@ class KafkaAdmin:
             lambda error: is_missing(error) or faults.is_kind(error, ErrorKind.ACCESS_RIGHTS),
         )
         return {
-            name: None if isinstance(result, confluent_kafka.KafkaException) else result
+            name: None if isinstance(result, KafkaException) else result
             for name, result in results.items()
             if not is_missing(result)
         }
@@ -259,15 +259,15 @@ class KafkaAdmin:
     def unwritable_topics(self, names: Iterable[str]) -> list[str]:
         """Return the topics that this user may not write to, as far as Kafka reports the operations."""
         topics = self.describe_topics(names).items()
-        allowed_operations = {name: [] if topic is None else topic.authorized_operations for name, topic in topics}
+        operations_of = {name: [] if topic is None else topic.authorized_operations for name, topic in topics}
         return [
             name
-            for name, operations in allowed_operations.items()
+            for name, operations in operations_of.items()
             if operations is not None and "WRITE" not in {operation.name for operation in operations}
         ]
 
     def create(
-        self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] | None = None
+        self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] = _EMPTY
     ) -> list[str]:
         """Create topics that do not exist yet, and wait until the metadata lists them.
 
@@ -282,7 +282,7 @@ class KafkaAdmin:
         Raises:
             KafkaError: TL-K09 too, when Kafka refuses to create one.
         """
-        new_topics = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
+        new_topics = [NewTopic(name, count, replication, config=dict(config)) for name, count in topics.items()]
         if not new_topics:
             return []
         timeouts: Any = {"operation_timeout": self._timeout, "request_timeout": self._timeout}
@@ -290,9 +290,7 @@ class KafkaAdmin:
             lambda admin: admin.create_topics(new_topics, **timeouts),
             lambda error: not faults.is_kind(error, ErrorKind.TRANSIENT),
         )
-        errors = {
-            name: result for name, result in results.items() if isinstance(result, confluent_kafka.KafkaException)
-        }
+        errors = {name: result for name, result in results.items() if isinstance(result, KafkaException)}
         for name, error in errors.items():
             if faults.error_name(error) != "TOPIC_ALREADY_EXISTS":
                 problem = f'topic "{name}" can not be created: {faults.error_text(error)}'
@@ -313,7 +311,7 @@ class KafkaAdmin:
         offsets = {topic: {str(partition): 0 for partition in range(self.info().topics.get(topic, 0))}}
         return self.request(lambda admin: wait_until(lambda: not self._backlog(admin, offsets)[1], self._timeout))
 
-    def backlog(self, positions: Mapping[str, Mapping[str, int]], timeout: float | None = None) -> tuple[int, int]:
+    def backlog(self, positions: Offsets, timeout: float | None = None) -> tuple[int, int]:
         """Return the lag of a read_committed reader, and the part of it above the last stable offset.
 
         The lag counts offsets up to the high watermarks; control records take offsets too (KIP-98). The part above the
@@ -329,35 +327,23 @@ class KafkaAdmin:
         """
         return self.request(lambda admin: self._backlog(admin, positions, timeout))
 
-    def _backlog(
-        self, admin: AdminClient, positions: Mapping[str, Mapping[str, int]], timeout: float | None = None
-    ) -> tuple[int, int]:
-        offsets = {
-            (topic, int(partition)): offset
-            for topic, partitions in positions.items()
-            for partition, offset in partitions.items()
-        }
+    def _backlog(self, admin: AdminClient, positions: Offsets, timeout: float | None = None) -> tuple[int, int]:
+        offsets = {(topic, int(number)): offset for topic, of in positions.items() for number, offset in of.items()}
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         answer_timeout = timeout or self._timeout
-        stable_offsets = _offsets(admin, offsets, latest, answer_timeout, IsolationLevel.READ_COMMITTED)
-        high_watermarks = _offsets(admin, offsets, latest, answer_timeout)
-        if any(offset > high_watermarks[partition] for partition, offset in offsets.items()):
-            out_of_range = confluent_kafka.KafkaError(confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE)
-            raise confluent_kafka.KafkaException(out_of_range)
-        backlog = sum(high_watermarks[partition] - offset for partition, offset in offsets.items())
-        return backlog, sum(
-            max(0, high_watermarks[partition] - max(offset, stable_offsets[partition]))
-            for partition, offset in offsets.items()
-        )
+        stable = _offsets(admin, offsets, latest, answer_timeout, IsolationLevel.READ_COMMITTED)
+        high = _offsets(admin, offsets, latest, answer_timeout)
+        if any(offset > high[partition] for partition, offset in offsets.items()):
+            out_of_range = ClientError(ClientError.OFFSET_OUT_OF_RANGE)
+            raise KafkaException(out_of_range)
+        backlog = sum(high[partition] - offset for partition, offset in offsets.items())
+        return backlog, sum(max(0, high[key] - max(offset, stable[key])) for key, offset in offsets.items())
 
     def first_offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return the earliest offset that Kafka still has, by partition of a topic."""
-        topic_partitions, earliest = [(topic, partition) for partition in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        results = self.request(
-            lambda admin: wait_until(
-                lambda: [_offsets(admin, topic_partitions, earliest, self._timeout)], self._timeout
-            )
-        )
+        pairs, earliest = [(topic, partition) for partition in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        timeout = self._timeout
+        results = self.request(lambda admin: wait_until(lambda: [_offsets(admin, pairs, earliest, timeout)], timeout))
         return {partition: offset for (_, partition), offset in results[0].items()}
 
 
@@ -418,8 +404,8 @@ def wait_for_result(future: Any, timeout: float) -> Any:
     try:
         return future.result(timeout + _ANSWER_GRACE_S)
     except TimeoutError:
-        timed_out = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT, "no answer in time")  # noqa: SLF001
-        raise confluent_kafka.KafkaException(timed_out) from None
+        timed_out = ClientError(ClientError._TIMED_OUT, "no answer in time")  # noqa: SLF001
+        raise KafkaException(timed_out) from None
 
 
 def _offsets(
@@ -431,10 +417,7 @@ def _offsets(
 ) -> dict[tuple[str, int], int]:
     specs: Any = {TopicPartition(*partition): spec for partition in partitions}
     futures = admin.list_offsets(specs, isolation_level=isolation, request_timeout=timeout) if specs else {}
-    return {
-        (partition.topic, partition.partition): wait_for_result(future, timeout).offset
-        for partition, future in futures.items()
-    }
+    return {(tp.topic, tp.partition): wait_for_result(future, timeout).offset for tp, future in futures.items()}
 
 
 # -- topic ids --
@@ -466,25 +449,19 @@ def save_topic_ids(checkpoint: Checkpoint, ids: Mapping[str, str], note: str = _
         checkpoint.write_note(note, json.dumps(ids))
 
 
-def recreated_topics(saved_ids: Mapping[str, str], current_ids: Mapping[str, str]) -> list[str]:
+def recreated_topics(saved_ids: Mapping[str, str], ids: Mapping[str, str]) -> list[str]:
     """Return the topics whose id differs from the saved id, sorted; an unknown id never differs."""
-    return sorted(
-        name for name, topic_id in current_ids.items() if topic_id and saved_ids.get(name, "") not in ("", topic_id)
-    )
+    return sorted(name for name, topic_id in ids.items() if topic_id and saved_ids.get(name, "") not in ("", topic_id))
 
 
 def check_topic_ids(
-    location: str,
-    remedy: str,
-    offsets: Mapping[str, Mapping[str, int]],
-    saved_ids: Mapping[str, str],
-    current_ids: Mapping[str, str],
+    location: str, remedy: str, offsets: Offsets, saved_ids: Mapping[str, str], ids: Mapping[str, str]
 ) -> None:
     """Raise TL-B06 for topics that were deleted and recreated: the query's offsets belong to the old topics."""
     descriptions = [
-        f'"{name}" (its id was {saved_ids[name]}, and is {current_ids[name]}): offset '
+        f'"{name}" (its id was {saved_ids[name]}, and is {ids[name]}): offset '
         + ", ".join(f"{offset:,} of partition {partition}" for partition, offset in offsets.get(name, {}).items())
-        for name in recreated_topics(saved_ids, current_ids)
+        for name in recreated_topics(saved_ids, ids)
     ]
     if descriptions:
         old = f"the query has offsets of the old ones, {'; '.join(descriptions)}"
@@ -510,11 +487,9 @@ def check_source_topics(client: Mapping[str, str], checkpoint_path: str, locatio
     """
     checkpoint = Checkpoint(checkpoint_path)
     batch, saved_ids = checkpoint.last_planned_batch(), saved_topic_ids(checkpoint)
-    start_offsets = kafka_offsets_in(checkpoint.offsets(batch - 1) if batch else [checkpoint.kafka_start_offsets()])
-    end_offsets = kafka_offsets_in(checkpoint.offsets(batch))
+    starts = kafka_offsets_in(checkpoint.offsets(batch - 1) if batch else [checkpoint.kafka_start_offsets()])
+    ends = kafka_offsets_in(checkpoint.offsets(batch))
     admin = _admins.setdefault((os.getpid(), frozenset(client.items())), KafkaAdmin(client))
-    current_ids = admin.topic_ids(
-        name for name in end_offsets if name not in saved_ids or start_offsets.get(name) != end_offsets[name]
-    )
-    check_topic_ids(location, remedy, start_offsets, saved_ids, current_ids)
-    save_topic_ids(checkpoint, {name: saved_ids.get(name) or current_ids.get(name, "") for name in end_offsets})
+    ids = admin.topic_ids(name for name in ends if name not in saved_ids or starts.get(name) != ends[name])
+    check_topic_ids(location, remedy, starts, saved_ids, ids)
+    save_topic_ids(checkpoint, {name: saved_ids.get(name) or ids.get(name, "") for name in ends})

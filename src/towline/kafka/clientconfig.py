@@ -2,7 +2,7 @@
 
 A client configuration is a mapping of librdkafka's property names to text. It may travel (into a Spark plan, a log, a
 status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` an environment variable,
-`PROVIDER_PROPERTY` a function that returns tokens. `resolve` replaces all of them in the process that opens the
+`PROVIDER` a function that returns tokens. `resolve` replaces all of them in the process that opens the
 connection. The exception is `PlainSecret`: a password in ``sasl.jaas.config``, which travels with the options of a
 query and is never shown.
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
 #: Properties whose value is a secret: plain text is refused, since Spark's plans would show it.
 SECRETS: Final = frozenset(
@@ -49,10 +50,10 @@ SECRETS: Final = frozenset(
 )
 
 #: Names a function that returns tokens for OAUTHBEARER, ``module:function``; no property of librdkafka.
-PROVIDER_PROPERTY: Final = "sasl.oauthbearer.token.provider"
+PROVIDER: Final = "sasl.oauthbearer.token.provider"
 
 #: Settings of Java's producer that librdkafka does not have; `translate_java_settings` knows some of them.
-JAVA_ONLY_PROPERTIES: Final = re.compile(
+JAVA_ONLY: Final = re.compile(
     r"buffer\.memory|compression\.\w+\.level|config\.providers|interceptor\.classes|(key|value)\.serializer"
     r"|max\.(block\.ms|request\.size)|metrics?\.(reporters|num|recording|sample).*|partitioner\..+"
     r"|(receive|send)\.buffer\.bytes|sasl\.(jaas|login|client\.callback)\..+|ssl\.(truststore|engine|provider).*"
@@ -60,9 +61,7 @@ JAVA_ONLY_PROPERTIES: Final = re.compile(
 )
 
 #: Reserved: callbacks of the binding, and a library path, which would run code named in an option.
-_RESERVED_PROPERTIES: Final = re.compile(
-    r"\w+_cb|on_delivery|delivery\.report\.only\.error|logger|plugin\.library\.paths"
-)
+_RESERVED: Final = re.compile(r"\w+_cb|on_delivery|delivery\.report\.only\.error|logger|plugin\.library\.paths")
 
 #: Names to suggest for a mistyped one; librdkafka itself validates names.
 COMMON_PROPERTIES: Final = (
@@ -90,7 +89,7 @@ COMMON_PROPERTIES: Final = (
     "retries",
     "retry.backoff.ms",
     "sasl.mechanism",
-    PROVIDER_PROPERTY,
+    PROVIDER,
     "sasl.password.file",
     "sasl.username",
     "security.protocol",
@@ -126,7 +125,7 @@ class PlainSecret(str):
 ENV_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A password in a URL, as ``https://user:password@host``.
 _LOGIN_IN_URL: Final = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
-_PROPERTIES_URL: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
+_DOCS: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
 
 
 #: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16). The
@@ -153,21 +152,15 @@ def insecure_settings(client: Mapping[str, str]) -> list[str]:
     Insecure settings are allowed, and shown as ``insecure`` in the status of the sink and the bridge.
     """
     settings = {name: value.strip().lower() for name, value in client.items()}
-    protocol, mechanism = settings.get("security.protocol", "plaintext"), _sasl_mechanism(settings)
+    protocol, mechanism = settings.get("security.protocol", "plaintext"), _mechanism(settings)
     warnings = []
     if protocol in {"ssl", "sasl_ssl"}:
         if settings.get("enable.ssl.certificate.verification") in _FALSE:
-            warnings.append(
-                f"enable.ssl.certificate.verification=false: Kafka's certificate is not verified; {_INTERCEPTION}"
-            )
+            warnings.append(f"enable.ssl.certificate.verification=false: Kafka's certificate is not verified; {_RISK}")
         elif settings.get("ssl.endpoint.identification.algorithm") == "none":
-            warnings.append(
-                f"ssl.endpoint.identification.algorithm=none: any trusted name passes for Kafka's; {_INTERCEPTION}"
-            )
+            warnings.append(f"ssl.endpoint.identification.algorithm=none: any trusted name passes for Kafka's; {_RISK}")
     if protocol == "sasl_plaintext" and mechanism in {"PLAIN", "OAUTHBEARER"}:
-        warnings.append(
-            f"security.protocol=sasl_plaintext: the secret of {mechanism} crosses the network in clear text."
-        )
+        warnings.append(f"security.protocol=sasl_plaintext: {mechanism} sends the secret in clear text.")
     if settings.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
         warnings.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
     if any(isinstance(value, PlainSecret) for value in client.values()):
@@ -175,21 +168,18 @@ def insecure_settings(client: Mapping[str, str]) -> list[str]:
     return warnings
 
 
-_INTERCEPTION: Final = "anyone in between can read and change."
+_RISK: Final = "anyone in between can read and change."
 #: librdkafka's values of a boolean (rd_kafka_anyconf_set_prop).
 _FALSE: Final = frozenset({"false", "f", "0"})
 _TRUE: Final = frozenset({"true", "t", "1"})
 
 
-def _sasl_mechanism(settings: Mapping[str, str]) -> str:
+def _mechanism(settings: Mapping[str, str]) -> str:
     return (settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "").upper()
 
 
 def check_client(
-    client: Mapping[str, str],
-    location: str,
-    prefix: str = "kafka.",
-    original_names: Mapping[str, str] = MappingProxyType({}),
+    client: Mapping[str, str], location: str, prefix: str = "kafka.", aliases: Mapping[str, str] = _EMPTY
 ) -> None:
     """Check property names and values of a client configuration, without connecting and without reading a secret.
 
@@ -197,7 +187,7 @@ def check_client(
         client: librdkafka's names with text values; unresolved.
         location: The option or file that an error names.
         prefix: Prefix of the names as the user wrote them.
-        original_names: Names as the user wrote them, by translated name.
+        aliases: Names as the user wrote them, by translated name.
 
     Raises:
         ConfigError: TL-C01 unknown name, TL-C43 a name of Java's client or a reserved one, TL-C44 a secret in plain
@@ -206,23 +196,16 @@ def check_client(
     """
     for name, value in client.items():
         option = f'option "{prefix}{name}"'
-        if JAVA_ONLY_PROPERTIES.fullmatch(name):
+        if JAVA_ONLY.fullmatch(name):
             problem = f"{option} is a Java client's setting that Towline does not translate"
-            raise ConfigError(
-                "TL-C43", location, problem, f"Write librdkafka's name, see {_PROPERTIES_URL}; or leave it out."
-            )
-        if _RESERVED_PROPERTIES.fullmatch(name):
-            remedy = f"Name the function in {prefix}{PROVIDER_PROPERTY}." if name == "oauth_cb" else "Leave it out."
+            raise ConfigError("TL-C43", location, problem, f"Write librdkafka's name, see {_DOCS}; or leave it out.")
+        if _RESERVED.fullmatch(name):
+            remedy = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
             raise ConfigError("TL-C43", location, f"{option} can not be set, Towline uses it itself", remedy)
-        is_plain_text = (
-            not ENV_REFERENCE.fullmatch(value)
-            if name in SECRETS
-            else _LOGIN_IN_URL.search(ENV_REFERENCE.sub("", value))
-        )
-        if is_plain_text and not isinstance(value, PlainSecret):
-            remedy = (
-                f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable."
-            )
+        login = _LOGIN_IN_URL.search(ENV_REFERENCE.sub("", value))
+        is_plain = not ENV_REFERENCE.fullmatch(value) if name in SECRETS else login
+        if is_plain and not isinstance(value, PlainSecret):
+            remedy = f"Name its file in {prefix}{name}.file, or write ${{NAME}} for an environment variable."
             problem = f"{option} holds a secret in plain text, which Spark would show in its plans"
             raise ConfigError("TL-C44", location, problem, remedy)
     servers, option = client.get("bootstrap.servers", ""), f'option "{prefix}bootstrap.servers"'
@@ -232,32 +215,24 @@ def check_client(
             problem = f'"{server}" in {option} is not HOST:PORT' if servers.strip() else f"{option} is missing"
             raise ConfigError("TL-C42", location, problem, "Name one or more HOST:PORT, with commas between.")
     if _lacks_token_source(client):
-        provider = f"{prefix}{PROVIDER_PROPERTY} = module:function, [kafka] token_provider in a bridge file"
+        provider = f"{prefix}{PROVIDER} = module:function, [kafka] token_provider in a bridge file"
         problem = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
         remedy = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
         raise ConfigError("TL-C180", location, f'"{prefix}sasl.mechanism": {problem}', remedy)
-    _check_with_librdkafka(client, location, prefix, original_names)
-    if PROVIDER_PROPERTY in client:
-        check_provider(client[PROVIDER_PROPERTY], location)
+    _check_values(client, location, prefix, aliases)
+    if PROVIDER in client:
+        check_provider(client[PROVIDER], location)
 
 
 def _lacks_token_source(client: Mapping[str, str]) -> bool:
     """Return whether OAUTHBEARER lacks its source of tokens, or has two; librdkafka then waits for ever."""
     settings = {name: value.strip().lower() for name, value in client.items()}
-    other_sources = (
-        settings.get("sasl.oauthbearer.method") == "oidc",
-        settings.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE,
-    )
-    return (
-        (PROVIDER_PROPERTY in client) + sum(other_sources) != 1
-        if _sasl_mechanism(settings) == "OAUTHBEARER"
-        else PROVIDER_PROPERTY in client
-    )
+    unsigned = settings.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
+    sources = (settings.get("sasl.oauthbearer.method") == "oidc") + unsigned
+    return (PROVIDER in client) + sources != 1 if _mechanism(settings) == "OAUTHBEARER" else PROVIDER in client
 
 
-def _check_with_librdkafka(
-    client: Mapping[str, str], location: str, prefix: str, original_names: Mapping[str, str]
-) -> None:
+def _check_values(client: Mapping[str, str], location: str, prefix: str, aliases: Mapping[str, str]) -> None:
     """Validate names and values with librdkafka: a producer without servers opens no connection and costs 1 ms.
 
     Files and keys may exist on executors only, so TLS material is first loaded where it is used.
@@ -266,7 +241,7 @@ def _check_with_librdkafka(
     for name, value in client.items():
         secret = secret_of_file_property(name) or (name if name in SECRETS else None)
         is_tls_material = name.startswith("ssl.") or (name.endswith(".pem") and not secret)
-        if not is_tls_material and name not in {"bootstrap.servers", PROVIDER_PROPERTY}:
+        if not is_tls_material and name not in {"bootstrap.servers", PROVIDER}:
             config[secret or name] = "-" if secret or ENV_REFERENCE.search(value) else value
     error_text = _librdkafka_error(config)
     if not error_text:
@@ -274,10 +249,10 @@ def _check_with_librdkafka(
     # Alone, the bad setting causes the same error; it is named as the user wrote it.
     bad_name = next((name for name, value in config.items() if _librdkafka_error({name: value}) == error_text), "")
     if error_text.startswith("no such configuration property"):
-        hint = did_you_mean(bad_name, COMMON_PROPERTIES, f"See {_PROPERTIES_URL}.")
+        hint = did_you_mean(bad_name, COMMON_PROPERTIES, f"See {_DOCS}.")
         hint = hint.replace('n "', f'n "{prefix}')
         raise ConfigError("TL-C01", location, f'unknown option "{prefix}{bad_name}"', hint)
-    option = f'option "{prefix}{original_names.get(bad_name, bad_name)}" = {config.get(bad_name)}'
+    option = f'option "{prefix}{aliases.get(bad_name, bad_name)}" = {config.get(bad_name)}'
     subject = option if bad_name else "these options together"
     raise ConfigError("TL-C45", location, f"Kafka's client rejects {subject}: {error_text}", "Change the value.")
 
@@ -291,7 +266,7 @@ def _librdkafka_error(config: Mapping[str, str]) -> str:
 
 
 def resolve(client: Mapping[str, str], location: str = "kafka") -> dict[str, Any]:
-    """Replace ``${NAME}``, ``*.file`` and `PROVIDER_PROPERTY` by their values; the result must never be shown.
+    """Replace ``${NAME}``, ``*.file`` and `PROVIDER` by their values; the result must never be shown.
 
     Raises:
         ConfigError: TL-C46 for an environment variable that is not set, or a file that is empty or can't be read.
@@ -299,7 +274,7 @@ def resolve(client: Mapping[str, str], location: str = "kafka") -> dict[str, Any
     """
     config: dict[str, Any] = {}
     for name, value in client.items():
-        if name == PROVIDER_PROPERTY:
+        if name == PROVIDER:
             config["oauth_cb"] = _token_callback(value, location, client.get("sasl.oauthbearer.config", ""))
         elif isinstance(value, PlainSecret):  # as it is: a dollar sign may be a part of it
             config[name] = value.reveal()
@@ -324,13 +299,7 @@ def _environment_value(name: str, location: str, reference: re.Match[str]) -> st
 def connect(
     client_class: Callable[..., T], client: Mapping[str, str], extra: Mapping[str, Any], location: str = "kafka"
 ) -> T:
-    """Create a client of librdkafka.
-
-    Args:
-        client_class: Class of the client, such as ``confluent_kafka.Producer``.
-        client: Its configuration, unresolved.
-        extra: Further settings, which override the configuration.
-        location: The option or file that an error names.
+    """Create a client of librdkafka by its class and unresolved configuration; `extra` settings override that.
 
     Raises:
         ConfigError, KafkaError: As `resolve`; TL-C45, librdkafka rejects the configuration, mostly because of TLS
@@ -437,11 +406,7 @@ _MECHANISMS: Final = {"Plain": ("PLAIN",), "Scram": ("SCRAM-SHA-256", "SCRAM-SHA
 
 
 def translate_java_settings(settings: Mapping[str, str], location: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Translate settings that only Java's client has to librdkafka's; others pass unchanged.
-
-    Args:
-        settings: Values by name in lower case, without ``kafka.``.
-        location: The option or file that an error names.
+    """Translate settings that only Java's client has, by lower-case name without ``kafka.``; others pass unchanged.
 
     Returns:
         Librdkafka's settings, a secret in plain text as `PlainSecret`; and the user's name of each translated setting,
@@ -451,7 +416,7 @@ def translate_java_settings(settings: Mapping[str, str], location: str) -> tuple
         ConfigError: TL-C43 a setting given in both clients' names; TL-C45 a value that can't be translated.
     """
     client: dict[str, str] = {}
-    original_names: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for name, value in settings.items():
         if name not in JAVA_NAMES:
             client[name] = value
@@ -465,8 +430,8 @@ def translate_java_settings(settings: Mapping[str, str], location: str) -> tuple
             problem = f'options "kafka.{name}" and "kafka.{duplicate}" set the same value'
             raise ConfigError("TL-C43", location, problem, "Give one of the two.")
         client |= translation
-        original_names |= dict.fromkeys(translation, name)
-    return client, original_names
+        aliases |= dict.fromkeys(translation, name)
+    return client, aliases
 
 
 def _translate_setting(name: str, value: str, settings: Mapping[str, str]) -> dict[str, str]:
@@ -490,7 +455,7 @@ def _translate_setting(name: str, value: str, settings: Mapping[str, str]) -> di
         case ["delivery", *_]:
             if not re.fullmatch(r"[0-9]{4,6}", value) or not 1000 <= int(value) <= 900_000:
                 raise ValueError(
-                    "must be 1000 to 900000 milliseconds; Change it: Kafka ends a transaction after 15 minutes at most."
+                    "must be 1000 to 900000 milliseconds; Change it: a transaction has 15 minutes at most."
                 )
         case ["ssl", "endpoint", *_]:
             value = value.lower() or "none"

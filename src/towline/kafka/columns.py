@@ -80,10 +80,8 @@ class Columns:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
         """
         check_columns(FORMAT, "Kafka", schema, COLUMN_TYPES, topic)
-        ignored_columns = {
-            name for name, is_ignored in (("headers", not include_headers), ("topic", topic is not None)) if is_ignored
-        }
-        return cls(topic, frozenset(schema) - ignored_columns)
+        unused = [*["headers"] * (not include_headers), *["topic"] * (topic is not None)]
+        return cls(topic, frozenset(schema).difference(unused))
 
     def row_faults(self, batch: Any) -> list[RecordFault] | None:  # noqa: ARG002 - used by subclasses
         """Return the fault of each row if the batch has refused rows only; None for a batch of valid rows."""
@@ -98,10 +96,8 @@ class Columns:
         values = self._binary(batch, "value")
         keys = self._binary(batch, "key")
         topics, names = self._topics(batch, any_topic=any_topic)
-        leading_columns = topics, _python_values(values), _python_values(keys), self._partitions(batch)
-        records = zip(
-            *leading_columns, repeat(None), repeat(None), self._timestamps(batch), self._headers(batch), strict=False
-        )
+        leading = topics, _python_values(values), _python_values(keys), self._partitions(batch)
+        records = zip(*leading, repeat(None), repeat(None), self._timestamps(batch), self._headers(batch), strict=False)
         return Rows(batch.num_rows, _total_bytes(values) + _total_bytes(keys), names, records)
 
     def original_headers(self, batch: Any, row_index: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see row_faults
@@ -113,23 +109,19 @@ class Columns:
 
     def max_record_bytes(self, batch: Any) -> int:
         """Return an upper bound of the bytes of any record: key, value, headers and Kafka's overhead per header."""
-        size = sum(max_value_bytes(batch.column(name)) for name in ("key", "value") if name in self.written_columns)
+        size = sum(longest_bytes(batch.column(name)) for name in ("key", "value") if name in self.written_columns)
         if "headers" not in self.written_columns:
             return size
         column = batch.column("headers")
         headers = column.flatten()
-        return size + max_list_length(column) * (
-            HEADER_OVERHEAD + max_value_bytes(headers.field("key")) + max_value_bytes(headers.field("value"))
-        )
+        header_bytes = HEADER_OVERHEAD + longest_bytes(headers.field("key")) + longest_bytes(headers.field("value"))
+        return size + longest_list(column) * header_bytes
 
     def extreme_values(self, batch: Any) -> Iterator[tuple[int, int]]:
         """Return two pairs of partition and timestamp: the lowest and the highest values of the batch."""
-        ranges = {
-            name: pc.min_max(batch.column(name)) for name in ("partition", "timestamp") if name in self.written_columns
-        }
-        rows = pa.record_batch(
-            {name: pa.array([*value_range.values()], batch.column(name).type) for name, value_range in ranges.items()}
-        )
+        names = self.written_columns & {"partition", "timestamp"}
+        ranges = {name: pc.min_max(batch.column(name)) for name in names}
+        rows = pa.record_batch({n: pa.array([*ends.values()], batch.column(n).type) for n, ends in ranges.items()})
         return islice(zip(self._partitions(rows), self._timestamps(rows), strict=False), 2)
 
     def _binary(self, batch: Any, name: str) -> Any:
@@ -166,19 +158,19 @@ class Columns:
         return values_of(pc.if_else(pc.equal(millis, _TIME_OF_CALL), 1, millis).fill_null(_TIME_OF_CALL))
 
 
-def max_list_length(column: Any) -> int:
+def longest_list(column: Any) -> int:
     """Return the length of the longest list in a column."""
     return pc.max(column.value_lengths()).as_py() or 0
 
 
 def values_of(column: Any) -> Iterator[Any]:
     """Return the values of a numeric column; one repeated object where all are equal, as after one MQTT read."""
-    value_range = pc.min_max(column).as_py()
-    is_constant = value_range["min"] == value_range["max"] and not column.null_count
-    return repeat(value_range["min"]) if is_constant else iter(column.to_pylist())
+    bounds = pc.min_max(column).as_py()
+    is_constant = bounds["min"] == bounds["max"] and not column.null_count
+    return repeat(bounds["min"]) if is_constant else iter(column.to_pylist())
 
 
-def max_value_bytes(column: Any) -> int:
+def longest_bytes(column: Any) -> int:
     """Return the bytes of the longest value of a column."""
     return pc.max(pc.binary_length(column.cast(pa.binary()))).as_py() or 0
 

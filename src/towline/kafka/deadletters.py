@@ -206,13 +206,13 @@ def _parse_towline_headers(headers: Iterable[Header]) -> dict[str, str]:
 
 
 def _to_dead_letter(
-    towline_headers: dict[str, str], key: bytes | None, value: bytes | None, headers: tuple[Header, ...]
+    texts: dict[str, str], key: bytes | None, value: bytes | None, headers: tuple[Header, ...]
 ) -> DeadLetter:
-    reason = towline_headers.get(_REASON)
+    reason = texts.get(_REASON)
     if reason is None or reason not in set(Reason):
         raise ValueError(f'no dead letter: header "{_REASON}" is missing or unknown')
-    topic, detail, source = (towline_headers.get(PREFIX + name) for name in ("topic", "detail", "source"))
-    partition, timestamp = (_integer_header(towline_headers, PREFIX + name) for name in ("partition", "timestamp"))
+    topic, detail, source = (texts.get(PREFIX + name) for name in ("topic", "detail", "source"))
+    partition, timestamp = (_integer_header(texts, PREFIX + name) for name in ("partition", "timestamp"))
     return DeadLetter(Reason(reason), topic, key, value, headers, partition, timestamp, detail or "", source or "")
 
 
@@ -240,10 +240,8 @@ def pack(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> b
     for name, content in headers:
         parts += [name.encode(), content]
     lengths = (_NULL if part is None else len(part) for part in parts)
-    return b"".join(
-        length.to_bytes(_LENGTH, "big", signed=True) + (part or b"")
-        for length, part in zip(lengths, parts, strict=True)
-    )
+    heads = (length.to_bytes(_LENGTH, "big", signed=True) for length in lengths)
+    return b"".join(head + (part or b"") for head, part in zip(heads, parts, strict=True))
 
 
 def unpack(blob: bytes) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:

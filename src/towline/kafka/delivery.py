@@ -32,7 +32,7 @@ from towline.kafka.faults import NOT_COMMITTED, ErrorKind
 from towline.kafka.markers import ANY_QUERY, NO_BATCH, Marker, MarkerVerdict, TaskRefusal, compare_marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
-from towline.kafka.producers import AttemptError, TransactionalProducer
+from towline.kafka.producers import AttemptError, KafkaProducer, TransactionalProducer
 from towline.kafka.recordcheck import RecordCheck, RefusalLearner, has_learned_limits, require_topics
 from towline.sinks import Task
 
@@ -130,73 +130,60 @@ class AtLeastOnce(Delivery):
         if self.settings.dead_letter_topic is None and has_learned_limits(self.settings):
             buffer.read_all()
         while True:
-            record_check = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
+            check = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
             rows = iter(buffer)
             first_batches = [*islice(rows, 1)]
-            record_check.check_batches(buffer.batches or first_batches)  # all buffered ones, before any is written
-            size_settings = (
-                record_check.size_settings(self.origin.rate)
-                if learner.unclear_refusal is None
-                else {"batch.num.messages": "1"}
-            )
-            settings = replace(
-                self.settings, client={**self.settings.client, "message.timeout.ms": "0", **size_settings}
-            )
+            check.check_batches(buffer.batches or first_batches)  # all buffered ones, before any is written
+            sizing = {"batch.num.messages": "1"} if learner.refusal else check.batch_settings(self.origin.rate)
+            settings = replace(self.settings, client={**self.settings.client, "message.timeout.ms": "0", **sizing})
             try:
                 with producers.pooled_producer(settings) as client:
-                    return self._write(client, record_check, chain(first_batches, rows), learner)
+                    return self._write(client, check, chain(first_batches, rows), learner)
             except AttemptError as error:
                 learner.learn(error)
                 if not buffer.read_all():
                     raise error.final_error from None
 
     def _write(
-        self,
-        client: producers.KafkaProducer,
-        record_check: RecordCheck,
-        batches: Iterable[Any],
-        learner: RefusalLearner,
+        self, client: KafkaProducer, check: RecordCheck, batches: Iterable[Any], learner: RefusalLearner
     ) -> DeliveryResult:
         rows = size = 0
         started_at = time.perf_counter()
         try:
             for batch in batches:
-                record_check.check_batches([batch])
-                batch_rows = record_check.checked_rows(batch)
+                check.check_batches([batch])
+                batch_rows = check.checked_rows(batch)
                 rows += batch_rows.size
                 size += batch_rows.bytes
-                if (refusal := learner.unclear_refusal) is not None:
-                    single_records = client.one_per_request(batch_rows.records, refusal.topic, record_check.record_size)
+                if (refusal := learner.refusal) is not None:
+                    single_records = client.one_per_request(batch_rows.records, refusal.topic, check.record_size)
                     batch_rows = batch_rows._replace(records=single_records)
                 client.send(batch_rows)
-                if client.failure_count and learner.unclear_refusal is None:
+                if client.failure_count and learner.refusal is None:
                     break
             pending_count = client.flush(self.settings.timeout_s)
         except producers.QueueStuck:
             pending_count = client.pending
         except faults.CLIENT_ERRORS as error:
-            raise AttemptError(faults.fatal_client_error(self.settings.servers, error), client.refused_record) from None
+            raise AttemptError(faults.fatal_client_error(self.settings.servers, error), client.refusal) from None
         if failed_count := pending_count + client.failure_count:
-            raise AttemptError(self._delivery_error(client, failed_count, rows), client.refused_record)
-        if learner.unclear_refusal is not None:  # Kafka took each record alone
+            raise AttemptError(self._delivery_error(client, failed_count, rows), client.refusal)
+        if learner.refusal is not None:  # Kafka took each record alone
             learner.resolve_refusal()
-        dead_letters = record_check.dead_letters
-        return DeliveryResult(
-            rows - dead_letters, size, dead_lettered=dead_letters, seconds=time.perf_counter() - started_at
-        )
+        dead_letters = check.dead_letters
+        seconds = time.perf_counter() - started_at
+        return DeliveryResult(rows - dead_letters, size, dead_lettered=dead_letters, seconds=seconds)
 
-    def _delivery_error(self, client: producers.KafkaProducer, failed_count: int, rows: int) -> KafkaError:
+    def _delivery_error(self, client: KafkaProducer, failed_count: int, rows: int) -> KafkaError:
         """Return TL-K02: Kafka did not acknowledge records in time; or TL-K03: it refused them."""
-        failed_record, reason = client.failed_record, client.last_error.reason
-        if failed_record is None or faults.is_kind(failed_record.error, ErrorKind.TIMEOUT):
+        failure, reason = client.failure, client.last_error.reason
+        if failure is None or faults.is_kind(failure.error, ErrorKind.TIMEOUT):
             time_limit = f"within {self.settings.timeout_s:g} s{reason and f': {reason}'}"
             problem = f"Kafka did not take {failed_count:,} of {rows:,} records {time_limit}"
             return KafkaError("TL-K02", self.settings.servers, problem, f"Is it up and reachable? {NOT_COMMITTED}")
-        reason = f'the first for topic "{failed_record.topic}": {faults.error_text(failed_record.error)}'
+        reason = f'the first for topic "{failure.topic}": {faults.error_text(failure.error)}'
         problem = f"Kafka refused {failed_count:,} of {rows:,} records, {reason}"
-        return KafkaError(
-            "TL-K03", self.settings.servers, problem, faults.remedy_for(faults.error_name(failed_record.error))
-        )
+        return KafkaError("TL-K03", self.settings.servers, problem, faults.remedy_for(faults.error_name(failure.error)))
 
 
 class _RowBuffer:
@@ -238,12 +225,12 @@ class AtMostOnce(Delivery):
             return _count_rows(batches, f"attempt {task.attempt + 1} of a task writes nothing")
         rows = size = sent_rows = 0
         unread_batches = iter(batches)
-        drop_reason, record_check = "", RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
+        drop_reason, check = "", RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
         with producers.pooled_producer(self.settings) as client:
             try:
                 for batch in unread_batches:
                     has_faults = self.columns.row_faults(batch) is not None
-                    batch_rows = record_check.checked_rows(batch) if has_faults else self.columns.rows(batch)
+                    batch_rows = check.checked_rows(batch) if has_faults else self.columns.rows(batch)
                     rows, size = rows + batch_rows.size, size + batch_rows.bytes
                     require_topics(self.settings, batch_rows.topics)
                     client.send(batch_rows)
@@ -256,16 +243,11 @@ class AtMostOnce(Delivery):
             unsent = _count_rows(unread_batches)
             delivered_rows = max(0, sent_rows - client.pending - client.failure_count)
             if dropped_rows := rows + unsent.dropped_rows - delivered_rows:
-                client.is_healthy, failed_record = False, client.failed_record
-                drop_reason = drop_reason or (
-                    "Kafka did not take them in time"
-                    if failed_record is None
-                    else faults.error_text(failed_record.error)
-                )
-        dead_letters = min(record_check.dead_letters, delivered_rows)
-        return DeliveryResult(
-            delivered_rows - dead_letters, size + unsent.bytes, dropped_rows, drop_reason, dead_letters
-        )
+                client.is_healthy, failure = False, client.failure
+                late = "Kafka did not take them in time"
+                drop_reason = drop_reason or (faults.error_text(failure.error) if failure else late)
+        letters = min(check.dead_letters, delivered_rows)
+        return DeliveryResult(delivered_rows - letters, size + unsent.bytes, dropped_rows, drop_reason, letters)
 
 
 def _count_rows(batches: Iterable[Any], drop_reason: str = "") -> DeliveryResult:
@@ -288,11 +270,9 @@ class ExactlyOnce(Delivery):
                 environment; TL-K28 Kafka is too slow; TL-K29 it refuses records of too many kinds.
             ConfigError: A secret can't be read here.
         """
-        newest_batch = self.origin.newest_batch
-        if task.batch is not None and newest_batch is not None and newest_batch != task.batch:
-            problem = (
-                f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest_batch}"
-            )
+        newest = self.origin.newest_batch
+        if task.batch is not None and newest is not None and newest != task.batch:
+            problem = f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest}"
             remedy = (
                 "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
             )
@@ -303,15 +283,13 @@ class ExactlyOnce(Delivery):
         # The job id of a batch query separates two queries of one sink, and lets attempts of a task fence each other.
         sink_name = f"{store.sink_id}.{self.origin.job_id}" if task.batch is None else store.sink_id
         # Without the topics' limits, which are unknown before the rows are read.
-        size_settings = RecordCheck(self.settings, self.columns, "").size_settings(self.origin.rate)
-        starting_producer = producers.StartingProducer(
-            self.settings, self.settings.transactional_id(sink_name, task.partition), size_settings
-        )
-        with closing(starting_producer), Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
+        sizing = RecordCheck(self.settings, self.columns, "").batch_settings(self.origin.rate)
+        transactional_id = self.settings.transactional_id(sink_name, task.partition)
+        starting = producers.StartingProducer(self.settings, transactional_id, sizing)
+        with closing(starting), Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
-            return _BatchWriter(
-                self, task, store, spool, starting_producer, RefusalLearner(self.settings), self.origin.rate
-            ).persist()
+            learner = RefusalLearner(self.settings)
+            return _BatchWriter(self, task, store, spool, starting, learner, self.origin.rate).persist()
 
     def _refuse_task(self, task: Task, store: MarkerStore) -> KafkaError:
         """Record in the marker that the batch has too many tasks, so that partition 0 never passes for all of it."""
@@ -354,7 +332,7 @@ class _BatchWriter:
     task: Task
     store: MarkerStore
     spool: Spool
-    starting_producer: producers.StartingProducer
+    starting: producers.StartingProducer
     learner: RefusalLearner
     rate: float | None
 
@@ -365,7 +343,7 @@ class _BatchWriter:
             try:
                 return self._attempt()
             except AttemptError as error:
-                if error.refused_record is not None:
+                if error.refusal is not None:
                     self.learner.learn(error)
                     continue
                 remaining_attempts -= error.rate is None
@@ -380,19 +358,19 @@ class _BatchWriter:
         return self._longer_timeouts() != old_timeouts
 
     def _attempt(self) -> DeliveryResult:
-        if self.learner.unclear_refusal is not None:
+        if self.learner.refusal is not None:
             self._probe_refusal(self._check_records())
-        record_check, task = self._check_records(), self.task
+        check, task = self._check_records(), self.task
         if task.batch is not None:
             self.store.ensure_topic()
-        producer = self._take_producer(record_check)
+        producer = self._take_producer(check)
         try:
             if task.batch is None:  # a batch query: nothing can be skipped
-                return self._write(producer, record_check, None)
+                return self._write(producer, check, None)
             marker = self.store.read_marker(task.partition)
             verdict = compare_marker(marker, task, self.sink.settings.parallelism, self.sink.origin.hashes)
             if verdict is MarkerVerdict.WRITE:
-                return self._write(producer, record_check, marker)
+                return self._write(producer, check, marker)
             return self._skip(verdict, marker)
         except BaseException:
             # Also for KeyboardInterrupt and a stopped query: an open transaction would block every reader.
@@ -406,49 +384,41 @@ class _BatchWriter:
         max_transaction_ms = self.store.admin.max_transaction_ms if max_ms is None else lambda: max_ms
         return producers.longer_timeouts(self.sink.settings, self.spool.size, self.rate, max_transaction_ms)
 
-    def _take_producer(self, record_check: RecordCheck) -> TransactionalProducer:
+    def _take_producer(self, check: RecordCheck) -> TransactionalProducer:
         max_ms: int | None = None
         while True:
             timeouts = self._longer_timeouts(max_ms)
             try:
-                return self.starting_producer.take({**record_check.size_settings(self.rate), **timeouts})
+                return self.starting.take({**check.batch_settings(self.rate), **timeouts})
             except KafkaError as error:
                 if not timeouts or error.code != "TL-K20":
                     raise
                 max_ms = int(timeouts[producers.MESSAGE_TIMEOUT]) // 2  # the cluster does not allow it
 
-    def _probe_refusal(self, record_check: RecordCheck) -> None:
+    def _probe_refusal(self, check: RecordCheck) -> None:
         """Send the topic with the unclear refusal one record per request, up to the first refusal; commits nothing.
 
         All go to one partition, to keep their order: too large records smallest first, else those without key first.
         """
-        assert self.learner.unclear_refusal is not None, "there was a refusal"
-        topic = self.learner.unclear_refusal.topic
+        assert self.learner.refusal is not None, "there was a refusal"
+        topic = self.learner.refusal.topic
 
         def records(*, has_key: bool) -> Iterator[Record]:
-            rows = (
-                record
-                for batch in self.spool
-                for record in record_check.checked_rows(batch).records
-                if record[0] == topic
-            )
+            rows = (row for batch in self.spool for row in check.checked_rows(batch).records if row[0] == topic)
             return ((*record[:3], 0, *record[4:]) for record in rows if (record[2] is not None) is has_key)
 
         probe_order: Iterable[Record] = chain(records(has_key=False), records(has_key=True))
         if self.learner.is_size_refusal:
-            records_by_size = {record_check.record_size(record): record for record in probe_order}
+            records_by_size = {check.record_size(record): record for record in probe_order}
             probe_order = map(records_by_size.__getitem__, sorted(records_by_size))
-        producer = self.starting_producer.take({**record_check.size_settings(self.rate), "batch.num.messages": "1"})
+        producer = self.starting.take({**check.batch_settings(self.rate), "batch.num.messages": "1"})
         try:
             producer.begin()
             with suppress(AttemptError, *faults.CLIENT_ERRORS):  # raised after the first refusal
-                producer.write(
-                    Rows(
-                        0, 0, frozenset({topic}), producer.one_per_request(probe_order, topic, record_check.record_size)
-                    )
-                )
+                probes = producer.one_per_request(probe_order, topic, check.record_size)
+                producer.write(Rows(0, 0, frozenset({topic}), probes))
                 producer.flush(self.sink.settings.timeout_s, until_failure=True)
-            self.learner.resolve_refusal(producer.refused_record)
+            self.learner.resolve_refusal(producer.refusal)
         finally:
             producer.close()
 
@@ -473,36 +443,28 @@ class _BatchWriter:
             marker_step=marker.step(has_previous=not has_manual_marker),
         )
 
-    def _write(
-        self, producer: TransactionalProducer, record_check: RecordCheck, previous: Marker | None
-    ) -> DeliveryResult:
+    def _write(self, producer: TransactionalProducer, check: RecordCheck, previous: Marker | None) -> DeliveryResult:
         rows = size = 0
-        task, hashes, marker_step = self.task, self.sink.origin.hashes, None
+        task, hashes, step = self.task, self.sink.origin.hashes, None
         # A replay is compared with the checksum; it is computed before the transaction is open.
         needs_checksum = task.batch is not None and self.sink.settings.verifies(same_offsets=task.batch in hashes)
         crc = self.spool.crc() if needs_checksum else None
         started_at = time.perf_counter()
         producer.begin()
         for batch in self.spool:
-            batch_rows = record_check.checked_rows(batch)
+            batch_rows = check.checked_rows(batch)
             producer.write(batch_rows)
             rows, size = rows + batch_rows.size, size + batch_rows.bytes
-        dead_letters = record_check.dead_letters
+        dead_letters = check.dead_letters
         if task.batch is not None:
-            parallelism, writer, offsets = (
-                self.sink.settings.parallelism,
-                task.query or ANY_QUERY,
-                hashes.get(task.batch),
-            )
-            marker = Marker(task.batch, parallelism, rows, crc, writer, offsets, dead_letters)
+            parallelism, writer = self.sink.settings.parallelism, task.query or ANY_QUERY
+            marker = Marker(task.batch, parallelism, rows, crc, writer, hashes.get(task.batch), dead_letters)
             marker = marker.with_totals_after(previous)
             producer.write_marker(self.store.topic, task.partition, self.store.key(task.partition), marker)
-            marker_step = marker.step(has_previous=previous is not None and previous.writer != ANY_QUERY)
+            step = marker.step(has_previous=previous is not None and previous.writer != ANY_QUERY)
         producer.commit()
         seconds = time.perf_counter() - started_at
-        return DeliveryResult(
-            rows - dead_letters, size, dead_lettered=dead_letters, seconds=seconds, marker_step=marker_step
-        )
+        return DeliveryResult(rows - dead_letters, size, dead_lettered=dead_letters, seconds=seconds, marker_step=step)
 
 
 def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> Delivery:
@@ -545,10 +507,8 @@ def batch_origin(settings: SinkSettings, checkpoint_path: str) -> BatchOrigin:
     sink_id = settings.sink_id or checkpoint.query_id
     if sink_id and newest_batch == 0 and checkpoint.last_committed_batch() is None:
         _check_first_batch(settings, MarkerStore(settings, sink_id), checkpoint)
-    batches = (newest_batch - 1, newest_batch)
-    return BatchOrigin(
-        newest_batch=newest_batch, hashes={batch: text for batch in batches if (text := checkpoint.offsets_hash(batch))}
-    )
+    hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest_batch - 1, newest_batch)}
+    return BatchOrigin(newest_batch=newest_batch, hashes={batch: text for batch, text in hashes.items() if text})
 
 
 def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint) -> None:
@@ -586,10 +546,9 @@ def checksum(batch: Any) -> int:
     So they are joined in C: one object and one call a row instead of three.
     """
     columns = [_large_binary(batch.column(name)) for name in ("topic", "key", "value") if name in batch.schema.names]
-    joined_columns = (
-        columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
-    )
-    return sum(map(crc32c, joined_columns.to_pylist()))
+    empty = pa.scalar(b"", pa.large_binary())
+    joined = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, empty)
+    return sum(map(crc32c, joined.to_pylist()))
 
 
 def _large_binary(column: Any) -> Any:

@@ -146,10 +146,8 @@ def unreachable_error(servers: str, waited_s: float, reason: str, *, rows: bool 
 def missing_topics_error(servers: str, topics: Iterable[str]) -> KafkaError:
     """Return TL-K04 for topics that do not exist; they are never created by a typo."""
     names = sorted(topics)
-    topic_list = ", ".join(f'"{name}"' for name in names[:5]) + (
-        f" and {len(names) - 5} more" if len(names) > 5 else ""
-    )
-    problem = f"topic {topic_list} does not exist, or this user may not see it"
+    shown = ", ".join(f'"{name}"' for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    problem = f"topic {shown} does not exist, or this user may not see it"
     # A message may have chosen the name, and a person may copy the command.
     remedy = f"Create it: kafka-topics.sh --bootstrap-server {servers} --create --topic {shlex.quote(names[0])}"
     return KafkaError("TL-K04", servers, problem, f"{remedy} --partitions N --replication-factor N.")
@@ -165,10 +163,7 @@ def bad_record_error(servers: str, topic: str | None, reason: str, detail: str) 
     is_too_large = reason == "too_large"
     correction = _REMEDIES["MSG_SIZE_TOO_LARGE"] if is_too_large else "Correct it."
     problem = f'a record for topic "{topic}" can not be written: {detail}'
-    remedy = (
-        f"{correction} A deadLetterTopic, which at_most_once does without, keeps every byte of such records. "
-        f"{NOT_COMMITTED}"
-    )
+    remedy = f"{correction} A deadLetterTopic, but for at_most_once, keeps every byte of such records. {NOT_COMMITTED}"
     return KafkaError("TL-K05" if is_too_large else "TL-K06", servers, problem, remedy)
 
 

@@ -65,12 +65,8 @@ class MarkerStep(NamedTuple):
 
 def _sum_totals(totals: Sequence[MarkerTotals | None]) -> MarkerTotals | None:
     """Sum totals; None where one of them is unknown, or there are none."""
-    known_totals = [partition_totals for partition_totals in totals if partition_totals is not None]
-    return (
-        MarkerTotals(*map(sum, zip(*known_totals, strict=True)))
-        if known_totals and len(known_totals) == len(totals)
-        else None
-    )
+    known = [pair for pair in totals if pair is not None]
+    return MarkerTotals(*map(sum, zip(*known, strict=True))) if known and len(known) == len(totals) else None
 
 
 @dataclass(frozen=True)

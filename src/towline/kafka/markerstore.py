@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from towline.sinks import Task
 
 #: Records from the end that the first scan reads: a marker, the control records of its transaction, and some more.
-_FIRST_SCAN_RECORDS: Final = 16
+_FIRST_SCAN: Final = 16
 #: Settings of a consumer of markers, or of dead letters; it commits nothing.
 READER_CONFIG: Final[Mapping[str, Any]] = {
     # Kafka may send a consumer with a rack to a follower, whose end offset lags behind the leader's (KIP-392).
@@ -74,12 +74,8 @@ class MarkerStore:
     def mismatch_error(self, verdict: MarkerVerdict, marker: Marker | None, task: Task) -> KafkaError:
         """Return the error of a marker that forbids to write: TL-K10 to TL-K18."""
         marker, to = marker or Marker(NO_BATCH, 1, writer="unknown"), (task.batch or 0) - 1
-        sink_values: dict[str, Any] = {
-            "topic": self.topic,
-            "command": self.command_options,
-            "n": self._settings.parallelism,
-        }
-        values = {**sink_values, "m": marker, "t": task, "after": marker.batch + 1, "to": to}
+        sink: dict[str, Any] = {"topic": self.topic, "command": self.command_options, "n": self._settings.parallelism}
+        values = {**sink, "m": marker, "t": task, "after": marker.batch + 1, "to": to}
         code, problem, remedy = verdict.value
         return KafkaError(code, self._location, problem.format(**values), remedy.format(**values))
 
@@ -104,25 +100,23 @@ class MarkerStore:
         Raises:
             KafkaError: TL-K22 missing, not compacted or too few partitions; TL-K09 it can't be created; TL-K01.
         """
-        limits, required_partitions = self._topic_limits(), self._settings.parallelism
+        limits, partitions = self._topic_limits(), self._settings.parallelism
         if limits is None and self._settings.create_marker_topic:
-            self.admin.create({self.topic: required_partitions}, config=_TOPIC_CONFIG)
+            self.admin.create({self.topic: partitions}, config=_TOPIC_CONFIG)
             # In a cluster the next broker may not know the topic yet.
             limits = wait_until(self._topic_limits, self._settings.timeout_s, pause_s=0.1)
         command = f"kafka-topics.sh --bootstrap-server {self._settings.servers}"
         if limits is None:
             problem = f'the marker topic "{self.topic}" does not exist, or this user may not see it'
-            remedy = f"Create it: {command} --create --topic {self.topic} --partitions {required_partitions}"
+            remedy = f"Create it: {command} --create --topic {self.topic} --partitions {partitions}"
             raise self._unusable_error(problem, f"{remedy} --config cleanup.policy=compact")
         if limits.cleanup_policy and limits.cleanup_policy.strip() != "compact":
-            problem = (
-                f'the marker topic "{self.topic}" has cleanup.policy={limits.cleanup_policy}, which deletes markers'
-            )
+            problem = f'the marker topic "{self.topic}" has cleanup.policy={limits.cleanup_policy}: it deletes markers'
             raise self._unusable_error(problem, "Set it to compact.")
-        if limits.partitions < required_partitions:
+        if limits.partitions < partitions:
             problem = f'the marker topic "{self.topic}" has {limits.partitions} partitions'
-            remedy = f"{command} --alter --topic {self.topic} --partitions {required_partitions}"
-            raise self._unusable_error(f"{problem}, parallelism {required_partitions} needs as many", remedy)
+            remedy = f"{command} --alter --topic {self.topic} --partitions {partitions}"
+            raise self._unusable_error(f"{problem}, parallelism {partitions} needs as many", remedy)
 
     def _topic_limits(self) -> TopicLimits | None:
         return recordcheck.topic_limits(self._settings, [self.topic]).get(self.topic)
@@ -140,12 +134,12 @@ class MarkerStore:
             KafkaError: TL-K01 no answer in time, TL-K22 it can't be read or decoded, TL-K27 the log ends before its
                 leader's end offset, or before an end offset seen earlier.
         """
-        topic_partition = TopicPartition(self.topic, partition)
+        tp = TopicPartition(self.topic, partition)
         started_at = time.monotonic()
         try:
             # One per process: a new connection for every batch would cost 10 ms.
             with pooled_client(_consumers, frozenset(self._settings.client.items()), self._new_consumer) as consumer:
-                value = self._last_value(consumer, topic_partition)
+                value = self._last_value(consumer, tp)
                 consumer.unassign()  # else it would go on fetching between batches
         except faults.CLIENT_ERRORS as error:
             waited_s, reason = time.monotonic() - started_at, faults.error_text(error)
@@ -164,28 +158,26 @@ class MarkerStore:
         config = {**READER_CONFIG, "group.id": f"towline-{uuid.uuid4()}", "error_cb": lambda _error: None}
         return connect(Consumer, self._settings.client, config, FORMAT)
 
-    def _last_value(self, consumer: Any, topic_partition: TopicPartition) -> bytes | None:
+    def _last_value(self, consumer: Any, tp: TopicPartition) -> bytes | None:
         """Return the value of the partition's last marker, scanning ever further back from the last stable offset."""
         deadline = time.monotonic() + self._settings.timeout_s
         # Asks the leader for the last stable offset: librdkafka sends its isolation level in ListOffsets (KIP-98).
-        low, high = watermarks(consumer, topic_partition, self._settings.timeout_s)
-        partition_key = (self._settings.servers, self.topic, topic_partition.partition)
-        if high < _highest_ends.get(partition_key, 0):
-            raise self._truncated_error(
-                topic_partition, f"ends at {high}, and ended at {_highest_ends[partition_key]} before"
-            )
-        _highest_ends[partition_key] = high
-        scan_records = _FIRST_SCAN_RECORDS
+        low, high = watermarks(consumer, tp, self._settings.timeout_s)
+        end_key = (self._settings.servers, self.topic, tp.partition)
+        if high < _highest_ends.get(end_key, 0):
+            raise self._truncated_error(tp, f"ends at {high}, and ended at {_highest_ends[end_key]} before")
+        _highest_ends[end_key] = high
+        scan_records = _FIRST_SCAN
         while high > low:
             start = max(low, high - scan_records)
-            has_marker, value = self._scan(consumer, topic_partition, (start, high), deadline)
+            has_marker, value = self._scan(consumer, tp, (start, high), deadline)
             if has_marker or start == low:
                 return value
             scan_records *= 16
         return None
 
     def _scan(
-        self, consumer: Any, topic_partition: TopicPartition, offset_range: tuple[int, int], deadline: float
+        self, consumer: Any, tp: TopicPartition, offset_range: tuple[int, int], deadline: float
     ) -> tuple[bool, bytes | None]:
         """Scan an offset range for the marker key; return whether it was there, and its last value.
 
@@ -193,16 +185,14 @@ class MarkerStore:
         """
         start, leader_end = offset_range
         end = start
-        key = self.key(topic_partition.partition).encode()
+        key = self.key(tp.partition).encode()
         has_marker, value = False, None
-        consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, start)])
+        consumer.assign([TopicPartition(tp.topic, tp.partition, start)])
         while True:
             message = consumer.poll(0.5)
             if message is None:
                 if time.monotonic() > deadline:
-                    raise self._truncated_error(
-                        topic_partition, f"could be read up to {end}, and its leader has {leader_end}"
-                    )
+                    raise self._truncated_error(tp, f"could be read up to {end}, and its leader has {leader_end}")
                 continue
             error = message.error()
             name = "" if error is None else error.name()
@@ -215,19 +205,16 @@ class MarkerStore:
             if not name and message.key() == key:
                 has_marker, value = True, message.value()
 
-    def _truncated_error(self, topic_partition: TopicPartition, detail: str) -> KafkaError:
+    def _truncated_error(self, tp: TopicPartition, detail: str) -> KafkaError:
         """Return TL-K27: the log is shorter than expected, so the last marker is not certain."""
-        problem = f'partition {topic_partition.partition} of the marker topic "{self.topic}" {detail}'
-        remedy = (
-            "If it stays: was there an unclean leader election? Restart the application if the topic was recreated."
-        )
+        problem = f'partition {tp.partition} of the marker topic "{self.topic}" {detail}'
+        remedy = "If it stays: was there an unclean leader election? If the topic was recreated, restart the process."
         return KafkaError("TL-K27", self._settings.servers, problem, remedy)
 
     def read_markers(self) -> dict[int, Marker | None]:
         """Return the markers of all partitions of the topic, empty if it does not exist; raises as `read_marker`."""
-        return {
-            partition: self.read_marker(partition) for partition in range(self.admin.info().topics.get(self.topic, 0))
-        }
+        count = self.admin.info().topics.get(self.topic, 0)
+        return {partition: self.read_marker(partition) for partition in range(count)}
 
     def rewrite(
         self, partition: int, revise: Callable[[Marker | None], Marker | None], *, ignore_damaged: bool = False

@@ -171,25 +171,19 @@ class SinkSettings:
                 the errors of `check_client`.
         """
         texts = {key.lower(): text for key, text in without_table_properties(options).items()}
-        client_options = {
-            key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]
-        }
+        client_options = {key.removeprefix("kafka."): texts.pop(key) for key in [*texts] if key.startswith("kafka.")}
         parsed_options = _FORMAT.parse(texts)
         values = parsed_options.values(_OPTIONS)
         guarantee: Guarantee = values.setdefault("guarantee", Guarantee.EXACTLY_ONCE)
         _check_guarantee(guarantee, parsed_options, client_options)
-        client_options, original_names = translate_java_settings(client_options, FORMAT)
+        client_options, aliases = translate_java_settings(client_options, FORMAT)
         if (deadline := client_options.pop("message.timeout.ms", None)) is not None:  # Java's delivery.timeout.ms
             if "deliveryTimeout" in parsed_options:
                 raise _contradiction('options "kafka.delivery.timeout.ms" and "deliveryTimeout" set the same value')
             values["timeout_s"] = int(deadline) / 1000
         timeout_s: float = values.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
-        client = {
-            **CLIENT_DEFAULTS,
-            **policy(guarantee).kafka_settings,
-            **client_options,
-            "message.timeout.ms": str(int(timeout_s * 1000)),
-        }
+        client = {**CLIENT_DEFAULTS, **policy(guarantee).kafka_settings, **client_options}
+        client["message.timeout.ms"] = str(int(timeout_s * 1000))
         max_bytes = client.get("message.max.bytes", "").strip()
         # A queue that one record fills would take one record at a time, or never this one.
         if max_bytes.isdecimal() and _QUEUE_KBYTES not in client_options:
@@ -201,7 +195,7 @@ class SinkSettings:
                 option = f'option "kafka.transaction.timeout.ms" = {timeout_ms}'
                 problem = f"{option} is shorter than deliveryTimeout, {timeout_s:g} s"
                 raise _contradiction(problem, "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.")
-        check_client(client, FORMAT, original_names=original_names)
+        check_client(client, FORMAT, aliases=aliases)
         values["sink_id"] = _sink_id(parsed_options)
         gather = policy(guarantee).transactions and "parallelism" not in parsed_options
         settings = cls(servers=client["bootstrap.servers"], client=client, gather=gather, **values)

@@ -59,6 +59,7 @@ _DEFAULT_RATE: Final = 4 << 20
 #: A transaction's time-out: its usual one, and this many times the time its records take at the last rate.
 _TIME_FACTOR: Final = 1.5
 _TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 MESSAGE_TIMEOUT: Final = "message.timeout.ms"
 #: Settings of every producer, beside the sink's.
 PRODUCER_CONFIG: Final[Mapping[str, Any]] = {"delivery.report.only.error": True}
@@ -71,7 +72,7 @@ class KafkaProducer:
         ConfigError: A secret can't be read, or TLS material is unusable (TL-C45, TL-C46).
     """
 
-    def __init__(self, settings: SinkSettings, extra: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, settings: SinkSettings, extra: Mapping[str, str] = _EMPTY) -> None:
         self._settings = settings
         #: The last connection error, for calls that fail without a cause.
         self.last_error = LastConnectionError()
@@ -85,7 +86,7 @@ class KafkaProducer:
         """Clear the delivery reports of an earlier task."""
         #: Failed records of this task; and the first refused one, else the last one that timed out.
         self.failure_count = 0
-        self.failed_record: FailedRecord | None = None
+        self.failure: FailedRecord | None = None
         #: Whether another task may use it.
         self.is_healthy = True
         self.last_error.reason = ""
@@ -94,30 +95,24 @@ class KafkaProducer:
         if error is None:
             return
         self.failure_count += 1
-        replaces = self.failed_record is None or faults.is_kind(self.failed_record.error, ErrorKind.TIMEOUT)
+        replaces = self.failure is None or faults.is_kind(self.failure.error, ErrorKind.TIMEOUT)
         if replaces and faults.error_name(error) != "_INVALID_DIFFERENT_RECORD":
-            self.failed_record = FailedRecord(message.topic(), error)
-        if size is not None and self.failed_record is not None:
-            self.failed_record = self.failed_record.learn_limits(error, message, size)
+            self.failure = FailedRecord(message.topic(), error)
+        if size is not None and self.failure is not None:
+            self.failure = self.failure.learn_limits(error, message, size)
 
     @property
-    def refused_record(self) -> FailedRecord | None:
+    def refusal(self) -> FailedRecord | None:
         """The failed record, if Kafka refused the record itself: invalid or too large."""
-        record = self.failed_record
-        return (
-            record
-            if record is not None and faults.is_kind(record.error, ErrorKind.INVALID_RECORD, ErrorKind.TOO_LARGE)
-            else None
-        )
+        record = self.failure
+        refused = record is not None and faults.is_kind(record.error, ErrorKind.INVALID_RECORD, ErrorKind.TOO_LARGE)
+        return record if refused else None
 
     def one_per_request(self, records: Iterable[Record], topic: str, size: Callable[[Record], int]) -> Iterator[Record]:
         """Yield records to be sent one per request; the failure of a record of the topic is reported with its size."""
         for record in records:
-            yield (
-                (*record[:4], partial(self._report, size=size(record)), None, *record[6:])
-                if record[0] == topic
-                else record
-            )
+            report = partial(self._report, size=size(record))
+            yield (*record[:4], report, None, *record[6:]) if record[0] == topic else record
 
     @property
     def pending(self) -> int:
@@ -218,7 +213,7 @@ def pooled_producer(settings: SinkSettings) -> Iterator[KafkaProducer]:
 
 
 def longer_timeouts(
-    settings: SinkSettings, size: int, rate: float | None, max_transaction_ms: Callable[[], int]
+    settings: SinkSettings, size: int, rate: float | None, longest_ms: Callable[[], int]
 ) -> dict[str, str]:
     """Return longer time-outs for a transaction expected to take over half of its usual time; empty for others.
 
@@ -229,22 +224,18 @@ def longer_timeouts(
         settings: The sink's settings.
         size: Bytes of its records.
         rate: Kafka's throughput in bytes/s; None where unknown.
-        max_transaction_ms: Returns the longest transaction that the cluster allows, in ms.
+        longest_ms: Returns the longest transaction that the cluster allows, in ms.
     """
     usual_ms, configured_ms = int(settings.client[MESSAGE_TIMEOUT]), int(settings.client[_TRANSACTION_TIMEOUT])
     expected_ms = 1000 * size / (rate or _DEFAULT_RATE)
     if expected_ms <= usual_ms / 2:
         return {}
-    needed_ms = min(
-        int(usual_ms + _TIME_FACTOR * expected_ms),
-        max_transaction_ms(),
-        *([configured_ms] if configured_ms > usual_ms else []),
-    )
-    return (
-        {_TRANSACTION_TIMEOUT: str(max(configured_ms, needed_ms)), MESSAGE_TIMEOUT: str(needed_ms)}
-        if needed_ms > usual_ms
-        else {}
-    )
+    needed_ms = min(int(usual_ms + _TIME_FACTOR * expected_ms), longest_ms())
+    if configured_ms > usual_ms:
+        needed_ms = min(needed_ms, configured_ms)
+    if needed_ms <= usual_ms:
+        return {}
+    return {_TRANSACTION_TIMEOUT: str(max(configured_ms, needed_ms)), MESSAGE_TIMEOUT: str(needed_ms)}
 
 
 class AttemptError(KafkaError):
@@ -252,15 +243,13 @@ class AttemptError(KafkaError):
 
     Args:
         error: The error to raise if no other attempt follows.
-        refused_record: The record that Kafka refused in it, if any.
+        refusal: The record that Kafka refused in it, if any.
         rate: Kafka's throughput in bytes/s, if it was too slow; else None.
     """
 
-    def __init__(
-        self, error: KafkaError, refused_record: FailedRecord | None = None, rate: float | None = None
-    ) -> None:
+    def __init__(self, error: KafkaError, refusal: FailedRecord | None = None, rate: float | None = None) -> None:
         super().__init__(error.code, error.location, error.problem, error.remedy)
-        self.refused_record, self.rate = refused_record, rate
+        self.refusal, self.rate = refusal, rate
 
     @property
     def final_error(self) -> KafkaError:
@@ -271,9 +260,7 @@ class AttemptError(KafkaError):
 class TransactionalProducer(KafkaProducer):
     """Producer with a transactional id, which fences older producers; raises as `KafkaProducer` and `start`."""
 
-    def __init__(
-        self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = _EMPTY) -> None:
         super().__init__(settings, {**extra, "transactional.id": transactional_id})
         self.transactional_id = transactional_id
         self.extra = dict(extra)
@@ -309,9 +296,8 @@ class TransactionalProducer(KafkaProducer):
             with contextlib.suppress(*faults.CLIENT_ERRORS):
                 self._producer.poll(0)  # serves error_cb, which a blocking look-up does not
             reason = self.last_error.reason or faults.error_text(error)
-            raise faults.unreachable_error(
-                self._settings.servers, time.monotonic() - started_at, reason, rows=True
-            ) from None
+            waited_s = time.monotonic() - started_at
+            raise faults.unreachable_error(self._settings.servers, waited_s, reason, rows=True) from None
 
     def begin(self) -> None:
         """Open a transaction; its time-out at the broker starts with the first record."""
@@ -320,9 +306,8 @@ class TransactionalProducer(KafkaProducer):
             self._producer.begin_transaction()
         self._in_transaction, self._topics = True, set()
         self._record_count, self._byte_count, self._started_at = 0, 0, time.monotonic()
-        self.deadline = (
-            self._started_at + self._time_limit_s - min(_ABORT_MARGIN_S, _ABORT_MARGIN_SHARE * self._time_limit_s)
-        )
+        limit_s = self._time_limit_s
+        self.deadline = self._started_at + limit_s - min(_ABORT_MARGIN_S, _ABORT_MARGIN_SHARE * limit_s)
 
     def write(self, rows: Rows) -> None:
         """Send rows within the transaction.
@@ -395,7 +380,7 @@ class TransactionalProducer(KafkaProducer):
             too_slow = self._too_slow_error()
             self.abort()
             # A refused record gets another attempt too: it may have been checked against outdated limits.
-            return too_slow or AttemptError(self._aborted_error(step, error), self.refused_record)
+            return too_slow or AttemptError(self._aborted_error(step, error), self.refusal)
         # The next producer finds out the outcome: an abort now could reach Kafka after the commit.
         self._in_transaction = False
         if verdict is TransactionVerdict.FENCED:
@@ -415,17 +400,15 @@ class TransactionalProducer(KafkaProducer):
 
     def _aborted_error(self, step: str, error: BaseException) -> KafkaError:
         """Return TL-K20, with the most informative failed record: one bad record ruins its transaction."""
-        name, reason, failed_record = faults.error_name(error), faults.error_text(error), self.failed_record
+        name, reason, failure = faults.error_name(error), faults.error_text(error), self.failure
         if name == "TOPIC_AUTHORIZATION_FAILED":  # Kafka does not name the topic
             with contextlib.suppress(KafkaError):
                 denied_topics = KafkaAdmin(self._settings.client, _ABORT_TIMEOUT_S).unwritable_topics(self._topics)
-                failed_record = next((FailedRecord(topic, error) for topic in denied_topics), failed_record)
+                failure = next((FailedRecord(topic, error) for topic in denied_topics), failure)
         # A record purged by the abort is no cause.
-        if failed_record is not None and not faults.error_name(failed_record.error).startswith("_PURGE"):
-            name, reason = (
-                faults.error_name(failed_record.error),
-                f'{faults.error_text(failed_record.error)} (topic "{failed_record.topic}")',
-            )
+        if failure is not None and not faults.error_name(failure.error).startswith("_PURGE"):
+            error = failure.error
+            name, reason = faults.error_name(error), f'{faults.error_text(error)} (topic "{failure.topic}")'
         problem = f"the transaction failed {step}: {reason}"
         return KafkaError("TL-K20", self._settings.servers, problem, faults.remedy_for(name))
 
@@ -436,9 +419,9 @@ class TransactionalProducer(KafkaProducer):
         if now < self.deadline or pending_count >= self._record_count:
             return None
         sent_bytes = self._byte_count * (self._record_count - pending_count) // self._record_count
+        rate = sent_bytes / seconds
         problem = (
-            f"Kafka is too slow: {sent_bytes:,} of {self._byte_count:,} bytes in {seconds:.0f} s, "
-            f"{sent_bytes / seconds:,.0f} bytes/s"
+            f"Kafka is too slow: {sent_bytes:,} of {self._byte_count:,} bytes in {seconds:.0f} s, {rate:,.0f} bytes/s"
         )
         remedy = (
             "Raise the quota or the bandwidth; or the time that a transaction may take: transaction.max.timeout.ms of "
@@ -446,7 +429,7 @@ class TransactionalProducer(KafkaProducer):
             f"smaller. {NOT_COMMITTED}"
         )
         problem = f"{problem}; the transaction has {self._time_limit_s:g} s"
-        return AttemptError(KafkaError("TL-K28", self._settings.servers, problem, remedy), rate=sent_bytes / seconds)
+        return AttemptError(KafkaError("TL-K28", self._settings.servers, problem, remedy), rate=rate)
 
     def abort(self) -> None:
         """Abort an open transaction, so that readers need not wait for its time-out; never raises."""
@@ -468,9 +451,7 @@ class StartingProducer:
     Spark takes to hand over the rows of a small batch. `extra` settings override the sink's.
     """
 
-    def __init__(
-        self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = _EMPTY) -> None:
         self._create = partial(TransactionalProducer, settings, transactional_id)
         #: None after `take`.
         self._future: Future[TransactionalProducer] | None = call_in_thread(partial(self._create, extra), "producer")

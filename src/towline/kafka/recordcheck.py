@@ -40,7 +40,7 @@ _CLOCK_SKEW_MS: Final = 60_000
 #: org.apache.kafka.common.internals.Topic.validate
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 #: Kafka's default max.message.bytes, for a dead-letter topic whose limit is unknown.
-_DEFAULT_TOPIC_MAX_BYTES: Final = 1_048_588
+_DEFAULT_MAX_BYTES: Final = 1_048_588
 #: Bytes that are enough for a chunk of any dead letter: its headers take some 7,000 at most.
 _MIN_CHUNK_BYTES: Final = 8192
 #: Safety factor of an estimated compressed size.
@@ -55,9 +55,7 @@ class RecordFault(NamedTuple):
 
 
 #: Fault of a record with a reserved topic (`SinkSettings.is_reserved`).
-RESERVED_TOPIC_FAULT: Final = RecordFault(
-    Reason.TOPIC_RESERVED, "the topic is reserved: markers, dead letters, Kafka's internal topics"
-)
+RESERVED_TOPIC_FAULT: Final = RecordFault(Reason.TOPIC_RESERVED, "the topic is reserved: markers, dead letters, Kafka")
 
 
 class RecordLimits(NamedTuple):
@@ -65,14 +63,14 @@ class RecordLimits(NamedTuple):
 
     Attributes:
         topics: Limits by topic; a topic that is missing here does not exist.
-        client_max_bytes: The client's message.max.bytes.
+        client_bytes: The client's message.max.bytes.
         codec: Compression as pyarrow names it; None without.
         now_ms: The current time in ms since 1970.
         is_reserved: Whether a topic is reserved; reserved topics are not in ``topics``.
     """
 
     topics: Mapping[str, TopicLimits]
-    client_max_bytes: int
+    client_bytes: int
     codec: str | None
     now_ms: int
     is_reserved: Callable[[str], bool] = lambda _: False
@@ -80,11 +78,11 @@ class RecordLimits(NamedTuple):
 
 def record_fault(record: Record, limits: RecordLimits) -> RecordFault | None:
     """Return why Kafka would refuse a record, given as arguments of ``produce``; None for a valid record."""
-    topic_limits = limits.topics.get(record[0])
+    topic = limits.topics.get(record[0])
     return (
         _topic_fault(record[0], limits)
-        if topic_limits is None
-        else next(_record_faults(record, _uncompressed_size(record), topic_limits, limits), None)
+        if topic is None
+        else next(_record_faults(record, _uncompressed_size(record), topic, limits), None)
     )
 
 
@@ -98,28 +96,26 @@ def _topic_fault(topic: str | None, limits: RecordLimits) -> RecordFault:
     return RecordFault(Reason.TOPIC_MISSING, "the topic does not exist, or this user may not see it")
 
 
-def _record_faults(record: Record, size: int, topic_limits: TopicLimits, limits: RecordLimits) -> Iterator[RecordFault]:
-    if not -1 <= record[3] < topic_limits.partitions:
-        yield RecordFault(
-            Reason.PARTITION, f"the topic has partitions 0 to {topic_limits.partitions - 1}, not {record[3]}"
-        )
+def _record_faults(record: Record, size: int, topic: TopicLimits, limits: RecordLimits) -> Iterator[RecordFault]:
+    if not -1 <= record[3] < topic.partitions:
+        yield RecordFault(Reason.PARTITION, f"the topic has partitions 0 to {topic.partitions - 1}, not {record[3]}")
     timestamp, ms_ahead = record[6], record[6] - limits.now_ms
     if timestamp < 0:
         yield RecordFault(Reason.TIMESTAMP, f"{timestamp} ms is before 1970")
-    if timestamp and topic_limits.max_ahead_ms is not None and ms_ahead > topic_limits.max_ahead_ms:
+    if timestamp and topic.max_ahead_ms is not None and ms_ahead > topic.max_ahead_ms:
         yield RecordFault(Reason.TIMESTAMP, f"{timestamp} ms is further ahead than message.timestamp.after.max.ms")
-    if timestamp and topic_limits.max_behind_ms is not None and -ms_ahead > topic_limits.max_behind_ms:
+    if timestamp and topic.max_behind_ms is not None and -ms_ahead > topic.max_behind_ms:
         yield RecordFault(Reason.TIMESTAMP, f"{timestamp} ms is further back than message.timestamp.before.max.ms")
-    if topic_limits.is_compacted and record[2] is None:
+    if topic.is_compacted and record[2] is None:
         yield RecordFault(Reason.KEY_ABSENT, "a compacted topic takes no record without a key")
-    max_bytes = topic_limits.max_bytes
-    if size > limits.client_max_bytes:
+    most = topic.max_bytes
+    if size > limits.client_bytes:
         yield RecordFault(
-            Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client_max_bytes:,} (kafka.message.max.bytes)"
+            Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client_bytes:,} (kafka.message.max.bytes)"
         )
-    if max_bytes is not None and size > max_bytes and _compressed_size(record, size, limits.codec) > max_bytes:
+    if most is not None and size > most and _compressed_size(record, size, limits.codec) > most:
         yield RecordFault(
-            Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {max_bytes:,} (max.message.bytes, segment.bytes)"
+            Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {most:,} (max.message.bytes, segment.bytes)"
         )
 
 
@@ -146,7 +142,7 @@ class RecordCheck:
         #: Number of rows that `checked_rows` has replaced by dead letters so far.
         self.dead_letters = 0
 
-    def size_settings(self, rate: float | None = None) -> dict[str, str]:
+    def batch_settings(self, rate: float | None = None) -> dict[str, str]:
         """Return producer settings whose batches fit the topics, and take a second at most at `rate`.
 
         A topic's limit is on the batch, not on the record. `rate` is in bytes/s, None if unknown.
@@ -183,22 +179,18 @@ class RecordCheck:
 
     def checked_rows(self, batch: Any) -> Rows:
         """Return the rows of a batch to send, bad records replaced by dead letters."""
-        dead_letter_topic = self._settings.dead_letter_topic
-        rows = self._columns.rows(batch, any_topic=dead_letter_topic is not None)
-        if dead_letter_topic is None:
+        dlq = self._settings.dead_letter_topic
+        rows = self._columns.rows(batch, any_topic=dlq is not None)
+        if dlq is None:
             return rows
         if (faults := self._columns.row_faults(batch)) is not None:
             self.dead_letters += rows.size
             letter_records = map(self._dead_letter_records, repeat(batch), count(), rows.records, faults)
-            return rows._replace(topics=frozenset({dead_letter_topic}), records=chain.from_iterable(letter_records))
+            return rows._replace(topics=frozenset({dlq}), records=chain.from_iterable(letter_records))
         if not self._may_have_faults(batch):
             return rows
-        checked_records = chain.from_iterable(
-            self._replace_if_faulty(batch, row, record) for row, record in enumerate(rows.records)
-        )
-        return rows._replace(
-            topics=rows.topics.intersection(self._limits.topics) | {dead_letter_topic}, records=checked_records
-        )
+        records = chain.from_iterable(map(self._replace_if_faulty, repeat(batch), count(), rows.records))
+        return rows._replace(topics=rows.topics.intersection(self._limits.topics) | {dlq}, records=records)
 
     def record_size(self, record: Record) -> int:
         """Return the bytes of a record as its topic's limit counts them."""
@@ -207,7 +199,7 @@ class RecordCheck:
 
     def _check_dead_letter_topic(self) -> None:
         """Check that the dead-letter topic is not compacted (TL-K71), and that a chunk fits (TL-K72)."""
-        name, max_bytes = self._settings.dead_letter_topic, self._dead_letter_max_bytes()
+        name, max_bytes = self._settings.dead_letter_topic, self._letter_bytes()
         if name is not None and self._limits.topics[name].is_compacted:
             code, problem = "TL-K71", "is compacted: it keeps one letter per key, and refuses letters without a key"
             remedy = "Set cleanup.policy=delete for it."
@@ -216,12 +208,8 @@ class RecordCheck:
             remedy = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_MIN_CHUNK_BYTES:,} at least."
         else:
             return
-        raise KafkaError(
-            code,
-            self._settings.servers,
-            f'the dead-letter topic "{name}" {problem}',
-            f"{remedy} {faults.NOT_COMMITTED}",
-        )
+        problem, remedy = f'the dead-letter topic "{name}" {problem}', f"{remedy} {faults.NOT_COMMITTED}"
+        raise KafkaError(code, self._settings.servers, problem, remedy)
 
     def _topics(self, batch: Any) -> set[str]:
         if self._columns.topic is not None:
@@ -245,10 +233,7 @@ class RecordCheck:
             RECORD_OVERHEAD + columns.max_record_bytes(batch),
         )
         key = None if "key" not in columns.written_columns or batch.column("key").null_count else b""
-        records = (
-            ("", None, key, partition, None, None, timestamp, None)
-            for partition, timestamp in columns.extreme_values(batch)
-        )
+        records = (("", None, key, part, None, None, at, None) for part, at in columns.extreme_values(batch))
         return any(fault for record in records for fault in _record_faults(record, size, combined_limits, self._limits))
 
     def _replace_if_faulty(self, batch: Any, row: int, record: Record) -> Iterable[Record]:
@@ -261,33 +246,19 @@ class RecordCheck:
     def _dead_letter_records(self, batch: Any, row: int, record: Record, fault: RecordFault) -> list[Record]:
         """Return the dead letter of a record, in as many chunks as the topic's limit requires."""
         topic, value, key, partition, _, _, timestamp, headers = record
-        original_headers, requested_partition = (
-            self._columns.original_headers(batch, row, headers or ()),
-            None if partition == -1 else partition,
-        )
+        originals = tuple(self._columns.original_headers(batch, row, headers or ()))
+        requested = None if partition == -1 else partition
         dead_letter = DeadLetter(
-            fault.reason,
-            topic,
-            key,
-            value,
-            tuple(original_headers),
-            requested_partition,
-            timestamp or None,
-            fault.detail,
-            self._source,
+            fault.reason, topic, key, value, originals, requested, timestamp or None, fault.detail, self._source
         )
         name = self._settings.dead_letter_topic
         # The dead letter has the current time: its original timestamp may be the fault, and would be refused again.
-        return [
-            (name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._dead_letter_max_bytes())
-        ]
+        return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._letter_bytes())]
 
-    def _dead_letter_max_bytes(self) -> int:
+    def _letter_bytes(self) -> int:
         topic_limits = self._limits.topics.get(self._settings.dead_letter_topic or "")  # unknown before `check_batches`
-        return min(
-            max_message_bytes(self._settings.client),
-            (topic_limits and topic_limits.max_bytes) or _DEFAULT_TOPIC_MAX_BYTES,
-        )
+        topic_bytes = (topic_limits and topic_limits.max_bytes) or _DEFAULT_MAX_BYTES
+        return min(max_message_bytes(self._settings.client), topic_bytes)
 
 
 #: (Servers, topic) -> expiry and limits: as Kafka describes them, and as learned from refused records.
@@ -301,24 +272,20 @@ def topic_limits(settings: SinkSettings, names: Iterable[str]) -> dict[str, Topi
     Raises:
         KafkaError: TL-K01.
     """
-    now, cache_keys = time.monotonic(), {name: (settings.servers, name) for name in names}
+    now, keys = time.monotonic(), {name: (settings.servers, name) for name in names}
     # Outdated limits of a deleted topic would let its records pass.
     for table in (_described_limits, _learned_limits):
-        for cache_key in [cache_key for cache_key, (expires_at, _) in table.items() if expires_at < now]:
-            del table[cache_key]
-    if uncached_topics := [name for name, cache_key in cache_keys.items() if cache_key not in _described_limits]:
+        for key in [key for key, (expires_at, _) in table.items() if expires_at < now]:
+            del table[key]
+    if uncached_topics := [name for name, key in keys.items() if key not in _described_limits]:
         new_limits = KafkaAdmin(settings.client, settings.timeout_s).topic_limits(uncached_topics)
-        _described_limits.update({cache_keys[name]: (now + _CACHE_S, limits) for name, limits in new_limits.items()})
-    cached_limits = {
-        name: _described_limits[cache_key][1]
-        for name, cache_key in cache_keys.items()
-        if cache_key in _described_limits
-    }
-    return {name: limits.intersect(_learned_limits_of(cache_keys[name])) for name, limits in cached_limits.items()}
+        _described_limits.update({keys[name]: (now + _CACHE_S, limits) for name, limits in new_limits.items()})
+    cached = {name: _described_limits[key][1] for name, key in keys.items() if key in _described_limits}
+    return {name: limits.intersect(_learned_limits_of(keys[name])) for name, limits in cached.items()}
 
 
-def _learned_limits_of(cache_key: tuple[str, str]) -> TopicLimits:
-    return _learned_limits[cache_key][1] if cache_key in _learned_limits else NO_LIMITS
+def _learned_limits_of(key: tuple[str, str]) -> TopicLimits:
+    return _learned_limits[key][1] if key in _learned_limits else NO_LIMITS
 
 
 def require_topics(settings: SinkSettings, names: Iterable[str]) -> None:
@@ -335,12 +302,12 @@ def require_topics(settings: SinkSettings, names: Iterable[str]) -> None:
 
 def forget_limits(settings: SinkSettings) -> None:
     """Drop the cached limits of this Kafka, after it refused a record that passed the check."""
-    for cache_key in [cache_key for cache_key in _described_limits if cache_key[0] == settings.servers]:
-        del _described_limits[cache_key]
+    for key in [key for key in _described_limits if key[0] == settings.servers]:
+        del _described_limits[key]
 
 
 #: Refusals that one task learns from at most; more have another cause.
-_MAX_REFUSAL_KINDS: Final = 16
+_MAX_KINDS: Final = 16
 #: Seconds for which learned limits are cached: the topic may have been changed since.
 _LEARNED_CACHE_S: Final = 3600.0
 #: Batch size in bytes that nearly every topic takes, after it refused a larger batch within its limit.
@@ -392,12 +359,12 @@ class RefusalLearner:
         self._final_error: KafkaError
         #: Refusal of a request with many records. The next attempt sends one record per request to find the bad one:
         #: librdkafka reports all records of a request alike, but for some of INVALID_RECORD (KIP-467).
-        self.unclear_refusal: FailedRecord | None = None
+        self.refusal: FailedRecord | None = None
 
     @property
     def is_size_refusal(self) -> bool:
         """True if a record was refused for its size, or for the size of the whole request."""
-        return self.unclear_refusal is not None and faults.is_kind(self.unclear_refusal.error, ErrorKind.TOO_LARGE)
+        return self.refusal is not None and faults.is_kind(self.refusal.error, ErrorKind.TOO_LARGE)
 
     def learn(self, error: AttemptError) -> None:
         """Learn from the refused record of a failed attempt, or note that the next attempt must find the record.
@@ -405,24 +372,22 @@ class RefusalLearner:
         Raises:
             KafkaError: The final error, if no record was refused or nothing new was learned; TL-K29, too many kinds.
         """
-        if (failed_record := error.refused_record) is None:
+        if (failed_record := error.refusal) is None:
             raise error.final_error from None
-        if self.unclear_refusal is not None:
+        if self.refusal is not None:
             self.resolve_refusal(failed_record)
         else:
-            self._final_error, self.unclear_refusal = error.final_error, failed_record
+            self._final_error, self.refusal = error.final_error, failed_record
             if self.is_size_refusal and self._limits_changed(failed_record.topic):
-                self.unclear_refusal = None
+                self.refusal = None
 
     def resolve_refusal(self, failed_record: FailedRecord | None = None) -> None:
         """Learn from the requests of one record each, and the record refused among them, if any; raises as `learn`."""
-        assert self.unclear_refusal is not None, "there was a refusal"
-        topic, code = self.unclear_refusal.topic, faults.error_name(self.unclear_refusal.error)
-        cache_key, record_limits = (
-            (self._settings.servers, topic),
-            NO_LIMITS if failed_record is None else failed_record.limits,
-        )
-        known_limits, max_bytes = _learned_limits_of(cache_key), record_limits.max_bytes
+        assert self.refusal is not None, "there was a refusal"
+        topic, code = self.refusal.topic, faults.error_name(self.refusal.error)
+        key = self._settings.servers, topic
+        record_limits = NO_LIMITS if failed_record is None else failed_record.limits
+        known_limits, max_bytes = _learned_limits_of(key), record_limits.max_bytes
         if max_bytes is not None or (self.is_size_refusal and record_limits == NO_LIMITS):
             batch_bytes = known_limits.batch_bytes
             if batch_bytes is not None:
@@ -432,21 +397,19 @@ class RefusalLearner:
             if max_bytes is not None and topic == self._settings.dead_letter_topic:
                 max_bytes //= 2  # letters are cut to this size, so each would be as large as allowed
             record_limits = replace(record_limits, max_bytes=max_bytes, batch_bytes=batch_bytes)
-        self.unclear_refusal, new_limits = None, known_limits.intersect(record_limits)
+        self.refusal, new_limits = None, known_limits.intersect(record_limits)
         if new_limits == known_limits:
             raise self._final_error
         self._refusal_kinds += 1
-        if self._refusal_kinds > _MAX_REFUSAL_KINDS:
-            problem = (
-                f'Kafka refuses records of more than {_MAX_REFUSAL_KINDS} kinds, the last for topic "{topic}": {code}'
-            )
+        if self._refusal_kinds > _MAX_KINDS:
+            problem = f'Kafka refuses records of more than {_MAX_KINDS} kinds, the last for topic "{topic}": {code}'
             raise KafkaError("TL-K29", self._settings.servers, problem, faults.remedy_for(code))
-        _learned_limits[cache_key] = time.monotonic() + _LEARNED_CACHE_S, new_limits
+        _learned_limits[key] = time.monotonic() + _LEARNED_CACHE_S, new_limits
 
     def _limits_changed(self, topic: str) -> bool:
         """Return whether the size limit of a topic has changed since it was cached; reads it again."""
-        cache_key = (self._settings.servers, topic)
-        old_entry, new_limits = _described_limits.pop(cache_key, None), topic_limits(self._settings, [topic]).get(topic)
+        key = (self._settings.servers, topic)
+        old_entry, new_limits = _described_limits.pop(key, None), topic_limits(self._settings, [topic]).get(topic)
         if old_entry is None or new_limits is None:
             return False
-        return old_entry[1].intersect(_learned_limits_of(cache_key)).max_bytes != new_limits.max_bytes
+        return old_entry[1].intersect(_learned_limits_of(key)).max_bytes != new_limits.max_bytes

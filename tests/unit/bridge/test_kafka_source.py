@@ -66,7 +66,7 @@ def test_check_says_that_a_downlink_can_not_use_tokens_of_a_function(tmp_path: P
         read(text, tmp_path)
     (line,) = str(caught.value).splitlines()
     assert "bridge.toml:4  [kafka]: Spark's Kafka source, which a downlink reads with, logs in with PLAIN, " in line
-    assert line.endswith("not OAUTHBEARER. Change it, or give the downlink a bridge file of its own.   [TL-C77]")
+    assert line.endswith("not OAUTHBEARER. Change it, or give the downlink a separate bridge file.   [TL-C77]")
     uplink = text.replace("downlink", "uplink").replace(
         'from = "commands"\ntopic = "command/{header.tenant}/{key}/req"', ""
     )

@@ -13,7 +13,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import clientconfig
 from towline.kafka.clientconfig import (
     COMMON_PROPERTIES,
-    PROVIDER_PROPERTY,
+    PROVIDER,
     SECRETS,
     check_client,
     insecure_settings,
@@ -191,7 +191,7 @@ def test_a_source_of_tokens_is_not_asked_before_a_connection() -> None:
     check_client({**SERVERS, **BEARER, "enable.sasl.oauthbearer.unsecure.jwt": "true"}, "here")
     with pytest.raises(KafkaError, match=r"can't be imported .*TL-K73"):
         resolve({**BEARER, **PROVIDED}, "here")
-    assert PROVIDER_PROPERTY in refusal({"oauth_cb": "x"}).remedy
+    assert PROVIDER in refusal({"oauth_cb": "x"}).remedy
 
 
 @pytest.mark.parametrize(

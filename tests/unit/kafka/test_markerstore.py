@@ -216,8 +216,8 @@ def test_one_that_was_made_and_is_not_known_everywhere_is_waited_for(
             {"createMarkerTopic": "false"},
             r"does not exist.*--create --topic towline.s.markers --partitions 1",
         ),
-        (1, "delete", {}, r"cleanup.policy=delete, which deletes markers"),
-        (1, "compact,delete", {}, r"cleanup.policy=compact,delete, which deletes markers"),
+        (1, "delete", {}, r"cleanup.policy=delete: it deletes markers"),
+        (1, "compact,delete", {}, r"cleanup.policy=compact,delete: it deletes markers"),
         (1, "compact", {"parallelism": "2"}, r"has 1 partitions, parallelism 2"),
         (2, "compact", {}, None),
         (1, "", {}, None),  # a user who may not see it

@@ -83,10 +83,10 @@ def test_all_failures_are_counted_and_the_first_is_kept(memory: MemoryKafka) -> 
     client.config["on_delivery"](None, None)
     assert producer.failure_count == 0, "a report of success is none of a failure"
     client.refuse()
-    assert (producer.failure_count, producer.failed_record) == (9, FailedRecord("t", kafka.REFUSED))
+    assert (producer.failure_count, producer.failure) == (9, FailedRecord("t", kafka.REFUSED))
     producer.reset()
     assert producer.failure_count == 0
-    assert producer.failed_record is None
+    assert producer.failure is None
 
 
 def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
@@ -176,4 +176,4 @@ def test_a_refusal_tells_more_than_a_record_whose_time_was_up(memory: MemoryKafk
     for error in (ClientError(ClientError._MSG_TIMED_OUT), kafka.UNFIT, kafka.REFUSED):
         producer.send(rows(b"x"))
         memory.producers[0].refuse(error)
-    assert producer.failed_record == FailedRecord("t", kafka.UNFIT)
+    assert producer.failure == FailedRecord("t", kafka.UNFIT)

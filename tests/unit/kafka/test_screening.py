@@ -109,7 +109,7 @@ def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
     lessons = RefusalLearner(kafka_settings())
     failed = FailedRecord("u", ClientError(ClientError.INVALID_TIMESTAMP))
     lessons.learn(AttemptError(told, failed))
-    assert lessons.unclear_refusal is not None
+    assert lessons.refusal is not None
     message = SimpleNamespace(timestamp=lambda: (1, moment), key=lambda: b"k")
     lessons.learn(AttemptError(told, failed.learn_limits(failed.error, message, 90)))
     limits = RecordLimits(
@@ -234,10 +234,10 @@ def test_a_batch_without_fault_is_not_read_twice() -> None:
     looked = screen(*ALL)
     looked.check_batches([batch])
     assert not looked._may_have_faults(batch)
-    assert looked.size_settings() == {}
+    assert looked.batch_settings() == {}
     large = screen(*ALL, **{"kafka.batch.size": "20000"})
     large.check_batches([batch])
-    assert large.size_settings() == {"batch.size": "10000"}
+    assert large.batch_settings() == {"batch.size": "10000"}
 
 
 def test_without_a_dead_letter_topic_nothing_is_sent() -> None:

@@ -156,4 +156,4 @@ def test_a_transaction_is_lengthened_only_where_it_must_be() -> None:
 def test_a_slow_kafka_is_sent_smaller_requests(rate: float | None, usual: str, asked: dict[str, str]) -> None:
     of = settings(batch__size=usual)
     columns = Columns.bind({"value": "binary"}, of.topic, include_headers=True)
-    assert RecordCheck(of, columns, "s").size_settings(rate) == asked
+    assert RecordCheck(of, columns, "s").batch_settings(rate) == asked

@@ -29,10 +29,10 @@ from towline.bridge.config.rules import message_problems
 from towline.bridge.config.tables import DownlinkSection, KafkaPattern
 from towline.bridge.downlink.sink import (
     FORMAT,
-    LETTERS_PREFIX,
+    LETTERS,
     LOCATION_OPTION,
     MESSAGES_OPTION,
-    MQTT_PREFIX,
+    MQTT,
     REMEDY_OPTION,
     DownlinkSink,
 )
@@ -62,9 +62,9 @@ METADATA_TIMEOUT_S: Final = 4.0
 _CREATE_REMEDY: Final = "Create it, and the line goes on by itself; or take it out of the file."
 #: Remedies for records that Kafka has deleted, and for an unfinished batch with a deleted topic.
 _GO_ON_REMEDY: Final = (
-    'Set on_data_loss = "go_on" and start again, to go on with the remaining records; or reset the line: {}.'
+    'Set on_data_loss = "go_on" and restart, to go on with the remaining ones; or reset the line: {}.'
 )
-_MISSING_TOPIC_REMEDY: Final = (
+_STUCK_REMEDY: Final = (
     "An unfinished batch has records of it, and Spark would wait for a deleted topic. Reset the line to the end of the "
     "last finished batch: {}; messages of the unfinished batch that are in the outbox are sent twice."
 )
@@ -111,8 +111,8 @@ def check_topics(
         JournalError: TL-J20, the ids can't be saved.
     """
     checkpoint, location = Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
-    batch_start, batch_end = _batch_offsets(line.checkpoint, evidence.planned_batch)
-    positions = batch_end if evidence.all_committed else {**batch_start, **batch_end}
+    start, end = _batch_offsets(line.checkpoint, evidence.planned_batch)
+    positions = end if evidence.all_committed else {**start, **end}
     saved_ids, admin = saved_topic_ids(checkpoint) if positions else {}, KafkaAdmin(client, METADATA_TIMEOUT_S)
     try:
         topics = line.topics or list(filter(line.reads, admin.info().topics))
@@ -125,59 +125,40 @@ def check_topics(
     if missing_topics := sorted(set(line.topics) - set(topic_ids)):
         problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
         raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE_REMEDY)
-    removed_topics = {
-        name: offsets for name, offsets in positions.items() if name not in topic_ids or not line.reads(name)
-    }
-    unread_by_topic = {
-        name: "" if name in topic_ids else _unread_records(name, evidence, line.checkpoint, limit)
-        for name in removed_topics
-    }
-    unread_texts, stops_on_loss = [text for text in unread_by_topic.values() if text], line.on_data_loss == "stop"
-    has_unfinished_batch = not evidence.all_committed and any(
-        _ranges(batch_start, batch_end, name) for name in removed_topics if unread_by_topic[name]
-    )
-    if stops_on_loss and removed_topics and not evidence.all_committed and not unread_texts:
-        unread_texts = _deleted_records(
-            client, batch_start, {name: offsets for name, offsets in batch_end.items() if name not in removed_topics}
-        )
-    if unread_texts and (has_unfinished_batch or stops_on_loss):
-        problem = f"Kafka no longer has records that the line had not read: {'; '.join(unread_texts)}"
-        raise KafkaError(
-            "TL-B06",
-            location,
-            problem,
-            (_MISSING_TOPIC_REMEDY if has_unfinished_batch else _GO_ON_REMEDY).format(reset_command(line, file)),
-        )
+    removed = {name: offsets for name, offsets in positions.items() if name not in topic_ids or not line.reads(name)}
+    unread = {n: "" if n in topic_ids else _unread_records(n, evidence, line.checkpoint, limit) for n in removed}
+    texts, stops_on_loss = [text for text in unread.values() if text], line.on_data_loss == "stop"
+    unfinished = not evidence.all_committed and any(_ranges(start, end, name) for name in removed if unread[name])
+    if stops_on_loss and removed and not evidence.all_committed and not texts:
+        texts = _deleted_records(client, start, {name: of for name, of in end.items() if name not in removed})
+    if texts and (unfinished or stops_on_loss):
+        problem = f"Kafka no longer has records that the line had not read: {'; '.join(texts)}"
+        remedy = (_STUCK_REMEDY if unfinished else _GO_ON_REMEDY).format(reset_command(line, file))
+        raise KafkaError("TL-B06", location, problem, remedy)
     if not positions:
         line.checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
         save_topic_ids(checkpoint, topic_ids)
     remarks = []
-    for name, offsets in removed_topics.items():
-        loss_text = (
-            f"lost: {unread_by_topic[name]}" if unread_by_topic[name] else "all of its known records were delivered"
-        )
+    for name, offsets in removed.items():
+        loss_text = f"lost: {unread[name]}" if unread[name] else "all of its known records were delivered"
         reason = "is not read any more" if name in topic_ids else f"was deleted from Kafka; {loss_text}"
-        remarks.append(
-            f'topic "{name}", read up to {", ".join(f"offset {offset:,}" for offset in offsets.values())}, {reason}'
-        )
+        read_to = ", ".join(f"offset {offset:,}" for offset in offsets.values())
+        remarks.append(f'topic "{name}", read up to {read_to}, {reason}')
     if unknown := ", ".join(sorted(name for name, topic_id in topic_ids.items() if not topic_id)):
         problem = "this Kafka gives none, so a topic that is deleted and recreated is not recognised"
         remarks.append(f"topic ids unknown ({unknown}): {problem}")
-    return TopicCheck(topic_ids, tuple(remarks), has_removed_topics=bool(removed_topics))
+    return TopicCheck(topic_ids, tuple(remarks), has_removed_topics=bool(removed))
 
 
 def _unread_records(name: str, evidence: CheckpointSummary, checkpoint: Path, limit: int) -> str:
     """Describe the undelivered records of a deleted topic, as far as the checkpoint shows them; "" for none."""
-    batch_start, batch_end = _batch_offsets(checkpoint, evidence.planned_batch)
-    if not evidence.all_committed and name in batch_end:
-        return _ranges_text(name, _ranges(batch_start, batch_end, name))
+    start, end = _batch_offsets(checkpoint, evidence.planned_batch)
+    if not evidence.all_committed and name in end:
+        return _ranges_text(name, _ranges(start, end, name))
     start, end = _batch_offsets(checkpoint, evidence.committed_batch)  # the start of the query if no batch is finished
     ranges = [topic_range for topic in end for topic_range in _ranges(start, end, topic)]
     # Each partition with records gives a batch at least one, and shares are rounded.
-    read_to_end = (
-        not _ranges(start, end, name)
-        or sum(end_offset - first_offset for _, first_offset, end_offset in ranges) + len(ranges) < limit
-    )
+    read_to_end = not _ranges(start, end, name) or sum(high - low for _, low, high in ranges) + len(ranges) < limit
     if read_to_end and evidence.committed_batch is not None:
         return ""
     last_offsets = ", ".join(f"{offset:,}" for offset in end.get(name, {}).values())
@@ -191,9 +172,9 @@ def _deleted_records(client: Mapping[str, str], start: KafkaOffsets, end: KafkaO
         ranges = _ranges(start, end, name)
         first_offsets = KafkaAdmin(client).first_offsets(name, [int(partition) for partition, _, _ in ranges])
         deleted_ranges = [
-            (partition, first_offset, min(end_offset, first_offsets[int(partition)]))
-            for partition, first_offset, end_offset in ranges
-            if first_offsets[int(partition)] > first_offset
+            (partition, low, min(high, first_offsets[int(partition)]))
+            for partition, low, high in ranges
+            if first_offsets[int(partition)] > low
         ]
         deleted_texts += [_ranges_text(name, deleted_ranges)] if deleted_ranges else []
     return deleted_texts
@@ -208,17 +189,14 @@ def _ranges(start: KafkaOffsets, end: KafkaOffsets, name: str) -> list[tuple[str
     """Return the offset ranges of a topic with records in a batch: partition, first offset, offset after the last."""
     start_offsets = start.get(name, {})
     return [
-        (partition, start_offsets.get(partition, 0), end_offset)
-        for partition, end_offset in end.get(name, {}).items()
-        if end_offset > start_offsets.get(partition, 0)
+        (partition, start_offsets.get(partition, 0), high)
+        for partition, high in end.get(name, {}).items()
+        if high > start_offsets.get(partition, 0)
     ]
 
 
 def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
-    return "; ".join(
-        f'offsets {first_offset:,} to {end_offset - 1:,} of topic "{name}", partition {partition}'
-        for partition, first_offset, end_offset in ranges
-    )
+    return "; ".join(f'offsets {low:,} to {high - 1:,} of topic "{name}", partition {n}' for n, low, high in ranges)
 
 
 #: The start of a partition, and its end, as Spark's Kafka source takes them.
@@ -269,9 +247,7 @@ class DownlinkQuery(LineQuery[Downlink]):
             return
         row_count = int(metrics["rows"] or 0)
         start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
-        offset_count = (
-            sum(offset - start.get(partition, 0) for partition, offset in end.items()) if start else row_count
-        )
+        offset_count = sum(offset - start.get(tp, 0) for tp, offset in end.items()) if start else row_count
         has_transform = self.line.transform is not None
 
         def numbers(sink: Counter[str]) -> dict[str, int]:
@@ -309,9 +285,7 @@ class DownlinkQuery(LineQuery[Downlink]):
         if self.line.dead_letter_topic is None:
             return None
         sink_options = self._sink_options(Identity.of_line(self.bridge, self.line)).items()
-        return SinkSettings.parse(
-            {k.removeprefix(LETTERS_PREFIX): v for k, v in sink_options if k.startswith(LETTERS_PREFIX)}
-        )
+        return SinkSettings.parse({k.removeprefix(LETTERS): v for k, v in sink_options if k.startswith(LETTERS)})
 
     def _source_options(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
         """Return options of Spark's Kafka source, except topics and offsets; `environ` as for `java_client`."""
@@ -357,16 +331,11 @@ class DownlinkQuery(LineQuery[Downlink]):
             "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
-        options = {
-            LOCATION_OPTION: f'line "{line.name}"',
-            REMEDY_OPTION: recreated_topic_remedy(line, str(self.bridge.file)),
-        }
+        remedy = recreated_topic_remedy(line, str(self.bridge.file))
+        options = {LOCATION_OPTION: f'line "{line.name}"', REMEDY_OPTION: remedy}
         options[MESSAGES_OPTION] = self._message_options(identity)
-        return (
-            options
-            | {MQTT_PREFIX + k: v for k, v in mqtt_options.items()}
-            | {LETTERS_PREFIX + k: v for k, v in kafka_options.items()}
-        )
+        sides = (MQTT, mqtt_options), (LETTERS, kafka_options)
+        return options | {prefix + key: value for prefix, side in sides for key, value in side.items()}
 
 
 def _with_mapping(line: Downlink, identity: Identity, evidence: CheckpointSummary) -> Identity:
@@ -427,9 +396,8 @@ def _transform(line: Downlink) -> Callable[[DataFrame], DataFrame] | None:
         function: Callable[[DataFrame], DataFrame] = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a module that ends the process would end all lines
         problem = f'transform "{line.transform}" can\'t be loaded ({type(error).__name__}: {error})'
-        raise ConfigError(
-            "TL-C78", f'line "{line.name}"', problem, "Correct the name, or install the module."
-        ) from error
+        remedy = "Correct the name, or install the module."
+        raise ConfigError("TL-C78", f'line "{line.name}"', problem, remedy) from error
     return function
 
 
@@ -442,14 +410,9 @@ def add_module_path(file: Path) -> None:
 
 def _offsets(source_offsets: Any) -> dict[tuple[str, str], int]:
     """Return offsets by topic and partition, from the JSON of Spark's Kafka source."""
-    offsets_by_topic = (
+    topics = (
         [(topic, offsets) for topic, offsets in source_offsets.items() if isinstance(offsets, dict)]
         if isinstance(source_offsets, dict)
         else []
     )
-    return {
-        (topic, partition): offset
-        for topic, offsets in offsets_by_topic
-        for partition, offset in offsets.items()
-        if isinstance(offset, int)
-    }
+    return {(topic, part): at for topic, offsets in topics for part, at in offsets.items() if isinstance(at, int)}

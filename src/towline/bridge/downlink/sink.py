@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "towline_downlink"
 #: Prefixes of the options of either side.
-MQTT_PREFIX, LETTERS_PREFIX = "mqtt.", "letters."
+MQTT, LETTERS = "mqtt.", "letters."
 #: Options: of `message_table`; location and remedy in errors about a recreated topic.
 MESSAGES_OPTION, LOCATION_OPTION, REMEDY_OPTION = "messages", "topics.where", "topics.do"
 _CHECKPOINT_OPTION: Final = "checkpointlocation"
@@ -93,20 +93,17 @@ class DownlinkSink(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Check the topics of the batch, and create the writers of both sides; raises their errors."""
-        letters = _side_options(self.options, LETTERS_PREFIX)
+        letters = _side_options(self.options, LETTERS)
         client, checkpoint_path = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT_OPTION, "")
         try:
             check_source_topics(client, checkpoint_path, self.options[LOCATION_OPTION], self.options[REMEDY_OPTION])
         except KafkaError as error:
             return FailingWriter(error)
-        mqtt_writer = stream_writer(
-            _side_options(self.options, MQTT_PREFIX),
-            from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _MQTT_COLUMNS))),
-        )
+        sent = from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _MQTT_COLUMNS)))
+        mqtt_writer = stream_writer(_side_options(self.options, MQTT), sent)
         sink = LetterSink(letters)
-        kafka_writer = (
-            sink.streamWriter(from_arrow_schema(DEAD_LETTER_SCHEMA), overwrite) if sink.has_dead_letter_topic else None
-        )
+        letter_schema = from_arrow_schema(DEAD_LETTER_SCHEMA)
+        kafka_writer = sink.streamWriter(letter_schema, overwrite) if sink.has_dead_letter_topic else None
         return DownlinkWriter(self.options[MESSAGES_OPTION], mqtt_writer, kafka_writer, checkpoint_path)
 
 
@@ -149,16 +146,14 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
         table, counts = message_table(self.messages), Counter[str]()
         with Spool(_SPOOL_MEMORY_BYTES, None) as spool:
             spool.fill(render_rows(table, iterator, counts, has_dead_letter_topic=self.kafka_writer is not None))
-            messages, refused_rows = split_by_outcome(list(spool))
+            messages, refused = split_by_outcome(list(spool))
             mqtt_result = self.mqtt_writer.write(messages)
-            kafka_result = self.kafka_writer and self.kafka_writer.write(
-                chain.from_iterable(map(table.dead_letters, refused_rows))
-            )
+            letters = chain.from_iterable(map(table.dead_letters, refused))
+            kafka_result = self.kafka_writer and self.kafka_writer.write(letters)
             counts["sent"] = mqtt_result.rows
             # A failure notice that Kafka refuses is a dead letter too, but no record of the line.
-            counts["unlettered"] = max(
-                0, counts["unfit"] - (kafka_result.delivery.dead_lettered if kafka_result else 0)
-            )
+            dead_lettered = kafka_result.delivery.dead_lettered if kafka_result else 0
+            counts["unlettered"] = max(0, counts["unfit"] - dead_lettered)
             return DownlinkResult(mqtt_result, kafka_result or None, counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -198,19 +193,15 @@ def render_rows(
         rows = batch if OUTCOME in batch.schema.names else table.render(batch)
         outcomes = count_outcomes(rows)
         unfit = sum(count for outcome, count in outcomes.items() if outcome.reason)
-        skipped_rows = {
-            outcome.name.lower(): outcomes[outcome] for outcome in (RowOutcome.FILTERED, RowOutcome.UNDECIDED)
-        }
-        counts += Counter(records=rows.num_rows, unfit=unfit, **skipped_rows)
+        skipped = {one.name.lower(): outcomes[one] for one in (RowOutcome.FILTERED, RowOutcome.UNDECIDED)}
+        counts += Counter(records=rows.num_rows, unfit=unfit, **skipped)
         if unfit and not has_dead_letter_topic:
             (row,) = rows.filter(refused_mask(rows)).slice(0, 1).select([*POSITION_COLUMNS, FAULT]).to_pylist()
             location = f"line {table.line}: record {row['topic']}/{row['partition']} offset {row['offset']}"
             problem = f"{row[FAULT]}. The line stops there rather than lose it"
             raise KafkaError("TL-B05", location, problem, "Give it a dead_letter_topic.")
-        has_skipped_rows = any(skipped_rows.values())
-        yield (
-            rows.filter(pc.greater_equal(rows.column(OUTCOME), int(RowOutcome.RENDERED))) if has_skipped_rows else rows
-        )
+        has_skipped = any(skipped.values())
+        yield (rows.filter(pc.greater_equal(rows.column(OUTCOME), int(RowOutcome.RENDERED))) if has_skipped else rows)
 
 
 def split_by_outcome(
@@ -224,12 +215,10 @@ def split_by_outcome(
     """
     runs, columns = _sorted_runs(batches), list(map(internal, _MQTT_COLUMNS))
 
-    def select_rows(comparison: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
+    def select_rows(compare: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
         slices = (batches[number].slice(first_row, count) for number, first_row, count in runs)
-        sorted_batches = combine_slices((RowSlice(rows, rows.nbytes) for rows in slices), _MAX_ROWS, max_bytes)
-        return (
-            rows for batch in sorted_batches if (rows := batch.filter(comparison(batch.column(OUTCOME), 0))).num_rows
-        )
+        ordered = combine_slices((RowSlice(rows, rows.nbytes) for rows in slices), _MAX_ROWS, max_bytes)
+        return (rows for batch in ordered if (rows := batch.filter(compare(batch.column(OUTCOME), 0))).num_rows)
 
     return (rows.select(columns).rename_columns(_MQTT_COLUMNS) for rows in select_rows(pc.equal)), select_rows(
         pc.greater
