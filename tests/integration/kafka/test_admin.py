@@ -24,15 +24,6 @@ def test_a_look_at_the_topics_makes_none(kafka: Kafka, topic: NewTopic) -> None:
         assert KafkaAdmin(kafka.bootstrap).topic_limits(["towline-a", there]).keys() == {there}
 
 
-def test_topics_are_created_once(kafka: Kafka, topic: NewTopic) -> None:
-    there = topic()
-    new = f"{there}.new"
-    assert KafkaAdmin(kafka.bootstrap).create({new: 2, there: 1}, replication=1) == [new]
-    assert KafkaAdmin(kafka.bootstrap).create({new: 2}) == []
-    assert KafkaAdmin(kafka.bootstrap).create({}) == []
-    assert KafkaAdmin(kafka.bootstrap).info().topics[new] == 2
-
-
 @pytest.mark.parametrize(("name", "replication"), [("no blanks", 1), ("towline-many", 9)])
 def test_a_topic_kafka_refuses(kafka: Kafka, name: str, replication: int) -> None:
     with pytest.raises(KafkaError, match=name) as caught:

@@ -127,22 +127,6 @@ def test_a_forgotten_coalesce_is_told_and_mended(
         assert "[TL-K18]" in line(failure(mended))
 
 
-@pytest.mark.long
-def test_a_file_source_with_restarts(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
-    name = topic(partitions=2)
-    source, checkpoint = tmp_path / "files", tmp_path / "checkpoint"
-    source.mkdir()
-    for number in range(4):
-        scratch = tmp_path / "scratch"
-        scratch.write_text("".join(f"{n}\n" for n in range(number * 50, number * 50 + 50)))
-        scratch.rename(source / f"{number}.txt")
-    frame = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source)).coalesce(1)
-    for _ in range(3):
-        run_to_end(to_kafka(frame, kafka, name, checkpoint))
-        forget_last_commit(checkpoint)
-    assert check(kafka, name) == 200
-
-
 def test_a_restored_checkpoint_is_recognised(
     spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from towline.bridge.deadletters import (
     REPLAY_MARK,
     DeadLetterTopic,
     StoredLetter,
-    _marks,
     _replayed_by_mark,
     _TopicRecord,
     dead_letter_topics,
@@ -30,14 +29,6 @@ FORGED = b'{"v":1,"offsets":[[0,1000000]]}'
 
 def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> _TopicRecord:
     return _TopicRecord(3, 9, 0, key, value, headers)
-
-
-def test_a_mark_names_the_letters_that_were_replayed() -> None:
-    letter = DeadLetter(Reason.UNMAPPED, None, None, b"x")
-    entries = [SimpleNamespace(partition=3, offset=offset, letter=letter) for offset in (1, 2, 5)]
-    ((partition, mark),) = _marks(entries)  # type: ignore[arg-type] # as much of an entry as is asked for
-    assert partition == 3
-    assert [*_replayed_by_mark(record(None, b"", [(REPLAY_MARK, mark)]))] == [(1, 2), (5, 5)]
 
 
 def test_a_range_is_never_written_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from towline.bridge.routes import OUTCOME, RowOutcome
 from towline.bridge.runtime import status
 from towline.bridge.runtime.screen import line_summary
 from towline.bridge.runtime.state import BridgeState
-from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.delivery import Spool
 
@@ -125,13 +123,6 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
 
 
 _PLACED = pa.schema([*(RECORD.field(name) for name in POSITION_COLUMNS), *RENDERED_SCHEMA])
-
-
-def test_a_disk_without_room_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path("/dev/full").open("r+b", buffering=0) as full:
-        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
-        with Spool(0, None) as spool, pytest.raises(KafkaError, match=r"do not fit .*No space left.*TL-K23"):
-            spool.fill([pa.RecordBatch.from_pydict({"payload": [b"x"]})])
 
 
 @pytest.mark.parametrize("header", ["h", "mqtt.topic"])

@@ -47,9 +47,7 @@ def bridge(directory: Path, route: str = "", line: str = "") -> Bridge:
 
 
 def letter(
-    reason: Reason = Reason.TOPIC_ILLEGAL,
-    headers: tuple[Header, ...] = MQTT,
-    topic: str | None = "x",
+    reason: Reason = Reason.TOPIC_ILLEGAL, headers: tuple[Header, ...] = MQTT, topic: str | None = "x"
 ) -> DeadLetter:
     return DeadLetter(reason, topic, b"k", b"payload", headers, partition=9, timestamp=5, source="telemetry")
 

@@ -49,6 +49,7 @@ PASSING = [
         ),
         ({"max.message.bytes": None, "message.timestamp.after.max.ms": "", "cleanup.policy": None}, TopicLimits(3)),
         ({"max.message.bytes": "-1"}, TopicLimits(3)),
+        ({"max.message.bytes": "3000", "segment.bytes": "2000"}, TopicLimits(3, 2000)),
     ],
 )
 def test_what_a_topic_takes_is_read_from_its_settings(config: dict[str, str | None], facts: TopicLimits) -> None:

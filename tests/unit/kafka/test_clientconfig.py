@@ -85,13 +85,6 @@ def test_common_names_exist() -> None:
             check_client({**SERVERS, name: value}, "here")
 
 
-def test_a_prefix_of_ones_own() -> None:
-    with pytest.raises(ConfigError, match="Did you mean") as caught:
-        check_client({**SERVERS, "linger.mss": "1"}, "bridge.toml:3", "")
-    assert '"linger.mss"' in caught.value.problem
-    assert '"linger.ms"' in caught.value.remedy
-
-
 def test_secrets_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     password = tmp_path / "password"
     password.write_text("p w\n")
@@ -123,13 +116,6 @@ def test_files_that_hold_no_secret(tmp_path: Path, content: bytes | None, why: s
     assert caught.value.code == "TL-C46"
     assert caught.value.location == str(path)
     assert f'the file of option "kafka.sasl.password.file" on {socket.gethostname()}' in caught.value.problem
-
-
-def test_a_file_far_too_large(tmp_path: Path) -> None:
-    path = tmp_path / "password"
-    path.write_bytes(b"x" * ((1 << 20) + 1))
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
-        resolve({"sasl.password.file": str(path)}, "here")
 
 
 def test_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

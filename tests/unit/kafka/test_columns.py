@@ -37,19 +37,6 @@ def headers_of(rows: list[list[tuple[str, bytes | None]] | None]) -> Any:
 PLAIN = (None, None, 0, None)
 
 
-def test_a_value_alone() -> None:
-    assert produced(bound("value"), value=pa.array([b"a", None])) == [
-        ("t", b"a", None, -1, *PLAIN),
-        ("t", None, None, -1, *PLAIN),
-    ]
-
-
-def test_strings_become_utf8_bytes() -> None:
-    columns = Columns.bind({"key": "string", "value": "string"}, "t", include_headers=True)
-    (record,) = produced(columns, key=pa.array(["ü"]), value=pa.array(["€"]))
-    assert record == ("t", "€".encode(), "ü".encode(), -1, *PLAIN)
-
-
 def test_large_types_of_arrow_too() -> None:
     """Spark makes them with spark.sql.execution.arrow.useLargeVarTypes."""
     assert produced(bound("value"), value=pa.array([b"a"], pa.large_binary())) == [("t", b"a", None, -1, *PLAIN)]
@@ -63,25 +50,12 @@ def test_the_topic_comes_from_the_column_unless_the_option_names_it() -> None:
     assert bound("value", "topic", topic=None).rows(pa.record_batch(data)).topics == {"x", "y"}
 
 
-def test_partitions_are_used_where_given() -> None:
-    data = {"value": pa.array([b"1", b"2"]), "partition": pa.array([2, None], pa.int32())}
-    assert [record[3] for record in produced(bound("value", "partition"), **data)] == [2, -1]
-
-
 def test_timestamps_in_milliseconds() -> None:
     moment = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
     column = pa.array([moment, None, dt.datetime.fromtimestamp(0, dt.UTC)], pa.timestamp("us", tz="UTC"))
     records = produced(bound("value", "timestamp"), value=pa.array([b"1", b"2", b"3"]), timestamp=column)
     assert [record[6] for record in records] == [int(moment.timestamp()) * 1000 + 678, 0, 1], "0 is now"
     assert records[0][7] is None
-
-
-def test_headers_keep_order_and_repetition() -> None:
-    rows: list[list[tuple[str, bytes | None]] | None]
-    rows = [[("a", b"1"), ("b", None), ("a", b"1"), ("a", b"2")], [], None, [("z", b"")]]
-    records = produced(bound("value", "headers"), value=pa.array([b""] * 4), headers=headers_of(rows))
-    assert [record[7] for record in records] == [row or [] for row in rows]
-    assert {record[4:7] for record in records} == {(None, None, 0)}
 
 
 def test_headers_can_be_left_out() -> None:
@@ -95,12 +69,6 @@ def test_sizes_are_those_of_keys_and_values() -> None:
         pa.record_batch({"key": pa.array([b"12", None]), "value": pa.array([b"345", b"6"])})
     )
     assert (rows.size, rows.bytes) == (2, 6)
-
-
-def test_an_empty_batch() -> None:
-    batch = pa.record_batch({"value": pa.array([], pa.binary()), "headers": pa.array([], HEADERS)})
-    rows = bound("value", "headers").rows(batch)
-    assert (rows.size, rows.bytes, list(rows.records)) == (0, 0, [])
 
 
 @given(header_column)

@@ -86,14 +86,6 @@ def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
     assert collector.add(*written[-1]) == letter
 
 
-def test_a_missing_chunk_is_told() -> None:
-    first, _, third, *_ = to_records(DeadLetter(Reason.TOO_LARGE, "t", None, b"x" * 20_000), LIMIT)
-    collector = ChunkAssembler()
-    collector.add(*first)
-    with pytest.raises(ValueError, match=r"chunk 3 .* does not follow chunk 1"):
-        collector.add(*third)
-
-
 @pytest.mark.parametrize(
     "headers",
     [

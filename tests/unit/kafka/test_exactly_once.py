@@ -16,17 +16,8 @@ from hypothesis import strategies as st
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memory, numbers
 from towline.errors import KafkaError
-from towline.guarantee import Guarantee
 from towline.kafka import recordcheck
-from towline.kafka.delivery import (
-    AtLeastOnce,
-    AtMostOnce,
-    BatchOrigin,
-    DeliveryResult,
-    ExactlyOnce,
-    batch_origin,
-    delivery_for,
-)
+from towline.kafka.delivery import BatchOrigin, DeliveryResult, ExactlyOnce, batch_origin
 from towline.kafka.markers import NO_BATCH, Marker, MarkerStep, MarkerTotals, TaskRefusal
 from towline.kafka.markerstore import MarkerStore
 from towline.sinks import Task
@@ -188,6 +179,7 @@ def test_markers_go_on_from_each_other_and_tell_what_was_written(memory: MemoryK
         ({}, {}, True),  # two copies of a checkpoint may have run on with other batches of one number
         ({0: "h"}, {}, False),
         ({0: "h"}, {"parallelism": "2"}, True),
+        ({0: "h"}, {"parallelism": "2", "verifyOnSkip": "false"}, False),
         ({0: "h"}, {"verifyOnSkip": "true"}, True),
         ({}, {"verifyOnSkip": "false"}, False),
     ],
@@ -292,12 +284,6 @@ def test_a_task_beyond_the_parallelism_leaves_word(
     with pytest.raises(KafkaError, match=code):
         write(sink(), batch, 1)
     assert memory.committed("t") == []
-
-
-def test_a_refusal_binds_the_run_that_met_it(memory: MemoryKafka) -> None:
-    with pytest.raises(KafkaError, match="TL-K17"):
-        write(sink(), 0, 1, partition=1)
-    assert write(sink(), 0, 1, run="corrected").rows == 1
 
 
 def test_a_refusal_that_can_not_be_written_down_is_an_error_too(memory: MemoryKafka) -> None:
@@ -412,15 +398,6 @@ def test_the_markers_are_named_as_the_command_line_takes_them() -> None:
     assert MarkerStore(kafka.settings(), "s").command_options == "--kafka k:9092 --sink s"
     other = kafka.settings(transactionalIdPrefix="mine", markerTopic="marks")
     assert MarkerStore(other, "s").command_options == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
-
-
-@pytest.mark.parametrize(
-    ("guarantee", "kind"),
-    [("exactly_once", ExactlyOnce), ("at_least_once", AtLeastOnce), ("at_most_once", AtMostOnce)],
-)
-def test_each_guarantee_has_its_delivery(guarantee: str, kind: type) -> None:
-    of = replace(kafka.settings(), guarantee=Guarantee(guarantee))
-    assert type(delivery_for(of, kafka.columns(of))) is kind
 
 
 # -- on the driver, before the tasks of a batch --

@@ -74,12 +74,6 @@ def refusal(name: str, value: str, **more: str) -> ConfigError:
     return caught.value
 
 
-@pytest.mark.parametrize("name", sorted(JAVA))
-def test_what_users_of_sparks_sink_write_is_taken(name: str) -> None:
-    settings = SinkSettings.parse({**BASE, "kafka.compression.type": "zstd", f"kafka.{name}": JAVA[name]})
-    Producer(resolve(settings.client, "here"), logger=QUIET_LOGGER)
-
-
 def test_all_of_it_at_once_is_a_client() -> None:
     settings = SinkSettings.parse({**BASE, **{f"kafka.{name}": value for name, value in JAVA.items()}})
     Producer(resolve(settings.client, "here"), logger=QUIET_LOGGER)

@@ -96,13 +96,6 @@ def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: Marke
     assert found_for(marker, claim) is expected
 
 
-def test_every_other_situation_stops_and_every_failure_has_its_own_code() -> None:
-    assert set(MarkerVerdict) - set(STOPS) == {MarkerVerdict.WRITE, MarkerVerdict.ALREADY_WRITTEN}
-    codes = [found.value.code for found in STOPS]
-    assert all(codes)
-    assert len(codes) == len(set(codes))
-
-
 markers = st.builds(
     Marker,
     batch=st.integers(-1, 1 << 40),
@@ -133,19 +126,6 @@ def test_a_marker_comes_back_as_it_was(marker: Marker) -> None:
 def test_what_is_no_marker_is_not_guessed_at(value: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         Marker.from_json(value)
-
-
-def test_totals_go_on() -> None:
-    first = Marker(0, 1, rows=5, dead_lettered=1, total_rows=5, total_dead_lettered=1)
-    second = Marker(1, 1, rows=7, dead_lettered=0).with_totals_after(first)
-    assert (second.total_rows, second.total_dead_lettered) == (12, 1)
-
-
-def test_a_marker_set_by_hand_counts_no_rows() -> None:
-    """It stands for batches that nobody counted: an account of the markers must not grow by it."""
-    before = Marker(6, 1, rows=5, total_rows=50, total_dead_lettered=3)
-    assert Marker(9, 1).with_totals_after(before).totals == before.totals
-    assert BY_OTHERS not in (before.refused, Marker(9, 1).refused)
 
 
 def step(before: tuple[int, int] | None, after: tuple[int, int]) -> MarkerStep:
@@ -215,23 +195,3 @@ def test_a_line_with_a_way_out(found: MarkerVerdict) -> None:
     assert any(word in error.remedy for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
     assert any(word in error.remedy for word in ("; or", "; else ", "; if it is"))
     assert ("sinkId" in str(error)) == ("towline begin-again FILE LINE" in str(error))  # it has no sinkId
-
-
-@pytest.mark.parametrize(
-    ("found", "word"),
-    [
-        (MarkerVerdict.OTHER_QUERY, "query you, this is query me"),
-        (MarkerVerdict.OTHER_PARALLELISM, "parallelism 3, now it is 4"),
-        (MarkerVerdict.HALF_WRITTEN, "1,000 rows"),
-        (MarkerVerdict.MARKER_AHEAD, "says batch 6, Spark runs batch 7"),
-        (MarkerVerdict.NO_MARKER, "towline.s.markers"),
-    ],
-)
-def test_it_names_what_differs(found: MarkerVerdict, word: str) -> None:
-    assert word in STORE.mismatch_error(found, FOUND, STOPPED).problem
-
-
-def test_other_rows_are_counted() -> None:
-    assert "900 rows, 1,000 were written" in STORE.changed_rows_error(FOUND, 900, STOPPED).problem
-    assert "1,000 rows, but not the same" in STORE.changed_rows_error(FOUND, 1000, STOPPED).problem
-    assert STORE.changed_rows_error(FOUND, 900, STOPPED).code == "TL-K16"

@@ -19,7 +19,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import recordcheck
 from towline.kafka.admin import NO_LIMITS, TopicLimits
 from towline.kafka.columns import COLUMN_TYPES, Columns
-from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
+from towline.kafka.deadletters import ChunkAssembler, Reason
 from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import AttemptError
@@ -96,11 +96,6 @@ def test_what_is_learned_only_narrows(one: TopicLimits, other: TopicLimits) -> N
         assert getattr(both, name) == min(known, default=None)
 
 
-def test_a_segment_holds_a_whole_batch() -> None:
-    assert TopicLimits.from_config(1, {"max.message.bytes": "3000", "segment.bytes": "2000"}).max_bytes == 2000
-    assert TopicLimits.from_config(1, {"max.message.bytes": "3000"}).max_bytes == 3000
-
-
 @pytest.mark.parametrize(
     ("moment", "bad"), [(NOW + 3 * HOUR, NOW + 3 * HOUR), (NOW - 3 * HOUR, NOW - 4 * HOUR)], ids=["ahead", "back"]
 )
@@ -170,31 +165,6 @@ def everything(**cells: list[Any]) -> Any:
 
 
 ALL = ("key", "value", "topic", "partition", "timestamp", "headers")
-
-
-def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
-    headers = [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
-    batch = everything(
-        key=[b"k1", b"k2", b"k3"], value=[b"1", b"2", b"3"], topic=["t", "nowhere", "t"], headers=[None, headers, None]
-    )
-    looked = screen(*ALL)
-    looked.check_batches([batch])
-    rows = looked.checked_rows(batch)
-    sent = list(rows.records)
-    assert [r[0] for r in sent] == ["t", "dlq", "t"]
-    assert rows.topics == {"t", "dlq"}
-    assert looked.dead_letters == 1
-    _, value, key, partition, _, _, moment, written = sent[1]
-    assert (partition, moment) == (-1, 0)
-    letter = ChunkAssembler().add(key, value, written)
-    assert isinstance(letter, DeadLetter)
-    assert (letter.reason, letter.topic, letter.key, letter.value) == (
-        Reason.TOPIC_MISSING,
-        "nowhere",
-        b"k2",
-        b"2",
-    )
-    assert (letter.headers, letter.source) == ((("a", b"1"), ("a", None)), "s")
 
 
 @pytest.mark.parametrize(

@@ -196,15 +196,6 @@ def test_a_fatal_error_is_asked_for_its_name(
     assert "abort_transaction" not in memory.calls
 
 
-def test_a_record_that_the_client_refuses_stops_the_query_and_its_transaction(memory: MemoryKafka) -> None:
-    producer, _ = begun(memory, 1)
-    memory.fail("produce", raised("MSG_SIZE_TOO_LARGE"))
-    with pytest.raises(KafkaError, match="TL-K05"):
-        producer.write(rows(2))
-    producer.close()
-    assert memory.calls.count("abort_transaction") == 1
-
-
 def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
     """The last record may have taken the last place."""
     memory.topics["m"] = 1
