@@ -110,22 +110,18 @@ def check_executors(
     required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS, **(extra_versions or {})}
     with _probe_files(shared_directories) as probe_files, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
         check = partial(missing_requirements, required_versions, probe_files, tuple(files))
-        new_executors = (
-            executor for executor in _await_executors(context, timeout_s) if executor.name not in checked_names
-        )
-        answers = [pool.submit(_check_executor, context, executor, check) for executor in new_executors]
+        registered = _await_executors(context, timeout_s)
+        executors = (executor for executor in registered if executor.name not in checked_names)
+        answers = [pool.submit(_check_executor, context, executor, check) for executor in executors]
         reports = [answer.result() for answer in answers]
     if error := missing_error(reports):
         raise error
     for executor in reports:
-        if executor.unshared_directories:
-            problem = "it can't read and write {} as the driver does; a line with dedupe stores its state there"
-            raise SetupError(
-                "TL-S33",
-                executor.display_name,
-                problem.format(executor.unshared_directories[0]),
-                _SHARED_DIRECTORY_ADVICE,
+        for directory in executor.unshared_directories:
+            problem = (
+                f"it can't read and write {directory} as the driver does, where a line with dedupe stores its state"
             )
+            raise SetupError("TL-S33", executor.display_name, problem, _SHARED_DIRECTORY_ADVICE)
     checked_names.update(executor.name for executor in reports)
     return len(reports)
 

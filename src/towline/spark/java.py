@@ -58,9 +58,8 @@ def cache_directory() -> Path | None:
     """
     cache_variable = os.environ.get("TOWLINE_CACHE")
     try:
-        cache = Path(
-            cache_variable or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "towline"
-        ).resolve()
+        cache = Path(cache_variable or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = (cache if cache_variable else cache / "towline").resolve()
     except RuntimeError:
         return None
     for directory in (cache, *cache.parents):
@@ -290,11 +289,8 @@ _FEW_CORES: Final = 2
 def jvm_options(tier: Tier) -> list[str]:
     """Return the options of Spark's JVM, except the class archive."""
     has_few_cores = len(os.sched_getaffinity(0)) <= _FEW_CORES
-    options = [
-        *QUIET_JVM,
-        *_ARROW_UNCHECKED,
-        *(QUICK_JVM if tier is Tier.QUICK or (tier is Tier.AUTO and has_few_cores) else ()),
-    ]
+    is_quick = tier is Tier.QUICK or (tier is Tier.AUTO and has_few_cores)
+    options = [*QUIET_JVM, *_ARROW_UNCHECKED, *(QUICK_JVM if is_quick else ())]
     with contextlib.suppress(SetupError):  # Spark may find another Java
         if (java_version(str(find_java())) or math.inf) <= _NEWEST_VFORK_JAVA:
             options.append(_VFORK)

@@ -84,9 +84,7 @@ class GatewayAddress:
         if client is None:
             remedy = "Start it, or give the options broker, subscribe and stateDir instead of gateway."
             if self.settings:
-                remedy = (
-                    "It is on the driver's machine: tasks elsewhere need a gateway on the network (option gateway)."
-                )
+                remedy = "It is on the driver's machine: other machines need one on the network (option gateway)."
             raise GatewayUnreachable("TL-G01", self.location, "no gateway runs in this state directory", remedy)
         return client
 
@@ -252,16 +250,16 @@ class ReadPlan:
         return replace(self.address, location=location, settings="")
 
     def start_position(
-        self, client: GatewayClient, status: Mapping[str, Any], location: str, default_start: str
+        self, client: GatewayClient, status: Mapping[str, Any], location: str, default: str
     ) -> JournalPosition:
         """Return the first position of a query without a position in a gateway's journal, from its `status`.
 
-        `default_start` applies where ``startingOffset`` does not name that gateway.
+        `default` applies where ``startingOffset`` does not name that gateway.
         """
         name, first_offset = str(status["name"]), int(status["first"])
         committed_offset = max(first_offset, int(status["consumers"].get(self.consumer, first_offset)))
         offsets = {"committed": committed_offset, "earliest": first_offset, "latest": int(status["end"])}
         option_value = self.start_offset.get(name) if isinstance(self.start_offset, Mapping) else self.start_offset
-        start = default_start if option_value is None else option_value
+        start = default if option_value is None else option_value
         offset = start if isinstance(start, int) else offsets[start]
         return JournalPosition(name, str(status["journal"]), offset, client.extent(offset).incarnation, location)

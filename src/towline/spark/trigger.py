@@ -59,10 +59,8 @@ class TriggerTiming:
 
     def poll_timeout_s(self, poll_s: float, now: float, *, all_durable: bool) -> float:
         """Return the poll timeout in seconds: until the next empty batch, and shorter while rows are not durable."""
-        return max(
-            0.0,
-            min(poll_s if all_durable else min(poll_s, UNSYNCED_POLL_S), self._offset_changed_at + IDLE_BATCH_S - now),
-        )
+        until_idle_batch_s = self._offset_changed_at + IDLE_BATCH_S - now
+        return max(0.0, min(poll_s, until_idle_batch_s, poll_s if all_durable else UNSYNCED_POLL_S))
 
     def end_batch(self, now: float) -> None:
         """Record the end of the running batch: Spark asks for the next one."""
@@ -79,7 +77,5 @@ class TriggerTiming:
         if since_start_s >= interval_s:
             return 0.0
         # At the present rate enough rows for a batch will wait then.
-        next_poll_s = min(
-            math.sqrt(since_start_s * interval_s) - since_start_s, self._max_delay_s - since_end_s, MAX_POLL_S
-        )
-        return max(next_poll_s, MIN_POLL_S)
+        enough_rows_s = math.sqrt(since_start_s * interval_s) - since_start_s
+        return max(min(enough_rows_s, self._max_delay_s - since_end_s, MAX_POLL_S), MIN_POLL_S)

@@ -69,27 +69,21 @@ def read_evidence(
     Raises:
         GatewayError: None of the required gateways answers.
     """
-    evidence, checkpoint = read_checkpoint(line.checkpoint), Checkpoint(str(line.checkpoint))
-    initial_positions = identity.start_positions if evidence.planned_batch is None else ()
-    planned_positions, committed_positions = (
-        initial_positions or positions_at(checkpoint, evidence.planned_batch),
-        positions_at(checkpoint, evidence.committed_batch),
-    )
+    evidence, logs = read_checkpoint(line.checkpoint), Checkpoint(str(line.checkpoint))
+    initial = identity.start_positions if evidence.planned_batch is None else ()
+    planned = initial or positions_at(logs, evidence.planned_batch)
+    committed = positions_at(logs, evidence.committed_batch)
 
     def query_gateway(client: GatewayClient) -> tuple[str, ServedJournal]:
         status = request_status(client)
-        position = _position_in(planned_positions, status)
+        position, committed_position = _position_in(planned, status), _position_in(committed, status)
         incarnation = client.extent(position.offset).incarnation if position else ""
         extent = Extent(str(status["journal"]), int(status["first"]), int(status["end"]), incarnation)
-        committed = int(status["consumers"].get(CONSUMER, 0))
-        return str(status["name"]), ServedJournal(
-            extent, committed, position, _position_in(committed_positions, status)
-        )
+        committed_offset = int(status["consumers"].get(CONSUMER, 0))
+        return str(status["name"]), ServedJournal(extent, committed_offset, position, committed_position)
 
-    addresses = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access)
-    return evidence, dict(
-        wait_for_answers(addresses, query_gateway, require_all=bool(initial_positions), is_local=not line.gateways)
-    )
+    endpoints, is_local = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access), not line.gateways
+    return evidence, dict(wait_for_answers(endpoints, query_gateway, require_all=bool(initial), is_local=is_local))
 
 
 def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, ServedJournal]) -> dict[str, int]:
@@ -97,25 +91,19 @@ def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, Ser
     # Before a reset the uncommitted rows may have been written, and at_most_once must not repeat them.
     drops_rows = not policy(line.guarantee).replays_batches and identity.generation > 1
     offsets = {}
-    for name, served_journal in journals.items():
-        offsets[name] = (
-            served_journal.extent.end_offset
-            if drops_rows
-            else max(served_journal.extent.first_offset, served_journal.committed_offset)
-        )
-        if served_journal.position is not None and served_journal.mismatch(name) is None:
-            offsets[name] = max(served_journal.position.offset, served_journal.committed_offset)
+    for name, served in journals.items():
+        extent, committed_offset = served.extent, served.committed_offset
+        offsets[name] = extent.end_offset if drops_rows else max(extent.first_offset, committed_offset)
+        if served.position is not None and served.mismatch(name) is None:
+            offsets[name] = max(served.position.offset, committed_offset)
     return offsets
 
 
 def _position_in(positions: Iterable[JournalPosition], status: Mapping[str, Any]) -> JournalPosition | None:
     """Return the position of a gateway: by its journal id, else by its name, then in another journal."""
-    matches = [
-        position
-        for position in positions
-        if status["journal"] == position.journal or status["name"] == position.gateway
-    ]
-    return min(matches, key=lambda position: position.journal != status["journal"], default=None)
+    journal, name = status["journal"], status["name"]
+    matches = [position for position in positions if journal == position.journal or name == position.gateway]
+    return min(matches, key=lambda position: position.journal != journal, default=None)
 
 
 #: Shortest time that a retired route is kept, in seconds: by then the broker has delivered its queue.
@@ -144,20 +132,16 @@ class ActiveRoutes(SettingsModel):
     ) -> Self:
         """Return the routes in force from now on, after those of `former`; None at the first start.
 
-        `oldest_message` is the receive time of the oldest waiting message, in seconds since 1970 as `now`; None if none
-        waits.
+        `oldest_message` is the receive time of the oldest waiting message, in seconds since 1970 as `now`, or None.
         """
         previous = [*((route, now) for route in former.routes), *former.retired] if former else []
         retired_after = min(now, now if oldest_message is None else oldest_message) - RETIRED_ROUTE_S
+        recent = (retired_route for retired_route in previous if retired_route[1] >= retired_after)
         return cls(
             routes=tuple(route.model_copy(update={"dedupe": route.dedupe or line.dedupe}) for route in line.route),
             dead_letter_topic=line.dead_letter_topic,
             dead_letter_topics=line.dead_letter_topics,
-            retired=tuple(
-                _reachable_routes(
-                    line.route, (retired_route for retired_route in previous if retired_route[1] >= retired_after)
-                )
-            ),
+            retired=tuple(_reachable_routes(line.route, recent)),
         )
 
     @classmethod
@@ -212,7 +196,7 @@ class UplinkQuery(LineQuery[Uplink]):
     def _line_of_next_batch(self, identity: Identity) -> tuple[Uplink, str]:
         """Return the line with the routes of the file and the retired ones, and their mapping."""
         if (former := ActiveRoutes.from_mapping(identity.mapping)) is None and identity.mapping:
-            problem = "messages may wait for routes that this version rejects"
+            problem = "messages may wait for routes that this version refuses"
             identity_file = self.line.gateway.state_dir / IDENTITY_FILE
             remedy = f'Deliver them with the version before; or set "mapping": "" in {identity_file} to drop them.'
             raise ConfigError("TL-C210", f'line "{self.line.name}"', problem, remedy)
@@ -239,29 +223,19 @@ class UplinkQuery(LineQuery[Uplink]):
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping)
         if identity.generation != former.generation:  # reset: it starts after the committed batches
             evidence, journals = read_evidence(line, access, identity)
-        start_offsets, replays_batches = (
-            initial_offsets(line, identity, journals),
-            policy(line.guarantee).replays_batches,
-        )
+        offsets, replays = initial_offsets(line, identity, journals), policy(line.guarantee).replays_batches
         if is_new:
-            start_positions = [
-                JournalPosition(name, served_journal.extent.journal, start_offsets[name])
-                for name, served_journal in journals.items()
-            ]
-            start_totals(line.checkpoint, start_positions, drops=not replays_batches)
-        elif evidence.committed_batch is not None:
-            start_totals(
-                line.checkpoint,
-                positions_at(Checkpoint(str(line.checkpoint)), evidence.committed_batch),
-                batch=evidence.committed_batch,
-            )
+            starts = [JournalPosition(name, served.extent.journal, offsets[name]) for name, served in journals.items()]
+            start_totals(line.checkpoint, starts, drops=not replays)
+        elif (batch := evidence.committed_batch) is not None:
+            start_totals(line.checkpoint, positions_at(Checkpoint(str(line.checkpoint)), batch), batch=batch)
         line_options = {
             "routes": self._routes,
             "letters": line.dead_letter_topic or "",
             "dedupes": str(line.dedupe_window is not None).lower(),
-            "empty": str(evidence.planned_batch) if not replays_batches and not evidence.all_committed else "",
+            "empty": str(evidence.planned_batch) if not replays and not evidence.all_committed else "",
         }
-        rows = self.writer_input(self.source(spark, start_offsets))
+        rows = self.writer_input(self.source(spark, offsets))
         return rows.writeStream.format(SINK_FORMAT).options(**line_options, **self._sink_options(identity)), identity
 
     def sink_settings(self) -> SinkSettings:
@@ -269,13 +243,10 @@ class UplinkQuery(LineQuery[Uplink]):
         return SinkSettings.parse(self._sink_options(Identity.of_line(self.bridge, self.line)))
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
-        writes_dead_letters = self.line.dead_letter_topic and policy(self.line.guarantee).replays_batches
-        dead_letter_options = {"deadLetterTopic": str(self.line.dead_letter_topic)} if writes_dead_letters else {}
-        return {
-            "guarantee": self.line.guarantee.value,
-            **self.bridge.sink_options(self.line, identity.sink),
-            **dead_letter_options,
-        }
+        options = {"guarantee": self.line.guarantee.value, **self.bridge.sink_options(self.line, identity.sink)}
+        if self.line.dead_letter_topic and policy(self.line.guarantee).replays_batches:
+            options["deadLetterTopic"] = self.line.dead_letter_topic
+        return options
 
     def _set_markers(self, identity: Identity, batch: int) -> None:
         """Set the markers of the line's sink to a batch, as if it were the last one written."""
@@ -329,9 +300,8 @@ class UplinkQuery(LineQuery[Uplink]):
             return
         operators = progress.get("stateOperators") or []
         late_rows = sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators)
-        duplicate_rows = sum(
-            int((operator.get("customMetrics") or {}).get(_DUPLICATES_METRIC) or 0) for operator in operators
-        )
+        metrics = [operator.get("customMetrics") or {} for operator in operators]
+        duplicate_rows = sum(int(values.get(_DUPLICATES_METRIC) or 0) for values in metrics)
         add_spark_counts(
             self.line.checkpoint,
             progress["batchId"],

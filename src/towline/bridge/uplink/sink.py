@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 SOURCE_FORMAT: Final = "towline_messages"
 #: Column of the serialized slices.
 SLICE_COLUMN: Final = "towline_slice"
-_ROUTES_OPTION, _VALUES_OPTION, _WRITERS_OPTION = "routes", "values", "writers"
+_ROUTES, _VALUES, _WRITERS = "routes", "values", "writers"
 
 
 def split_options(options: Mapping[str, str], *names: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -76,10 +76,10 @@ class LineSource(MqttDataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        line_options, mqtt_options = split_options(options, _WRITERS_OPTION, _ROUTES_OPTION, _VALUES_OPTION)
+        line_options, mqtt_options = split_options(options, _WRITERS, _ROUTES, _VALUES)
         super().__init__(mqtt_options)
-        self._writers, self._routes = int(line_options[_WRITERS_OPTION]), line_options.get(_ROUTES_OPTION)
-        self._values: dict[str, str] = json.loads(line_options.get(_VALUES_OPTION, "{}"))
+        self._writers, self._routes = int(line_options[_WRITERS]), line_options.get(_ROUTES)
+        self._values: dict[str, str] = json.loads(line_options.get(_VALUES, "{}"))
 
     @classmethod
     def name(cls) -> str:
@@ -133,21 +133,16 @@ class LineReader(MqttStreamReader):
             yield from (table.add_routes(rows, self._values) for rows in super().read(partition))
             return
         assert isinstance(partition, WriterPartition)
-        slices = [
-            journal_slice
-            for journal_partition in partition.slices
-            if (journal_slice := self._readable_slice(journal_partition)).start < journal_slice.end
-        ]
-        if slice_texts := [_to_json(part, partition) for part in slices]:
+        slices = map(self._readable_slice, partition.slices)
+        if slice_texts := [_to_json(part, partition) for part in slices if part.start < part.end]:
             yield pa.RecordBatch.from_pydict({SLICE_COLUMN: pa.array(slice_texts, pa.string())})
 
 
 def _to_json(journal_slice: Slice, partition: WriterPartition) -> str:
     """Serialize a slice as plain values; the only secret is its ticket, valid for this slice alone."""
     rows = [journal_slice.journal, journal_slice.start, journal_slice.end, journal_slice.incarnation]
-    return json.dumps(
-        {"rows": rows, "place": asdict(journal_slice.address), "writer": [partition.writer, partition.writers]}
-    )
+    writer = [partition.writer, partition.writers]
+    return json.dumps({"rows": rows, "gateway": asdict(journal_slice.address), "writer": writer})
 
 
 def open_slice(text: str) -> tuple[Iterator[RecordBatch], int, int]:
@@ -159,7 +154,7 @@ def open_slice(text: str) -> tuple[Iterator[RecordBatch], int, int]:
         answers for a minute.
     """
     entry = json.loads(text)
-    address = entry["place"]
+    address = entry["gateway"]
     address["access"] = ClientAccess(**address["access"])
     address["owner"] = address["owner"] and ProcessIdentity(**address["owner"])
     writer, writers = entry["writer"]
@@ -168,7 +163,7 @@ def open_slice(text: str) -> tuple[Iterator[RecordBatch], int, int]:
 
 #: Format name of the sink.
 SINK_FORMAT: Final = "towline_records"
-_DEAD_LETTER_OPTION, _DEDUPE_OPTION, _EMPTY_BATCH_OPTION = "letters", "dedupes", "empty"
+_SINK_OPTIONS: Final = ("letters", "dedupes", "empty")
 #: Messages, the number of the writer that reads them, and how many writers there are.
 WriterMessages: TypeAlias = "tuple[RecordBatch, int, int]"
 #: Counts of a writer: messages read, and its share of them; and messages of its share without a record.
@@ -185,13 +180,12 @@ class RecordSink(KafkaTransactional):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        line_options, kafka_options = split_options(
-            options, _ROUTES_OPTION, _DEAD_LETTER_OPTION, _DEDUPE_OPTION, _EMPTY_BATCH_OPTION
-        )
+        line_options, kafka_options = split_options(options, _ROUTES, *_SINK_OPTIONS)
         super().__init__(kafka_options)
-        self._routes, self._drops_duplicates = line_options[_ROUTES_OPTION], line_options[_DEDUPE_OPTION] == "true"
-        self._empty_batch = int(line_options[_EMPTY_BATCH_OPTION]) if line_options[_EMPTY_BATCH_OPTION] else None
-        self._settings = replace(self._settings, dead_letter_topic=line_options[_DEAD_LETTER_OPTION] or None)
+        dead_letter_topic, drops_duplicates, empty_batch = (line_options[name] for name in _SINK_OPTIONS)
+        self._routes, self._drops_duplicates = line_options[_ROUTES], drops_duplicates == "true"
+        self._empty_batch = int(empty_batch) if empty_batch else None
+        self._settings = replace(self._settings, dead_letter_topic=dead_letter_topic or None)
 
     @classmethod
     def name(cls) -> str:
@@ -202,13 +196,8 @@ class RecordSink(KafkaTransactional):
         return RecordColumns()
 
     def _stream_writer(self, delivery: Delivery, checkpoint_location: str) -> StreamWriter:
-        return LineWriter(
-            delivery,
-            checkpoint_location,
-            self._routes,
-            drops_duplicates=self._drops_duplicates,
-            empty_batch=self._empty_batch,
-        )
+        drops, empty = self._drops_duplicates, self._empty_batch
+        return LineWriter(delivery, checkpoint_location, self._routes, drops_duplicates=drops, empty_batch=empty)
 
 
 #: Formats to register in the bridge's session.
@@ -221,13 +210,13 @@ class LineWriter(StreamWriter):
     def __init__(
         self,
         delivery: Delivery,
-        checkpoint_location: str,
+        location: str,
         routes: str,
         *,
         drops_duplicates: bool = False,
         empty_batch: int | None = None,
     ) -> None:
-        super().__init__(delivery, checkpoint_location)
+        super().__init__(delivery, location)
         self._routes, self._drops_duplicates, self._empty_batch = routes, drops_duplicates, empty_batch
 
     def _deliver_task(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaTaskResult:
@@ -245,9 +234,8 @@ class LineWriter(StreamWriter):
         """
         _check_slices(answers, batch)
         result, checkpoint = super()._batch_result(answers, batch, note), Checkpoint(self._checkpoint_location)
-        messages = BatchMessages.from_positions(
-            note.totals_before(batch), positions_at(checkpoint, batch - 1), positions_at(checkpoint, batch)
-        )
+        start, end = positions_at(checkpoint, batch - 1), positions_at(checkpoint, batch)
+        messages = BatchMessages.from_positions(note.totals_before(batch), start, end)
         if messages.row_count is None:  # from before the first counted batch
             return replace(result, counts=Counter(), spans=messages.spans)
         counts = result.counts - Counter({name: result.counts[name] for name in _WRITER_COUNTS})
@@ -255,9 +243,8 @@ class LineWriter(StreamWriter):
         rows_are_known = all(answer.marker_rows in (None, answer.input_rows) for answer in answers)
         reason = "skipped" if batch == self._empty_batch else "dropped" if self._drops_duplicates else "astray"
         reason = "astray" if missing_rows < 0 else reason if rows_are_known else "left_out"
-        counts.update(
-            {"messages": messages.row_count + messages.uncounted_rows, "unwitnessed": messages.uncounted_rows}
-        )
+        counts["messages"] += messages.row_count + messages.uncounted_rows
+        counts["unwitnessed"] += messages.uncounted_rows
         counts[reason] += missing_rows
         return replace(result, counts=counts, spans=messages.spans)
 
@@ -311,11 +298,8 @@ def _undeliverable_error(record_batch: RecordBatch) -> KafkaError:
     """Return the error for a refused message of a line without a dead-letter topic."""
     codes = [RowOutcome(code) for code in record_batch.column(OUTCOME).to_pylist()]
     row = next(n for n, code in enumerate(codes) if code.reason and code is not RowOutcome.UNROUTED)
-    outcome, fault, topic = (
-        codes[row],
-        record_batch.column(FAULT)[row].as_py(),
-        record_batch.column("towline_topic")[row].as_py(),
-    )
+    outcome, fault = codes[row], record_batch.column(FAULT)[row].as_py()
+    topic = record_batch.column("towline_topic")[row].as_py()
     code, remedy = "TL-B02", "Give the line a dead_letter_topic"
     if outcome in (RowOutcome.NOT_WHOLE, RowOutcome.TOO_MANY):
         code, fault = "TL-B29", "a message was truncated, see towline-reason and max_packet_bytes"
