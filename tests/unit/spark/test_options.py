@@ -483,8 +483,8 @@ def test_several_on_a_network_need_a_token() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("/a,/a", "/a stands there twice"),
-        ("/a, /a/", "/a stands there twice"),
+        ("/a,/a", "/a is listed twice"),
+        ("/a, /a/", "/a is listed twice"),
         (" , ", "it names no gateway"),
         ("[1]", "must be gateways with a comma between them"),
         ('["/a"', "must be gateways with a comma between them"),

@@ -93,7 +93,7 @@ def test_a_refused_token_holds_back_the_rows_of_that_gateway_only(
     assert "refused" not in report["gateways"]["near"]
     told = next(one.getMessage() for one in caplog.records if one.name == "towline.spark")
     assert told == (
-        f"gateway far ({far.location}) refuses this query: the token is missing or is none of this gateway's; its "
+        f"gateway far ({far.location}) refuses this query: the token is missing or unknown to this gateway; its "
         "messages wait there, other gateways go on. gatewayTokenFile has to hold a line of the file that the gateway's "
         "token_file names.   [TL-G40]"
     )
@@ -132,7 +132,7 @@ def test_a_query_that_no_gateway_lets_in_says_so_and_ends(far: Remote, readers: 
         at = until(stream, stream.initialOffset(), lambda place: len(ends(place)) == 2)
         readers.token.write_text(OTHER)
         what = (
-            r"all gateways of the list refuse this query \(far .*: the token is missing or is none of this gateway's; "
+            r"all gateways of the list refuse this query \(far .*: the token is missing or unknown to this gateway; "
             r"third .*: the token .*\)\. gatewayTokenFile has to hold .*TL-G40"
         )
         with pytest.raises(GatewayError, match=what):
