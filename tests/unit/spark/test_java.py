@@ -50,43 +50,37 @@ def test_java_versions(tmp_path: Path, said: str, version: int) -> None:
     assert java.java_version(str(fake_java(tmp_path / "java", said))) == version
 
 
-def test_java_on_the_path(alone: Path) -> None:
-    there = fake_java(alone / "java", "21.0.1")
-    assert find_java() == there
-
-
-def test_java_home_comes_first(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_java(alone / "java", "17.0.1")
-    at_home = fake_java(tmp_path / "home" / "bin" / "java", "21.0.1")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
-    assert find_java() == at_home
-
-
-def test_an_old_java_home_is_passed_over(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_path = fake_java(alone / "java", "17.0.1")
-    fake_java(tmp_path / "home" / "bin" / "java", "11.0.2")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
-    assert find_java() == on_path
-
-
-def test_no_java(alone: Path) -> None:
-    with pytest.raises(SetupError, match=r"needs Java 17 or newer, and there is none\. Install Java 17 .*TL-S14"):
+@pytest.mark.parametrize(
+    ("home", "on_path", "found"),
+    [
+        (None, "21.0.1", "path"),
+        ("21.0.1", "17.0.1", "home"),
+        ("11.0.2", "17.0.1", "path"),
+        (None, None, r"needs Java 17 or newer, and there is none\. Install Java 17 .*TL-S14"),
+        (None, "11.0.2", r"java is version 11.*TL-S14"),
+        (None, "unknown", r"java is version 0.*TL-S14"),
+    ],
+)
+def test_java_home_comes_before_the_path_and_an_old_java_is_passed_over(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str | None, on_path: str | None, found: str
+) -> None:
+    places = {"home": tmp_path / "home" / "bin" / "java", "path": alone / "java"}
+    for place, version in ((places["home"], home), (places["path"], on_path)):
+        if version:
+            fake_java(place, version)
+    if home:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    if found in places:
+        assert find_java() == places[found]
+        return
+    with pytest.raises(SetupError, match=found):
         find_java()
 
 
-def test_only_an_old_java(alone: Path) -> None:
-    old = fake_java(alone / "java", "11.0.2")
-    with pytest.raises(SetupError, match=f"{old} is version 11.*TL-S14"):
-        find_java()
-
-
-def test_the_cache_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_the_named_directory_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path))
     assert cache_directory() == tmp_path
-
-
-def test_the_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TOWLINE_CACHE", raising=False)
+    monkeypatch.delenv("TOWLINE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "towline"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -125,27 +119,17 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.
             cache_directory()
 
 
-def test_a_cache_is_made_for_this_user_alone(alone: Path) -> None:
-    fake_maven(alone / "mvn")
-    assert stat.S_IMODE(resolve_jars("kafka-1", ["g:a:1"]).parent.stat().st_mode) == 0o700
-
-
-def test_jars_are_fetched_once(alone: Path) -> None:
-    maven = fake_maven(alone / "mvn")
-    first = resolve_jars("kafka-1", ["g:a:1"])
-    assert resolve_jars("kafka-1", ["g:a:1"]) == first
-    assert [jar.name for jar in first.iterdir()] == ["a.jar"]
-    assert (maven.parent / "calls").read_text().split() == ["called"]
-
-
-def test_two_processes_that_ask_at_once_fetch_once(alone: Path) -> None:
+def test_jars_are_fetched_once_into_a_cache_for_this_user_alone(alone: Path) -> None:
+    """By two processes at once, and by one that comes later."""
     maven = fake_maven(alone / "mvn")
     code = "from towline.spark.java import resolve_jars; print(resolve_jars('kafka-1', ['g:a:1']))"
     command = [sys.executable, "-c", code]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = {process.communicate()[0].strip() for process in both}
-    assert said == {str(alone.parent / "cache" / "kafka-1")}
+    assert said == {str(alone.parent / "cache" / "kafka-1")} == {str(resolve_jars("kafka-1", ["g:a:1"]))}
+    assert [jar.name for jar in (alone.parent / "cache" / "kafka-1").iterdir()] == ["a.jar"]
     assert (maven.parent / "calls").read_text().split() == ["called"]
+    assert stat.S_IMODE((alone.parent / "cache").stat().st_mode) == 0o700
 
 
 def test_no_maven(alone: Path) -> None:
@@ -178,20 +162,14 @@ def test_the_cause_that_maven_gives_is_told_in_one_line(alone: Path, output: str
     assert "\n" not in str(caught.value)
 
 
-def test_a_failed_fetch_leaves_nothing_behind(alone: Path) -> None:
-    program(alone / "mvn", "exit 1")
-    with pytest.raises(SetupError, match="exit code 1"):
+@pytest.mark.parametrize(("code", "said"), [(1, "exit code 1.*TL-S15"), (0, "TL-S15")])
+def test_a_failed_fetch_leaves_nothing_behind(alone: Path, code: int, said: str) -> None:
+    program(alone / "mvn", f"exit {code}")
+    with pytest.raises(SetupError, match=said):
         resolve_jars("kafka-1", ["g:a:1"])
     assert [path.name for path in (alone.parent / "cache").iterdir()] == ["kafka-1.lock"]
-    (alone / "mvn").unlink()
     fake_maven(alone / "mvn")
     assert resolve_jars("kafka-1", ["g:a:1"]).is_dir()
-
-
-def test_a_maven_that_fetches_nothing_is_an_error(alone: Path) -> None:
-    program(alone / "mvn", "exit 0")
-    with pytest.raises(SetupError, match="TL-S15"):
-        resolve_jars("kafka-1", ["g:a:1"])
 
 
 def test_a_cache_that_can_not_be_written(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,13 +177,6 @@ def test_a_cache_that_can_not_be_written(alone: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(SetupError, match=r"Not a directory\. Set TOWLINE_CACHE.*TL-S18"):
         resolve_jars("kafka-1", ["g:a:1"])
-
-
-def test_an_unknown_java_is_no_java(alone: Path) -> None:
-    program(alone / "java", "echo hello")
-    with pytest.raises(SetupError, match="is version 0"):
-        find_java()
-    assert os.environ["PATH"] == str(alone)
 
 
 #: A Maven that knows some versions of the connector only, writes down what it is asked, and brings one jar.
@@ -246,12 +217,7 @@ def test_the_tested_pair_is_next_and_is_remembered(maven: Path) -> None:
     asked = maven.with_name("asked").read_text()
     assert spark_kafka_jars("9.9.9") == first
     assert maven.with_name("asked").read_text() == asked
-
-
-def test_a_session_gets_the_jars_that_maven_brings(maven: Path) -> None:
-    knows(maven, "4.2.0")
-    (jar,) = spark_kafka_jars("9.9.9")
-    assert spark_kafka_conf("9.9.9") == {"spark.jars": str(jar)}
+    assert spark_kafka_conf("9.9.9") == {"spark.jars": str(first[0])}
 
 
 def test_without_maven_spark_brings_them_itself(maven: Path) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, BatchOrigin, DeliveryResult, ExactlyOnce
+from towline.kafka.delivery import BatchOrigin, DeliveryResult, ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import kafka_sink
 from towline.spark.batch_sizing import WriteThroughput
@@ -114,13 +114,6 @@ def test_steps_of_markers_are_summed_where_all_partitions_have_them() -> None:
     assert MarkerStep.sum_partitions([]) is None
 
 
-def test_committing_twice_and_aborting_do_no_harm() -> None:
-    writer = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
-    for _ in range(2):
-        writer.commit([written()], 7)
-    writer.abort([written(), None], 7)
-
-
 @pytest.mark.parametrize("location", [{}, {"checkpointlocation": "hdfs://name/checkpoint"}], ids=["unknown", "hdfs"])
 def test_topic_ids_that_can_be_kept_nowhere_are_not_called_verified(location: dict[str, str]) -> None:
     sink = KafkaTransactional({**OPTIONS, **location, "verifySourceTopics": "true"})
@@ -137,23 +130,6 @@ def test_without_a_task_nothing_is_written() -> None:
     with pytest.raises(KafkaError, match="not in a Spark task") as caught:
         sink.writer(SCHEMA, overwrite=False).write(iter([]))
     assert caught.value.code == "TL-K08"
-
-
-def test_errors_leave_their_frames_behind() -> None:
-    with pytest.raises(ConfigError) as caught:
-        KafkaTransactional({**OPTIONS, "topik": "x"})
-    assert [entry.name for entry in caught.traceback][1:] == ["wrapper"]
-    assert caught.value.__context__ is None
-
-
-def test_a_guarantee_is_a_strategy() -> None:
-    for guarantee, strategy in (
-        ("exactly_once", ExactlyOnce),
-        ("at_least_once", AtLeastOnce),
-        ("at_most_once", AtMostOnce),
-    ):
-        writer = KafkaTransactional({**OPTIONS, "guarantee": guarantee}).streamWriter(SCHEMA, overwrite=False)
-        assert type(writer._delivery) is strategy
 
 
 def test_what_travels_to_the_tasks_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

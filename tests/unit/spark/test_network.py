@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.unit.gateway.remote import TOKEN, Remote, remote
 from tests.unit.gateway.serving import rows
-from tests.unit.spark.reading import ALL, table
+from tests.unit.spark.reading import ALL
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import KEY_FILE, ClientAccess
 from towline.gateway.client import GatewayClient
@@ -127,18 +127,6 @@ def test_a_ticket_is_worth_as_long_as_the_option_says(far: Remote) -> None:
     assert isinstance(part, Slice)
     tickets = far.server.service.tickets
     assert 7100 < tickets.verify(part.address.ticket).expires - tickets._clock() < 7210
-
-
-def test_on_a_unix_socket_nothing_changes(far: Remote) -> None:
-    far.server.add(5)
-    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(far.server.state_dir)), "default", poll_s=0.05))
-    start = stream.initialOffset()
-    end = stream.latestOffset(start, ALL)
-    (part,) = stream.partitions(start, end)
-    assert isinstance(part, Slice)
-    assert (part.address.ticket, part.address.ca_pem) == ("", "")
-    assert table(stream, start, end).num_rows == 5
-    stream.stop()
 
 
 # -- the sink ----------------------------------------------------------------------------------------------------------

@@ -75,12 +75,6 @@ def test_the_limit_in_bytes_holds_beside_the_one_in_rows(server: Served, plan: R
     bytes_only.stop()
 
 
-def test_the_default_limit_is_the_option(plan: ReadPlan) -> None:
-    made = MqttStreamReader(replace(plan, max_rows=7))
-    assert made.getDefaultReadLimit() == ReadMaxRows(7)
-    made.stop()
-
-
 def test_only_the_start_of_latest_offset_commits(server: Served, stream: MqttStreamReader) -> None:
     server.add(10)
     start = stream.initialOffset()
@@ -129,10 +123,6 @@ def test_a_query_that_starts_idle_warms_its_workers_at_once(server: Served, stre
     assert first == {**at, "tick": 1}
     (part,) = stream.partitions(at, first)
     assert list(stream.read(part)) == []
-
-
-def test_ticks_come_before_workers_die() -> None:
-    assert trigger.IDLE_BATCH_S + 5 < 60
 
 
 def test_a_busy_query_does_not_tick(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,18 +28,6 @@ __all__ = ["new_reader", "quick", "two"]
 # -- one batch of both -----------------------------------------------------------------------------------------------
 
 
-def test_a_batch_has_rows_of_each(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream, (one, other) = new_reader(), two
-    one.add(3)
-    other.add(2)
-    at = stream.initialOffset()
-    end = stream.latestOffset(at, ALL)
-    assert ends(end) == {"g1": 3, "g2": 2}
-    assert seen(stream, at, end) == [("g1", 0), ("g1", 1), ("g1", 2), ("g2", 0), ("g2", 1)]
-    wait_until(lambda: stream.latestOffset(end, ALL) and other.journal.consumers["default"] == 2)
-    assert one.journal.consumers["default"] == 3
-
-
 def test_the_order_of_the_list_does_not_matter(two: tuple[Served, Served], new_reader: NewReader) -> None:
     two[0].add(1)
     at = new_reader().initialOffset()
@@ -90,17 +78,6 @@ def test_the_limit_in_bytes_is_of_the_whole_batch(
         at = end
     assert max(sizes) <= 50_000
     assert min(sizes[:-1]) > 40_000, "what is allowed is used"
-
-
-def test_huge_messages_come_one_after_the_other(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader(max_bytes=10_000)
-    for one in two:
-        one.add(1, payload=b"x" * 100_000)
-    at = stream.initialOffset()
-    first = stream.latestOffset(at, ReadMaxRows(100))
-    second = stream.latestOffset(first, ReadMaxRows(100))
-    assert sorted(ends(first).values()) == [0, 1]
-    assert ends(second) == {"g1": 1, "g2": 1}
 
 
 @pytest.mark.parametrize("answer_s", [0.3, 1.2])
@@ -360,19 +337,6 @@ def test_a_batch_that_was_begun_waits_for_its_gateway(
         with served(tmp_path / "g2", name="g2") as other:
             other.add(3)
             assert seen(again, at, end) == before
-
-
-def test_a_restarted_gateway_knows_its_reader_again(tmp_path: Path, new_reader: NewReader) -> None:
-    stream = new_reader()
-    with served(tmp_path / "g1", name="g1") as one:
-        with served(tmp_path / "g2", name="g2"):
-            at = stream.latestOffset(stream.initialOffset(), ALL)
-        for _ in range(3):
-            with served(tmp_path / "g2", name="g2") as other:
-                other.add(1)
-                one.add(1)
-                wanted = (one.journal.end, other.journal.end)
-                at = until(stream, at, lambda place, wanted=wanted: tuple(ends(place).values()) == wanted)  # type: ignore[misc]
 
 
 # -- AvailableNow ----------------------------------------------------------------------------------------------------
