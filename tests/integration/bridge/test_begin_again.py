@@ -51,7 +51,7 @@ def test_a_line_whose_sink_has_rows_of_another_query_takes_nothing_in(
 
     assert "is up after" not in out, "nor was Spark waited for"
     _, out, _ = ran(capsys, "begin-again", str(bridge.file), "line")
-    assert out == f'line "line" begins again as sink "{sink}.2"\n'
+    assert out == f'line "line" is reset, its new sink is "{sink}.2"\n'
     assert foreign_marker_error(file, file.lines[0]) is None
 
 

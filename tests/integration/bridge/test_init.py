@@ -44,7 +44,7 @@ topic telemetry/# out 1
     file = tmp_path / "bridge.toml"
     said = towline("init", file, "--from", local.directory / "mosquitto.conf", "--name", "plant-7")
     assert f"wrote {file} and {secret}, mode 0600" in said
-    assert 'Not carried over of connection "cloud": remote_clientid (' in said
+    assert 'Not imported of connection "cloud": remote_clientid (' in said
     assert PASSWORD not in said + file.read_text()
     assert "Nothing was contacted" in towline("check", file)
     lines = {line.name: line.gateway for line in load(file).uplinks}

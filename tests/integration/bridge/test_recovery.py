@@ -66,7 +66,7 @@ def test_an_older_checkpoint_and_the_letters(
     assert f"towline begin-again {bridge.file} line" in bridge.out
     assert "[TL-B23]" in bridge.out
 
-    assert 'line "line" begins again as sink "tests.line.2"' in bridge.command("begin-again", "line")
+    assert 'line "line" is reset, its new sink is "tests.line.2"' in bridge.command("begin-again", "line")
     bridge.start()
     online(bridge)
     publish(broker, 200, 100, qos=2, user="id")

@@ -76,7 +76,7 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
 
     code, _, err = ran(capsys, "run", str(bridge.file))
     assert (code, err.count("\n")) == (2, 1)
-    assert 'line "line" is not in bridge.toml any more, and 77 acknowledged messages wait in' in err
+    assert 'line "line" was removed from bridge.toml, and 77 acknowledged messages wait in' in err
     assert f"towline retire {bridge.file} line" in err
     assert "[TL-B37]" in err
     assert not (before.state_dir / "other" / "inbox").exists(), "nothing was started"

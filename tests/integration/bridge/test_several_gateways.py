@@ -77,11 +77,11 @@ def test_a_line_over_two_gateways(
     status = bridge.status()
     assert exit_code(status) == EXIT_UNKNOWN
     text = render(status)
-    assert "gateway g2 away since" in text
+    assert "gateway g2 unavailable since" in text
     assert "its messages wait there" in text
     assert "in Kafka 500" in text
     assert "adds up ✓" in text
-    bridge.said("gateway g2 away since")
+    bridge.said("gateway g2 unavailable since")
 
     g2.start()
     wait_until(lambda: carried(600), PATIENCE, "all messages")

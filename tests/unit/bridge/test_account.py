@@ -33,8 +33,8 @@ def test_every_way_out_is_in_the_sum() -> None:
         (0, 100), status(115, 110, 100, deduplicated=4), {"deduplicated": 30, "dropped": 30}, dropped=30, **ways
     )
     assert text == (
-        "received 115 = in Kafka 42 + filtered 1 + where is null 3 + unrouted 4 + given up 5 + lost 6 + dead-lettered 2"
-        " + deduplicated 34 + left out 7 + arriving 1 + waiting 10   adds up ✓"
+        "received 115 = in Kafka 42 + filtered 1 + where is null 3 + unrouted 4 + dropped 5 + lost 6 + dead-lettered 2"
+        " + deduplicated 34 + unexplained 7 + arriving 1 + waiting 10   adds up ✓"
     )
     assert 115 == 42 + 1 + 3 + 4 + 5 + 6 + 2 + 34 + 7 + 1 + 10
 
@@ -47,7 +47,7 @@ def test_rows_that_the_state_store_dropped_as_late_are_told() -> None:
 @pytest.mark.parametrize(
     ("spark", "told"),
     [
-        ({"deduplicated": 3, "dropped": 5}, "2 rows did not come to the sink, for no reason that the line has"),
+        ({"deduplicated": 3, "dropped": 5}, "2 rows did not reach the sink, for no reason that the line has"),
         ({"deduplicated": 6, "dropped": 5}, "the sink was given 1 rows more than the journal has committed"),
     ],
 )
@@ -57,15 +57,15 @@ def test_rows_that_spark_has_not_dropped_and_the_sink_has_not_got_are_told(spark
 
 def test_what_spark_dropped_of_batches_that_nobody_heard_of_is_left_out() -> None:
     text = account((0, 10), status(10, 10, 10), {"deduplicated": 3, "dropped": 3}, dropped=5)
-    assert text == "received 10 = in Kafka 5 + deduplicated 3 + left out 2 + waiting 0   adds up ✓"
+    assert text == "received 10 = in Kafka 5 + deduplicated 3 + unexplained 2 + waiting 0   adds up ✓"
 
 
 def test_what_was_carried_before_the_totals_is_not_witnessed() -> None:
     assert account((4, 10), status(12, 12, 10)) == (
-        "received 12 = in Kafka 10 (4 of them not witnessed) + waiting 2   adds up ✓"
+        "received 12 = in Kafka 10 (4 of them unconfirmed) + waiting 2   adds up ✓"
     )
     nothing = uplink_account(LineNotes(), status(12, 12, 10)).sentence()
-    assert nothing == "received 12 = in Kafka 10 (10 of them not witnessed) + waiting 2   adds up ✓"
+    assert nothing == "received 12 = in Kafka 10 (10 of them unconfirmed) + waiting 2   adds up ✓"
 
 
 def test_what_the_gateway_calls_committed_and_no_note_tells_of_waits() -> None:

@@ -181,7 +181,7 @@ def test_rows_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) -> None:
     note(line, acknowledged=-1)
     assert (
         "does not add up ✗ (journal says 13 committed · the sink says 10 acknowledged by Kafka + 1 dead letters "
-        "+ 1 that did not come to it)"
+        "+ 1 that did not reach it)"
     ) in another_batch(line)
     assert "✗" in another_batch(line), "it stays"
 
@@ -200,7 +200,7 @@ def test_dead_letters_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) ->
         ({"given": 1}, ["journal says 10 committed · the sink was given 10"]),
         ({"filtered": 1}, ["journal says 10 committed · the sink was given 9"]),
         ({"messages": 1}, ["offsets 0 to 10 have 10 messages · the sink's note has 11"]),
-        ({"astray": 1, "messages": 1}, ["1 rows did not come to the sink, for no reason that the line has"]),
+        ({"astray": 1, "messages": 1}, ["1 rows did not reach the sink, for no reason that the line has"]),
         ({"astray": -1, "given": 1}, ["the sink was given 1 rows more than the journal has committed"]),
     ],
 )
@@ -215,7 +215,7 @@ def test_a_note_that_does_not_fit_its_batches_is_told(change: dict[str, int], to
     ("more", "told"),
     [
         (1, "the sink was given 1 rows more than the journal has committed"),
-        (-1, "1 rows did not come to the sink, for no reason that the line has"),
+        (-1, "1 rows did not reach the sink, for no reason that the line has"),
     ],
 )
 def test_rows_that_come_to_the_sink_from_nowhere_or_do_not_come_are_told(
@@ -268,8 +268,8 @@ def test_a_note_that_a_power_failure_took_leaves_nothing_but_offsets(tmp_path: P
     """What was carried before it is named so; what Spark had done by then waits until the next batch tells of it."""
     line = runs(tmp_path, "at_least_once")
     operate(line, "power failure", None)
-    assert line.account.sentence() == "received 10 = in Kafka 10 (10 of them not witnessed) + waiting 0   adds up ✓"
-    assert another_batch(line) == "received 13 = in Kafka 13 (10 of them not witnessed) + waiting 0   adds up ✓"
+    assert line.account.sentence() == "received 10 = in Kafka 10 (10 of them unconfirmed) + waiting 0   adds up ✓"
+    assert another_batch(line) == "received 13 = in Kafka 13 (10 of them unconfirmed) + waiting 0   adds up ✓"
 
 
 def test_an_older_note_counts_what_came_after_it_by_offsets(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_an_older_note_counts_what_came_after_it_by_offsets(tmp_path: Path) -> N
         line.account.sentence()
     )
     assert another_batch(line) == (
-        "received 16 = in Kafka 14 (3 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
+        "received 16 = in Kafka 14 (3 of them unconfirmed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
     )
 
 
@@ -291,4 +291,4 @@ def test_a_batch_is_counted_when_it_is_committed(tmp_path: Path) -> None:
     line.run("noted")
     assert line.account.sentence() == "received 4 = in Kafka 0 + waiting 4   adds up ✓"
     line.run("committed")
-    assert line.account.sentence() == "received 4 = in Kafka 0 + given up 4 + waiting 0   adds up ✓"
+    assert line.account.sentence() == "received 4 = in Kafka 0 + dropped 4 + waiting 0   adds up ✓"

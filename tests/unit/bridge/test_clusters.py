@@ -38,7 +38,7 @@ def mistakes(place: Path, text: str, base: str = GOOD) -> str:
 
 def test_a_gateway_that_executors_cant_reach_is_told(tmp_path: Path) -> None:
     said = mistakes(tmp_path, f'master = "{CLUSTER}"')
-    assert "its gateway listens on no network, and executors of spark://m1:7077 have no other way to it" in said
+    assert "its gateway has no network listener, and executors of spark://m1:7077 can't reach it otherwise" in said
     assert "Set listen in [gateway], " in said
     assert "[TL-C140]" in said
 

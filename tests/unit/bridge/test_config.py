@@ -271,7 +271,7 @@ def test_files_of_kafkas_client_are_named_as_from_the_bridge_file(tmp_path: Path
     """A service starts in another directory than a person, and librdkafka's own word is "BIO lib"."""
     text = changed('"k1:9092"', '"k1:9092"\nsettings = { "security.protocol" = "ssl", "ssl.ca.location" = "ca.pem" }')
     (mistake,) = told(text, tmp_path)
-    assert "[kafka]: ssl.ca.location ca.pem is not there" in mistake
+    assert "[kafka]: ssl.ca.location ca.pem does not exist" in mistake
     assert mistake.endswith("[TL-C15]")
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     assert read(text, tmp_path).kafka.client_settings()["ssl.ca.location"] == str(tmp_path / "ca.pem")
@@ -321,8 +321,8 @@ MISTAKES = [
     ("[kafka]", 'source_address = "eth0"\n[kafka]', 'bridge.toml:7  [mqtt]: "source_address" must be an IP address of this machine. Correct the value.   [TL-C05]'),
     ("[kafka]", 'token_provider = "x"\n[kafka]', 'bridge.toml:7  [mqtt]: "token_provider" must be module:function. Correct the value.   [TL-C05]'),
     ("[kafka]", f'client_id = "{"x" * 300}"\n[kafka]', 'bridge.toml:7  [mqtt]: "client_id" must have at most 256 characters. Correct the value.   [TL-C03]'),
-    ("[kafka]", 'password = "hunter2"\n[kafka]', 'bridge.toml:7  [mqtt]: "password" would put a secret into this file. Write it into a file of mode 0600 and name that in password_file.   [TL-C16]'),
-    ("[kafka]", 'password_file = "nowhere"\n[kafka]', "bridge.toml:7  [mqtt]: password_file nowhere is not there. Write the secret into it, mode 0600.   [TL-C15]"),
+    ("[kafka]", 'password = "hunter2"\n[kafka]', 'bridge.toml:7  [mqtt]: "password" would put a secret into this file. Write it into a file of mode 0600 and set password_file.   [TL-C16]'),
+    ("[kafka]", 'password_file = "nowhere"\n[kafka]', "bridge.toml:7  [mqtt]: password_file nowhere does not exist. Write the secret into it, mode 0600.   [TL-C15]"),
     ("[kafka]", "tls = { insecure = true }\n[kafka]", 'bridge.toml:7  uplink "telemetry": tls is set, but no broker is reached by mqtts://, so nothing would be encrypted. Write mqtts://, or remove tls.   [TL-C17]'),
     ('[kafka]\nbootstrap_servers = "k1:9092"\n', "", "bridge.toml:1: [kafka] is missing. Add the table.   [TL-C02]"),
     ("k1:9092", "${KAFKA}", "bridge.toml:8  [kafka]: the environment variable KAFKA is not set. Set it, or write $${KAFKA} for the text itself.   [TL-C04]"),
@@ -375,11 +375,11 @@ MISTAKES = [
     (ROUTE, ROUTE + 'allowed_topics = ["a b"]\n', 'bridge.toml:16  uplink "telemetry" route 1: "a b" is no Kafka topic name: 1 to 249 letters, digits, dots, _ and -. Use names, or globs with * and ?.   [TL-C62]'),
     (ROUTE, ROUTE + 'key = "{devise}"\n', 'bridge.toml:16  uplink "telemetry" route 1: "{devise}" names {devise}, which from does not capture. Known are {device}, {mqtt.topic}, {mqtt.qos}, {mqtt.retain}, {mqtt.content_type}, {mqtt.response_topic}, {mqtt.message_expiry}, {mqtt.gateway}, {mqtt.offset}, {mqtt.received_at}, {payload}, {payload.JSON.PATH} and {mqtt.user.NAME}.   [TL-C66]'),
     (ROUTE, ROUTE + 'key = "{device"\n', 'bridge.toml:16  uplink "telemetry" route 1: "{device" has a lone brace. Write {{ or }} for a brace.   [TL-C66]'),
-    (ROUTE, ROUTE + 'headers = { "mqtt.topic" = "x" }\n', 'bridge.toml:16  uplink "telemetry" route 1: a header "mqtt.topic" would be taken for one that Towline writes. Name it without the prefix mqtt. or towline.   [TL-C65]'),
+    (ROUTE, ROUTE + 'headers = { "mqtt.topic" = "x" }\n', 'bridge.toml:16  uplink "telemetry" route 1: a header "mqtt.topic" looks like one that Towline writes. Name it without the prefix mqtt. or towline.   [TL-C65]'),
     (ROUTE, ROUTE + 'where = " "\n', 'bridge.toml:16  uplink "telemetry" route 1: where is empty. Give a condition in Spark SQL, or remove it.   [TL-C69]'),
     (ROUTE, ROUTE + 'reject = " "\n', 'bridge.toml:16  uplink "telemetry" route 1: reject is empty. Give an expression in Spark SQL, or remove it.   [TL-C69]'),
     (ROUTE, ROUTE + 'fields = { a = " " }\n', 'bridge.toml:16  uplink "telemetry" route 1: a is empty. Give an expression in Spark SQL, or remove it.   [TL-C69]'),
-    *((ROUTE, ROUTE + f'fields = {{ "{name}" = "1" }}\n', f'bridge.toml:16  uplink "telemetry" route 1: the field "{shown}" has a name that {why}. Name it with small letters, digits and _, and as no column of the source and no wildcard.   [TL-C66]') for name, shown, why in [("qos", "qos", "is taken"), ("device", "device", "is taken"), ("A", "A", "SQL could not say"), ("a-b", "a-b", "SQL could not say"), ("a\\n", "a\\x0a", "SQL could not say"), ("towline_a", "towline_a", "SQL could not say")]),
+    *((ROUTE, ROUTE + f'fields = {{ "{name}" = "1" }}\n', f'bridge.toml:16  uplink "telemetry" route 1: the field "{shown}" has a name that {why}. Name it with small letters, digits and _, and as no column of the source and no wildcard.   [TL-C66]') for name, shown, why in [("qos", "qos", "is taken"), ("device", "device", "is taken"), ("A", "A", "is illegal in SQL"), ("a-b", "a-b", "is illegal in SQL"), ("a\\n", "a\\x0a", "is illegal in SQL"), ("towline_a", "towline_a", "is illegal in SQL")]),
     (ROUTE, ROUTE + """where = "'{device}' = topic"\n""", 'bridge.toml:16  uplink "telemetry" route 1: where names {device}, which SQL takes for text. Write the column device, without braces.   [TL-C69]'),
     (ROUTE, ROUTE + """reject = "concat('no {mqtt.user.id}')"\n""", 'bridge.toml:16  uplink "telemetry" route 1: reject names {mqtt.user.id}, which SQL takes for text. Write the column user_properties, without braces.   [TL-C69]'),
     (ROUTE, ROUTE + """fields = { a = "'{payload.id}'" }\n""", 'bridge.toml:16  uplink "telemetry" route 1: a names {payload.id}, which SQL takes for text. Write the column payload, without braces.   [TL-C69]'),
@@ -399,7 +399,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, expected: str
 def test_the_home_of_a_user_who_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     for key in ('password_file = "{}"', 'tls = {{ ca_file = "{}" }}'):
         found = told(changed("[kafka]", key.format("~no-such-user/pw") + "\n[kafka]"), tmp_path)
-        assert any('"~no-such-user/pw" names the home of a user who is not known here' in line for line in found)
+        assert any('"~no-such-user/pw" names the home of an unknown user' in line for line in found)
     named = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["~no-such-user/g"]')
     assert any("TL-C15" in line for line in told(named, tmp_path))
     profile = changed('name = "telemetry"', 'name = "telemetry"\nprofile = "~no-such-user/p.toml"')

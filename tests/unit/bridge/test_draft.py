@@ -159,7 +159,7 @@ def test_files_are_made_whole_or_not_at_all(tmp_path: Path) -> None:
     assert parse(file.read_text(), file, {}).lines[0].gateway.password_file == tmp_path / "b.password"
     file.write_text("mine")
     (tmp_path / "b.password").unlink()
-    with pytest.raises(ConfigError, match=r"it is there already.*TL-C162"):
+    with pytest.raises(ConfigError, match=r"the file exists.*TL-C162"):
         write(text, file, secrets, force=False)
     assert [one.name for one in tmp_path.iterdir()] == ["bridge.toml"], "the password went with it"
     assert file.read_text() == "mine"
@@ -220,7 +220,7 @@ def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
     assert [one["from"] for one in came["route"]] == ["there/sensors/{{x}}/#"]
     assert (tmp_path / "bridge.cloud-in.password").read_text() == "s3cret words\n"
     assert "s3cret" not in file.read_text() + repr(known)
-    (left,) = (note for note in known.notes if note.startswith('Not carried over of connection "cloud": '))
+    (left,) = (note for note in known.notes if note.startswith('Not imported of connection "cloud": '))
     place = f"{tmp_path}/mosquitto.conf"
     for number, name in enumerate(("remote_clientid", "cleansession", "start_type", "round_robin"), 11):
         assert f"{name} ({place}:{number})" in left
@@ -268,8 +268,8 @@ def test_a_topic_is_subscribed_as_mosquitto_has_it(tmp_path: Path, topic: str) -
     [
         ("", "mqtt://localhost:1883", ""),
         ("listener 0 /run/m.sock\nallow_anonymous true", "unix:///run/m.sock", ""),
-        ("listener 9001\nprotocol websockets", "ws://localhost:9001", "without a password"),
-        ("listener 8883 ::1\ncertfile c\nrequire_certificate true", "mqtts://[::1]:8883", "a certificate of ours"),
+        ("listener 9001\nprotocol websockets", "ws://localhost:9001", "requires a password"),
+        ("listener 8883 ::1\ncertfile c\nrequire_certificate true", "mqtts://[::1]:8883", "a client certificate"),
         ("listener 1\nrequire_certificate true\nlistener 2\nprotocol websockets", "ws://localhost:2", "a password"),
     ],
 )

@@ -42,10 +42,10 @@ def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> Non
         assign_identities(bridge(tmp_path, "c", "b"))
     message = str(caught.value).replace(f"{tmp_path}/", "")
     assert message == (
-        'bridge.toml: line "c" is new, and line "a" is no longer in bridge.toml but has left journal and checkpoint in '
+        'bridge.toml: line "c" is new, and line "a" is no longer in bridge.toml but its journal and checkpoint are in '
         "state/a. Was it renamed? Then: mv state/a state/c, and keep its MQTT session with "
         'mqtt = { client_id = "plant-7-a" }. Is it another line? Then: towline retire bridge.toml a, which '
-        "carries on what waits there.   [TL-B20]"
+        "delivers the waiting messages.   [TL-B20]"
     )
     assert not (tmp_path / "state" / "c").exists()
 
@@ -53,9 +53,7 @@ def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> Non
 def test_the_way_out_keeps_the_sink_id(tmp_path: Path) -> None:
     assign_identities(bridge(tmp_path, "a"))
     (tmp_path / "state" / "a").rename(tmp_path / "state" / "c")
-    assert assign_identities(bridge(tmp_path, "c")) == [
-        'line "c" was "a": it goes on where that stood, as sink "plant-7.a"'
-    ]
+    assert assign_identities(bridge(tmp_path, "c")) == ['line "c" was "a": it continues there, as sink "plant-7.a"']
     assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.a", brokers=BROKERS)
     assert assign_identities(bridge(tmp_path, "c")) == []
 

@@ -94,7 +94,7 @@ def test_a_directory_or_a_pattern_names_its_jars_once(tmp_path: Path) -> None:
         assert bridge.spark.kafka_jars == tuple(taken)
     (tmp_path / "empty").mkdir()
     for named in ("empty", "jars/x*", "none/*.jar", "jars/a**b"):
-        with pytest.raises(ConfigErrors, match=re.escape(f"no jar is at {tmp_path}/{named}.")):
+        with pytest.raises(ConfigErrors, match=re.escape(f"no jar file is at {tmp_path}/{named}.")):
             read(f"{GOOD}[spark]\nkafka_jars = [{json.dumps(named)}]\n", tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     bridge = read(text, tmp_path)
     assert kafka_source.with_kafka_jars(bridge) is bridge
     assert kafka_source.source_description(bridge).endswith(": spark-sql-kafka-0-10_2.13-9.9.9")
-    with pytest.raises(ConfigErrors, match=r"no jar is at .*gone\.jar"):
+    with pytest.raises(ConfigErrors, match=r"no jar file is at .*gone\.jar"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 
     def nothing(version: str) -> list[Path]:

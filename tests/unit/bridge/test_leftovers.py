@@ -108,7 +108,7 @@ def test_a_line_is_remembered_as_it_was_started_last_wherever_the_state_is_now(t
         tmp_path / "moved" / "a" / "checkpoint",
     )
     (tmp_path / "moved" / "a").rename(tmp_path / "moved" / "c")
-    with pytest.raises(ConfigError, match=r"moved/c: what this line was is not written down here.*TL-B38"):
+    with pytest.raises(ConfigError, match=r"moved/c: what this line was is not recorded here.*TL-B38"):
         current_or_former_line(now, "c")
     for name, code in (("a", "TL-C73"), ("../moved", "TL-B38"), (".", "TL-B38")):
         with pytest.raises(ConfigError, match=code):
@@ -132,17 +132,19 @@ def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(t
     with pytest.raises(ConfigError) as caught:
         list(removed_line_notes(changed))
     assert str(caught.value).replace(f"{tmp_path}/", "") == (
-        'bridge.toml: line "a" is not in bridge.toml any more, and 77 acknowledged messages wait in state/a. Carry it '
-        "on and end it: towline retire bridge.toml a. Or leave it, and start without it: "
+        'bridge.toml: line "a" was removed from bridge.toml, and 77 acknowledged messages wait in state/a. Deliver '
+        "them and remove the line: towline retire bridge.toml a. Or start without them: "
         'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
     )
-    (row,) = [one for one in _check_state_directories(MachineProbe(Inputs(changed))) if one.remedy.startswith("Carry")]
+    (row,) = [
+        one for one in _check_state_directories(MachineProbe(Inputs(changed))) if one.remedy.startswith("Deliver")
+    ]
     assert (row.verdict, row.evidence, row.remedy) == (Verdict.WARNS, caught.value.problem, caught.value.remedy), (
         "doctor's row"
     )
     left = bridge(tmp_path, "b", head=f'leave_waiting = ["a"]\n{HEAD}')
     (text,) = removed_line_notes(left)
-    assert text.replace(f"{tmp_path}/", "").endswith("end it: towline retire bridge.toml a.   [TL-B37]")
+    assert text.replace(f"{tmp_path}/", "").endswith("remove the line: towline retire bridge.toml a.   [TL-B37]")
 
 
 def test_what_is_carried_on_is_no_matter_but_a_session_that_queues_is_named(tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_what_is_carried_on_is_no_matter_but_a_session_that_queues_is_named(tmp_
     assert removed_lines(changed) == []
     record_client_session(place, "plant-7-a", "mqtt://a:1883")
     (text,) = removed_line_notes(changed)
-    assert 'more, and the session "plant-7-a" goes on queueing at its broker. Carry it on and end it: ' in text
+    assert 'and the session "plant-7-a" still queues messages at its broker. Deliver them and remove the line: ' in text
     assert "leave_waiting" not in text
     record_session_end(place, "plant-7-a", "drained")
     assert removed_lines(changed) == []
@@ -197,7 +199,7 @@ def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> 
     assign_identities(before)
     record_lines(before)
     (text,) = removed_line_notes(bridge(tmp_path, "b"))
-    assert "what its gateways grpc+tls://h1:1, grpc+tls://h2:1 hold is not known here. Carry it on" in text
+    assert "what its gateways grpc+tls://h1:1, grpc+tls://h2:1 hold is unknown here. Deliver them" in text
     with pytest.raises(ConfigError, match=r"its gateways are on other machines.*drain each.*TL-B38"):
         retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr))
     assert "is retired: nothing waits" in retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr), discard=True)

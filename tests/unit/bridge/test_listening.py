@@ -106,7 +106,7 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
         (
             "pki/server.pem",
             "pki/none.pem",
-            "bridge.toml:18  [gateway]: cert_file pki/none.pem is not there.   [TL-C15]",
+            "bridge.toml:18  [gateway]: cert_file pki/none.pem does not exist.   [TL-C15]",
         ),
         (
             "pki/server.key",

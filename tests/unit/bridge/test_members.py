@@ -95,7 +95,7 @@ NO_LOCAL = MEMBERS.replace("\n", "\nno_local = true\n", 1)
 @pytest.mark.parametrize(
     ("keys", "more", "code", "line", "said"),
     [
-        ("", MEMBERS, "TL-C122", 10, ["nothing says how", 'share = "subscription"']),
+        ("", MEMBERS, "TL-C122", 10, ["share is missing", 'share = "subscription"']),
         ('share = "subscription"', "", "TL-C111", 12, ["share has no effect without members", "[[uplink.member]]"]),
         ('share_group = "x"', "", "TL-C111", 12, ["share_group has no effect without members"]),
         ('share = "subscription"', FILTERS, "TL-C122", 20, ['"north" has filters', 'share = "subscription"']),
@@ -113,14 +113,14 @@ NO_LOCAL = MEMBERS.replace("\n", "\nno_local = true\n", 1)
             FILTERS.replace("telemetry/s/#", "+/n/x"),
             "TL-C121",
             23,
-            ['"north" and "south" both take "telemetry/n/x"'],
+            ['"north" and "south" both match "telemetry/n/x"'],
         ),
         (
             "",
             FILTERS.replace("telemetry/s/#", "alarms/#"),
             "TL-C124",
             23,
-            ['"alarms/#" of member "south" takes nothing'],
+            ['"alarms/#" of member "south" matches no topic'],
         ),
         (
             "",

@@ -93,7 +93,12 @@ def test_what_belongs_together_goes_on(
 
 
 FOUND = [
-    (CheckpointSummary(), WELL, "the checkpoint is gone; it belonged to query q1, which had taken 700 rows", "TL-B22"),
+    (
+        CheckpointSummary(),
+        WELL,
+        "checkpoint is missing; it belonged to query q1, which had committed 700 rows",
+        "TL-B22",
+    ),
     (replace(FINE, query_id="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
     (FINE, journal(name="j2", position=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
     (FINE, journal(600, 500, position=(700,)), "at offset 700, the journal ends at 600: an older copy", "TL-B24"),
@@ -292,21 +297,21 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
     entry = one.checkpoint / "offsets" / "7"
     entry.write_text(entry.read_text().replace("v1", "v2"))
     seen = replace(read_checkpoint(one.checkpoint), query_id="q1")
-    with pytest.raises(TowlineError, match=r"offset log is of form v2, and this Towline reads v1.*PySpark.*TL-B53"):
+    with pytest.raises(TowlineError, match=r"offset log has version v2, and this Towline reads v1.*PySpark.*TL-B53"):
         check_resume(one, tmp_path / "b", KNOWN, seen)
 
 
 def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     (one,) = bridge.uplinks
-    assert reset_line(one) == 'line "telemetry" begins anyway: it has never run here'
+    assert reset_line(one) == 'line "telemetry" needs no reset: it has never run here'
     assign_identities(bridge)
-    assert reset_line(one) == 'line "telemetry" begins again as sink "plant-7.telemetry.2"', "as its markers ask"
+    assert reset_line(one) == 'line "telemetry" is reset, its new sink is "plant-7.telemetry.2"', "as its markers ask"
     KNOWN.save(one.gateway.state_dir)
     batch(one, 0, 100, incarnation="a1")
     message = reset_line(one)
     assert message == (
-        'line "telemetry" begins again as sink "plant-7.telemetry.2"; an old checkpoint is kept beside the new one'
+        'line "telemetry" is reset, its new sink is "plant-7.telemetry.2"; an old checkpoint is kept beside the new one'
     )
     assert not one.checkpoint.exists()
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
@@ -407,7 +412,7 @@ def test_a_gateway_that_refuses_its_journal_stops_the_line(tmp_path: Path, code:
     )
     assert error is not None
     assert re.fullmatch(
-        rf'line "telemetry": the journal is older; nothing was taken in\. Bring back .*{tmp_path}.*; or begin again .*'
+        rf'line "telemetry": the journal is older; nothing was taken in\. Bring back .*{tmp_path}.*; or reset it .*'
         rf"towline begin-again {tmp_path}/b telemetry \(what waits .*\)\.   \[TL-B24\]",
         str(error),
     )

@@ -230,7 +230,7 @@ def test_a_line_that_goes_with_something_in_it_is_named_with_what_it_holds(scene
         server.add(3)
         told = scene.reload(line("a/#", "b/#").replace(OTHER, ""))
     assert told["outcome"] == REFUSED
-    assert 'line "other" is not in bridge.toml any more, and 3 acknowledged messages wait in' in told["texts"][0]
+    assert 'line "other" was removed from bridge.toml, and 3 acknowledged messages wait in' in told["texts"][0]
     assert "towline retire" in told["texts"][0]
     assert scene.asked == []
 

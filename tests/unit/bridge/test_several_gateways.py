@@ -63,7 +63,7 @@ def test_a_line_may_read_gateways_elsewhere(tmp_path: Path) -> None:
         ('["g1", "g2"]', '["g1", "g1"]', "g1 stands there twice."),
         ('["g1", "g2"]', "[]", 'uplink "telemetry": it names no gateway.'),
         ('["g1", "g2"]', '["grpc+tcp://x:1"]', "there is none without TLS."),
-        ('["g1", "g2"]', '["grpc+tls://x:1"]', "a gateway on a network lets nobody in without a token."),
+        ('["g1", "g2"]', '["grpc+tls://x:1"]', "token_file is required for a gateway on a network."),
         ('["g1", "g2"]', '["g1"]\nack_after = "journal"', "ack_after has no effect with gateways"),
         ('["g1", "g2"]', '["g1"]\njournal = { max_bytes = "1 GB" }', "journal has no effect with gateways"),
         ('gateways = ["g1", "g2"]', 'removed_gateways = ["g1"]', "removed_gateways has no effect without gateways."),
@@ -106,7 +106,7 @@ def test_the_account_is_the_sum_over_the_gateways() -> None:
     notes = up({"j1": (0, 15), "j2": (5, 8)})
     account = uplink_account(notes, status(g1=(20, 18, 15), g2=(9, 9, 8)))
     assert account.sentence() == (
-        "received 29 = in Kafka 23 (5 of them not witnessed) + arriving 2 + waiting 4   adds up ✓"
+        "received 29 = in Kafka 23 (5 of them unconfirmed) + arriving 2 + waiting 4   adds up ✓"
     )
 
 
@@ -189,11 +189,11 @@ def test_one_that_is_away_keeps_its_last_word() -> None:
     account = uplink_account(up({"j1": (0, 12), "j2": (0, 4)}), later)
     assert account.sum_text() == "received 21 = in Kafka 16 + waiting 5"
     (text,) = account.away
-    assert text.startswith("gateway g2 away since ")
+    assert text.startswith("gateway g2 unavailable since ")
     assert text.endswith(", its messages wait there")
     assert "away" not in combine_statuses({"/g1": told_, "/g2": other}, later)["gateways"]["g2"]
     never = combine_statuses({"/g1": told_, "/g9": AWAY}, {})
-    assert uplink_account(LineNotes(), never).away[0].startswith("gateway /g9 away since")
+    assert uplink_account(LineNotes(), never).away[0].startswith("gateway /g9 unavailable since")
 
 
 def test_one_that_refuses_is_told_with_what_to_do() -> None:
@@ -201,7 +201,7 @@ def test_one_that_refuses_is_told_with_what_to_do() -> None:
     refused = GatewayError("TL-G40", "g2", "the token is missing", "gatewayTokenFile has to hold a line of it.")
     said = combine_statuses({"/g2": refused}, {}, now=1.0)
     (account,) = uplink_account(LineNotes(), said).away
-    assert account.startswith("gateway /g2 held back since ")
+    assert account.startswith("gateway /g2 refuses access since ")
     trouble = outage_problem("/g2", said["gateways"]["/g2"])
     assert trouble.endswith(
         "its messages wait there: the token is missing. token_file of [gateway] has to hold a line of it.   [TL-G40]"
@@ -318,7 +318,7 @@ def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
         identity = Identity.read(line.gateway.state_dir)
         assert identity is not None
         assert query.initial_offsets(line, identity, gathered(line, identity)) == {"telemetry": 9}
-    with pytest.raises(GatewayUnreachable, match=r"no gateway answers. It is started again by itself.*TL-G01"):
+    with pytest.raises(GatewayUnreachable, match=r"no gateway answers. It is restarted automatically.*TL-G01"):
         gathered(line, identity)
 
 
@@ -403,12 +403,12 @@ def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> 
             assert exit_code(known) == 0
             assert f"  gateway   g2   {tmp_path / 'g2'}\n" in render_status(known)
         wait_until(lambda: view.account and view.account.away)
-        assert line_state(view, "running").startswith("gateway g2 away since ")
+        assert line_state(view, "running").startswith("gateway g2 unavailable since ")
         supervisor._state.save()
         away = collect_status(bridge.state_dir)
         assert exit_code(away) == EXIT_UNKNOWN
         text = render_status(away)
-        assert "received 6 = in Kafka 0 + waiting 6   adds up ✓   gateway g2 away since" in text
+        assert "received 6 = in Kafka 0 + waiting 6   adds up ✓   gateway g2 unavailable since" in text
         assert "its messages wait there: no gateway" in text
     wait_until(lambda: view.is_silent)
     assert line_state(view, "running") == "no gateway"
@@ -420,4 +420,4 @@ def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> 
     child.join(20)
     assert not child.is_alive()
     said = [text for text in supervisor._state.take_events() if "away" in text]
-    assert said[0].startswith('line "telemetry": gateway g2 away since ')
+    assert said[0].startswith('line "telemetry": gateway g2 unavailable since ')

@@ -47,7 +47,7 @@ def test_a_line_without_members_has_none(tmp_path: Path, capsys: pytest.CaptureF
     file.write_text(GOOD)
     code, _, err = ran(capsys, "gateway", str(file), "--member", "g1")
     assert code == 2
-    assert 'line "telemetry" has no member "g1". Add it as [[uplink.member]], or leave out --member.   [TL-C120]' in err
+    assert 'line "telemetry" has no member "g1". Add it as [[uplink.member]], or omit --member.   [TL-C120]' in err
 
 
 def test_a_bridge_does_not_start_what_belongs_to_other_machines(

@@ -94,7 +94,7 @@ def test_a_configuration_answers_what_it_says(capsys: pytest.CaptureFixture[str]
     code, _, err = ran(capsys, "init", str(file), "--force", "--from", str(conf), "--broker", "mqtt://b")
     assert (code, err) == (
         2,
-        "--broker: the file that --from names says this. Leave out the option, or --from.   [TL-C163]\n",
+        "--broker: the file named by --from sets this. Omit the option, or --from.   [TL-C163]\n",
     )
 
 

@@ -222,7 +222,7 @@ def test_no_tick_stands_beside_a_line_that_has_stopped(
     assert (code, text["account"]["adds_up"], text["account"]["delivered"]) == (3, None, 3)
     out = shown(capsys, line)[1]
     assert "✓" not in out
-    assert "taken 3 = delivered 3 + waiting 0   not judged: the line has stopped" in out
+    assert "taken 3 = delivered 3 + waiting 0   not checked: the line has stopped" in out
     line.view.update_status({**STATUS, "outbox": OUTBOX}, down(3))
     assert line.view.account is not None
     assert "does not add up ✗" in line.view.account.sentence(), "what disagrees is told all the same"
@@ -262,4 +262,4 @@ def test_a_journal_that_was_restored_and_has_gone_on_does_not_add_up(
     code, account = told()
     assert (code, account["adds_up"]) == (1, False)
     assert f"Spark committed up to 10 of what opening {incarnation} of the journal wrote" in account["why_not"]
-    assert "it was restored from a copy, and has gone on" in account["why_not"]
+    assert "it was restored from a copy and written to since" in account["why_not"]

@@ -360,7 +360,7 @@ def _missing_key(model: type[BaseModel] | None, key: str) -> tuple[str, str, str
 def _unknown_key(key: str, keys: Sequence[str]) -> tuple[str, str, str]:
     if key.lower() in {"password", "passwd", "secret", "token"}:
         problem, name = f'"{key}" would put a secret into this file', f"{key.lower()}_file"
-        remedy = f"Write it into a file of mode 0600 and name that in {name if name in keys else 'password_file'}."
+        remedy = f"Write it into a file of mode 0600 and set {name if name in keys else 'password_file'}."
         return "TL-C16", problem, remedy
     return "TL-C01", f'unknown key "{key}"', did_you_mean(key, keys)
 
@@ -423,7 +423,7 @@ class FileValues:
     def _convert(self, text: str, path: KeyPath) -> Any:
         key = str(path[-1])
         if path[:2] == ("kafka", "settings"):  # a file of its client, or a directory of certificates
-            name, remedy = ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path."
+            name, remedy = ".".join(map(str, path[2:])), "Write the path relative to this file, or absolute."
             return self._existing_path(text, path, name, remedy) if key == "location" and text != "probe" else text
         if len(path) < 2 or path[0] not in _TOWLINE_TABLES or not _FREE_TABLES.isdisjoint(path):
             return text
@@ -448,7 +448,7 @@ class FileValues:
         """Return an absolute path that must exist, as a file or also as a directory [design section 10]."""
         absolute_path = self._absolute_path(text, path)
         if absolute_path is not None and not (absolute_path.is_file() or (absolute_path.is_dir() and not must_be_file)):
-            self._errors.add("TL-C15", path, f"{key} {absolute_path} is not there", remedy)
+            self._errors.add("TL-C15", path, f"{key} {absolute_path} does not exist", remedy)
         return str(absolute_path or text)
 
     def _absolute_path(self, text: str, path: KeyPath) -> Path | None:
@@ -456,8 +456,8 @@ class FileValues:
         try:
             return self._directory / Path(text).expanduser()
         except RuntimeError:
-            problem = f'"{text}" names the home of a user who is not known here'
-            self._errors.add("TL-C15", path, problem, "Correct the path, or write it whole.")
+            problem = f'"{text}" names the home of an unknown user'
+            self._errors.add("TL-C15", path, problem, "Correct the path, or write an absolute one.")
             return None
 
 

@@ -234,8 +234,8 @@ class _FileReader:
 
     def _resolve_spark(self, section: SparkSection) -> SparkSection:
         if "spark.authenticate.secret" in section.conf:
-            path, problem = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
-            remedy = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
+            path, problem = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret is in this file"
+            remedy = "Write it into a file, mode 0600, and set secret_file in [spark]."
             self._errors.add("TL-C16", path, problem, remedy)
         jars: dict[Path, None] = {}  # in order, each once
         for jar_path in section.kafka_jars:
@@ -245,7 +245,7 @@ class _FileReader:
             jars |= jar_files
             if not jar_files:
                 remedy = "Correct the path, or remove it: Maven brings the jars."
-                self._errors.add("TL-C15", ("spark", "kafka_jars"), f"no jar is at {jar_path}", remedy)
+                self._errors.add("TL-C15", ("spark", "kafka_jars"), f"no jar file is at {jar_path}", remedy)
         return section.model_copy(update={"kafka_jars": tuple(jars)})
 
     def _check_client(self, kafka: KafkaSection) -> None:

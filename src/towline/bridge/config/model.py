@@ -83,7 +83,7 @@ class Uplink(AnyLine, UplinkSection):
             if member.share is not None and member.share.member == name:
                 return member
         names = [member.share.member for member in self.members if member.share]
-        hint = did_you_mean(name, names) if names else "Add it as [[uplink.member]], or leave out --member."
+        hint = did_you_mean(name, names) if names else "Add it as [[uplink.member]], or omit --member."
         raise ConfigError("TL-C120", str(file), f'line "{self.name}" has no member "{name}"', hint)
 
     @property

@@ -90,7 +90,7 @@ def _text_problems(
             yield "TL-C69", key, problem, f"Write the column {braced[0][1]}, without braces."
     for name in section.fields:
         if name in reserved_names or not _FIELD_NAME.fullmatch(name):
-            reason = "is taken" if name in reserved_names else "SQL could not say"
+            reason = "is taken" if name in reserved_names else "is illegal in SQL"
             remedy = "Name it with small letters, digits and _, and as no column of the source and no wildcard."
             yield "TL-C66", ("fields", name), f'the field "{name}" has a name that {reason}', remedy
 
@@ -136,7 +136,7 @@ def _name_problems(route: RouteSection, wildcards: Sequence[str], *, in_sql: boo
         problem = f"the wildcard {{{duplicates[0]}}} is a column for SQL, which has another of that name"
         yield "TL-C67", ("from",), problem, "Give the wildcard another name."
     for name in filter(lambda name: name.startswith(("mqtt.", "towline.")), route.headers):
-        yield "TL-C65", ("headers", name), f'a header "{name}" would be taken for one that Towline writes'
+        yield "TL-C65", ("headers", name), f'a header "{name}" looks like one that Towline writes'
     for index, glob in enumerate(route.allowed_topics):
         if name_problem := kafka_name_problem(glob.replace("*", "x").replace("?", "x")):
             yield "TL-C62", ("allowed_topics", index), name_problem, "Use names, or globs with * and ?."
@@ -198,7 +198,7 @@ def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Itera
     if isinstance(line, UplinkTable):
         yield from _dedupe_problems(line, file)
         if any(map(is_remote, line.gateways)) and file.gateway.token_file is None:
-            yield "TL-C112", ("gateways",), "a gateway on a network lets nobody in without a token"
+            yield "TL-C112", ("gateways",), "token_file is required for a gateway on a network"
     else:
         yield from message_problems(line)
 
@@ -234,7 +234,7 @@ def _dedupe_problems(line: UplinkTable, file: BridgeTable) -> Iterator[Violation
 def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Violation]:
     """Yield violations of members that can't share the line's messages; keys are relative to the line."""
     if line.member and line.way is None:
-        yield "TL-C122", ("member",), "nothing says how the members share the line's messages"
+        yield "TL-C122", ("member",), "share is missing: how the members share the line's messages"
     if shared_filters := [route.from_ for route in line.route if line.member and route.from_.startswith("$share/")]:
         problem = f'"{shared_filters[0]}" is a shared subscription, and the line has members'
         yield "TL-C125", ("route",), problem, 'Write the plain filter, and share = "subscription".'
@@ -256,7 +256,7 @@ def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Vio
                     'Write a plain filter, as "telemetry/north/#".',
                 )
             elif not restrict_filters((topic_filter,), gateway.subscriptions):
-                problem = f'"{topic_filter}" of member "{member.name}" takes nothing that a route of the line takes'
+                problem = f'"{topic_filter}" of member "{member.name}" matches no topic of a route'
                 yield "TL-C124", (*path, filter_index), problem
 
 
@@ -291,7 +291,7 @@ def gateway_problems(line: Uplink | Downlink, routes: Sequence[SubscribedRoute])
         )
         if shared_topic is not None and first_member.share and second_member.share:
             names = f'"{first_member.share.member}" and "{second_member.share.member}"'
-            problem = f'members {names} both take "{shared_topic}", so that it would be doubled'
+            problem = f'members {names} both match "{shared_topic}", so it would be stored twice'
             yield "TL-C121", ("member", max(first_index, second_index), "filters"), problem
 
 
@@ -338,7 +338,7 @@ def file_problems(bridge: str, lines: Mapping[KeyPath, Uplink | Downlink]) -> It
         # A line that reads what its own batches write never comes to an end.
         own_topics = (*markers, *filter(None, [line.dead_letter_topic]))
         for name in filter(line.reads, own_topics) if isinstance(line, Downlink) else ():
-            problem = f'it would read "{name}", and make a batch of each batch: markers, or dead letters of its own'
+            problem = f'it would read "{name}", which it writes itself: markers or dead letters'
             yield "TL-C95", (*path, "from"), problem
     owners: dict[tuple[str, ...], tuple[KeyPath, str]] = {}
     for fact_path, owner, fact, name in _line_facts(lines):
@@ -372,7 +372,7 @@ def cluster_problems(line: Uplink | Downlink, master: str, *, has_secrets: bool)
             problem = f'its gateway "{endpoint}" is a directory of this machine, which executors of {master} don\'t see'
             yield "TL-C140", key, problem
     if not remote_gateways and line.gateway.listen is None and not shares_files(master):
-        problem = f"its gateway listens on no network, and executors of {master} have no other way to it"
+        problem = f"its gateway has no network listener, and executors of {master} can't reach it otherwise"
         yield "TL-C140", key, problem
     if has_secrets and isinstance(line, Downlink):
         problem = f"Spark's Kafka source would need [kafka]'s secrets or certificates on executors of {master}"

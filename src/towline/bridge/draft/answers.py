@@ -189,8 +189,8 @@ def collect_answers(
     for key, question in QUESTIONS.items():
         option = options[key]
         if option is not None and imported_answers.get(key):
-            remedy = "Leave out the option, or --from."
-            raise ConfigError("TL-C163", f"--{key}", "the file that --from names says this", remedy)
+            remedy = "Omit the option, or --from."
+            raise ConfigError("TL-C163", f"--{key}", "the file named by --from sets this", remedy)
         if option is not None:
             raise_if_wrong(f"--{key}", check_answer(key, option))
             answers[key] = option
@@ -252,12 +252,12 @@ def write_examples(directory: Path, *, force: bool) -> list[Path]:
 
 
 def _write_error(path: Path, error: OSError) -> ConfigError:
-    remedy = "Name one in a directory that is there and that this user may write."
+    remedy = "Name a file in an existing directory that this user may write to."
     return ConfigError("TL-C164", str(path), f"it can't be written ({files.os_error_text(error)})", remedy)
 
 
 def _exists_error(path: Path) -> ConfigError:
-    return ConfigError("TL-C162", str(path), "it is there already", "Name another file, or replace it with --force.")
+    return ConfigError("TL-C162", str(path), "the file exists", "Name another file, or replace it with --force.")
 
 
 # -- from Mosquitto's configuration ----------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def settings_from_conf(conf: MosquittoConf, file: Path) -> ImportedSettings:
         base_name = legal_name(connection.name, "mosquitto")
         if unsupported := [setting for setting in connection.settings if setting.name not in _IMPORTED_NAMES]:
             locations = ", ".join(f"{setting.name} ({setting.location})" for setting in unsupported)
-            notes.append(f'Not carried over of connection "{connection.name}": {locations}. docs/options.md: [mqtt].')
+            notes.append(f'Not imported of connection "{connection.name}": {locations}. docs/options.md: [mqtt].')
         if local_filters := _route_filters(local for direction, local, _ in connection.topics if direction != "in"):
             lines.append(DraftLine(_unique_name(f"{base_name}-out", lines), local_filters, broker_here))
             notes += [f"line {lines[-1].name}: {note}" for note in listener_notes]
@@ -356,7 +356,7 @@ def _tls_files(settings: ConfSection, names: Mapping[str, str]) -> tuple[dict[st
             tls_files[key] = _escape_variables(str(path))
         else:
             notes.append(
-                f"tls.{key} is missing: {path} ({name}, {setting.location}) is not there, or this user can't see it."
+                f"tls.{key} is missing: {path} ({name}, {setting.location}) does not exist, or is not readable."
             )
     return tls_files, notes
 
@@ -374,8 +374,8 @@ def _local_broker(conf: MosquittoConf) -> tuple[dict[str, Any], list[str]]:
         tls, notes = _tls_files(listener, {"ca_file": "cafile"})
         mqtt_keys |= {"tls": tls} if tls else {}
     if listener.flag("require_certificate"):
-        notes.append("The listener asks for a certificate of ours: set tls.cert_file and tls.key_file.")
+        notes.append("The listener requires a client certificate: set tls.cert_file and tls.key_file.")
     anonymous_section = next((section for section in (listener, conf) if section.get("allow_anonymous")), None)
     if not (conf.local_only if anonymous_section is None else anonymous_section.flag("allow_anonymous")):
-        notes.append("The listener lets nobody in without a password: set username and password_file.")
+        notes.append("The listener requires a password: set username and password_file.")
     return mqtt_keys, notes

@@ -193,7 +193,7 @@ class LineAccount:
 
     def sentence(self) -> str:
         """Return the sum in one line, with the verdict."""
-        verdict = "adds up ✓" if self.adds_up else "not judged: the line has stopped"
+        verdict = "adds up ✓" if self.adds_up else "not checked: the line has stopped"
         verdict = f"does not add up ✗ ({self.disagreement_text})" if self.disagreements else verdict
         text = f"{self.sum_text()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
         return "   ".join((text, *self.away))
@@ -244,16 +244,16 @@ def sink_disagreements(counts: Counter[str], given_text: str, others_text: str =
 _UPLINK_PARTS: Final = {
     "received": AccountPart("received", "journal.received"),
     "in_kafka": AccountPart(
-        "in Kafka", "not_witnessed acknowledged", {"not_witnessed": "not witnessed", "again": "again"}
+        "in Kafka", "not_witnessed acknowledged", {"not_witnessed": "unconfirmed", "again": "again"}
     ),
     "filtered": AccountPart("filtered"),
     "undecided": AccountPart("where is null"),
     "unrouted": AccountPart("unrouted"),
-    "skipped": AccountPart("given up"),
+    "skipped": AccountPart("dropped"),
     "lost": AccountPart("lost"),
     "dead_lettered": AccountPart("dead-lettered"),
     "deduplicated": AccountPart("deduplicated", "spark.deduplicated journal.repeats"),
-    "left_out": AccountPart("left out", "left_out dropped -spark.dropped"),
+    "left_out": AccountPart("unexplained", "left_out dropped -spark.dropped"),
     "arriving": AccountPart("arriving", "journal.arriving"),
     "waiting": AccountPart("waiting", "journal.waiting", {"journal.committed": "committed"}),
 }
@@ -329,7 +329,7 @@ def _uplink_disagreements(notes: LineNotes, counts: Counter[str]) -> Iterator[st
     late_rows = counts["spark.late"]
     missing_rows = counts["astray"] + counts["spark.dropped"] - counts["spark.deduplicated"] - late_rows
     if missing_rows > 0:
-        yield f"{missing_rows:,} rows did not come to the sink, for no reason that the line has"
+        yield f"{missing_rows:,} rows did not reach the sink, for no reason that the line has"
     if missing_rows < 0:
         yield f"the sink was given {-missing_rows:,} rows more than the journal has committed"
     if late_rows:
@@ -337,7 +337,7 @@ def _uplink_disagreements(notes: LineNotes, counts: Counter[str]) -> Iterator[st
     not_at_sink = sum(counts[name] for name in _NOT_AT_SINK)
     if counts["given"] + not_at_sink != counts["messages"]:
         yield f"journal says {counts['messages']:,} committed · the sink was given {counts['given']:,}"
-    others_text = f" + {not_at_sink:,} that did not come to it" if not_at_sink else ""
+    others_text = f" + {not_at_sink:,} that did not reach it" if not_at_sink else ""
     yield from sink_disagreements(counts, f"journal says {counts['messages']:,} committed", others_text)
 
 
@@ -351,7 +351,7 @@ def _restore_problem(status: Mapping[str, Any], span: Span) -> str:
         return ""
     return (
         f"Spark committed up to {offset:,} of what opening {span.incarnation} of the journal wrote, here {owner} wrote "
-        "it: it was restored from a copy, and has gone on"
+        "it: it was restored from a copy and written to since"
     )
 
 

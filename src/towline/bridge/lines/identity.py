@@ -150,9 +150,7 @@ def assign_identities(bridge: Bridge) -> list[str]:
         if not former and identity.sink in used_sinks:  # of another line since it began again
             identity = identity.reset(used_sinks)
         if identity.line != line.name:
-            notes.append(
-                f'line "{line.name}" was "{identity.line}": it goes on where that stood, as sink "{identity.sink}"'
-            )
+            notes.append(f'line "{line.name}" was "{identity.line}": it continues there, as sink "{identity.sink}"')
             identity = replace(identity, line=line.name)
         remote_gateways = getattr(line, "gateways", ())
         brokers = () if remote_gateways else tuple(map(str, line.gateway.brokers))
@@ -182,13 +180,13 @@ def _refuse_renamed(bridge: Bridge, identities: Mapping[str, Identity]) -> None:
         return
     line, gateway, former_directory = new_lines[0], new_lines[0].gateway, bridge.state_dir / gone[0]
     problem = (
-        f'line "{line.name}" is new, and line "{gone[0]}" is no longer in {bridge.file.name} but has left journal and '
-        f"checkpoint in {former_directory}"
+        f'line "{line.name}" is new, and line "{gone[0]}" is no longer in {bridge.file.name} but its journal and '
+        f"checkpoint are in {former_directory}"
     )
     remedy = (
         f"Was it renamed? Then: mv {former_directory} {gateway.state_dir}, and keep its MQTT session with "
         f'mqtt = {{ client_id = "{gateway.mqtt_client_id.removesuffix(line.name)}{gone[0]}" }}. '
-        f"Is it another line? Then: towline retire {bridge.file} {gone[0]}, which carries on what waits there."
+        f"Is it another line? Then: towline retire {bridge.file} {gone[0]}, which delivers the waiting messages."
     )
     raise ConfigError("TL-B20", str(bridge.file), problem, remedy)
 
@@ -237,21 +235,18 @@ class RemovedLine:
     @property
     def error(self) -> ConfigError:
         """Error TL-B37: messages, sessions and gateways left by the line, with both remedies."""
-        name, file, held_texts = self.directory.name, self.bridge.file, []
+        line, file, held_texts = self.directory.name, self.bridge.file, []
         if self.waiting_messages != 0:
-            count_text = (
-                "an unknown number of" if self.waiting_messages is None else f"{self.waiting_messages:,} acknowledged"
-            )
-            held_texts = [f"{count_text} message{'' if self.waiting_messages == 1 else 's'} wait in {self.directory}"]
-        held_texts += [f'the session "{client_id}" goes on queueing at its broker' for client_id in self.client_ids]
-        held_texts += (
-            [f"what its gateways {', '.join(self.remote_gateways)} hold is not known here"]
-            if self.remote_gateways
-            else []
-        )
-        problem = f'line "{name}" is not in {file.name} any more, and {" and ".join(held_texts)}'
-        leave_text = f' Or leave it, and start without it: leave_waiting = ["{name}"] at the top of the file.'
-        remedy = f"Carry it on and end it: towline retire {file} {name}.{leave_text if self.blocks_start else ''}"
+            waiting = self.waiting_messages
+            count_text = "an unknown number of" if waiting is None else f"{waiting:,} acknowledged"
+            held_texts = [f"{count_text} message{'' if waiting == 1 else 's'} wait in {self.directory}"]
+        held_texts += [f'the session "{name}" still queues messages at its broker' for name in self.client_ids]
+        if gateways := ", ".join(self.remote_gateways):
+            held_texts.append(f"what its gateways {gateways} hold is unknown here")
+        problem = f'line "{line}" was removed from {file.name}, and {" and ".join(held_texts)}'
+        remedy = f"Deliver them and remove the line: towline retire {file} {line}."
+        if self.blocks_start:
+            remedy += f' Or start without them: leave_waiting = ["{line}"] at the top of the file.'
         return ConfigError("TL-B37", str(file), problem, remedy)
 
 
@@ -373,8 +368,5 @@ def current_or_former_line(bridge: Bridge, name: str) -> AnyLine:
         if line.name == name:
             update = {"state_dir": path, "checkpoint": str(path / CHECKPOINT) if line.gateway.checkpoint else ""}
             return line.model_copy(update={"gateway": line.gateway.model_copy(update=update)})
-    problem, remedy = (
-        "what this line was is not written down here, so nothing can go on with it",
-        "Put it back into the file.",
-    )
-    raise ConfigError("TL-B38", str(path), problem, remedy)
+    problem = "what this line was is not recorded here, so nothing can continue it"
+    raise ConfigError("TL-B38", str(path), problem, "Put it back into the file.")

@@ -77,7 +77,7 @@ class LineQuery(ABC, Generic[LineT]):
         if former_line is None and identity.mapping and not summary.all_committed:
             problem = "a batch was begun with settings that this version refuses"
             command, file = reset_command(self.line, self.bridge.file), self.line.gateway.state_dir / IDENTITY_FILE
-            remedy = f'Finish it with the version before; or set "mapping": "" in {file}, and begin again: {command}.'
+            remedy = f'Finish it with its version; or set "mapping": "" in {file}, and reset the line: {command}.'
             raise ConfigError("TL-C210", f'line "{self.line.name}"', problem, remedy)
         line, mapping = self._line_of_next_batch(identity)
         last_line = former_line or line
@@ -89,7 +89,7 @@ class LineQuery(ABC, Generic[LineT]):
         query = self._with_mapping(last_line, "" if identity.mapping else mapping)
         if last_line != line:
             query._finish_only = True  # noqa: SLF001 - of its class
-            sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former settings\n")
+            sys.stderr.write(f"--- line {line.name}\nthe unfinished batch is completed with the former settings\n")
         return query
 
     def _with_mapping(self, line: LineT, mapping: str) -> Self:

@@ -76,18 +76,13 @@ def _mismatches(
     identity: Identity, checkpoint: CheckpointSummary, journals: Mapping[str, ServedJournal]
 ) -> Iterator[Mismatch]:
     """Yield each mismatch or older copy; one that makes later checks meaningless comes first."""
-    if checkpoint.log_version not in ("", _LOG_VERSION):
-        problem = (
-            f"the checkpoint's offset log is of form {checkpoint.log_version}, and this Towline reads {_LOG_VERSION}"
-        )
+    if (version := checkpoint.log_version) not in ("", _LOG_VERSION):
+        problem = f"the checkpoint's offset log has version {version}, and this Towline reads {_LOG_VERSION}"
         yield "TL-B53", problem, "Take the version of PySpark that wrote it"
     if identity.query and not checkpoint.query_id:
-        committed_text = (
-            f", which had taken {sum(journal.committed_offset for journal in journals.values()):,} rows"
-            if journals
-            else ""
-        )
-        problem = f"the checkpoint is gone; it belonged to query {identity.query}{committed_text}"
+        rows = sum(journal.committed_offset for journal in journals.values())
+        committed_text = f", which had committed {rows:,} rows" if journals else ""
+        problem = f"the checkpoint is missing; it belonged to query {identity.query}{committed_text}"
         yield "TL-B22", problem, "Bring the checkpoint back"
     if identity.query and checkpoint.query_id != identity.query:
         problem = f"the checkpoint is that of query {checkpoint.query_id}, this line's is {identity.query}"
@@ -96,13 +91,10 @@ def _mismatches(
         prefix = "" if name == identity.line else f"gateway {name}: "
         if checkpoint.planned_batch is not None and (error := journal.mismatch(name)):
             yield "TL-B24", f"{prefix}{error.problem}", _remedy(error)
-        if journal.committed_position is not None and journal.committed_position.offset < journal.committed_offset:
-            last_batch = (
-                f"its last batch {checkpoint.committed_batch} ends at offset {journal.committed_position.offset:,}"
-            )
-            problem = (
-                f"the checkpoint is an older copy: {last_batch}, and {journal.committed_offset:,} was committed already"
-            )
+        committed = journal.committed_offset
+        if (end := journal.committed_position) is not None and end.offset < committed:
+            last_batch = f"its last batch {checkpoint.committed_batch} ends at offset {end.offset:,}"
+            problem = f"the checkpoint is an older copy: {last_batch}, and {committed:,} was committed already"
             yield "TL-B23", f"{prefix}{problem}", "Bring back the newest checkpoint"
 
 
@@ -114,11 +106,11 @@ class ResumeStep(Enum):
     """Step with which a checked query resumes."""
 
     #: With its checkpoint, as it was.
-    CONTINUE = "goes on"
+    CONTINUE = "continues"
     #: With a new checkpoint, exactly behind the last batch that is done.
     NEW_CHECKPOINT = "begins a new checkpoint behind the last batch"
     #: With its checkpoint, because that holds what repeats are recognised by, and new markers.
-    NEW_SINK = "goes on with its checkpoint, under a new sink id"
+    NEW_SINK = "continues with its checkpoint, under a new sink id"
 
 
 def _has_markers(line: AnyLine, identity: Identity) -> bool:
@@ -174,9 +166,8 @@ def check_resume(
     for code, problem, remedy in _mismatches(identity, checkpoint, journals):
         raise start_refusal(line, file, code, problem, remedy)
     next_step = resume_step(line, identity, checkpoint)
-    if (
-        next_step is ResumeStep.NEW_CHECKPOINT and not checkpoint.all_committed and _has_markers(line, identity)
-    ):  # another sink would write it again
+    replaces = next_step is ResumeStep.NEW_CHECKPOINT
+    if replaces and not checkpoint.all_committed and _has_markers(line, identity):  # another sink would write it again
         problem = f"batch {checkpoint.planned_batch} was begun, and by other settings than these"
         raise start_refusal(line, file, "TL-C210", problem, "Set dedupe as it was until the batch is done")
     if next_step is not ResumeStep.CONTINUE:
@@ -188,9 +179,8 @@ def check_resume(
         assert set_markers is not None
         assert checkpoint.committed_batch is not None
         new_identity = identity.with_new_sink(sink_ids(line.gateway.state_dir))
-        set_markers(
-            new_identity, checkpoint.committed_batch
-        )  # before the identity: a crash in between sets the same markers again
+        # Before the identity: a crash in between sets the same markers again.
+        set_markers(new_identity, checkpoint.committed_batch)
     new_identity = replace(new_identity, guarantee=line.guarantee.value, parallelism=line.parallelism)
     if new_identity != identity:
         new_identity.save(line.gateway.state_dir)  # before there is a batch that was begun so
@@ -206,7 +196,7 @@ def start_refusal(line: AnyLine, file: Path | str, code: str, problem: str, fix:
     """Return the error of a line that does not start, with both remedies: restore, or reset."""
     cost = _COPY_COST if code == "TL-B24" and policy(line.guarantee).replays_batches else _COST[line.guarantee.value]
     cmd = reset_command(line, file)
-    remedy = f"{fix} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {cmd} ({cost})."
+    remedy = f"{fix} (in {line.gateway.state_dir}); or reset it to the gateway's committed offset: {cmd} ({cost})."
     return TowlineError(code, f'line "{line.name}"', problem, remedy)
 
 
@@ -218,21 +208,21 @@ def journal_refusal(line: AnyLine, file: Path | str, exc: TowlineError) -> Towli
 
 #: What beginning again may cost.
 _COST: Final = {
-    "at_most_once": "what waits on disk is given up",
+    "at_most_once": "what waits on disk is dropped",
     "at_least_once": "what the last batch held may come twice",
     "exactly_once": "what the last batch held may come twice, this once",
 }
 #: The account of another journal knows nothing of what was carried meanwhile.
-_COPY_COST: Final = "what waits in this journal is carried, and what of it was carried before comes twice"
+_COPY_COST: Final = "what waits in this journal is delivered, what was delivered before a second time"
 
 
 def reset_line(line: AnyLine) -> str:
     """Reset a line: move its checkpoint away and take a new sink id; the query then starts at the committed offsets."""
     identity = Identity.read(line.gateway.state_dir)
     if identity is None:
-        return f'line "{line.name}" begins anyway: it has never run here'
+        return f'line "{line.name}" needs no reset: it has never run here'
     kept_text = "; an old checkpoint is kept beside the new one" if line.checkpoint.exists() else ""
-    return f'line "{line.name}" begins again as sink "{_reset_checkpoint(line, identity).sink}"{kept_text}'
+    return f'line "{line.name}" is reset, its new sink is "{_reset_checkpoint(line, identity).sink}"{kept_text}'
 
 
 def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:

@@ -143,7 +143,7 @@ def wait_for_answers(
             return received_answers
         if time.monotonic() >= deadline:
             if is_local and failure.code == "TL-G01":
-                remedy = "It is started again by itself; the query then goes on."
+                remedy = "It is restarted automatically; the query then continues."
                 raise GatewayUnreachable("TL-G01", failure.location, "no gateway answers", remedy)
             raise failure
         time.sleep(0.2)
@@ -208,7 +208,7 @@ def access_refused(status: Mapping[str, Any]) -> bool:
 def outage_text(name: str, status: Mapping[str, Any]) -> str:
     """Describe an unavailable gateway; times are local."""
     away_since = datetime.fromtimestamp(float(status[AWAY_SINCE])).astimezone()
-    state = "held back" if access_refused(status) else "away"
+    state = "refuses access" if access_refused(status) else "unavailable"
     return f"gateway {name} {state} since {away_since:%H:%M}, its messages wait there"
 
 
