@@ -41,29 +41,29 @@ from towline.bridge.routes import (
 )
 from towline.schema import MESSAGE_SCHEMA
 
-#: Columns of Spark's Kafka source, and those that say where a record stands.
+#: Columns of Spark's Kafka source, and the columns of a record's position.
 KAFKA_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 POSITION_COLUMNS: Final = ("topic", "partition", "offset")
 #: Fields of a record that a template may name beside key, value and headers, and the column behind each.
 FIELDS: Final = {f"kafka.{name}": name for name in (*POSITION_COLUMNS, "timestamp")}
-#: What begins the path of a field of a JSON value.
+#: Beginning of the path of a field in a JSON value.
 VALUE_ROOT: Final = "value"
-#: What a line may say of its messages.
+#: Fields of a message that a line may set.
 MESSAGE_FIELDS: Final = ("topic", "payload", "retain", "expiry", "content_type", "response_topic", "correlation_data")
-#: Types of Spark's of those that are no text.
+#: Spark types of the fields that are no text.
 SQL_TYPES: Final = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
-#: Begins the columns of what a notice says in SQL, and of the line's fields as texts.
+#: Prefixes of columns: SQL of a notice, and fields of the line as text.
 NOTICE_PREFIX, TEXT_PREFIX = "notice_", "text_"
-#: Headers the way up writes that are no user properties; the last three stand in dead letters only.
+#: Headers that an uplink writes and that are no user properties; the last three are in dead letters only.
 _TOWLINE_HEADERS: Final = frozenset({*HEADERS, "mqtt.gateway", "mqtt.offset", "mqtt.duplicate"})
-#: What goes on of a record only where it is refused.
+#: Columns of a record that are kept only if it is refused.
 _DEAD_LETTER_COLUMNS: Final = ("key", "value", "timestamp", "headers")
-#: Longest text or binary property, and longest topic [MQTT 5 section 1.5.4].
+#: Maximum length of a text, binary property or topic [MQTT 5 section 1.5.4].
 _MAX_LENGTH: Final = 65535
-#: Longest Message Expiry Interval, in seconds [MQTT 5 section 3.3.2.3.3].
+#: Maximum Message Expiry Interval, in seconds [MQTT 5 section 3.3.2.3.3].
 _MAX_EXPIRY_S: Final = 0xFFFFFFFF
 _INTEGER: Final = re.compile(r"\s*([+-]?[0-9]{1,99})\s*", re.ASCII)
-#: What no topic of a message has [MQTT-3.3.2-2, MQTT-4.7.3-1], and no text [MQTT-1.5.4-2].
+#: Illegal in the topic of a message [MQTT-3.3.2-2, MQTT-4.7.3-1], and in any text [MQTT-1.5.4-2].
 _INVALID_TOPIC, _NULL_CHARACTER = r"^$|[+#\x{0}]", r"\x{0}"
 #: Characters that a string should not have, and at which a receiver may end the connection [MQTT 5 section 1.5.4].
 _PLANE_NONCHARACTERS: Final = "".join(rf"\x{{{plane:X}FFFE}}\x{{{plane:X}FFFF}}" for plane in range(17))
@@ -90,11 +90,11 @@ def kept_columns(columns: Iterable[str]) -> list[str]:
 
 
 _SENT_FIELDS: Final = tuple(field for field in MESSAGE_SCHEMA if field.name != "qos")
-#: What `MessageTable.rendered` adds to the columns of a record.
+#: Columns that `MessageTable.render` adds to a record.
 RENDERED_SCHEMA: Final = pa.schema(
     [*(field.with_name(internal(field.name)) for field in _SENT_FIELDS), (OUTCOME, pa.int8()), (FAULT, pa.string())]
 )
-#: A refused record, or what Kafka is told of it.
+#: A refused record, or the failure notice on it.
 DEAD_LETTER_SCHEMA: Final = pa.schema(
     [
         *(RECORD_SCHEMA.field(name) for name in ("topic", "key", "value", "headers", "timestamp", OUTCOME, FAULT)),

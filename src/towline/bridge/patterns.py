@@ -22,7 +22,7 @@ FIELDS = {
     "mqtt.offset": "offset",
     "mqtt.received_at": "received_at",
 }
-#: The payload as text, and what begins the path of a field of a JSON payload.
+#: The payload as text, and the beginning of the path of a field in a JSON payload.
 PAYLOAD = "payload"
 
 #: Kafka: Topic.MAX_NAME_LENGTH and LEGAL_CHARS.
@@ -35,7 +35,7 @@ _TEMPLATE_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
 
 
-#: Text that SQL reads as it is written, between quotes.
+#: Text that needs no escape in a SQL string literal.
 _PLAIN_LITERAL = re.compile(r"[A-Za-z0-9 _./:,;=@{}\[\]\"-]*")
 
 

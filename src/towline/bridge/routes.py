@@ -50,22 +50,21 @@ from towline.kafka.deadletters import HEADER_OVERHEAD, INTERNAL_PREFIX, Header, 
 from towline.kafka.recordcheck import RecordFault
 from towline.schema import OPTIONAL_COLUMNS, ROW_SCHEMA
 
-#: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:
-#: structs that are null where it raised an error, the dedupe key as text, and names and texts of further headers. A
-#: route's ``fields`` are columns too.
+#: Additional columns of a row: the index of its route, and the results of the route's SQL: structs that are null where
+#: it raised, the dedupe key as text, and names and texts of further headers. A route's ``fields`` are columns too.
 ROUTE: Final = "towline_route"
 REJECT, WHERE, DEDUPE, HEADER_MAP = "towline_reject", "towline_where", "towline_dedupe", "towline_headers"
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RARE_COLUMNS: Final = ("retain", *OPTIONAL_COLUMNS)
 _TIMESTAMP_TYPE: Final = ROW_SCHEMA.field("received_at").type
-#: What becomes of a row, of `RowOutcome`; and why, in words that a person reads, where it is refused.
+#: `RowOutcome` of a row; and the reason as text if it is refused.
 OUTCOME, FAULT = "__outcome", "fault"
-#: A record, and the message that it was: its properties become headers after the record is known to be sound, or those
-#: of its dead letter. Flat, because a struct a row doubles what a row costs (measured).
+#: A record and its message, whose properties become headers of the record if it is valid, else of its dead letter.
+#: Flat, because a struct per row doubles the cost (measured).
 #:   headers               the route's own
-#:   towline_rare          what only some messages have; null for the others
-#:   towline_properties    whether the properties of the message travel as headers of the record
+#:   towline_rare          properties that few messages have; else null
+#:   towline_properties    whether the properties of the message become headers of the record
 RECORD_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -85,9 +84,9 @@ RECORD_SCHEMA: Final = pa.schema(
         (FAULT, pa.string()),
     ]
 )
-#: Topics of a line that are remembered, none of them longer than a name of Kafka's: devices can't fill the memory.
+#: Cached topics of a line, none longer than a Kafka topic name: devices can't fill the memory.
 _MAX_CACHED_TOPICS: Final = 50_000
-#: Last millisecond of the year 9999, which clients of Kafka can still show.
+#: Last millisecond of the year 9999, which Kafka clients can still display.
 _MAX_TIMESTAMP_MS: Final = 253_402_300_799_999
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
 _ILLEGAL_TOPIC_TEXT: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
@@ -250,7 +249,7 @@ class Route:
         return RowOutcome.RENDERED if is_allowed(name, self.allowed_topics) else RowOutcome.TOPIC_NOT_ALLOWED
 
 
-#: What of a route decides what a message becomes; the text of its SQL goes nowhere [I12].
+#: Keys of a route that map messages to records; the text of its SQL is never passed on [I12].
 _MAPPING_KEYS: Final = (
     *("pattern", "topic", "key", "value", "timestamp", "headers", "allowed_topics", "fallback_topic", "properties"),
     *("key_required", "omit_missing", "key_tells", "dead_letter_topics"),
@@ -342,7 +341,7 @@ def _cached_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda name, *args: (function if name is not None and len(name) > MAX_TOPIC_LENGTH else cached)(name, *args)
 
 
-#: What the template of a Kafka topic gives, where the record goes, and the outcome of that name.
+#: Name from the template of a Kafka topic, topic of the record, and the outcome of the name.
 _DESTINATION: Final = pa.struct([("name", pa.string()), ("topic", pa.string()), ("outcome", pa.int8())])
 
 
@@ -511,7 +510,7 @@ class JsonFields:
             for column, text in zip(texts.values(), leaves, strict=False):
                 column.append(text)
         self.fields = {name: pa.array(column, pa.string()) for name, column in texts.items()}
-        #: `RowOutcome.RENDERED`, `NO_JSON` or `NO_TEXT`: the fields of a row can't be had.
+        #: `RowOutcome.RENDERED`, `NO_JSON` or `NO_TEXT`: of a row; the last two: its fields can't be read.
         self.outcomes = pa.array(outcomes, pa.int8())
 
     @staticmethod
@@ -611,7 +610,7 @@ class _BatchRendering:
         distinct = pc.unique(numbers).to_pylist() or [None]
         masks = ((n, numbers.is_null() if n is None else pc.equal(numbers, n).fill_null(False)) for n in distinct)
         groups = [(n, pc.indices_nonzero(mask)) for n, mask in masks] if len(distinct) > 1 else [(distinct[0], None)]
-        #: The rows of each route; and the routes.
+        #: Views of the rows of each route; and the routes.
         self.views = [_RouteView(rows, indices_of, n, table.routes) for n, indices_of in groups]
         self._routes = [view.route for view in self.views if view.route is not None]
 
@@ -767,9 +766,9 @@ def _rare_properties(rows: pa.RecordBatch) -> pa.Array:
 # -- records for the producer -----------------------------------------------------------------------------------------
 
 _RECORD_COLUMNS: Final = frozenset(("topic", "key", "value", "headers", "timestamp"))
-#: What a message has that says nothing more than all do.
+#: Properties of a message without any.
 _NO_PROPERTIES: Final[Mapping[str, Any]] = dict.fromkeys(("retain", *OPTIONAL_COLUMNS))
-#: What headers take at most beside texts, topics and properties of users: names, digits, and microseconds since 1970.
+#: Upper bounds for headers in bytes, without texts, topics and user properties: names, digits, and times.
 _FIXED_BYTES: Final = 100
 _RARE_BYTES: Final = 200
 
@@ -817,7 +816,7 @@ class RecordColumns(RenderedColumns):
         flag_bounds = pc.min_max(property_flags).as_py()
         if not flag_bounds["max"]:
             return header_lists(route_headers)
-        # What several messages say is one tuple for all of them.
+        # Equal headers of several messages are one tuple.
         topics = _encoded_headers(batch.column("towline_topic").cast(pa.binary()), "mqtt.topic")
         qos_headers = _encoded_headers(batch.column("towline_qos"), "mqtt.qos")
         time_headers = _encoded_headers(batch.column("towline_received_at").cast(pa.int64()), "mqtt.received-at")
@@ -840,7 +839,7 @@ class RecordColumns(RenderedColumns):
 def _topic_qos_time(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
     """Yield topic, QoS, and microseconds since 1970 of each message."""
     times = values_of(batch.column("towline_received_at").cast(pa.int64()))
-    # What is the same in all rows is repeated.
+    # Equal values of all rows are repeated.
     topics = batch.column("towline_topic").cast(pa.binary()).to_pylist()
     return zip(topics, values_of(batch.column("towline_qos")), times, strict=False)
 

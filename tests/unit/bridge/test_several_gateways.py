@@ -419,5 +419,5 @@ def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> 
     supervisor._stopping.set()
     child.join(20)
     assert not child.is_alive()
-    said = [text for text in supervisor._state.take_events() if "away" in text]
+    said = [text for text in supervisor._state.take_events() if "unavailable" in text]
     assert said[0].startswith('line "telemetry": gateway g2 unavailable since ')

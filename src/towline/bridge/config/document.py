@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 #: Keys and array indices from the root, as pydantic's ``loc``.
 KeyPath = tuple[str | int, ...]
 
-#: A variable of the environment in a text of the file; after a second dollar it is that text.
+#: Reference to an environment variable; after a second dollar it is literal text.
 REFERENCE: Final = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-#: Settings of another program, whose dotted names may be written as tables too.
+#: Settings of other programs; their dotted names may also be written as tables.
 _DOTTED_TABLES: Final = (("kafka", "settings"), ("spark", "conf"))
-#: One of these is on the last line of a statement of several.
+#: The last line of a multi-line statement has one of these.
 _CLOSING_MARKS: Final = ("]", '"""', "'''")
 _QUOTATION: Final = re.compile(r'"([^"]+)"')
-#: A wildcard with a name, of a route's ``from``; braces after a dollar sign are a variable's.
+#: Named wildcard in a route's ``from``; braces after a dollar sign belong to a variable.
 _NAMED_WILDCARD: Final = re.compile(r"(?<![${])\{[^{}]*\}")
 
 
@@ -68,7 +68,7 @@ class Document:
         self.environ = os.environ if environ is None else environ
         self._locations = {path: (file, line) for path, line in reversed([*_key_lines(text)])}
         self.unset: dict[KeyPath, list[str]] = {}
-        #: Key path, value and text of what is written with variables [I12].
+        #: Key path, value and raw text of each value with variables [I12].
         self._references: list[tuple[KeyPath, str, str]] = []
         self.values: dict[str, Any] = self._expand(self.raw, ())
 
@@ -151,7 +151,7 @@ class Document:
                     raw_endpoints if len(raw_endpoints) == len(endpoints) else [raw_value] * len(endpoints),
                     strict=True,
                 ):
-                    with contextlib.suppress(ValueError):  # of another environment than it was read with
+                    with contextlib.suppress(ValueError):  # the environment may have changed since
                         self._references.append((path, str(Endpoint.parse(endpoint.strip())), raw_endpoint.strip()))
         return value
 
@@ -224,7 +224,7 @@ def _toml_error(message: str, text: str, file: Path) -> ConfigError:
 def _key_lines(text: str) -> Iterator[tuple[KeyPath, int]]:
     """Yield the path of each table and key of a valid TOML text, with the line on which its statement begins."""
     table: KeyPath = ()
-    last_index: dict[KeyPath, int] = {}  # number of the last element of each array of tables
+    last_index: dict[KeyPath, int] = {}  # of each array of tables
     for line_number, statement, content in _statements(text.replace("\r\n", "\n")):
         if not statement.lstrip().startswith("["):
             yield from (((*table, *path), line_number) for path in _key_paths(content))
@@ -259,9 +259,9 @@ def _key_paths(content: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
         yield from _key_paths(value, key_path) if isinstance(value, dict | list) else ()
 
 
-# -- mistakes --------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
-#: What pydantic calls a key that a model, or a dataclass, does not have.
+#: Pydantic's error types for an unknown key of a model or a dataclass.
 UNKNOWN_KEY_TYPES: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
@@ -270,7 +270,7 @@ class FileErrors:
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        #: Line and error, without repetition.
+        #: By line and text, so that none is repeated.
         self._errors: dict[tuple[int, str], ConfigError] = {}
 
     def add(
@@ -373,7 +373,7 @@ def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
         return error_type, problem, problem_and_remedy(f"; {advice}")[1]
     if error_type == "value_error":
         problem, remedy = problem_and_remedy(error["ctx"]["error"])
-        if problem.startswith("must "):  # of a type that several keys have
+        if problem.startswith("must "):  # the type has several keys
             problem, remedy = f'"{key}" {problem}', remedy or "Correct the value."
         return "TL-C12" if problem.startswith("guarantee ") else "TL-C05", problem, remedy
     if error_type == "string_pattern_mismatch":
@@ -390,11 +390,11 @@ def problem_and_remedy(error: ValueError | str, default_remedy: str = "") -> tup
 
 # -- values ----------------------------------------------------------------------------------------------------------
 
-#: Tables whose keys are the user's, or another program's.
+#: Tables with free keys: the user's, or another program's.
 _FREE_TABLES: Final = frozenset({"fields", "headers", "settings", "conf"})
-#: Tables whose keys are ours: in those of a profile's parameters nothing is a size or a file.
+#: Towline's tables: in the tables of profile parameters no value is a size or a file.
 _TOWLINE_TABLES: Final = frozenset({"mqtt", "kafka", "gateway", "monitor", "spark", "uplink", "downlink"})
-#: What to do where a file is missing, by the end of its key's path; it holds a secret where nothing is said.
+#: Remedy for a missing file, by the end of its key's path; files without an entry hold a secret.
 _FILE_REMEDIES: Final[dict[KeyPath, str]] = {
     ("gateway", "key_file"): "It is a private key in PEM.",
     ("token_file",): "Make one: openssl rand -hex 32, mode 0600.",

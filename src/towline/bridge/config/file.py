@@ -56,15 +56,15 @@ from towline.net.settings import MqttSettings
 from towline.spark.session import is_cluster
 from towline.spark.trigger import DEFAULT_DELAY_MS
 
-#: Client settings the sink sets by itself, from the guarantee or this file.
+#: Client settings that the sink sets from the guarantee or this file.
 _OWNED_SETTINGS: Final = frozenset(
     ["bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks", "isolation.level"]
 )
-#: Keys of a line and of the tables around it that its gateway is told under the same name.
+#: Keys of a line and of the tables around it that are gateway settings of the same name.
 _GATEWAY_KEYS: Final = frozenset([*MqttSettings.model_fields, "ack_after", "listen", "receipts"])
-#: Milliseconds that a gateway waits for more after a moment of silence, on a line whose batches rest longer.
+#: Milliseconds that a gateway waits for more messages after a pause, if batches have a trigger delay.
 _LINGER_MS: Final = 20.0
-#: In place of a table or key with mistakes, so that what it has to do with others is looked at all the same.
+#: Stand in for invalid tables and keys, so that rules across tables are still checked.
 _PLACEHOLDERS: Final[Mapping[str, Any]] = {
     "name": "x",
     "state_dir": "x",
@@ -113,7 +113,7 @@ class _FileReader:
         self._document, self._file = document, document.file.absolute()
         self._errors = FileErrors(document)
         self._values: dict[str, Any] = FileValues(document, self._errors).resolve(document.values)
-        #: Places of tables that are stand-ins for others with mistakes.
+        #: Paths of tables that were replaced by placeholders.
         self._invalid_tables: set[KeyPath] = set()
         merge_profiles(document, self._file.parent)
         self._tables = self._validate_tables(self._apply_profiles())
@@ -177,7 +177,7 @@ class _FileReader:
                 profile_lines.append((kind, index, *find_profile(self._file.parent, kind, str(table["profile"]))))
             except ConfigError as error:
                 if error.location:
-                    raise  # a mistake in the profile itself
+                    raise  # an error in the profile itself
                 self._errors.add(error.code, (kind, index, "profile"), error.problem, error.remedy)
                 if error.code != "TL-C06":  # else its table of parameters would be unknown
                     self._errors.raise_if_any()
@@ -209,7 +209,7 @@ class _FileReader:
     def _validate_tables(self, parameter_tables: Sequence[str]) -> BridgeTable:
         """Validate all tables; placeholders replace invalid tables, and unknown keys don't hide further errors."""
         extra: Literal["forbid", "ignore"] = "forbid"
-        while True:  # what a table says together is validated once its keys are right
+        while True:  # validators of a whole table run once its keys are valid
             try:
                 return BridgeTable.model_validate(self._values, extra=extra)
             except ValidationError as error:
@@ -230,7 +230,7 @@ class _FileReader:
             self._values.pop(str(key), None)
         self._invalid_tables.add((key, *index))
 
-    # -- what stands in more places than its table
+    # -- rules beyond a single table
 
     def _resolve_spark(self, section: SparkSection) -> SparkSection:
         if "spark.authenticate.secret" in section.conf:
@@ -261,7 +261,7 @@ class _FileReader:
         except ConfigError as error:
             key = next((key for key in kafka.settings if f'"{key}"' in error.problem), "")
             code, problem, remedy = error.code, error.problem.replace("option ", ""), error.remedy
-            if code == "TL-C44":  # a secret: say it in the words of this file
+            if code == "TL-C44":  # a secret: use this file's terms
                 code, problem = "TL-C16", f'"{key}" would put a secret into this file'
                 remedy = "Use password_file or key_password_file, or write ${NAME}."
             path = ("kafka", "settings", key) if key else ("kafka", "bootstrap_servers")
@@ -275,13 +275,15 @@ class _FileReader:
         listen_values = [table.get("listen") for _, _, table in self._line_tables()]
         listens = gateway.listen is not None or any(isinstance(value, str) for value in listen_values)
         checks: list[tuple[str, Callable[[], object]]] = []
-        if listens and all(file is not None and file.is_file() for file in files.values()):  # else it is noted
+        if listens and all(
+            file is not None and file.is_file() for file in files.values()
+        ):  # else there is an error already
             listen_settings = ListenSettings.model_validate({"address": "localhost:0", **files})
             checks = [("gateway", partial(ServerCertificate.read, listen_settings))]
         for table, token_file in (("gateway", gateway.token_file), ("monitor", monitor.token_file)):
             if token_file is not None and os.access(
                 token_file, os.R_OK
-            ):  # who may not, looks at the status all the same
+            ):  # a user without access may still read the status
                 checks.append((table, partial(TokenFile, token_file)))
         for table, check in checks:
             try:
@@ -295,7 +297,7 @@ class _FileReader:
         secrets: dict[str, str] = {}
         try:
             java_client(self._tables.kafka.client_settings(), secrets)
-        except ConfigError as error:  # a file that isn't here is told at the start
+        except ConfigError as error:  # a missing file is an error at the start
             if error.code == "TL-C77" and any(isinstance(line, Downlink) for line in lines.values()):
                 self._errors.add(error.code, ("kafka", "settings"), error.problem, error.remedy)
         master = self._tables.spark.master
@@ -330,7 +332,7 @@ class _FileReader:
             return None
         filters = subscriptions(routes)
         delay_ms = table.max_trigger_delay_ms
-        if delay_ms is None:  # no rest where a broker or a publisher waits for Kafka
+        if delay_ms is None:  # no delay where a broker or a publisher waits for Kafka
             awaits_kafka = table.ack_after is AckAfter.KAFKA or table.receipts is not None
             delay_ms = 0 if awaits_kafka else DEFAULT_DELAY_MS
         overrides: dict[str, Any] = {
@@ -342,7 +344,7 @@ class _FileReader:
             "checkpoint": str(self._state_dir / table.name / CHECKPOINT),
             "linger_after_silence_ms": _LINGER_MS if delay_ms else 0.0,
         }
-        if table.gateways and not table.member:  # they run elsewhere: nothing is reached, and nothing listens here
+        if table.gateways and not table.member:  # remote gateways: nothing connects or listens here
             overrides |= {"brokers": "mqtt://x", "listen": None}
         if (gateway := self._gateway_settings(path, table, overrides)) is None:
             return None
@@ -385,7 +387,7 @@ class _FileReader:
         mqtt = {key: getattr(section, key) for section in sections for key in section.model_fields_set}
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
         gateway = self._tables.gateway
-        address = gateway.listen if table.listen is None else table.listen  # false for nowhere
+        address = gateway.listen if table.listen is None else table.listen  # false: no listener
         files = {name: getattr(gateway, name) for name in LISTENER_FILES}
         values = {
             "client_id": f"{prefix}-{table.name}",

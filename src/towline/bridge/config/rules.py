@@ -36,29 +36,29 @@ from towline.mqtt.rules import filter_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 from towline.spark.session import shares_files
 
-#: Names no field may have: columns of the source and of the record.
+#: Reserved names of fields: columns of the source and of the record.
 _SOURCE_COLUMNS: Final = frozenset(("key", "value", "headers", "timestamp", EVENT_TIME, *ROW_SCHEMA.names))
-#: And those of Spark's Kafka source and of the sink.
+#: Reserved names on a downlink: columns of Spark's Kafka source and of the sink.
 _RECORD_COLUMNS: Final = frozenset((*KAFKA_COLUMNS, "timestampType", "fault"))
 _UNKNOWN_RECORD_FIELD: Final = "which a record does not have; known are " + ", ".join(
     f"{{{name}}}" for name in ("key", "value", "value.JSON.PATH", "header.NAME", *RECORD_FIELDS)
 )
-#: Tasks of a shuffle: more than one would mix up the order of a device's messages.
+#: Tasks of a shuffle: more than one would reorder a device's messages.
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
-#: Of a gateway's name, as rows have it.
+#: Limit of a gateway's name in rows.
 _MAX_NAME_LENGTH: Final = 64
-#: Begins a key that stands elsewhere than in the table that a rule looks at.
+#: Prefix of a key outside the table that a rule checks.
 ROOT: Final = ""
-#: Begins a key of a line's connection: it stands in the line's own ``mqtt``, or in that of all lines.
+#: Prefix of a connection key: in the line's own ``mqtt`` table, or in the common one.
 MQTT: Final = "mqtt"
-#: Code, key from the table that the rule looks at (after `ROOT` from the root of the file), what is wrong, and
-#: what to do where the code's explanation is too wide for it.
+#: Code, key relative to the checked table (after `ROOT`: to the root of the file), problem, and the remedy if it is
+#: more specific than the code's explanation.
 Violation: TypeAlias = tuple[str, KeyPath, str] | tuple[str, KeyPath, str, str]
 
 
 # -- templates and SQL -----------------------------------------------------------------------------------------------
 
-#: A field is a column for what comes after it; names that begin with towline_ are columns of ours.
+#: A field is a column for later SQL; names that begin with towline_ are internal columns.
 _FIELD_NAME: Final = re.compile(r"(?!towline_)[a-z][a-z0-9_]*")
 _BRACED: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
 
@@ -158,7 +158,7 @@ def topic_problems(route: SubscribedRoute) -> Iterator[Violation]:
 # -- a line ----------------------------------------------------------------------------------------------------------
 
 
-#: Keys of a line that have no effect: where that is so, and why.
+#: Keys of a line that can be without effect: condition and reason.
 _KEYS_WITHOUT_EFFECT: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeTable], bool], str]]] = (
     (
         ("ack_after", "journal", "listen", "mqtt", "receipts"),
@@ -170,7 +170,7 @@ _KEYS_WITHOUT_EFFECT: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeT
     (("share_group",), lambda line, _: line.way is ShareMethod.FILTERS, 'with share = "filters"'),
     (("failure_notice",), lambda line, file: dead_letter_topic(line, file) is None, "without a dead_letter_topic"),
 )
-#: Keys of which a guarantee takes some values alone: what it does with them, and the values.
+#: Keys with values limited by the guarantee: verb in the error, and attribute with the accepted values.
 _KEYS_OF_GUARANTEE: Final = (
     ("qos", "publishes with QoS", "publish_qos_choices"),
     ("isolation_level", "reads", "isolation_levels"),
@@ -273,7 +273,7 @@ def gateway_problems(line: Uplink | Downlink, routes: Sequence[SubscribedRoute])
     if "tls" in gateway.model_fields_set and line.all_gateways and not any(broker.tls for broker in gateway.brokers):
         problem = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
         yield "TL-C17", (MQTT, "tls"), problem
-    # No topic is taken by two members: it would be stored twice.
+    # A topic matched by two members would be stored twice.
     members = [member for member in line.all_gateways if member.share and member.share.way is ShareMethod.FILTERS]
     for (first_index, first_member), (second_index, second_member) in combinations(enumerate(members), 2):
         pairs = (
@@ -311,7 +311,7 @@ def _session_problem(line: Uplink | Downlink) -> tuple[str, str] | None:
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-#: What no two lines or members have in common: each would throw the other out [MQTT-3.1.4-3], or hide it.
+#: Facts that are unique among lines and members: else one takes over the session [MQTT-3.1.4-3], or hides the other.
 _UNIQUE_FACTS: Final = {
     "name": ("TL-C18", 'another line, or a member of one, is "{0}" too'),
     "client_id": ("TL-C19", 'client id "{0}" is also that of line "{1}"; they would throw each other out'),
@@ -335,7 +335,7 @@ def file_problems(bridge: str, lines: Mapping[KeyPath, Uplink | Downlink]) -> It
         for key, name, pattern in topics:
             if name is not None and re.fullmatch(pattern, name):
                 yield "TL-C95", (*path, *key), f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
-        # A line that reads what its own batches write never comes to an end.
+        # A line that reads its own output never ends.
         own_topics = (*markers, *filter(None, [line.dead_letter_topic]))
         for name in filter(line.reads, own_topics) if isinstance(line, Downlink) else ():
             problem = f'it would read "{name}", which it writes itself: markers or dead letters'

@@ -16,10 +16,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from towline.bridge.config.tables import LINES, BridgeTable
 from towline.bridge.profiles import shipped_profiles
 
-__all__ = ["bridge_schema"]
-
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-#: Text that names a variable of the environment is replaced before types are looked at.
+#: A reference to an environment variable is replaced before types are checked.
 _VARIABLE_SCHEMA: Final = {
     "type": "string",
     "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}",
@@ -33,7 +31,7 @@ _SETTING_SCHEMA: Final = {
     ]
 }
 _CONSTRAINT_KEYS: Final = ("enum", "pattern")
-#: ``name: what it is`` of a docstring, with further lines that are indented more.
+#: ``name: description`` in a docstring, with further lines indented more.
 _ATTRIBUTE_ENTRY: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _ANNOTATIONS: Final = ("title", "description", "default")
 
@@ -67,7 +65,7 @@ def bridge_schema() -> dict[str, Any]:
     return {key: _with_variables(value) for key, value in schema.items()}
 
 
-# -- in words --------------------------------------------------------------------------------------------------------
+# -- descriptions-----------------------------------------------------------------------------------------------------
 
 
 class _Generator(GenerateJsonSchema):

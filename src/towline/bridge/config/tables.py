@@ -31,16 +31,16 @@ from towline.validation import SettingsModel
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 #: The tables of lines.
 LINES: Final = ("uplink", "downlink")
-#: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
+#: Default maximum of a micro-batch, in bytes: it may be in memory twice on its way to the sink.
 DEFAULT_BATCH_BYTES: Final = 64 << 20
-#: Files without which nothing listens on a network.
+#: Files that every network listener needs.
 LISTENER_FILES: Final = ("cert_file", "key_file", "token_file")
 
 
 # -- [kafka], [spark], [gateway], [monitor] -------------------------------------------------------------------------
 
 
-#: Keys of ``[gateway]`` that let Spark in, by the options of ``format("mqtt")`` that say the same.
+#: Credential keys of ``[gateway]`` by the equivalent options of ``format("mqtt")``.
 _ACCESS_KEYS: Final = {to_camel(f"gateway_{key}"): key for key in ("token_file", "ca_file", "server_name")}
 
 
@@ -180,7 +180,7 @@ class MonitorSection(SettingsModel):
 # -- routes ---------------------------------------------------------------------------------------------------------
 
 
-#: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
+#: Duration of a dedupe window: ``10 minutes``, at least a second, at most 30 days.
 _DURATION = re.compile(r"^([1-9][0-9]{0,6}) ?(second|minute|hour|day)s?$")
 _UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _MAX_WITHIN_S = 30 * 86400
@@ -217,7 +217,7 @@ class Dedupe(SettingsModel):
         return Template.parse(self.key) if self.is_template else self.key
 
 
-#: Keys of a route that a compiled one has as they are written.
+#: Keys that a compiled route has unchanged.
 _COPIED_KEYS: Final = ("where", "allowed_topics", "fallback_topic", "key_required", "reject", "header_map")
 
 
@@ -323,7 +323,7 @@ class RouteSection(SettingsModel):
 # -- lines ----------------------------------------------------------------------------------------------------------
 
 
-#: For editors: of such tables there is one at least.
+#: For editors: an array of tables is not empty.
 _NON_EMPTY: Final = Field(json_schema_extra={"minItems": 1})
 
 
@@ -474,7 +474,7 @@ class UplinkTable(LineTable, UplinkSection):
 # -- a downlink -----------------------------------------------------------------------------------------------------
 
 
-#: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
+#: Topics that a pattern never matches [Kafka: Topic.INTERNAL_TOPICS].
 _INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
@@ -607,7 +607,7 @@ class DownlinkSection(LineSection):
     def _check_topics(cls, value: str | tuple[str, ...] | KafkaPattern) -> str | tuple[str, ...] | KafkaPattern:
         if isinstance(value, KafkaPattern):
             try:
-                re.compile(value.pattern)  # Java's are much the same; Spark tells the rest
+                re.compile(value.pattern)  # Java's syntax is similar; Spark reports the rest
             except re.error as error:
                 raise ValueError(f"pattern is no regular expression ({error}); correct it") from None
             return value

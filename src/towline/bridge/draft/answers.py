@@ -34,8 +34,8 @@ from towline.version import SOURCE_ROOT
 _TEMPLATE: Final = Path(__file__).with_name("template.toml")
 _EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _COMMENT_WIDTH: Final = 110
-#: Question, as the option that answers it → as it is asked, and its default, in this order. Brokers and topic filters
-#: may be several with commas between; the Kafka topic is a template over the wildcards of each filter.
+#: Option -> its question and default, in the order of asking. Brokers and topic filters may be lists with commas; the
+#: Kafka topic is a template over the wildcards of each filter.
 _QUESTION_TABLE: Final = {
     "broker": ("MQTT broker", "mqtt://localhost:1883"),
     "topics": ("MQTT topics", "telemetry/{device}/#"),
@@ -105,7 +105,7 @@ def draft_text(answers: Answers, file: Path, head: Mapping[str, str], imported: 
         parts += [] if same_broker else [_fill_keys("[uplink.mqtt]\n", line.broker)]
         for pattern in line.filters:
             parts.append(_fill_keys(route, {"from": pattern, "topic": answers["topic"], "key": _key_template(pattern)}))
-            route = re.sub(r"^#.*\n", "", route, flags=re.MULTILINE)  # said once
+            route = re.sub(r"^#.*\n", "", route, flags=re.MULTILINE)  # comments only once
     return "\n".join(parts)
 
 
@@ -157,9 +157,9 @@ def first_error(text: str, file: Path) -> ConfigError | None:
     return None
 
 
-#: Says what is wrong with an answer; None if nothing is.
+#: Returns the error of an answer; None if it is valid.
 AnswerCheck: TypeAlias = Callable[[str], ConfigError | None]
-#: Asks a person a question in words, with its default, until the answer is right.
+#: Asks the user a question, with its default, until the answer is valid.
 Prompt: TypeAlias = Callable[[str, str, AnswerCheck], str]
 
 
@@ -215,7 +215,7 @@ def write(text: str, file: Path, secrets: Mapping[str, str], *, force: bool) -> 
     """
     contents = {file.parent / name: f"{secret}\n" for name, secret in secrets.items()} | {file: text}
     written_files: list[Path] = []
-    for path, content in contents.items():  # the file last: what it names is there
+    for path, content in contents.items():  # the bridge file last, after the files that it names
         try:
             files.replace_durably(path, content, exclusive=not force)
         except OSError as error:
@@ -263,9 +263,9 @@ def _exists_error(path: Path) -> ConfigError:
 # -- from Mosquitto's configuration ----------------------------------------------------------------------------------
 
 _TLS_SETTINGS: Final = {"ca_file": "bridge_cafile", "cert_file": "bridge_certfile", "key_file": "bridge_keyfile"}
-#: What makes a connection secure; the last one if it is true.
+#: Settings that enable TLS; the last one only with the value true.
 _TLS_INDICATORS: Final = ("bridge_cafile", "bridge_capath", "bridge_psk", "bridge_tls_use_os_certs")
-#: Settings of a connection that are carried over.
+#: Settings of a connection that are imported.
 _IMPORTED_NAMES: Final = {
     *("address", "topic", "remote_username", "remote_password", "bridge_alpn", "bridge_tls_use_os_certs"),
     *_TLS_SETTINGS.values(),

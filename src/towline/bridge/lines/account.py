@@ -19,7 +19,7 @@ from towline.kafka.markers import NO_BATCH
 from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
 
-#: The note of the driver, as that of the sink.
+#: File with the counts of the driver, beside that of the sink.
 SPARK_NOTE: Final = "towline.spark"
 
 
@@ -130,22 +130,22 @@ class AccountPart(NamedTuple):
 class LineAccount:
     """Account of a line: its messages counted by outcome."""
 
-    #: Of its direction: key in JSON → word of each number, in the order of the sum: what came into the line, what is
-    #: where it was to go, everything else, and what waits on disk. And the numbers, by the same keys.
+    #: JSON key -> label of each part, in the order of the sum: received, delivered, other parts, waiting on disk. And
+    #: the counts by the same keys.
     labels: Mapping[str, str]
     counts: Mapping[str, int]
-    #: Which source says what, where they can't all be right; empty when the account adds up.
+    #: Contradictions between sources; empty when the account adds up.
     disagreements: Sequence[str] = ()
-    #: Messages of a batch in work, or of one that no note tells of.
+    #: Messages of an unfinished batch, or of one without a note.
     uncounted: int = 0
-    #: What the guarantee promises and was not kept, or "".
+    #: Guarantee that was violated, or "".
     broken: str = ""
-    #: On some of the numbers, by their keys; and what else stands in JSON.
+    #: Remarks on parts, by their keys; and further JSON keys.
     remarks: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
-    #: Gateways that do not answer, in words; their numbers are those of their last word.
+    #: Texts on unavailable gateways; their counts are from their last status.
     away: tuple[str, ...] = ()
-    #: The line has stopped for good: what its sources say of it is not judged, unless they disagree.
+    #: The line has stopped permanently: only disagreements are reported.
     stopped: bool = False
 
     @classmethod
@@ -237,10 +237,9 @@ def sink_disagreements(counts: Counter[str], given_text: str, others_text: str =
 
 # -- from MQTT to Kafka ------------------------------------------------------------------------------------------------
 
-#: ``undecided``: its ``where`` is null. ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a
-#: crash. ``lost``: given up by its sink, Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a
-#: dedupe key or by an open QoS 2 packet id. ``left_out``: did not come to the sink, in a batch whose reasons nobody
-#: knows. ``arriving``: not yet on disk and not acknowledged.
+#: ``undecided``: ``where`` is null. ``unrouted``: no route matches. ``skipped``: dropped by at_most_once after a crash.
+#: ``lost``: dropped by its sink after the delivery timeout. ``deduplicated``: repeats by dedupe key or open packet id.
+#: ``left_out``: did not reach the sink, in a batch with unknown reasons. ``arriving``: not yet on disk, unacknowledged.
 _UPLINK_PARTS: Final = {
     "received": AccountPart("received", "journal.received"),
     "in_kafka": AccountPart(
@@ -257,7 +256,7 @@ _UPLINK_PARTS: Final = {
     "arriving": AccountPart("arriving", "journal.arriving"),
     "waiting": AccountPart("waiting", "journal.waiting", {"journal.committed": "committed"}),
 }
-#: Why a message did not come to the sink, as its totals say it.
+#: Counts of messages that did not reach the sink, in its totals.
 _NOT_AT_SINK: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
 
 
@@ -274,7 +273,7 @@ def _gateway_counts(status: Mapping[str, Any], span: Span | None) -> Counter[str
     committed_offset = span.end if span else int(status.get("committed", 0))
     end_offset, repeats = int(status.get("end", committed_offset)), int(status.get("deduplicated", 0))
     if AWAY_SINCE in status:
-        end_offset = max(end_offset, committed_offset)  # its last answer is older than the last batch
+        end_offset = max(end_offset, committed_offset)  # its last status is older than the last batch
     # The status is not one instant: rows may become durable between reading `received` and `end`.
     received_count = max(int(status.get("received", end_offset)), end_offset + repeats)
     counted_offset = min(committed_offset, end_offset)
@@ -357,8 +356,8 @@ def _restore_problem(status: Mapping[str, Any], span: Span) -> str:
 
 # -- from Kafka to MQTT ------------------------------------------------------------------------------------------------
 
-#: ``undecided``: their ``where`` is null. ``expired``: not sent, their time was over. ``refused``: the broker does not
-#: take them, the gateway keeps them apart.
+#: ``undecided``: ``where`` is null. ``expired``: not sent before the message expiry. ``refused``: by the broker; the
+#: gateway stores them separately.
 _DOWNLINK_PARTS: Final = {
     "taken": AccountPart("taken", "accepted filtered spark.removed undecided unfit", {"uncounted": "uncounted"}),
     "delivered": AccountPart("delivered", "outbox.delivered", {"outbox.degraded": "at QoS 1, not 2"}),
@@ -382,7 +381,7 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
     outbox: Mapping[str, Any] = gateway["outbox"]
     counts = notes.counts
     counts.update({f"outbox.{name}": count for name, count in outbox.items() if isinstance(count, int)})
-    # The last answer of one that is away is older than the last batch.
+    # An unavailable gateway's last status is older than the last batch.
     counts["accepted"] = max(counts["outbox.accepted"], counts["sent"] if AWAY_SINCE in gateway else 0)
     uncounted = counts["uncounted"] = max(0, counts["accepted"] - counts["sent"])
     # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.

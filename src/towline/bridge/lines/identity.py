@@ -33,28 +33,28 @@ IDENTITY_FILE: Final = "identity.json"
 class Identity:
     """Identity of the line in a state directory."""
 
-    #: Its name when it ran last.
+    #: Name of the line when it last ran.
     line: str
-    #: Its name in Kafka: first part of transactional ids and key of its markers.
+    #: Sink id: prefix of transactional ids and key of the markers.
     sink: str
-    #: 1, and one more for each time it was told to begin again.
+    #: 1, plus one for each reset.
     generation: int = 1
-    #: Id of the streaming query whose checkpoint is its own, and transactions of a batch, when it ran last.
+    #: Id of the streaming query of its checkpoint, and transactions per batch, when it last ran.
     query: str = ""
     parallelism: int = 0
-    #: Where the query of an uplink without a checkpoint begins: the ``gateways`` of a source offset
-    #: (`towline.spark.offsets`); nothing for where each gateway's account stands.
+    #: Start of an uplink's query without a checkpoint: the ``gateways`` of a source offset (`towline.spark.offsets`);
+    #: empty for the committed offset of each gateway.
     places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: The same of a downlink: offsets in Kafka by topic and partition, nothing for where the file says; and the ids of
-    #: their topics, by name.
+    #: Start of a downlink's query: Kafka offsets by topic and partition, empty for ``starting_offsets``; and the topic
+    #: ids by name.
     offsets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    #: By what the last batches were begun: settings, as JSON; of a downlink the broker's largest packet in bytes.
+    #: Settings of the last batches, as JSON; of a downlink the broker's maximum packet size in bytes.
     mapping: str = ""
     packet_limit: int = 0
-    #: Its promise when it ran last; "" before the first start.
+    #: Guarantee when it last ran; "" before the first start.
     guarantee: str = ""
-    #: Where its MQTT session may be.
+    #: Brokers that may have its MQTT session.
     brokers: tuple[str, ...] = ()
 
     @classmethod
@@ -147,7 +147,7 @@ def assign_identities(bridge: Bridge) -> list[str]:
             former or Identity.of_new_line(bridge.name, line.name),
             {saved_identity.sink for saved_identity in identities.values()},
         )
-        if not former and identity.sink in used_sinks:  # of another line since it began again
+        if not former and identity.sink in used_sinks:  # of another line that was reset
             identity = identity.reset(used_sinks)
         if identity.line != line.name:
             notes.append(f'line "{line.name}" was "{identity.line}": it continues there, as sink "{identity.sink}"')
@@ -204,9 +204,9 @@ def _refuse_copied(state_dir: Path, names: Iterable[str], saved: Mapping[str, Id
 
 
 LINE_FILE: Final = "line.json"
-#: One topic a line; in the bridge's state directory, because it outlives the lines that wrote to them.
+#: One topic per text line; in the bridge's state directory, so that it outlives its lines.
 TOPICS_FILE: Final = "dead-letter-topics"
-#: Directories of a gateway's journals: what came in, what is to be sent, what the broker refused.
+#: Directories of a gateway's journals: received, to be sent, refused by the broker.
 JOURNAL_DIRECTORIES: Final = ("inbox", "outbox", "refused")
 _LINE_ADAPTER: Final[TypeAdapter[Uplink | Downlink]] = TypeAdapter(Uplink | Downlink)
 
@@ -253,7 +253,7 @@ class RemovedLine:
 def removed_lines(bridge: Bridge) -> list[RemovedLine]:
     """Return the removed lines that still have messages on this machine, or a session at a broker."""
     directories, names = [], {line.name for line in bridge.lines}
-    with contextlib.suppress(OSError):  # no state yet; who may not look is told so by whoever asks
+    with contextlib.suppress(OSError):  # no state yet; the caller reports missing permissions
         directories = [p for p in sorted(bridge.state_dir.iterdir()) if p.name not in names]
     directories = [p for p in directories if any((p / name).exists() for name in (IDENTITY_FILE, *JOURNAL_DIRECTORIES))]
     line_journals = {_journal_id(line.gateway.state_dir) for line in bridge.lines if directories}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: Addresses that stand for all of a machine's.
+#: Addresses for all interfaces.
 _WILDCARD_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
 
 LineT = TypeVar("LineT", bound=AnyLine)
@@ -33,11 +33,11 @@ LineT = TypeVar("LineT", bound=AnyLine)
 class LineQuery(ABC, Generic[LineT]):
     """Query of a line: start, and counts of its batches."""
 
-    #: What weakens the line's promise since its `start`, or has cost something: a line each.
+    #: Notes on what weakened the guarantee, or was lost, since `start`.
     remarks: tuple[str, ...] = ()
-    #: It finishes the batch that was begun, and ends.
+    #: The query completes the unfinished batch, and ends.
     _finish_only = False
-    #: What its batches are made by, as the identity has it before there is one; "" where that has it already.
+    #: Mapping of its batches, to be saved in the identity before the first one; "" if it is saved already.
     _mapping = ""
 
     def __init__(self, bridge: Bridge, line: LineT) -> None:
@@ -57,7 +57,7 @@ class LineQuery(ABC, Generic[LineT]):
         writer = writer.queryName(line.name).option("checkpointLocation", str(line.checkpoint))
         with _temporary_conf(spark, self._spark_conf()):
             query = writer.trigger(**self._trigger()).start()
-        try:  # a query that went on unknown to its runner would keep its successor from starting
+        try:  # a query unknown to its runner would block the next start
             identity.update(line.gateway.state_dir, query=str(query.id))
             checkpoint.sync()  # else a power failure could leave an identity without its checkpoint
         except BaseException:
@@ -84,7 +84,7 @@ class LineQuery(ABC, Generic[LineT]):
         last_line = last_line.model_copy(update={"parallelism": identity.parallelism or last_line.parallelism})
         if (
             summary.all_committed or resume_step(last_line, identity, summary) is ResumeStep.NEW_CHECKPOINT
-        ):  # the batch is written again, or given up
+        ):  # the batch is rewritten, or dropped
             return self._with_mapping(line, mapping)
         query = self._with_mapping(last_line, "" if identity.mapping else mapping)
         if last_line != line:
@@ -101,7 +101,7 @@ class LineQuery(ABC, Generic[LineT]):
     def _line_of_last_batch(self, mapping: str) -> LineT | None:
         """Return the line with the settings of its last batches, from its identity; None if they are refused now."""
 
-    def _line_of_next_batch(self, identity: Identity) -> tuple[LineT, str]:  # noqa: ARG002 - an uplink's own asks
+    def _line_of_next_batch(self, identity: Identity) -> tuple[LineT, str]:  # noqa: ARG002 - used by uplinks
         """Return the line with the settings of its next batches, and the mapping to save in its identity before."""
         return self.line, ""
 
@@ -114,7 +114,7 @@ class LineQuery(ABC, Generic[LineT]):
 
     def _trigger(self) -> dict[str, Any]:
         """Return the arguments of `DataStreamWriter.trigger`."""
-        seconds = getattr(self.line, "trigger_interval_s", 0.0)  # the source of an uplink says when one begins
+        seconds = getattr(self.line, "trigger_interval_s", 0.0)  # the source of an uplink decides
         return {"once": True} if self._finish_only else {"processingTime": f"{seconds:g} seconds"}
 
     def _spark_conf(self) -> dict[str, str]:

@@ -28,12 +28,12 @@ from towline.guarantee import Guarantee, policy
 from towline.kafka.admin import saved_topic_ids
 from towline.spark.offsets import JournalPosition, positions_at
 
-#: Of the checkpoints that were replaced, so many are kept.
+#: Number of former checkpoints to keep.
 _MAX_FORMER_CHECKPOINTS: Final = 3
-#: Their names: the generation, and nanoseconds where that was taken. Other names are a person's.
+#: Their names: the generation, and nanoseconds if that name exists. Other names belong to the user.
 _FORMER_NAME: Final = re.compile(r"checkpoint\.(\d+)(?:\.(\d{15,}))?")
 
-#: The form of the offset log that Spark 4 writes unless told otherwise, and that is read here (OffsetSeqLog.VERSION).
+#: Version of the offset log that Spark 4 writes by default (OffsetSeqLog.VERSION).
 _LOG_VERSION: Final = "v1"
 
 
@@ -68,7 +68,7 @@ class ServedJournal(NamedTuple):
 
 
 _RESTORE_NEWEST: Final = "Bring back the newest state directory"
-#: Code, what does not belong together, and the first way out.
+#: Code, problem, and the first remedy.
 Mismatch: TypeAlias = tuple[str, str, str]
 
 
@@ -105,11 +105,11 @@ def _remedy(error: TowlineError) -> str:
 class ResumeStep(Enum):
     """Step with which a checked query resumes."""
 
-    #: With its checkpoint, as it was.
+    #: With the same checkpoint.
     CONTINUE = "continues"
-    #: With a new checkpoint, exactly behind the last batch that is done.
+    #: With a new checkpoint, exactly behind the last committed batch.
     NEW_CHECKPOINT = "begins a new checkpoint behind the last batch"
-    #: With its checkpoint, because that holds what repeats are recognised by, and new markers.
+    #: With the same checkpoint, since it has the dedupe keys, and new markers.
     NEW_SINK = "continues with its checkpoint, under a new sink id"
 
 
@@ -120,13 +120,13 @@ def _has_markers(line: AnyLine, identity: Identity) -> bool:
 
 def resume_step(line: AnyLine, identity: Identity, checkpoint: CheckpointSummary) -> ResumeStep:
     """Return the step that changed settings need, if nothing mismatches."""
-    # What keeps state on the way down is the user's own transform.
+    # On a downlink only the user's transform may keep state.
     needs_state = line.dedupe_window is not None if isinstance(line, Uplink) else checkpoint.stateful
     # Spark refuses a checkpoint with state that the query has no use for, or without what it needs. A query that has
     # not finished a batch has no state yet, and can begin any.
     if needs_state != checkpoint.stateful and (checkpoint.stateful or checkpoint.committed_batch is not None):
         return ResumeStep.NEW_CHECKPOINT
-    # Each transaction of a batch has a marker of its own; without transactions the number of writers stands nowhere.
+    # Each transaction of a batch has a marker of its own; without transactions the number of writers is not stored.
     has_markers = _has_markers(line, identity)
     rescaled = has_markers and identity.parallelism not in (0, line.parallelism)
     needs_markers = policy(line.guarantee).transactions and not has_markers  # there is no marker of the last batch
@@ -138,7 +138,7 @@ def resume_step(line: AnyLine, identity: Identity, checkpoint: CheckpointSummary
     return ResumeStep.NEW_SINK if keeps_checkpoint else ResumeStep.NEW_CHECKPOINT
 
 
-#: Makes a batch the last one that counts as written by a sink: identity, batch.
+#: Sets the markers of a sink so that a batch counts as its last one: identity, batch.
 SetMarkers = Callable[[Identity, int], None]
 
 
@@ -167,7 +167,7 @@ def check_resume(
         raise start_refusal(line, file, code, problem, remedy)
     next_step = resume_step(line, identity, checkpoint)
     replaces = next_step is ResumeStep.NEW_CHECKPOINT
-    if replaces and not checkpoint.all_committed and _has_markers(line, identity):  # another sink would write it again
+    if replaces and not checkpoint.all_committed and _has_markers(line, identity):  # another sink would rewrite it
         problem = f"batch {checkpoint.planned_batch} was begun, and by other settings than these"
         raise start_refusal(line, file, "TL-C210", problem, "Set dedupe as it was until the batch is done")
     if next_step is not ResumeStep.CONTINUE:
@@ -183,7 +183,7 @@ def check_resume(
         set_markers(new_identity, checkpoint.committed_batch)
     new_identity = replace(new_identity, guarantee=line.guarantee.value, parallelism=line.parallelism)
     if new_identity != identity:
-        new_identity.save(line.gateway.state_dir)  # before there is a batch that was begun so
+        new_identity.save(line.gateway.state_dir)  # before the first batch with these settings
     return new_identity
 
 
@@ -206,13 +206,13 @@ def journal_refusal(line: AnyLine, file: Path | str, exc: TowlineError) -> Towli
     return start_refusal(line, file, "TL-B24", problem, _remedy(exc)) if exc.code in INBOX_MISMATCH_CODES else None
 
 
-#: What beginning again may cost.
+#: Possible cost of a reset.
 _COST: Final = {
     "at_most_once": "what waits on disk is dropped",
     "at_least_once": "what the last batch held may come twice",
     "exactly_once": "what the last batch held may come twice, this once",
 }
-#: The account of another journal knows nothing of what was carried meanwhile.
+#: Another journal does not know which messages were delivered meanwhile.
 _COPY_COST: Final = "what waits in this journal is delivered, what was delivered before a second time"
 
 
@@ -234,10 +234,10 @@ def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:
     continues_move = bool(backups) and not Checkpoint(str(line.checkpoint)).query_id
     former_checkpoint = backups[-1] if continues_move else line.checkpoint
     summary, logs = read_checkpoint(former_checkpoint), Checkpoint(str(former_checkpoint))
-    # A batch that was begun with at_most_once is given up, whatever the line promises now.
+    # A batch that was begun with at_most_once is dropped, whatever the guarantee is now.
     may_repeat = policy(line.guarantee).replays_batches and policy(former_guarantee(line, identity)).replays_batches
     batch = summary.committed_batch if may_repeat else summary.planned_batch
-    # Without a batch it begins where it began before, which "latest" would not say; of a lost one that is not known.
+    # Without a batch the start is the former one, which "latest" would miss; of a lost checkpoint it is unknown.
     start_positions = identity.places if identity.query in ("", summary.query_id) else {}
     new_identity = identity.reset(
         sink_ids(line.gateway.state_dir),

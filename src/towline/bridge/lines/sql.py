@@ -66,13 +66,13 @@ def _null_on_error(column: Column) -> Column:
 
 # -- of the routes of an uplink ---------------------------------------------------------------------------------------
 
-#: Whether a message was taken in whole; nobody who writes a condition or a key is asked about another
-#: (`towline.mqtt.truncated`). No payload of MQTT is null.
+#: Whether a message is not truncated (`towline.mqtt.truncated`): only such ones are evaluated by conditions and keys.
+#: No payload of MQTT is null.
 _NOT_TRUNCATED: Final = "payload IS NOT NULL"
-#: What makes two messages the same: topic, key, and for those without a key the offset, which no other has. The topic,
-#: because a device may write any key: on its own topics, which the broker guards, it can only drop its own [I13].
+#: Columns that identify a repeat: topic, key, and without a key the unique offset. The topic, since a device may write
+#: any key: on its own topics, which the broker guards, it can only drop its own messages [I13].
 DEDUPE_COLUMNS: Final = ("topic", DEDUPE, "towline_unique")
-#: The key of the record, or its MQTT topic: what tells which of several writers has a message.
+#: The key of the record, or its MQTT topic: it selects the writer of a message.
 _WRITER_COLUMN: Final = "towline_writer"
 
 
@@ -170,7 +170,7 @@ class RouteSql:
 
         Where repeats are dropped `frame` has `EVENT_TIME` too.
         """
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `evaluated`
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `with_sql_columns`
 
         frame = self.with_sql_columns(frame, tolerant=tolerant)
         if self._window is not None:
@@ -269,7 +269,7 @@ def _notice_columns(notice: FailureNotice | None) -> Iterator[tuple[str, str]]:
 
 def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkSection) -> DataFrame:
     """Render the messages in a Python task, beside the fields that the notice's SQL names."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply`
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply_downlink_sql`
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
 
@@ -280,7 +280,7 @@ def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkSecti
     def render(rows: pa.Array) -> pa.Array:
         return message_table(message_config).render(pa.RecordBatch.from_struct_array(rows)).to_struct_array()
 
-    functions: Any = F  # arrow_udf is not in their list of names
+    functions: Any = F  # arrow_udf is missing in the stubs
     column = functions.arrow_udf(render, result_type)(F.struct(*inputs.columns)).alias("made")
     return frame.select(*section.fields, column).select("made.*", *section.fields)
 

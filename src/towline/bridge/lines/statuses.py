@@ -17,7 +17,7 @@ from towline.gateway.access import ACCESS_ERROR_CODES, ClientAccess
 from towline.gateway.client import GatewayClient
 from towline.spark.link import GatewayAddress
 
-#: How long a gateway is waited for, in seconds; the query tries again afterwards.
+#: Time to wait for a gateway, in seconds; the query retries afterwards.
 _ANSWER_TIMEOUT_S: Final = 20.0
 
 #: By topic and partition.
@@ -33,9 +33,9 @@ class CheckpointSummary:
     #: Newest batch in the offset log, and in the commit log; None when there is none.
     planned_batch: int | None = None
     committed_batch: int | None = None
-    #: Whether the checkpoint holds state, which is what repeats are recognised by.
+    #: Whether the checkpoint has state, such as dedupe keys.
     stateful: bool = False
-    #: First line of the newest planned batch in the offset log; "" when there is none.
+    #: Version of the newest entry in the offset log; "" when there is none.
     log_version: str = ""
 
     @property
@@ -78,9 +78,9 @@ def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:
     return kafka_offsets_in([logs.kafka_start_offsets()] if batch is None else logs.offsets(batch))
 
 
-#: Key of a gateway that does not answer: since when, in seconds since 1970.
+#: Key of an unavailable gateway: start of the outage, in seconds since 1970.
 AWAY_SINCE: Final = "away_since"
-#: Summed over gateways; what one does not tell is nothing.
+#: Summed over gateways; a missing key counts as 0.
 _SUMMED_KEYS: Final = (
     "received",
     "journaled",
@@ -165,7 +165,7 @@ def combine_statuses(
         if isinstance(answer, GatewayError):
             name, status = previous_parts.get(endpoint, (endpoint, {}))
             away_since = status.get(AWAY_SINCE) or (time.time() if now is None else now)
-            is_refused = answer.code in ACCESS_ERROR_CODES  # only a person can end that
+            is_refused = answer.code in ACCESS_ERROR_CODES  # only the user can fix that
             problem, remedy = with_file_keys(answer.problem), with_file_keys(answer.remedy) if is_refused else ""
             code = answer.code if is_refused else "TL-G54"
             parts[name] = {**status, "at": endpoint, AWAY_SINCE: away_since, "why": problem, "do": remedy, "code": code}

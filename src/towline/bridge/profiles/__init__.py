@@ -25,7 +25,7 @@ from towline.errors import ConfigError, did_you_mean
 from towline.validation import SettingsModel
 
 _PROFILES_DIRECTORY: Final = Path(__file__).parent
-#: Keys whose texts are Spark SQL, beside all below ``fields``.
+#: Keys with Spark SQL, beside all below ``fields``.
 _SQL_KEYS: Final = frozenset({"where", "reject", "sql", "header_map"})
 _BASIC_TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
     "text": (str, ""),
@@ -152,7 +152,7 @@ class Profile:
         profile_table = self._expand(self.document.raw[kind][index], (kind, index), values)
         if {**profile_table, **line_table}.get(
             "guarantee"
-        ) != "exactly_once":  # only then a route can promise less than its line
+        ) != "exactly_once":  # only such a line has routes with a weaker promise
             for table in (profile_table.get("common", {}), *profile_table.get("route", ())):
                 table.pop("promise", None)
         return _merge_tables(line_table, profile_table)
@@ -232,7 +232,7 @@ def find_profile(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
     """
     path, _, line_name = name.partition("#")
     is_path = path.endswith(".toml")
-    expanded_path = os.path.expanduser(path)  # noqa: PTH111 - where a home is not known, the path as it is: it can't be read
+    expanded_path = os.path.expanduser(path)  # noqa: PTH111 - leaves the path of an unknown home as it is
     files = (Profile(directory / expanded_path),) if is_path else shipped_profiles()
     lines = {line.name: (profile, n) for profile in files for n, line in enumerate(getattr(profile.content, kind))}
     wanted_name = line_name or next(iter(lines), "") if is_path else name
@@ -249,7 +249,7 @@ def merge_profiles(document: Document, directory: Path) -> None:
         lines = document.raw.get(kind)
         for index, line_table in enumerate(lines if isinstance(lines, list) else ()):
             if isinstance(line_table, dict) and "profile" in line_table:
-                with suppress(ConfigError):  # it is told where the file is read
+                with suppress(ConfigError):  # reported where the file is read
                     profile, profile_index = find_profile(directory, kind, str(line_table["profile"]))
                     document.raw[kind][index] = _merge_tables(line_table, profile.document.value((kind, profile_index)))
                     _include_locations(document, (kind, index), line_table, profile.document, (kind, profile_index))
