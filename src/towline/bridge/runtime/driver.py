@@ -94,7 +94,7 @@ class LineRunner:
 
     def __init__(self, driver: Driver, query: LineQuery[Any]) -> None:
         self._driver = driver
-        #: Query of the line's current settings, and the query that was started last (`LineQuery.in_force`).
+        #: Query of the line's current settings, and the query that was started last (`LineQuery.query_to_start`).
         self._configured_query = self._started_query = query
         self._name = query.line.name
         self._backoff = Backoff()
@@ -201,11 +201,7 @@ class LineRunner:
         self._backoff.reset()
 
     def stop(self, deadline: float) -> None:
-        """Stop the query between two batches, or just after a commit, until `replace_query` starts another.
-
-        Args:
-            deadline: On `time.monotonic`; a batch that runs then is interrupted.
-        """
+        """Stop the query between two batches, or at `deadline` (`time.monotonic`), until `replace_query` is called."""
         self.start_at = math.inf
         if (query := self._streaming_query) is not None:
             self._poll_progress(query)
@@ -293,19 +289,14 @@ class Driver:
         while not self._commands.empty():
             command = self._commands.get()
             if "hold" in command:
-                if runner := self._runners.get(
-                    command["hold"]
-                ):  # else its query failed permanently before this process
+                # None after a permanent failure before this process.
+                if runner := self._runners.get(command["hold"]):
                     runner.stop(time.monotonic() + HOLD_TIMEOUT_S)
                 self.report("held", line=command["hold"])
             elif "judge" in command:
                 lines = tuple(_LINE_ADAPTER.validate_python(fields) for fields in command["judge"])
                 errors_by_line = sqlcheck.check_sql(self.bridge.model_copy(update={"lines": lines}), self.spark)
-                errors = [
-                    (error.code, error.location, error.problem, error.remedy)
-                    for line_errors in errors_by_line.values()
-                    for error in line_errors.errors()
-                ]
+                errors = [error.args for line_errors in errors_by_line.values() for error in line_errors.errors()]
                 self.report("judged", of=command["of"], mistakes=errors)
             else:
                 self._replace_line(_LINE_ADAPTER.validate_python(command["take"]))
@@ -354,9 +345,8 @@ def main() -> int:
     try:
         driver = Driver(bridge, reports)
     except Exception as error:
-        reports.send(
-            "jvm", text=failure_reason(error, "spark", "the session did not start").text.removeprefix("spark: ")
-        )
+        failure = failure_reason(error, "spark", "the session did not start")
+        reports.send("jvm", text=failure.text.removeprefix("spark: "))
         raise
     signal.signal(signal.SIGTERM, lambda *_: driver.stopping.set())
     return driver.run(sys.stdin)

@@ -45,7 +45,7 @@ _PYTHON_ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpecte
 _EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
 #: Data loss in Spark's Kafka source (4.2 to 4.3), which has no error class for it.
 _DATA_LOSS = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
-#: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint (`look_at_topics`).
+#: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint (`check_topics`).
 _TOPIC_GONE = re.compile(
     r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed"
 )
@@ -55,13 +55,7 @@ MAX_TEXT_CHARS = 300
 
 
 class FailureReason(NamedTuple):
-    """Failure of a query or session.
-
-    Attributes:
-        code: ``TL-…``.
-        text: One line, with the code at its end.
-        permanent: A retry would fail in the same way.
-    """
+    """Failure: its code, one line of text with the code at the end, and whether a retry would fail in the same way."""
 
     code: str
     text: str
@@ -71,10 +65,7 @@ class FailureReason(NamedTuple):
 def failure_reason(error: BaseException | str, location: str, summary: str = "the query failed") -> FailureReason:
     """Return the code and text of a failure, and whether it is permanent.
 
-    Args:
-        error: Exception, or its text.
-        location: Location of an error that is not a `TowlineError` (TL-B01), such as ``line "x"``.
-        summary: Beginning of the text of such an error.
+    `location` and `summary` are for an error that is not a `TowlineError` (TL-B01).
     """
     if isinstance(error, TowlineError):
         return FailureReason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))

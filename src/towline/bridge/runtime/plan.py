@@ -298,15 +298,9 @@ def _uplink_warnings(line: Uplink, document: Document) -> Iterator[str]:
         )
     for number, route in enumerate(line.routes, start=1):
         if route.topic.fields and route.fallback_topic is None and line.dead_letter_topic is None:
-            yield (
-                f"route {number} takes its topic from the message and has neither fallback nor dead letters: "
-                "a name that is not legal or not allowed stops the line."
-            )
+            yield f"route {number} has neither fallback nor dead letters: an illegal or forbidden topic stops the line."
         if route.dedupe is None and line.dedupe_window:
-            yield (
-                f"route {number} drops no repeats, and yet its messages pass through the state store of those that do. "
-                "Give it a line of its own."
-            )
+            yield f"route {number} drops no repeats, but its messages pass the state store. Give it a line of its own."
     yield from _share_warnings(line, document)
 
 
@@ -319,15 +313,12 @@ def _share_warnings(line: Uplink, document: Document) -> Iterator[str]:
             yield f'of "{pattern_text}" only what the members\' filters take is received; the rest comes to nobody.'
     if line.share_way is ShareMethod.SUBSCRIPTION:
         yield 'the order of a device\'s messages is not kept: any member gets them (share = "subscription").'
-        yield "what the broker has queued for a member that is away waits in its session, and is given to no other."
+        yield "messages queued for an unavailable member wait in its session; no other member gets them."
         yield "a shared subscription brings no retained messages."
         if line.dedupe_window:
             yield "repeats may come to different members; one query that reads all of them drops them all the same."
     if line.share_way and line.gateway.receipts is not None:
-        yield (
-            "receipts: each member knows its own messages alone; a publisher whose messages come to several members "
-            "never has all its receipts, and goes on sending."
-        )
+        yield "receipts: a publisher whose messages come to several members never has all its receipts, and resends."
 
 
 def _downlink_warnings(line: Downlink) -> Iterator[str]:

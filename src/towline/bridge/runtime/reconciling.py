@@ -90,12 +90,7 @@ def _marker_store(bridge: Bridge, line: AnyLine, identity: Identity, timeout_s: 
 
 
 def compare_markers(sink_totals: BatchTotals | None, markers: Mapping[int, Marker | None], sink: str) -> dict[str, Any]:
-    """Compare the totals of a sink's markers with the totals in its checkpoint.
-
-    Args:
-        sink_totals: Totals of the sink, read before the markers; None for a sink without a batch.
-        markers: Marker of each partition.
-        sink: ``<sink id>/<partitions>``.
+    """Compare the totals of a sink's markers with its checkpoint's, read before; `sink` is ``<id>/<partitions>``.
 
     Returns:
         ``rows`` and ``dead_lettered`` of the markers, ``noted_rows`` and ``noted_dead_lettered`` of the sink, if known;

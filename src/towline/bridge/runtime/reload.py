@@ -300,7 +300,7 @@ class Reloader:
             raise self._timeout_error("the queries were not stopped between two batches")
 
     def _record_identities(self, bridge: Bridge) -> None:
-        """Write identity and settings of each line to disk, as a start does. Raises as `settle`."""
+        """Write identity and settings of each line to disk, as a start does. Raises as `assign_identities`."""
         for text in assign_identities(bridge):
             self.state.add_event(text)
         record_lines(bridge)

@@ -41,14 +41,8 @@ _DOWN_IDLE_S: Final = 1.0
 def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, discard: bool = False) -> str:
     """Deliver the waiting messages of a line of this or a former file, end its session and remove its directory.
 
-    No bridge may run meanwhile.
-
-    Args:
-        bridge: Bridge of the state directory.
-        name: Name of the line.
-        screen: Output of the events.
-        idle_s: Seconds without a message after which a session counts as empty.
-        discard: Drop the waiting messages and those of the session instead.
+    No bridge may run meanwhile. A session without a message for `idle_s` seconds counts as empty. With `discard` the
+    waiting messages and those of the session are dropped instead.
 
     Raises:
         ConfigError: TL-B10, a bridge runs; TL-B38, TL-G57, the line can't be drained; TL-C73, there is no such line.

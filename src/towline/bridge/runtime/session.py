@@ -184,10 +184,7 @@ def session_settings(bridge: Bridge) -> dict[str, str]:
 
 
 def check_master(master: str) -> None:
-    """Check that a standalone master accepts connections: Spark tries for a minute, and then reports a stopped context.
-
-    Args:
-        master: URL of the master; of several masters one is enough. Other kinds of master are not checked.
+    """Check that one standalone master of a URL accepts connections: Spark itself tries for a minute.
 
     Raises:
         SetupError: TL-S34, no master answers.

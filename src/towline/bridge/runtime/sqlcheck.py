@@ -23,7 +23,7 @@ from towline.validation import SettingsModel
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Columns of Spark's Kafka source (`towline.bridge.messages.COLUMNS`).
+#: Columns of Spark's Kafka source (`towline.bridge.messages.KAFKA_COLUMNS`).
 _KAFKA_SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
@@ -36,13 +36,7 @@ _ERROR_MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")
 
 
 def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = None) -> dict[str, FileErrors]:
-    """Return the SQL errors of each line (TL-C74).
-
-    Args:
-        bridge: The bridge to check.
-        spark: Session of the bridge.
-        shown_path: Path of the file in the errors; its absolute path by default.
-    """
+    """Return the SQL errors of each line (TL-C74); `shown_path` is the file's path in them, by default absolute."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - loads Spark, which towline check does not need
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.logger import PySparkLogger  # noqa: PLC0415

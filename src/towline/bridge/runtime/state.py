@@ -182,12 +182,7 @@ class LineView:
 class BridgeState:
     """State of a running bridge: views of all lines, Spark, Kafka and events; written by the supervisors' threads.
 
-    Args:
-        name: Name of the bridge.
-        state_dir: Its state directory; the last statuses of gateways are read from its ``bridge.json``.
-        lines: Direction of each line, by name.
-        insecure: Result of `towline.kafka.clientconfig.insecure_settings`.
-        file: Bridge file; `towline status` reports a change of it.
+    The last statuses of gateways are read from a former ``bridge.json``. `lines` has the direction of each line.
     """
 
     def __init__(
@@ -199,12 +194,9 @@ class BridgeState:
         file: Path | None = None,
     ) -> None:
         self.lock = threading.RLock()
-        self.name = name
-        self.spark = "starting"
-        self.spark_restarts = 0
-        self.kafka = "unknown"
+        self.name, self.spark, self.spark_restarts = name, "starting", 0
+        self.kafka, self.kafka_insecure = "unknown", list(insecure)
         self.kafka_error: str | None = None
-        self.kafka_insecure = list(insecure)
         self.lines: dict[str, LineView] = {}
         self._path = state_dir / BRIDGE_FILE
         #: The bridge file, and the SHA-256 of its running version.
@@ -280,7 +272,7 @@ def file_digest(file: Path) -> str | None:
 
 
 def read_state(state_dir: Path) -> dict[str, Any] | None:
-    """Return the content of ``bridge.json``; None if it is missing or has another form. Raises as `text_of`."""
+    """Return the content of ``bridge.json``; None if it is missing or has another form. Raises as `read_state_file`."""
     try:
         values = json.loads(read_state_file(state_dir / BRIDGE_FILE) or "")
     except ValueError:
@@ -292,11 +284,7 @@ def read_state(state_dir: Path) -> dict[str, Any] | None:
 
 
 def pause(directory: Path, by: str = "") -> bool:
-    """Pause a line durably; return False if it was paused before, and leave that pause unchanged.
-
-    Args:
-        directory: Directory of the line.
-        by: Name to show; by default the user of this process.
+    """Pause a line durably, by default as this process's user; return False if it was paused before, without a change.
 
     Raises:
         ConfigError: TL-C25, the directory can't be used; TL-J23, it belongs to another user.

@@ -62,10 +62,7 @@ def collect_status(
 ) -> dict[str, Any]:
     """Return the status of a bridge: each gateway's answer and the last ``bridge.json``; Spark is not needed.
 
-    Args:
-        state_dir: State directory of the bridge.
-        lines: Names of lines; by default those of ``bridge.json``.
-        client_ids: Client ids of each line in the file (`wanted_clients`).
+    The lines are by default those of ``bridge.json``; their client ids those of the file (`configured_client_ids`).
 
     Raises:
         ConfigError: TL-B11, no bridge has ever run there.
@@ -78,38 +75,30 @@ def collect_status(
     names = lines or list(state["lines"])
     is_alive = is_bridge_alive(state)
     running = is_alive and time.time() - float(state.get("updated", 0)) < MAX_STATUS_AGE_S
+    ids, bridge_file = client_ids or {}, state.get("file") or {}
+    has_changed = running and bool(bridge_file) and file_digest(Path(bridge_file["path"])) != bridge_file["sha256"]
     return {
         **{name: state.get(name) for name in ("bridge", "version", "revision", "pid", "updated", "kafka_error")},
         "state_dir": str(state_dir),
         "running": running,
         "silent": is_alive and not running,
-        "file": (bridge_file := state.get("file") or {}).get("path"),
+        "file": bridge_file.get("path"),
         "reload": state.get("outcomes", {}).get("", {}),
-        "file_changed": running
-        and bool(bridge_file)
-        and file_digest(Path(bridge_file["path"])) != bridge_file["sha256"],
+        "file_changed": has_changed,
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
         "kafka_insecure": state.get("kafka_insecure", []),
-        "lines": {
-            name: _line_status(state_dir / name, state, (client_ids or {}).get(name), running=running) for name in names
-        },
+        "lines": {name: _line_status(state_dir / name, state, ids.get(name), running=running) for name in names},
     }
 
 
 def collect_bridge_status(bridge: Bridge) -> dict[str, Any]:
     """Return the status of the lines of a bridge file, and of removed lines whose state still exists."""
     client_ids = {line.name: configured_client_ids(line) for line in bridge.lines}
-    leftovers = [
-        {
-            "line": leftover.directory.name,
-            "text": str(leftover.error),
-            "waiting": leftover.waiting_messages,
-            "sessions": leftover.client_ids,
-            "elsewhere": leftover.remote_gateways,
-        }
-        for leftover in removed_lines(bridge)
-    ]
+    leftovers = []
+    for line in removed_lines(bridge):
+        counts = {"waiting": line.waiting_messages, "sessions": line.client_ids, "elsewhere": line.remote_gateways}
+        leftovers.append({"line": line.directory.name, "text": str(line.error), **counts})
     status = collect_status(bridge.state_dir, [*client_ids], client_ids)
     return {**status, "left": leftovers, "former_dead_letter_topics": former_dead_letter_topics(bridge)}
 

@@ -145,9 +145,8 @@ class Supervisor:
                 source_error = error  # of downlinks; uplinks need no jar
             if not source_error and (jars := source_description(bridge)):
                 self._screen.print_event(jars)
-            if not any(
-                line.gateway.drain_s is not None for line in bridge.lines
-            ):  # else the line is being retired (`retiring`)
+            is_retiring = any(line.gateway.drain_s is not None for line in bridge.lines)
+            if not is_retiring:
                 for text in (*assign_identities(bridge), *removed_line_notes(bridge)):
                     self._screen.print_event(text)
                 record_lines(bridge)
