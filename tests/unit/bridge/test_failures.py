@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.spark_texts import DATA_LOSS, TOPICS_GONE
-from towline.bridge.runtime.failures import NO_JVM, failure_reason
+from towline.bridge.runtime.failures import failure_reason
 from towline.errors import KafkaError
 
 #: What follows the exception of a query that ended: its plan names what the line's SQL could raise.
@@ -36,72 +36,36 @@ class AnalysisException(Exception):
     """PySpark's, as far as its name counts."""
 
 
-def test_our_own_line_is_found_in_sparks_traces() -> None:
-    text = (
-        "[STREAM_FAILED] Query [id = 1] terminated: Job aborted\n  File x\n"
-        "towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]\n\tat org.apache"
-    )
-    why = failure_reason(RuntimeError(text), "x")
-    assert (why.code, why.text, why.permanent) == (
-        "TL-K01",
-        "k1:9092: no server answered. Trying again.   [TL-K01]",
-        False,
-    )
+OWN_TRACE = """[STREAM_FAILED] Query [id = 1] terminated: Job aborted
+  File x
+towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]
+	at org.apache"""
+UNRESOLVED = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703;\nplan"
 
 
-def test_our_own_error_stays_itself() -> None:
-    why = failure_reason(KafkaError("TL-K01", "k", "gone"), "x")
-    assert (why.code, why.text) == ("TL-K01", "k: gone.   [TL-K01]")
-
-
-def test_configuration_is_permanent() -> None:
-    assert failure_reason("x: y. z   [TL-C44]", "x").permanent
-
-
-def test_sparks_errors_keep_their_first_sentence() -> None:
-    why = failure_reason(
-        AnalysisException(
-            "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703;\nplan"
+@pytest.mark.parametrize(
+    ("error", "code", "text", "permanent"),
+    [
+        (RuntimeError(OWN_TRACE), "TL-K01", "k1:9092: no server answered. Trying again.   [TL-K01]", False),
+        (KafkaError("TL-K01", "k", "gone"), "TL-K01", "k: gone.   [TL-K01]", False),
+        ("x: y. z   [TL-C44]", "TL-C44", "x: y. z   [TL-C44]", True),
+        (AnalysisException(UNRESOLVED), "TL-C74", "l: Spark does not understand the line's SQL: A column `x`", True),
+        (
+            RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"),
+            "TL-B01",
+            "l: the query failed: java.lang.Ou",
+            False,
         ),
-        "l",
-    )
-    assert why.permanent
-    assert why.code == "TL-C74"
-    assert "`x` cannot be resolved" in why.text
-    other = failure_reason(RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"), 'line "l"')
-    assert other.text.startswith('line "l": the query failed: java.lang.OutOfMemoryError: heap.')
-    assert not other.permanent
-    assert "\n" not in failure_reason(RuntimeError(""), "l").text
-
-
-#: What Spark 4.3.0 says when a sink's `write`, its `streamWriter`, or a source's `latestOffset` raises TimeoutError().
-TRACES = {
-    "[PYTHON_EXCEPTION] An exception was thrown from the Python worker": """
-  File "/p/bad.py", line 7, in write
-    raise TimeoutError()
-""",
-    "[PYTHON_DATA_SOURCE_ERROR] Failed to initialize Python data source writer": """
-  File "/p/bad.py", line 13, in streamWriter
-    if self.options.get("where")=="driver": raise TimeoutError()
-                                            ^^^^^^^^^^^^^^^^^^^^
-""",
-    "[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform latestOffset": """
-  File "/p/pyspark/sql/streaming/python_streaming_source_runner.py", line 281, in main
-  File "/p/bad.py", line 18, in latestOffset
-    def latestOffset(self, *a): raise TimeoutError()
-                                ^^^^^^^^^^^^^^^^^^^^
-""",
-}
-
-
-@pytest.mark.parametrize("said", TRACES)
-def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) -> None:
-    trace = f"Traceback (most recent call last):{TRACES[said]}TimeoutError\n SQLSTATE: 38000 SQLSTATE: XXKST"
-    head = "[STREAM_FAILED] Query [id = d3942f10, runId = f0cbe912] terminated with exception: "
-    why = failure_reason(RuntimeError(f"{head}{said}: {trace}{PLAN}"), 'line "x"')
-    condition = said.partition("]")[0].removeprefix("[")
-    assert why.text.startswith(f'line "x": the query failed: {condition} TimeoutError. See')
-    assert failure_reason(f"{trace}{PLAN}", "x").text.startswith("x: the query failed: TimeoutError")
+        (RuntimeError(""), "TL-B01", "l: the query failed: RuntimeError.", False),
+    ],
+)
+def test_a_failure_has_one_line_with_its_code(
+    error: BaseException | str, code: str, text: str, *, permanent: bool
+) -> None:
+    failure = failure_reason(error, "l")
+    assert (failure.code, failure.permanent) == (code, permanent)
+    assert failure.text.startswith(text)
+    assert "\n" not in failure.text
 
 
 @pytest.mark.parametrize(
@@ -134,12 +98,6 @@ def test_the_reason_is_an_exception_and_never_the_plan(text: str, sentence: str)
     assert why.code == "TL-B01"
     assert why.text.startswith(f'line "x": the query failed: {sentence}')
     assert not why.permanent
-
-
-def test_a_jvm_that_does_not_start_is_told_in_words() -> None:
-    text = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
-    why = failure_reason(RuntimeError(text), "spark", "the session did not start")
-    assert why.text.startswith(f"spark: the session did not start: {NO_JVM}. See the driver's log.")
 
 
 @pytest.mark.parametrize("before", ["", "Job aborted: Lost task 0.0: org.apache.spark.SparkRuntimeException: "])
