@@ -25,11 +25,16 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import child_supervisors
 from towline.bridge.runtime import supervisor as supervisor_module
-from towline.bridge.runtime.child_supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
+from towline.bridge.runtime.child_supervisors import (
+    ChildSupervisor,
+    DriverSupervisor,
+    GatewaySupervisor,
+    KafkaSupervisor,
+)
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState, pause, resume
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.errors import ConfigError, GatewayUnreachable
+from towline.errors import ConfigError, GatewayUnreachable, TowlineError
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.identity import record_client_session, record_session_end
 from towline.processes import ProcessIdentity
@@ -51,43 +56,31 @@ NO_PROCESS = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 UNFORESEEN = [KeyError("received"), RuntimeError("can't start new thread"), MemoryError()]
 
 
-def refusing(times: int, then: Any, error: Exception = NO_PROCESS) -> Any:
-    """A call that fails so many times."""
-    left = [times]
+class Failing(ChildSupervisor):
+    """A part whose first run fails."""
 
-    def call(*_: object, **__: object) -> Any:
-        if left[0]:
-            left[0] -= 1
-            raise error
-        return then()
+    part, location = "the part", "here"
 
-    return call
+    def __init__(self, state: BridgeState, stopping: threading.Event, error: Exception) -> None:
+        super().__init__("part", state, stopping, 0.0)
+        self.errors, self.codes = [error], list[str]()
+
+    def _run_once(self) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self._stopping.set()
+
+    def _handle_failure(self, error: TowlineError) -> None:
+        self.codes.append(error.code)
 
 
 @pytest.mark.parametrize(("error", "code"), [(NO_PROCESS, "TL-B32"), *((error, "TL-B55") for error in UNFORESEEN)])
-def test_a_gateway_that_can_not_be_started_is_tried_again(
-    state: BridgeState,
-    stopping: threading.Event,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    code: str,
+def test_a_part_is_run_again_whatever_went_wrong(
+    state: BridgeState, stopping: threading.Event, error: Exception, code: str
 ) -> None:
-    gateway = SimpleNamespace(state_dir=tmp_path)
-    line: Any = SimpleNamespace(name="line", gateway=gateway, checkpoint=tmp_path / "checkpoint")
-    bridge: Any = SimpleNamespace(file=tmp_path / "bridge.toml", log_dir=tmp_path)
-    child = GatewaySupervisor(line, bridge, state, stopping)
-
-    def ended() -> Closing:
-        stopping.set()
-        return Closing()
-
-    monkeypatch.setattr(child_supervisors, "ensure_running", refusing(1, ended, error))
-    child.start()
-    child.join(20)
-    assert not child.is_alive()
-    assert child.ready.is_set()
-    assert any(f"[{code}]" in text for text in state.take_events())
+    child = Failing(state, stopping, error)
+    child.run()
+    assert (child.codes, stopping.is_set()) == ([code], True)
 
 
 @pytest.mark.parametrize("how", ["drained", ""])
@@ -155,13 +148,6 @@ def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
             ending.join()
 
 
-def test_the_first_signal_ends_a_bridge_that_has_started_nothing(tmp_path: Path) -> None:
-    """Maven may be at work, for minutes."""
-    supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(io.StringIO()))
-    with pytest.raises(KeyboardInterrupt):
-        supervisor._on_interrupt()
-
-
 #: A process that hears no SIGTERM, and says when it does not.
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
 
@@ -204,37 +190,6 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
         child.join(20)
 
 
-def test_what_becomes_of_messages_while_kafka_is_away(
-    state: BridgeState, stopping: threading.Event, tmp_path: Path
-) -> None:
-    kept = GOOD.replace('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
-    beside = GOOD.partition("[[uplink]]")[2].replace('"telemetry"', '"beside"')
-    for text, said in (
-        (GOOD, "messages are still received and wait on disk"),
-        (kept, "receiving stops at the broker's window, and the brokers queue new messages"),
-        (f"{kept}[[uplink]]{beside}", 'wait on disk, except those of "telemetry", which the broker queues'),
-    ):
-        assert KafkaSupervisor(read(text, tmp_path), state, stopping)._outage_effect.endswith(said)
-
-
-@pytest.mark.parametrize("error", UNFORESEEN)
-def test_kafka_is_asked_again_whatever_went_wrong(
-    state: BridgeState, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"), lines=(), downlinks=())
-    child = KafkaSupervisor(bridge, state, stopping)
-
-    def answered() -> None:
-        child.ready.set()
-        stopping.set()
-
-    monkeypatch.setattr(child, "_run_once", refusing(1, answered, error))
-    child.start()
-    child.join(20)
-    assert child.ready.is_set()
-    assert any("[TL-B55]" in text for text in state.take_events())
-
-
 def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
     state: BridgeState, stopping: threading.Event
 ) -> None:
@@ -260,27 +215,8 @@ def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping
     assert sum("[TL-B55]" in text for text in state.take_events()) == 4
 
 
-def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
-    """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
-    supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
-    ended: Any = SimpleNamespace(
-        fatal_error=None, is_alive=lambda: False, is_active=True, location="gateway line", stopped_lines=set()
-    )
-    living: Any = SimpleNamespace(
-        fatal_error=None, is_alive=lambda: True, is_active=True, location="x", stopped_lines=set()
-    )
-    supervisor._kafka = supervisor._driver = living
-    supervisor._gateways = {"a": living}
-    assert supervisor._fatal_error() is None
-    supervisor._gateways = {"a": ended, "b": living}
-    error = supervisor._fatal_error()
-    assert error is not None
-    assert error.code == "TL-B55"
-    assert "gateway line" in str(error)
-
-
 def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
-    """One that can is left to run: a line's fault is the line's."""
+    """One that can is left to run; a thread that ended ends the bridge, and a service manager starts it."""
 
     def child(name: str, **more: Any) -> Any:
         alive = {"is_alive": lambda: True, "is_active": True, "location": name, "line": SimpleNamespace(name=name)}
@@ -294,6 +230,10 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
     error = supervisor._fatal_error()
     assert isinstance(error, ConfigError), "exit code 2"
     assert (error.code, error.problem) == ("TL-B04", "no line can run (a, b)")
+    supervisor._gateways["b"] = child("gateway line", is_alive=lambda: False)
+    error = supervisor._fatal_error()
+    assert error is not None
+    assert (error.code, error.location) == ("TL-B55", "gateway line")
 
 
 class Closing:
@@ -304,51 +244,6 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         """Nothing to close."""
-
-
-def test_a_driver_that_can_not_be_started_is_tried_again(
-    state: BridgeState, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bridge: Any = SimpleNamespace(
-        lines=(SimpleNamespace(name="line"),),
-        log_dir=tmp_path,
-        state_dir=tmp_path,
-        spark=SimpleNamespace(master="yarn", conf={}),
-        model_copy=lambda update: SimpleNamespace(model_dump=lambda **_: str(update)),
-    )
-    kafka: Any = SimpleNamespace(ready=threading.Event())
-    monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
-    child = DriverSupervisor(bridge, state, kafka, stopping)
-    child.start()
-    events = wait_until(
-        lambda: [text for text in state.take_events() if "was ended by signal 9" in text], what="a driver"
-    )
-    stopping.set()
-    child.join(20)
-    assert events
-    assert state.spark_restarts >= 2
-
-
-class Driver:
-    """A driver that was killed at once."""
-
-    pid = 1
-
-    def __init__(self) -> None:
-        self.stdin = io.StringIO()
-        self.stdout = io.StringIO()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
-
-    def poll(self) -> int:
-        return -9
-
-    def wait(self) -> int:
-        return -9
 
 
 def test_what_the_driver_is_told_is_ascii(state: BridgeState, stopping: threading.Event, tmp_path: Path) -> None:
