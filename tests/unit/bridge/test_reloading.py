@@ -162,11 +162,6 @@ def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed
     assert scene.state.take_events()[0].startswith('reload: line "up": ')
 
 
-def test_a_secret_that_was_rotated_is_not_called_in_force(scene: Scene) -> None:
-    (text,) = scene.reload(line("a/#", "b/#"))["texts"]
-    assert text.endswith("is unchanged; files with secrets are read at each new connection, Kafka's by each new client")
-
-
 NEW = '[[uplink]]\nname = "new"\nroute = [{ from = "n/#", topic = "t" }]\n'
 
 
