@@ -12,7 +12,6 @@ from confluent_kafka import Producer
 
 from tests.helpers import wait_until
 from tests.unit.bridge.test_downlink_file import GOOD, read
-from towline.bridge.runtime import status
 from towline.bridge.runtime.child_supervisors import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
 from towline.monitor.bridge import BridgeMonitor
@@ -118,9 +117,3 @@ def put(kafka: Kafka, count: int, *, open_as: str = "") -> Producer:
         producer.produce("commands", b"x")
     assert producer.flush(30) == 0
     return producer
-
-
-def test_what_an_open_transaction_hides_is_said_where_a_person_looks() -> None:
-    told = status._outbox_text({"queued": 0, "in_flight": 0}, {"behind": 58, "hidden": 55})
-    assert "58 offsets behind in Kafka (55 of them behind an open transaction of an unknown id, " in told
-    assert status._outbox_text({}, {"behind": None, "hidden": None}).endswith("unknown offsets behind in Kafka")

@@ -107,23 +107,6 @@ def test_a_journal_ahead_of_its_checkpoint_is_told(tmp_path: Path, committed: in
     assert exit_code(status) == (1 if agrees is False else 3)
 
 
-@pytest.mark.parametrize(
-    ("markers", "row"),
-    [
-        (
-            {"rows": 1_012, "dead_lettered": 1, "agrees": True, "why": ""},
-            "rows 1,012   dead letters 1   equal to the sink's ✓",
-        ),
-        ({"rows": 3, "agrees": False, "why": "a marker is gone"}, "rows 3   ✗: a marker is gone"),
-        ({"rows": None, "agrees": None, "why": "the line has none"}, "not compared: the line has none"),
-    ],
-)
-def test_a_row_of_the_line_says_what_the_markers_have(tmp_path: Path, markers: dict[str, Any], row: str) -> None:
-    status = collect_status(tmp_path, ["l"])
-    status["lines"]["l"]["markers"] = markers
-    assert f"  markers   {row}\n" in render(status)
-
-
 def begun(tmp_path: Path) -> Bridge:
     own = 'name = "telemetry"\nguarantee = "exactly_once"\ndead_letter_topic = "dead"\n'
     bridge = read(GOOD.replace('name = "telemetry"\n', own), tmp_path)
@@ -152,6 +135,10 @@ def test_a_line_is_held_against_its_markers(tmp_path: Path, monkeypatch: pytest.
     assert asked == ["towline.s.markers"]
     said = {"rows": 20, "noted_rows": 20, "dead_lettered": 2, "noted_dead_lettered": 2}
     assert status["lines"]["telemetry"]["markers"] == {**said, "agrees": True, "why": ""}
+    row = "  markers   rows 20   dead letters 2   "
+    assert f"{row}equal to the sink's ✓\n" in render(status)
+    status["lines"]["telemetry"]["markers"] |= {"agrees": False, "why": "a marker is gone"}
+    assert f"{row}✗: a marker is gone\n" in render(status)
 
 
 def test_a_kafka_that_is_away_is_one_line(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,11 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.tables import NAME
 from towline.bridge.runtime import supervisor
+from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.session import (
     SCRATCH_DIR,
     check_java,
+    check_master,
     check_python,
     create_scratch_dir,
     driver_environment,
@@ -190,6 +193,7 @@ def test_what_fits_into_the_state_directory_stays_there(tmp_path: Path, monkeypa
 PROGRAM = """
 import os, signal, sys, time
 from towline.bridge.runtime import supervisor
+from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.config.file import load
 from towline.bridge.runtime.screen import PlainScreen
 from towline.cli import main
@@ -228,3 +232,28 @@ def test_a_bridge_is_not_run_with_jars_of_anybody(
         main(["run", str(tmp_path / "bridge.toml")])
     assert ended.value.code == 2
     assert f"any user may write in {tmp_path}/cache" in capsys.readouterr().err
+
+
+def test_a_master_that_does_not_answer_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(SetupError) as caught:
+        check_master(f"spark://127.0.0.1:{port}")
+    found = failure_reason(caught.value, "spark")
+    assert found.text == (
+        f"spark: no master answers at 127.0.0.1:{port} (connection refused). "
+        "Start it, or correct --master, or master in [spark].   [TL-S34]"
+    )
+    assert not found.permanent, "it is tried again: a master may be started later"
+
+
+def test_one_master_of_several_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dead, socket.create_server(("127.0.0.1", 0)) as server:
+        gone, there = dead.getsockname()[1], server.getsockname()[1]
+        dead.close()
+        check_master(f"spark://127.0.0.1:{gone},127.0.0.1:{there}")
+
+
+@pytest.mark.parametrize("master", ["local[*]", "yarn", "local-cluster[2,1,512]"])
+def test_another_kind_of_master_is_left_to_spark(master: str) -> None:
+    check_master(master)
