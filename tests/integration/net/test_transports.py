@@ -80,7 +80,7 @@ def test_a_transport_delivers_byte_for_byte(
 ) -> None:
     listener = listener_of(transport, free_port(), tmp_path, authority)
     new_mosquitto(**AMPLE, **listener.settings)
-    options = {} if listener.tls is None else {"tls": listener.tls}
+    options: dict[str, Any] = {} if listener.tls is None else {"tls": listener.tls}
     sent, kept = carried(new_gateway(listener.uri, **options), listener.uri, tls=listener.tls)
     assert kept == sent
 

@@ -119,9 +119,9 @@ EXACT = 'name = "telemetry"\nguarantee = "exactly_once"'
 def test_a_list_of_brokers_under_exactly_once_needs_a_word(tmp_path: Path) -> None:
     assert read(LIST, tmp_path).lines, "at least once needs nothing"
     told = (
-        r'bridge.toml:5  uplink "telemetry": guarantee exactly_once with 2 brokers needs them to share sessions: one '
-        r"that takes over would double what is under way. Set brokers_share_sessions = true if they are one cluster "
-        r"that does, or give one address; or take guarantee at_least_once.   [TL-C90]"
+        r'bridge.toml:5  uplink "telemetry": guarantee exactly_once with 2 brokers needs them to share sessions: a '
+        r"takeover would double messages in flight. Set brokers_share_sessions = true if they are one such cluster, or "
+        r"give one address; or take guarantee at_least_once.   [TL-C90]"
     )
     with pytest.raises(ConfigError) as caught:
         read(LIST.replace('name = "telemetry"', EXACT), tmp_path)

@@ -279,7 +279,7 @@ def test_filters_that_overlap_are_for_who_bears_a_repeat(
         assert warned is (guarantee == "at_least_once" or WEAKER in routes[0])
         return
     (mistake,) = told(text, tmp_path)
-    assert f"guarantee {guarantee} does not bear it. Take one wider filter, a line or query for each, or " in mistake
+    assert f"guarantee {guarantee} does not allow it. Use one wider filter, a line or query for each, or " in mistake
     assert mistake.endswith("[TL-C05]")
 
 

@@ -319,7 +319,7 @@ def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path
     refused = '{"routes":[{"from":"a/#","topic":"one","former":1}]}'
     identity = Identity("up", "plant.up", query="q", mapping=refused)
     identity.save(state_dir)
-    with pytest.raises(ConfigError, match=r"routes that this version rejects.*TL-C210"):
+    with pytest.raises(ConfigError, match=r"routes that this version refuses.*TL-C210"):
         UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()
     assert Identity.read(state_dir) == identity
     begin_batch(bridge.uplinks[0].checkpoint)

@@ -60,7 +60,7 @@ def test_a_line_may_read_gateways_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [
-        ('["g1", "g2"]', '["g1", "g1"]', "g1 stands there twice."),
+        ('["g1", "g2"]', '["g1", "g1"]', "g1 is listed twice."),
         ('["g1", "g2"]', "[]", 'uplink "telemetry": it names no gateway.'),
         ('["g1", "g2"]', '["grpc+tcp://x:1"]', "there is none without TLS."),
         ('["g1", "g2"]', '["grpc+tls://x:1"]', "token_file is required for a gateway on a network."),
@@ -78,7 +78,7 @@ def test_mistakes_have_their_line(tmp_path: Path, old: str, new: str, wanted: st
 
 def test_such_a_line_has_no_gateway_to_run(tmp_path: Path) -> None:
     read(SEVERAL, tmp_path)
-    with pytest.raises(ConfigError, match=r'line "telemetry": it reads gateways that run elsewhere.*TL-C113'):
+    with pytest.raises(ConfigError, match=r'line "telemetry": it reads remote gateways.*TL-C113'):
         run_gateway(tmp_path / "bridge.toml", None)
 
 

@@ -278,8 +278,10 @@ class Supervisor:
         self._stopping.set()
         interrupts = self._interrupts
         deadline = time.monotonic() + (FORCED_STOP_S if interrupts > 1 else GATEWAY_STOP_S)
-        ends = {f"end {child.name}": partial(child.end, deadline, poll_first=True) for child in self._gateways.values()}
-        tasks = [call_in_thread(end, name) for name, end in ends.items()]
+        tasks = [
+            call_in_thread(partial(child.end, deadline, poll_first=True), f"end {child.name}")
+            for child in self._gateways.values()
+        ]
         while self._interrupts == interrupts and wait(tasks, 0.02).not_done and time.monotonic() < deadline + TICK_S:
             self._state.save()
         self._update_screen()
