@@ -280,9 +280,9 @@ class GatewaySettings(MqttSettings):
         if overlapping_filters := next(overlapping_pairs(self.unrepeatable_filters), None):
             first_filter, second_filter = overlapping_filters
             yield (
-                f'"{first_filter}" and "{second_filter}" have topics in common; a broker may send a message for each '
-                f"[MQTT-3.3.4-2]: guarantee {self.guarantee} does not allow it; use one wider filter, a line or query "
-                "for each, or a dedupe key of the line"
+                f'"{first_filter}" and "{second_filter}" have topics in common, and a broker may send one message '
+                f"for each [MQTT-3.3.4-2]: guarantee {self.guarantee} does not allow it; use one wider filter, a line "
+                "or query for each, or a dedupe key of the line"
             )
 
     def _protocol_conflicts(self, filters: list[str]) -> Iterator[str]:
