@@ -46,11 +46,7 @@ def _options(options_class: type, *excluded_fields: str) -> Callable[[F], F]:
 
     def add_options(command: F) -> F:
         signature = inspect.signature(command, eval_str=True)
-        own = [
-            parameter
-            for parameter in signature.parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         command.__signature__ = signature.replace(parameters=[*own, *parameters])  # type: ignore[attr-defined] # typer reads it
         return command
 

@@ -280,9 +280,8 @@ def connect(
         raise Unreachable("TL-M60", location, f"no CONNACK ({error})", "Does the broker speak MQTT 5?") from error
     if connack.reason_code != mqtt5.ConnAckReasonCode.SUCCESS:
         sock.close()
-        raise BrokerRefused(
-            "TL-M61", location, f"refused with {connack.reason_code.name}", "Check user name and rights."
-        )
+        problem = f"refused with {connack.reason_code.name}"
+        raise BrokerRefused("TL-M61", location, problem, "Check user name and rights.")
     sock.settimeout(None)
     return sock, connack, rest
 
@@ -335,15 +334,13 @@ class _LoadRun:
 
     async def _publish_all(self, sender: NumberedSender) -> None:
         """Connect, and reconnect after a loss, until all messages of the sender are answered."""
-        client_id = f"prove-{self._plan.run}-{sender.publisher}"
-        hello = ConnectPacket(client_id, clean_start=False, session_expiry_interval=3600)
+        plan = self._plan
+        hello = ConnectPacket(f"prove-{plan.run}-{sender.publisher}", clean_start=False, session_expiry_interval=3600)
         while not sender.is_done:
             try:
-                sock, connack, rest = await asyncio.to_thread(
-                    connect, hello, self._plan.host, self._plan.port, timeout=5.0
-                )
+                sock, connack, rest = await asyncio.to_thread(connect, hello, plan.host, plan.port, timeout=5.0)
             except Unreachable:
-                if self._elapsed > min(_FIRST_CONNECT_S, self._plan.seconds / 2) and not self._connection_counts:
+                if self._elapsed > min(_FIRST_CONNECT_S, plan.seconds / 2) and not self._connection_counts:
                     raise
             else:
                 self._connection_counts[sender.publisher] += 1

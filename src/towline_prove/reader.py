@@ -52,9 +52,7 @@ class TopicTail:
         self._consumer = Consumer(settings)
         try:
             self._ends_reached: dict[int, bool] = dict.fromkeys(self._partitions(timeout), False)
-            self.start = dict(
-                start or {partition: self._offset_range(partition)[skip_existing] for partition in self._ends_reached}
-            )
+            self.start = dict(start or {p: self._offset_range(p)[skip_existing] for p in self._ends_reached})
         except TowlineKafkaError:
             self.close()
             raise
@@ -67,9 +65,7 @@ class TopicTail:
     def _assign(self) -> None:
         """Assign all partitions at their next offsets."""
         self._stopped_partitions.clear()
-        self._consumer.assign(
-            [TopicPartition(self._topic, partition, offset) for partition, offset in self._offsets.items()]
-        )
+        self._consumer.assign([TopicPartition(self._topic, *position) for position in self._offsets.items()])
 
     def _offset_range(self, partition: int) -> tuple[int, int]:
         try:
@@ -157,8 +153,6 @@ def read_topic(
     try:
         yield from tail.read_arrivals(seconds)
         if not tail.at_end:
-            raise TowlineKafkaError(
-                "TL-K60", topic, f"its end was not reached in {seconds:g} s", "Is Kafka overloaded?"
-            )
+            raise TowlineKafkaError("TL-K60", topic, f"end not reached in {seconds:g} s", "Is Kafka overloaded?")
     finally:
         tail.close()

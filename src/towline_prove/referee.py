@@ -317,7 +317,7 @@ class RunAccount:
         losses_expected = self.guarantee == "at_most_once" or self.verdict.lost
         if gateway.uncommitted == 0 and self.verdict.copies < gateway.journaled and not losses_expected:
             problems.append(
-                f"{gateway.journaled:,} journaled and committed, but only {self.verdict.copies:,} records found"
+                f"{gateway.journaled:,} journaled and committed, only {self.verdict.copies:,} records found"
             )
         if gateway.journaled < self.verdict.delivered:
             problems.append(f"{self.verdict.delivered:,} delivered, but only {gateway.journaled:,} journaled")

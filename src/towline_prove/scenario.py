@@ -167,9 +167,7 @@ class Scenario:
             problem = f"unknown roles or outages: {', '.join(sorted(unknown))}"
             raise ConfigError("TL-C83", "a run", problem, f"Choose from {', '.join(possible)}.")
         if self.looks == 1:
-            raise ConfigError(
-                "TL-C83", "a run", "one memory sample shows no growth", "Take two at least, or 0 for none."
-            )
+            raise ConfigError("TL-C83", "a run", "one memory sample shows no growth", "Take 2 at least, or 0.")
 
     def plans(self) -> Iterator[tuple[int, list[Fault]]]:
         """Yield each run: its number, from 1 for each role or break, and its faults."""

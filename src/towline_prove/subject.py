@@ -170,9 +170,8 @@ class GatewayRun(_ProcessUnderTest):
 
     def wait_online(self, timeout: float = READY_TIMEOUT_S) -> Self:
         """Wait until it is subscribed, so that the broker keeps messages for it; NotReady if that takes too long."""
-        if not (
-            wait_for(lambda: not self.running or self.state == "online", timeout, _POLL_INTERVAL_S) and self.running
-        ):
+        wait_for(lambda: not self.running or self.state == "online", timeout, _POLL_INTERVAL_S)
+        if not self.running or self.state != "online":
             raise NotReady("TL-P01", self.settings.name, "the gateway is not subscribed", "See its log.")
         return self
 

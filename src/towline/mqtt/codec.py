@@ -191,7 +191,7 @@ class Decoder:
     def _skip_large_publish(self, header: int, size: int, remaining_bytes: int) -> PublishSkipper:
         if header >> 4 != _PUBLISH_TYPE:
             raise MalformedPacket(
-                f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max_packet_bytes:,}", 0x95
+                f"a packet of {size:,} bytes, over max_packet_bytes = {self._max_packet_bytes:,}", 0x95
             )
         return PublishSkipper(header, size, remaining_bytes, has_properties=self._version == LEVEL_5)
 

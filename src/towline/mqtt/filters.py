@@ -45,9 +45,7 @@ def common_filter(first_filter: str, second_filter: str) -> str | None:
 
 def overlapping_pairs(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield pairs of subscribed filters with topics in common: a broker may send a message for each [MQTT-3.3.4-2]."""
-    return (
-        (a, b) for a, b in combinations(patterns, 2) if common_filter(without_share(a), without_share(b)) is not None
-    )
+    return (pair for pair in combinations(patterns, 2) if common_filter(*map(without_share, pair)) is not None)
 
 
 @lru_cache(maxsize=1024)  # of many filters each is compared with all

@@ -108,9 +108,7 @@ def check_connack(packet: ConnAckPacket, config: SessionConfig, *, discard_sessi
         raise BrokerProtocolError("answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]")
     authenticate(config, lambda authenticator: authenticator.finish(packet.authentication_data or b""))
     if packet.max_packet_size is not None and packet.max_packet_size < _SHORT_ACK_BYTES:
-        problem = (
-            f"the broker takes packets of {packet.max_packet_size} bytes, an acknowledgement has 4 [MQTT-3.2.2-15]"
-        )
+        problem = f"the broker takes packets of {packet.max_packet_size} bytes, but a PUBACK has 4 [MQTT-3.2.2-15]"
         raise BrokerRefused("TL-M16", config.location, problem, "Raise its maximum packet size.")
     needs_session = config.durable and config.session_expiry_s and not discard_session
     if needs_session and packet.session_expiry_interval == 0:

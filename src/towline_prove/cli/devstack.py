@@ -78,11 +78,9 @@ def up(
 def down(directory: Directory = None) -> None:
     """Stop all servers gently; data and ports stay for the next start."""
     stack = Stack(directory)
-    stopped = [server.label for server in stack.servers if server.running]
+    names = [server.label for server in stack.servers if server.running]
     stack.stop()
-    typer.echo(
-        f"stopped {' and '.join(stopped)}; data stays in {stack.directory}" if stopped else "nothing was running"
-    )
+    typer.echo(f"stopped {' and '.join(names)}; data stays in {stack.directory}" if names else "nothing was running")
 
 
 @app.command(epilog="Example:   towline devstack status --json")
@@ -94,9 +92,7 @@ def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
     else:
         table = Table("server", "state", "address", "pid", "directory", box=None, pad_edge=False)
         for server in servers:
-            table.add_row(
-                *(Text(str(cell or "-"), overflow="fold") for cell in server.values())
-            )  # a str would be markup
+            table.add_row(*(Text(str(cell or "-"), overflow="fold") for cell in server.values()))  # str: markup
         Console().print(table)
     if any(server["state"] != "running" for server in servers):
         raise typer.Exit(1)
@@ -124,14 +120,12 @@ def topics(
     client = {name: value for name, value in kafka.client.items() if name != "sasl.password"}
     if isinstance(kafka, SecuredKafka):
         client["sasl.password.file"] = str(kafka.password_file)
-    created_topics = KafkaAdmin(client).create(dict.fromkeys(names, partitions))
-    existing_topics = sorted(set(names) - set(created_topics))
-    if created_topics:
-        typer.echo(
-            f"kafka: created {', '.join(created_topics)} with {partitions} partition{'s' * (partitions > 1)} each"
-        )
-    if existing_topics:
-        typer.echo(f"kafka: {', '.join(existing_topics)} existed already")
+    created = KafkaAdmin(client).create(dict.fromkeys(names, partitions))
+    existing = sorted(set(names) - set(created))
+    if created:
+        typer.echo(f"kafka: created {', '.join(created)} with {partitions} partition{'s' * (partitions > 1)} each")
+    if existing:
+        typer.echo(f"kafka: {', '.join(existing)} existed already")
 
 
 @app.command(epilog="Example:   towline devstack kill kafka")

@@ -381,8 +381,6 @@ def _unshare() -> tuple[str, ...]:
             continue
         if result.returncode == 0:
             return (*unshare_command, *_UNSHARE_OPTIONS)
-    problem = (
-        "Spark's processes need a mount namespace each, so that none reads another's files, and this user gets none"
-    )
+    problem = "this user gets no mount namespaces, which keep Spark's processes from reading each other's files"
     remedy = "Run it as root, or allow user namespaces (sysctl user.max_user_namespaces); in a container add SYS_ADMIN."
     raise SetupError("TL-S30", "unshare --mount", problem, remedy)

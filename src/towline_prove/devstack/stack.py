@@ -50,9 +50,7 @@ class StackForm:
         existing = stored or (cls() if (directory / "kafka").exists() else None)
         if requested is not None and existing is not None and requested != existing:
             problem = f"has a stack of another form ({existing.description})"
-            raise SetupError(
-                "TL-S23", str(directory), problem, "Name another directory with --dir, or remove this one."
-            )
+            raise SetupError("TL-S23", str(directory), problem, "Name another directory with --dir, or remove it.")
         if requested is not None and stored is None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.replace(file, json.dumps(asdict(requested)), sync=False)
@@ -80,18 +78,15 @@ class Stack(ServerGroup):
     ) -> None:
         self.directory = (directory or default_directory()).absolute()
         self.form = StackForm.resolve(self.directory, form)
-        self.mosquitto: Mosquitto = (SecuredMosquitto if self.form.secure else Mosquitto)(
-            self.directory / "mosquitto", settings=mosquitto
-        )
+        mosquitto_class = SecuredMosquitto if self.form.secure else Mosquitto
+        self.mosquitto: Mosquitto = mosquitto_class(self.directory / "mosquitto", settings=mosquitto)
         self.kafka: Kafka | KafkaCluster = (
             KafkaCluster(self.directory / "kafka", brokers=self.form.brokers, settings=kafka)
             if self.form.brokers > 1
             else (SecuredKafka if self.form.secure else Kafka)(self.directory / "kafka", settings=kafka)
         )
-        workers = self.form.spark_workers
-        self.spark = (
-            SparkCluster(self.directory / "spark", workers=workers, machine=self._worker_machine) if workers else None
-        )
+        spark_dir, workers = self.directory / "spark", self.form.spark_workers
+        self.spark = SparkCluster(spark_dir, workers=workers, machine=self._worker_machine) if workers else None
 
     @property
     def shared_directory(self) -> Path:

@@ -82,5 +82,5 @@ def test_where_nobody_may_mount_one_line_says_so(tmp_path: Path, monkeypatch: py
             enclose_command(["true"], tmp_path, ())
     finally:
         spark._unshare.cache_clear()
-    assert str(caught.value).startswith("unshare --mount: Spark's processes need a mount namespace each")
+    assert str(caught.value).startswith("unshare --mount: this user gets no mount namespaces")
     assert str(caught.value).endswith("[TL-S30]")
