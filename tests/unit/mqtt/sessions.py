@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from mqtt5 import (
@@ -70,10 +71,22 @@ def sent(actions: list[Action]) -> list[Packet]:
     return packets
 
 
+def only_sent(actions: Iterable[Action], kind: type[T]) -> T:
+    (packet,) = sent([*actions])
+    assert isinstance(packet, kind)
+    return packet
+
+
 def receive(session: Session, *packets: Packet, now: float = 1.0) -> list[Action]:
     actions = session.handle(PacketsReceived(Decoder().feed(b"".join(p.write() for p in packets))), now)
     session.validate()
     return actions
+
+
+def connect(session: Session, *packets: Packet, opened: float = 0.0, now: float = 1.0) -> list[Action]:
+    """What comes of a new connection on which the broker sends packets."""
+    session.handle(ConnectionOpened(), opened)
+    return receive(session, *packets, now=now)
 
 
 def message(packet_id: int, qos: QoS = QoS.AT_LEAST_ONCE, topic: str = "a/1") -> PublishPacket:
@@ -91,8 +104,7 @@ def online(
     connack: ConnAckPacket | None = None,
 ) -> Session:
     session = Session(config, record, number)
-    session.handle(ConnectionOpened(), 0.0)
-    receive(session, connack or ConnAckPacket(session_present=record is not None))
+    connect(session, connack or ConnAckPacket(session_present=record is not None))
     while session.state is SessionState.SUBSCRIBING:
         for packet_id, asked in list(session._pending_requests.items()):
             assert isinstance(asked, SubscribePacket)
@@ -103,11 +115,4 @@ def online(
 
 def subscribing(session: Session) -> SubscribePacket:
     """The SUBSCRIBE that follows CONNACK."""
-    session.handle(ConnectionOpened(), 0.0)
-    return only_subscribe(receive(session, ConnAckPacket()))
-
-
-def only_subscribe(actions: list[Action]) -> SubscribePacket:
-    (packet,) = sent(actions)
-    assert isinstance(packet, SubscribePacket)
-    return packet
+    return only_sent(connect(session, ConnAckPacket()), SubscribePacket)

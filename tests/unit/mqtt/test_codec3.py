@@ -404,15 +404,12 @@ def test_what_can_not_be_said_is_refused(packet: Packet, words: str) -> None:
         (SubAckPacket(1, [SubAckReasonCode.NOT_AUTHORIZED]), SubAckPacket(1, [FAILED])),
         (UnsubAckPacket(1, [UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED]), UnsubAckPacket(1, [])),
         (DisconnectPacket(reason_str="bye"), DisconnectPacket()),
+        (publish(content_type="t", user_properties=[("a", "b")], topic_alias=3), publish()),
+        (publish(message_expiry_interval=5), publish()),
     ],
 )
 def test_what_means_the_same_without_is_left_out(rich: Packet, plain: Packet) -> None:
     assert write_packet(rich, LEVEL_311) == write_packet(plain, LEVEL_311)
-
-
-def test_properties_of_a_publish_are_left_out() -> None:
-    rich = publish(content_type="t", user_properties=[("a", "b")], message_expiry_interval=5, topic_alias=3)
-    assert write_packet(rich, LEVEL_311) == write_packet(publish(), LEVEL_311)
 
 
 @pytest.mark.parametrize("length", [0, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])

@@ -31,6 +31,12 @@ def take(inbound: Inbound, *packets: bytes, plain: bool = False) -> Deliver | No
     return inbound.next_delivery()
 
 
+def deliver(inbound: Inbound, *packets: bytes, plain: bool = False) -> Deliver:
+    delivery = take(inbound, *packets, plain=plain)
+    assert delivery is not None
+    return delivery
+
+
 def pubrec(*packet_ids: int) -> bytes:
     return b"".join(b"\x50\x02" + i.to_bytes(2) for i in packet_ids)
 
@@ -50,8 +56,7 @@ def stored(inbound: Inbound, delivery: Deliver | None) -> bytes:
 
 def test_message_and_packet_id_travel_in_one_delivery_before_pubrec() -> None:
     inbound = Inbound(100)
-    delivery = take(inbound, publish(7))
-    assert delivery is not None
+    delivery = deliver(inbound, publish(7))
     assert (delivery.first_number, len(delivery.messages)) == (100, 1)
     assert delivery.unreleased_messages[7].number == 100
     assert inbound.raise_ack_watermark(100) == b"", "not before it is settled"
@@ -114,8 +119,7 @@ def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
 def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fault(dup: bool) -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
-    delivery = take(inbound, publish(7, b"new", dup=dup))
-    assert delivery is not None
+    delivery = deliver(inbound, publish(7, b"new", dup=dup))
     assert delivery.unreleased_messages[7].number == 1
     assert inbound.reused_ids == 1
     assert take(inbound, publish(7, b"new")) is None, "the newest content is the one a repeat is held against"
@@ -134,8 +138,7 @@ def test_pubcomp_waits_until_the_release_is_durable() -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
     assert inbound.take_pubrels([7]) == b""
-    delivery = inbound.next_delivery()
-    assert delivery is not None
+    delivery = deliver(inbound)
     assert delivery.released_ids == (7,)
     assert len(delivery.messages) == 0
     assert inbound.confirm_stored(delivery.delivery_id - 1) == b""
@@ -147,8 +150,7 @@ def test_after_release_the_id_is_a_new_message() -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
     inbound.take_pubrels([7])
-    delivery = take(inbound, publish(7))
-    assert delivery is not None
+    delivery = deliver(inbound, publish(7))
     assert delivery.released_ids == (7,)
     assert delivery.unreleased_messages[7].number == 1
     assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
@@ -161,8 +163,7 @@ def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
         assert isinstance(item, PublishRun)
         inbound.take_publishes(item)
     inbound.take_pubrels([7])
-    delivery = inbound.next_delivery()
-    assert delivery is not None
+    delivery = deliver(inbound)
     assert (dict(delivery.unreleased_messages), delivery.released_ids, len(delivery.messages)) == ({}, (), 1)
     assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
 
@@ -191,8 +192,7 @@ def test_a_repeat_before_the_first_is_durable_waits_for_it() -> None:
 def test_a_lost_session_frees_all_ids_durably() -> None:
     inbound = Inbound(5, {7: UnreleasedMessage(3, 0), 8: UnreleasedMessage(4, 0)})
     inbound.drop_session_state()
-    delivery = take(inbound, publish(7))
-    assert delivery is not None
+    delivery = deliver(inbound, publish(7))
     assert delivery.released_ids == (7, 8)
     assert delivery.unreleased_messages[7].number == 5
     assert list(inbound.unreleased_messages) == [7]
@@ -200,10 +200,9 @@ def test_a_lost_session_frees_all_ids_durably() -> None:
 
 def test_all_qos_mixed_keep_one_order() -> None:
     inbound = Inbound()
-    delivery = take(
+    delivery = deliver(
         inbound, publish(1, qos=1), publish(0, qos=0), publish(2), publish(3, qos=1), publish(0, qos=0), publish(4)
     )
-    assert delivery is not None
     assert len(delivery.messages) == 6
     assert inbound.raise_ack_watermark(3) == b"\x40\x02\x00\x01" + pubrec(2)
     inbound.validate()
@@ -222,8 +221,7 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
     inbound.take_publishes(aliased("", 1))
     inbound.take_publishes(aliased("c", 1))
     inbound.take_publishes(aliased("", 1))
-    delivery = inbound.next_delivery()
-    assert delivery is not None
+    delivery = deliver(inbound)
     assert delivery.messages.topics == ["a/b", "a/b", "c", "c"]
     for wrong in (aliased("x", 3), aliased("", 2)):
         with pytest.raises(BrokerProtocolError, match="topic alias") as refused:
@@ -249,8 +247,7 @@ def test_a_tag_stays_with_its_message_when_a_repeat_is_left_out() -> None:
     inbound = Inbound(5)
     known_by_payload(inbound)
     take(inbound, publish(1, b"a", qos=2))
-    delivery = take(inbound, publish(1, b"a", qos=2), publish(2, b"b", qos=2), publish(3, b"old", qos=2))
-    assert delivery is not None
+    delivery = deliver(inbound, publish(1, b"a", qos=2), publish(2, b"b", qos=2), publish(3, b"old", qos=2))
     assert [packet.payload for packet in delivery.messages.packets] == [b"b"] == delivery.messages.tags
 
 
@@ -259,8 +256,7 @@ def test_a_message_known_by_its_publishers_name_is_answered_and_not_stored(qos: 
     inbound = Inbound(5)
     known_by_payload(inbound)
     ids = (1, 2, 3) if qos else (0, 0, 0)
-    delivery = take(inbound, *(publish(i, p, qos=qos) for i, p in zip(ids, (b"old", b"new", b"old"), strict=True)))
-    assert delivery is not None
+    delivery = deliver(inbound, *(publish(i, p, qos=qos) for i, p in zip(ids, (b"old", b"new", b"old"), strict=True)))
     assert [packet.payload for packet in delivery.messages.packets] == [b"new"] == delivery.messages.tags
     assert (delivery.first_number, inbound.next_number, inbound.duplicates) == (5, 6, 2)
     assert delivery.unreleased_messages.keys() == ({2} if qos == 2 else set())
@@ -276,8 +272,7 @@ def test_the_id_of_a_message_left_out_is_freed_without_a_word_to_the_disk() -> N
     assert inbound.raise_ack_watermark(inbound.ack_watermark) == pubrec(7)
     assert inbound.take_pubrels((7,)) == pubcomp(7)
     assert inbound.next_delivery() is None
-    delivery = take(inbound, publish(7, b"new"))
-    assert delivery is not None
+    delivery = deliver(inbound, publish(7, b"new"))
     assert len(delivery.messages) == 1
 
 
@@ -285,8 +280,7 @@ def test_another_message_under_the_id_of_one_that_was_left_out_has_nothing_to_fr
     inbound = Inbound(5)
     known_by_payload(inbound)
     assert take(inbound, publish(7, b"old")) is None
-    delivery = take(inbound, publish(7, b"new"), publish(7, b"new"))
-    assert delivery is not None
+    delivery = deliver(inbound, publish(7, b"new"), publish(7, b"new"))
     assert (delivery.released_ids, delivery.unreleased_messages[7].number, inbound.duplicates, inbound.reused_ids) == (
         (),
         5,
@@ -311,8 +305,7 @@ def again(packet_id: int, payload: bytes = b"x", **others: Any) -> bytes:
 def test_qos_1_that_comes_again_while_its_puback_is_owed_is_not_stored_again(plain: bool, on_disk: bool) -> None:
     """[I3]: one PUBACK; a second one would reach the broker when the id is another message's."""
     inbound = Inbound()
-    first = take(inbound, publish(7, qos=1), publish(8, qos=1), publish(9, b"9", qos=0), plain=plain)
-    assert first is not None
+    first = deliver(inbound, publish(7, qos=1), publish(8, qos=1), publish(9, b"9", qos=0), plain=plain)
     if on_disk:  # ack_after = "kafka" waits for more
         inbound.confirm_stored(first.delivery_id)
     assert take(inbound, again(7), again(8), again(7), plain=plain) is None
@@ -323,8 +316,9 @@ def test_qos_1_that_comes_again_while_its_puback_is_owed_is_not_stored_again(pla
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_repeat_in_one_chunk_with_its_message_is_one(plain: bool) -> None:
     inbound = Inbound()
-    delivery = take(inbound, publish(7, qos=1), publish(8, qos=2), again(7), publish(9, qos=0), again(7), plain=plain)
-    assert delivery is not None
+    delivery = deliver(
+        inbound, publish(7, qos=1), publish(8, qos=2), again(7), publish(9, qos=0), again(7), plain=plain
+    )
     assert [packet.packet_id for packet in delivery.messages.packets] == [7, 8, None]
     assert stored(inbound, delivery) == puback(7) + pubrec(8)
     assert inbound.duplicates == 2
@@ -346,8 +340,7 @@ def test_a_repeat_in_one_chunk_with_its_message_is_one(plain: bool) -> None:
 def test_another_message_is_never_taken_for_a_repeat_of_qos_1(other: bytes) -> None:
     inbound = Inbound()
     take(inbound, publish(7, qos=1))
-    delivery = take(inbound, other)
-    assert delivery is not None
+    delivery = deliver(inbound, other)
     assert len(delivery.messages) == 1
     assert inbound.duplicates == 0
 
@@ -365,8 +358,7 @@ def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
 
 def test_the_last_content_of_an_id_that_a_broker_reused_is_the_one_that_counts() -> None:
     inbound = Inbound()
-    first = take(inbound, publish(7, b"a", qos=1), again(7, b"b"), again(7, b"b"), again(7, b"a"))
-    assert first is not None
+    first = deliver(inbound, publish(7, b"a", qos=1), again(7, b"b"), again(7, b"b"), again(7, b"a"))
     assert [packet.payload for packet in first.messages.packets] == [b"a", b"b", b"a"]
     assert stored(inbound, first) == puback(7, 7, 7)
 
@@ -389,8 +381,7 @@ def test_what_waits_long_for_its_puback_is_not_kept_in_memory(plain: bool, monke
     monkeypatch.setattr(module, "_MAX_UNDIGESTED_BYTES", 5_000)
     inbound = Inbound()
     for first in range(1, 100, 3):
-        delivery = take(inbound, *(publish(i, bytes(1000), qos=1) for i in range(first, first + 3)), plain=plain)
-        assert delivery is not None
+        delivery = deliver(inbound, *(publish(i, bytes(1000), qos=1) for i in range(first, first + 3)), plain=plain)
         inbound.confirm_stored(delivery.delivery_id)
         assert inbound._undigested_bytes == sum(pending.undigested_bytes for pending in inbound._pending) <= 5_000
     assert take(inbound, *(again(i, bytes(1000)) for i in range(1, 100)), plain=plain) is None

@@ -19,6 +19,7 @@ from mqtt5 import (
 )
 
 from tests.helpers import read_all
+from tests.unit.mqtt.sessions import only_sent
 from towline.mqtt.codec import Packet, encode
 from towline.mqtt.events import Action, BrokerProtocolError, MessageToken, PublishAcknowledged, SaveInFlight, Send
 from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
@@ -70,8 +71,7 @@ def test_qos_2_is_published_released_completed() -> None:
     """[MQTT-4.3.3-2], [MQTT-4.3.3-4], [MQTT-4.3.3-5]."""
     outbound = connected()
     packet_id = first_id(publish(outbound, 7))
-    (pubrel,) = sent(answer(outbound, PubRecPacket(packet_id)))
-    assert isinstance(pubrel, PubRelPacket)
+    only_sent(answer(outbound, PubRecPacket(packet_id)), PubRelPacket)
     assert outbound.in_flight == {packet_id: (7, Phase.RELEASED)}
     assert done(answer(outbound, PubCompPacket(packet_id))) == [(7, 0, False)]
     assert len(outbound) == 0
@@ -112,14 +112,12 @@ def test_a_repeated_pubrec_is_answered_with_pubrel_again() -> None:
     outbound = connected()
     packet_id = first_id(publish(outbound, 1))
     for _ in range(2):
-        (pubrel,) = sent(answer(outbound, PubRecPacket(packet_id)))
-        assert isinstance(pubrel, PubRelPacket)
+        only_sent(answer(outbound, PubRecPacket(packet_id)), PubRelPacket)
 
 
 def test_a_stray_pubrec_is_answered_with_0x92_and_other_strays_are_nothing() -> None:
     outbound = connected()
-    (pubrel,) = sent(answer(outbound, PubRecPacket(9)))
-    assert isinstance(pubrel, PubRelPacket)
+    pubrel = only_sent(answer(outbound, PubRecPacket(9)), PubRelPacket)
     assert int(pubrel.reason_code) == 0x92
     assert answer(outbound, PubAckPacket(9)) == []
     assert answer(outbound, PubCompPacket(9)) == []
@@ -155,8 +153,7 @@ def test_a_smaller_window_after_a_reconnect_is_kept_to() -> None:
     outbound.validate()
     assert isinstance(again[0], PublishPacket)
     assert again[0].packet_id
-    (third,) = sent(answer(outbound, PubAckPacket(again[0].packet_id)))
-    assert isinstance(third, PublishPacket)
+    third = only_sent(answer(outbound, PubAckPacket(again[0].packet_id)), PublishPacket)
     assert (third.topic, third.duplicate) == ("t/2", True)
 
 
@@ -216,8 +213,7 @@ def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> 
     message = OutboundMessage(topic, bytes(size), qos=2, retain=True, user_properties=properties)
     assert message.template is not None
     for packet_id in (1, 255, 256, 65535):
-        (again,) = sent([Send(message.with_packet_id(encode(message.template), packet_id))])
-        assert isinstance(again, PublishPacket)
+        again = only_sent([Send(message.with_packet_id(encode(message.template), packet_id))], PublishPacket)
         assert again.packet_id == packet_id
         assert (again.topic, again.payload, again.retain, again.qos) == (topic, bytes(size), True, QoS(2))
         assert again.user_properties == properties
@@ -263,8 +259,7 @@ def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
 def test_an_interval_is_what_is_left_rounded_up_within_what_can_be_said(expires_at: float, interval: int) -> None:
     outbound = connected()
     outbound.publish(1, OutboundMessage("t", qos=1, message_expiry_interval=7), expires_at)
-    (packet,) = sent(outbound.actions(now=100.0))
-    assert isinstance(packet, PublishPacket)
+    packet = only_sent(outbound.actions(now=100.0), PublishPacket)
     assert packet.message_expiry_interval == interval
 
 
@@ -275,8 +270,7 @@ def test_a_message_sent_again_says_what_is_left_of_its_expiry_then() -> None:
     for resumed in (True, False):
         outbound.end_connection()
         outbound.start_connection(ConnAckPacket(session_present=resumed), 10, resumed=resumed)
-        (again,) = sent(outbound.actions(now=130.0))
-        assert isinstance(again, PublishPacket)
+        again = only_sent(outbound.actions(now=130.0), PublishPacket)
         assert (again.message_expiry_interval, again.duplicate) == (30, resumed)
 
 
@@ -373,8 +367,7 @@ def test_what_another_server_can_not_take_again_is_given_up(
         answer(outbound, PubRecPacket(packet_id))
     outbound.end_connection()
     outbound.start_connection(connack, 10, resumed=True)
-    (pubrel,) = sent(outbound.actions())
-    assert isinstance(pubrel, PubRelPacket)
+    only_sent(outbound.actions(), PubRelPacket)
     assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0 if received else reason, False)]
     assert len(outbound) == 0
 

@@ -27,11 +27,12 @@ from tests.unit.mqtt.sessions import (
     A,
     Method,
     challenge,
+    connect,
     granted,
     message,
     online,
     only,
-    only_subscribe,
+    only_sent,
     receive,
     sent,
     subscribing,
@@ -63,8 +64,7 @@ def test_connect_keeps_the_session_from_the_first_time_on() -> None:
     actions = Session(CONFIG).handle(ConnectionOpened(), 0.0)
     assert isinstance(actions[0], SaveSessionRecord), "durable before CONNECT leaves"
     assert actions[0].record == SessionRecord("plant-7")
-    (connect,) = sent(actions)
-    assert isinstance(connect, ConnectPacket)
+    connect = only_sent(actions, ConnectPacket)
     assert (connect.clean_start, connect.session_expiry_interval) == (False, 0xFFFFFFFF)
     assert (connect.client_id, connect.receive_max, connect.keep_alive) == ("plant-7", 65534, 60)
 
@@ -75,14 +75,12 @@ def test_the_password_is_not_shown() -> None:
 
 def test_a_new_session_subscribes_to_everything_and_is_remembered_when_confirmed() -> None:
     session = Session(CONFIG)
-    session.handle(ConnectionOpened(), 0.0)
-    actions = receive(session, ConnAckPacket())
+    actions = connect(session, ConnAckPacket())
     unconfirmed = dict.fromkeys(KNOWN.subscriptions, -1)
     assert only(actions, SaveSessionRecord).record == SessionRecord(
         "plant-7", established=True, subscriptions=unconfirmed
     )
-    (subscribe,) = sent(actions)
-    assert isinstance(subscribe, SubscribePacket)
+    subscribe = only_sent(actions, SubscribePacket)
     assert [(f.pattern, f.max_qos) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
     actions = receive(session, granted(subscribe.packet_id))
     assert only(actions, SaveSessionRecord).record == KNOWN
@@ -120,10 +118,8 @@ def test_a_connection_that_ends_before_the_ids_are_free_leaves_the_wait_to_the_n
     session = holding()
     (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
     session.handle(ConnectionLost(), 2.0)
-    session.handle(ConnectionOpened(), 3.0)
-    assert receive(session, ConnAckPacket(session_present=True)) == []
-    (subscribe,) = sent(session.handle(DeliveryStored(freed.delivery_id), 4.0))
-    assert isinstance(subscribe, SubscribePacket)
+    assert connect(session, ConnAckPacket(session_present=True), opened=3.0) == []
+    only_sent(session.handle(DeliveryStored(freed.delivery_id), 4.0), SubscribePacket)
     session.validate()
 
 
@@ -132,9 +128,7 @@ def test_ids_that_became_free_while_offline_hold_nothing_up() -> None:
     (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
     session.handle(ConnectionLost(), 2.0)
     assert session.handle(DeliveryStored(freed.delivery_id), 2.5) == []
-    session.handle(ConnectionOpened(), 3.0)
-    (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert isinstance(subscribe, SubscribePacket)
+    only_sent(connect(session, ConnAckPacket(session_present=True), opened=3.0), SubscribePacket)
 
 
 # Several servers that share no sessions
@@ -161,8 +155,7 @@ def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool
     session = Session(CONFIG, known_at("a"), 5, {7: UnreleasedMessage(3, 1)})
     actions = at(session, "b", present=present)
     assert only(actions, Deliver).released_ids == (7,)
-    (subscribe,) = sent(actions)
-    assert isinstance(subscribe, SubscribePacket)
+    subscribe = only_sent(actions, SubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["a/#", "b"]
     assert [int(f.retain_handling) for f in subscribe.topic_filters] == [int(present)] * 2
     assert only(actions, SaveSessionRecord).record == replace(known_at("a", "b"), subscriptions={"a/#": -1, "b": -1})
@@ -187,8 +180,7 @@ def test_a_session_is_lost_only_where_there_was_one(servers: tuple[str, ...], se
 def test_the_one_server_of_another_name_is_asked_for_everything_and_keeps_the_ids() -> None:
     """The setting was changed there and back: the session here is of before a filter was added, or it is the same."""
     session = Session(CONFIG, known_at("b", "a"), 5, {7: UnreleasedMessage(3, 1)})
-    (subscribe,) = sent(at(session, "b", present=True, alone=True))
-    assert isinstance(subscribe, SubscribePacket)
+    subscribe = only_sent(at(session, "b", present=True, alone=True), SubscribePacket)
     assert [(f.pattern, int(f.retain_handling)) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
     assert session.session_resumed
     assert session.inbound.unreleased_messages
@@ -227,8 +219,7 @@ def test_servers_that_share_sessions_are_one() -> None:
 def test_subscriptions_change_by_difference() -> None:
     record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.encoded_options, "old/+": 1, "b": 0})
     session = Session(CONFIG, record)
-    session.handle(ConnectionOpened(), 0.0)
-    subscribe, unsubscribe = sent(receive(session, ConnAckPacket(session_present=True)))
+    subscribe, unsubscribe = sent(connect(session, ConnAckPacket(session_present=True)))
     assert isinstance(subscribe, SubscribePacket)
     assert isinstance(unsubscribe, UnsubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["b"]
@@ -243,8 +234,7 @@ def test_subscriptions_change_by_difference() -> None:
 def test_a_subscribe_has_one_identifier() -> None:
     filters = (Filter("a", identifier=1), Filter("b"), Filter("c", identifier=1))
     session = Session(replace(CONFIG, filters=filters))
-    session.handle(ConnectionOpened(), 0.0)
-    asked = sent(receive(session, ConnAckPacket()))
+    asked = sent(connect(session, ConnAckPacket()))
     subscribes = [packet for packet in asked if isinstance(packet, SubscribePacket)]
     patterns = [[f.pattern for f in packet.topic_filters] for packet in subscribes]
     assert (patterns, [packet.subscription_id for packet in subscribes]) == ([["a", "c"], ["b"]], [1, None])
@@ -253,8 +243,7 @@ def test_a_subscribe_has_one_identifier() -> None:
 
 def test_an_unsuback_of_mqtt_3_has_no_codes_and_takes_all_back() -> None:
     session = Session(replace(CONFIG, protocol=4, filters=()), KNOWN)
-    session.handle(ConnectionOpened(), 0.0)
-    receive(session, ConnAckPacket(session_present=True))
+    connect(session, ConnAckPacket(session_present=True))
     (packet_id,) = session._pending_requests
     receive(session, UnsubAckPacket(packet_id, []))
     assert (session.subscriptions.known_options, session.state) == ({}, SessionState.ONLINE)
@@ -265,8 +254,7 @@ def test_a_packet_id_in_use_is_no_refusal() -> None:
     session = Session(CONFIG)
     asked = subscribing(session)
     in_use = [SubAckReasonCode.PACKET_ID_IN_USE] * len(asked.topic_filters)
-    (again,) = sent(receive(session, SubAckPacket(asked.packet_id, in_use)))
-    assert isinstance(again, SubscribePacket)
+    again = only_sent(receive(session, SubAckPacket(asked.packet_id, in_use)), SubscribePacket)
     assert again.packet_id != asked.packet_id
     assert again.topic_filters == asked.topic_filters
     (online,) = [action for action in receive(session, granted(again.packet_id)) if isinstance(action, Online)]
@@ -280,7 +268,7 @@ def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
         actions = receive(session, SubAckPacket(asked.packet_id, [SubAckReasonCode.PACKET_ID_IN_USE] * 2))
         if session.state is SessionState.OFFLINE:
             break
-        asked = only_subscribe(actions)
+        asked = only_sent(actions, SubscribePacket)
     closed = only(actions, Close)
     assert isinstance(closed.error, BrokerRefused)
     assert "packet identifier in use (0x91)" in str(closed.error)
@@ -291,15 +279,11 @@ def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
 def test_a_filter_given_up_and_wanted_again_is_subscribed_again_if_its_unsuback_never_came() -> None:
     """The broker may have carried out an UNSUBSCRIBE whose UNSUBACK we never saw [MQTT-3.10.4-1, -4]."""
     session = Session(replace(CONFIG, filters=(A,)), KNOWN)
-    session.handle(ConnectionOpened(), 0.0)
-    (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
     session.handle(ConnectionLost(), 2.0)
 
     session = Session(CONFIG, session.record)
-    session.handle(ConnectionOpened(), 3.0)
-    (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert isinstance(subscribe, SubscribePacket)
+    subscribe = only_sent(connect(session, ConnAckPacket(session_present=True), opened=3.0), SubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["b"]
     assert only(receive(session, granted(subscribe.packet_id, 1)), SaveSessionRecord).record == KNOWN
 
@@ -312,9 +296,7 @@ def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() ->
         (UnsubAckReasonCode.NOT_AUTHORIZED, ["old", "older"]),
         (UnsubAckReasonCode.SUCCESS, ["old"]),
     ):
-        session.handle(ConnectionOpened(), 0.0)
-        (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
-        assert isinstance(unsubscribe, UnsubscribePacket)
+        unsubscribe = only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
         assert unsubscribe.patterns == patterns
         codes = [code, UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED][: len(patterns)]
         only(receive(session, UnsubAckPacket(unsubscribe.packet_id, codes)), Online)
@@ -326,21 +308,18 @@ def test_a_kept_subscription_with_an_identifier_is_confirmed_once_and_for_all() 
     session = online(config, replace(KNOWN, subscriptions={"a/#": config.filters[0].encoded_options}))
     for _ in range(2):
         session.handle(ConnectionLost(), 2.0)
-        session.handle(ConnectionOpened(), 3.0)
-        assert sent(receive(session, ConnAckPacket(session_present=True))) == []
+        assert sent(connect(session, ConnAckPacket(session_present=True), opened=3.0)) == []
 
 
 def test_a_crash_between_connect_and_connack_is_no_loss_and_no_question() -> None:
     session = Session(CONFIG, SessionRecord("plant-7"))
-    session.handle(ConnectionOpened(), 0.0)
-    actions = receive(session, ConnAckPacket(session_present=True))
+    actions = connect(session, ConnAckPacket(session_present=True))
     assert not [a for a in actions if isinstance(a, SessionLost | Close)]
 
 
 def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> None:
     session = Session(CONFIG)
-    session.handle(ConnectionOpened(), 0.0)
-    actions = receive(session, ConnAckPacket(session_present=True))
+    actions = connect(session, ConnAckPacket(session_present=True))
     close = only(actions, Close)
     assert isinstance(close.error, SessionUnknown)
     assert close.fatal
@@ -350,22 +329,18 @@ def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> 
 
 def test_an_unknown_session_can_be_adopted() -> None:
     session = Session(replace(CONFIG, unknown_session="adopt"))
-    session.handle(ConnectionOpened(), 0.0)
-    actions = receive(session, ConnAckPacket(session_present=True))
+    actions = connect(session, ConnAckPacket(session_present=True))
     assert isinstance(sent(actions)[0], SubscribePacket)
 
 
 def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept() -> None:
     session = Session(replace(CONFIG, unknown_session="discard"))
-    session.handle(ConnectionOpened(), 0.0)
-    assert only(receive(session, ConnAckPacket(session_present=True)), Close).reconnect_at_once
-    (connect,) = sent(session.handle(ConnectionOpened(), 1.0))
-    assert isinstance(connect, ConnectPacket)
-    assert (connect.clean_start, connect.session_expiry_interval) == (True, 0)
+    assert only(connect(session, ConnAckPacket(session_present=True)), Close).reconnect_at_once
+    hello = only_sent(session.handle(ConnectionOpened(), 1.0), ConnectPacket)
+    assert (hello.clean_start, hello.session_expiry_interval) == (True, 0)
     assert only(receive(session, ConnAckPacket()), Close).reconnect_at_once
-    (connect,) = sent(session.handle(ConnectionOpened(), 2.0))
-    assert isinstance(connect, ConnectPacket)
-    assert not connect.clean_start, "Mosquitto saves only sessions whose last CONNECT had Clean Start 0"
+    hello = only_sent(session.handle(ConnectionOpened(), 2.0), ConnectPacket)
+    assert not hello.clean_start, "Mosquitto saves only sessions whose last CONNECT had Clean Start 0"
     assert isinstance(sent(receive(session, ConnAckPacket()))[0], SubscribePacket)
 
 
@@ -381,8 +356,7 @@ def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept()
 )
 def test_each_suback_code_is_checked(code: SubAckReasonCode, words: str) -> None:
     session = Session(CONFIG)
-    session.handle(ConnectionOpened(), 0.0)
-    receive(session, ConnAckPacket())
+    connect(session, ConnAckPacket())
     close = only(receive(session, SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, code])), Close)
     assert close.fatal
     assert words in str(close.error)
@@ -409,8 +383,7 @@ def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: P
     session = online()
     actions = receive(session, packet)
     assert isinstance(only(actions, Close).error, ProtocolViolation)
-    (disconnect,) = sent(actions)
-    assert isinstance(disconnect, DisconnectPacket)
+    disconnect = only_sent(actions, DisconnectPacket)
     assert int(disconnect.reason_code) >= 0x80
 
 
@@ -422,8 +395,7 @@ def test_a_publish_before_connack_is_a_protocol_error() -> None:
 
 def test_a_resumed_session_may_deliver_before_suback() -> None:
     session = Session(CONFIG, SessionRecord("plant-7", established=True))
-    session.handle(ConnectionOpened(), 0.0)
-    actions = receive(session, ConnAckPacket(session_present=True), message(1))
+    actions = connect(session, ConnAckPacket(session_present=True), message(1))
     assert only(actions, Deliver).first_number == 0
 
 
@@ -447,8 +419,7 @@ def test_a_broker_that_can_not_say_whether_it_kept_the_session_is_asked_for_ever
 def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
     session = Session(CONFIG, KNOWN)
     session.probing_version = True
-    session.handle(ConnectionOpened(), 0.0)
-    actions = receive(session, ConnAckPacket(session_present=True))
+    actions = connect(session, ConnAckPacket(session_present=True))
     assert only(actions, Close) == Close(None, reconnect_at_once=True, version_confirmed=True)
     assert [type(packet) for packet in sent(actions)] == [DisconnectPacket]
     assert session.record is not None
@@ -459,8 +430,7 @@ def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
 def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int | None, fits: bool) -> None:
     """[MQTT-3.2.2-15]."""
     session = Session(replace(CONFIG, filters=(replace(A, pattern="a" * 20),)))
-    session.handle(ConnectionOpened(), 0.0)
-    actions = receive(session, ConnAckPacket(max_packet_size=limit))
+    actions = connect(session, ConnAckPacket(max_packet_size=limit))
     if fits:
         assert [type(packet) for packet in sent(actions)] == [SubscribePacket]
         return
@@ -489,8 +459,7 @@ def test_a_session_that_held_nothing_is_not_lost(held: dict[int, UnreleasedMessa
     """Brokers may keep none without subscriptions; one that was never confirmed was never there."""
     for record in (replace(KNOWN, subscriptions={}), SessionRecord("plant-7")):
         session = Session(CONFIG, record, 5, held)
-        session.handle(ConnectionOpened(), 0.0)
-        actions = receive(session, ConnAckPacket())
+        actions = connect(session, ConnAckPacket())
         assert any(isinstance(action, SessionLost) for action in actions) is (lost and record.established)
 
 
@@ -514,9 +483,7 @@ def test_a_broker_s_answers_to_nothing_end_a_run_of_them() -> None:
 def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
     session = Session(CONFIG, record)
-    session.handle(ConnectionOpened(), 0.0)
-    (asked,) = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert isinstance(asked, UnsubscribePacket)
+    asked = only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
     assert receive(session, UnsubAckPacket(asked.packet_id + 1, [UnsubAckReasonCode.SUCCESS])) == []
     actions = receive(session, UnsubAckPacket(asked.packet_id, [UnsubAckReasonCode.SUCCESS]))
     assert isinstance(only(actions, Close).error, ProtocolViolation)
@@ -524,9 +491,7 @@ def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
 
 def test_a_suback_that_answers_an_unsubscribe_is_a_violation() -> None:
     session = Session(replace(CONFIG, filters=(A,)), KNOWN)
-    session.handle(ConnectionOpened(), 0.0)
-    (asked,) = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert isinstance(asked, UnsubscribePacket)
+    asked = only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
     assert isinstance(only(receive(session, granted(asked.packet_id, 1)), Close).error, ProtocolViolation)
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PubAckPacket, PublishPacket, QoS
 
-from tests.helpers import outgoing
-from tests.unit.mqtt.sessions import CONFIG, KNOWN, message, online, only, receive, sent
+from tests.unit.mqtt.sessions import CONFIG, connect, message, online, receive, sent
 from towline.delivery.inbound import plain_run
 from towline.mqtt.codec import Decoder, encode
 from towline.mqtt.events import (
@@ -20,11 +19,7 @@ from towline.mqtt.events import (
     Deliver,
     DeliveryStored,
     PacketsReceived,
-    Publish,
-    PublishAcknowledged,
     Send,
-    SessionConfig,
-    SessionRecord,
 )
 from towline.mqtt.session import Session
 
@@ -77,38 +72,17 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
         session.validate()
 
 
-def test_acks_leave_in_receive_order_up_to_the_watermark() -> None:
-    session = online()
-    receive(session, message(7), message(3), message(9))
-    receive(session, message(1))
-    assert [p.packet_id for p in sent(session.handle(AckWatermark(2), 2.0)) if isinstance(p, PubAckPacket)] == [7, 3]
-    session.validate()
-    assert session.handle(AckWatermark(2), 2.0) == []
-    assert [p.packet_id for p in sent(session.handle(AckWatermark(99), 2.0)) if isinstance(p, PubAckPacket)] == [9, 1]
-    assert session.inbound.unacknowledged_count == 0
-    assert session.inbound.ack_watermark == 4, "never beyond what was received"
-
-
 def test_acks_take_the_short_form() -> None:
     session = online()
     receive(session, message(0x1234))
     assert session.handle(AckWatermark(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
 
 
-def test_qos_0_takes_a_number_and_no_ack() -> None:
-    session = online()
-    receive(session, message(0, QoS.AT_MOST_ONCE), message(5), message(0, QoS.AT_MOST_ONCE), message(6))
-    assert session.inbound.next_number == 4
-    assert session.handle(AckWatermark(1), 2.0) == []
-    assert sent(session.handle(AckWatermark(3), 2.0)) == sent([Send(PubAckPacket(5).write())])
-
-
 def test_after_a_lost_connection_no_old_ack_leaves() -> None:
     session = online()
     receive(session, message(5))
     session.handle(ConnectionLost(), 2.0)
-    session.handle(ConnectionOpened(), 3.0)
-    receive(session, ConnAckPacket(session_present=True), now=3.0)
+    connect(session, ConnAckPacket(session_present=True), now=3.0, opened=3.0)
     assert session.handle(AckWatermark(1), 4.0) == []
     receive(session, message(5))
     assert len(sent(session.handle(AckWatermark(2), 5.0))) == 1
@@ -125,38 +99,6 @@ def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
     assert session.inbound.window_overruns == 1
     session.handle(AckWatermark(3), 2.0)
     assert session.window_full is False
-
-
-# Publishing
-
-PUBLISHER = SessionConfig("pub", "pub")
-EMPTY = SessionRecord("pub", established=True)
-
-
-def publisher(receive_max: int = 65535) -> Session:
-    return online(PUBLISHER, EMPTY, connack=ConnAckPacket(session_present=True, receive_max=receive_max))
-
-
-def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> None:
-    session = publisher(receive_max=2)
-    out = [sent(session.handle(Publish(token, outgoing(message(0x7FFF))), 1.0)) for token in range(4)]
-    assert [len(packets) for packets in out] == [1, 1, 0, 0]
-    first = out[0][0]
-    assert isinstance(first, PublishPacket)
-    assert first.packet_id is not None
-    actions = receive(session, PubAckPacket(first.packet_id))
-    assert only(actions, PublishAcknowledged).token == 0
-    assert len(sent(actions)) == 1
-    assert len(session.outbound) == 3
-
-
-def test_publishes_wait_for_the_connection() -> None:
-    session = Session(PUBLISHER, KNOWN)
-    assert session.handle(Publish(1, outgoing(message(1))), 0.0) == []
-    session.handle(ConnectionOpened(), 0.0)
-    assert len(sent(receive(session, ConnAckPacket(session_present=True)))) == 2, (
-        "the old filters go, the message comes"
-    )
 
 
 def test_receive_maximum_is_always_announced() -> None:

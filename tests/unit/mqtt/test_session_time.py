@@ -9,7 +9,7 @@ import mqtt5
 import pytest
 from mqtt5 import ConnAckPacket, DisconnectPacket, PingRespPacket
 
-from tests.unit.mqtt.sessions import CONFIG, KNOWN, message, online, only, receive, sent
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, connect, message, online, only, only_sent, receive, sent
 from towline.mqtt.events import (
     AckWatermark,
     BytesWritten,
@@ -85,8 +85,7 @@ def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:
 def test_a_packet_that_takes_longer_than_any_keep_alive_does_not_silence_us(record: SessionRecord | None) -> None:
     """Were the broker to hear nothing for 1.5 keep alives, it would end the connection, and so for ever."""
     session = Session(CONFIG, record)
-    session.handle(ConnectionOpened(), 0.0)
-    receive(session, ConnAckPacket(session_present=record is not None), now=0.0)
+    connect(session, ConnAckPacket(session_present=record is not None), now=0.0)
     pings = []
     for now in range(1, 600):
         assert session.handle(PacketsReceived([]), float(now)) == []
@@ -183,7 +182,6 @@ def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
 
 def test_stop_leaves_the_session_with_a_plain_disconnect() -> None:
     session = online()
-    (disconnect,) = sent(session.handle(Stop(), 5.0))
-    assert isinstance(disconnect, DisconnectPacket)
+    disconnect = only_sent(session.handle(Stop(), 5.0), DisconnectPacket)
     assert disconnect.session_expiry_interval is None
     assert disconnect.write() == b"\xe0\x00"

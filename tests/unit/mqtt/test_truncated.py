@@ -14,7 +14,7 @@ from mqtt5 import ConnAckPacket, PublishPacket, QoS
 from towline.delivery.inbound import to_rows
 from towline.mqtt.checks import MAX_PROPERTIES, MalformedPacket
 from towline.mqtt.codec import Decoder, Item, PublishRun, encode
-from towline.mqtt.events import Messages
+from towline.mqtt.events import Deliver, Messages
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.truncated import PACKET_TOO_LARGE, TOO_MANY_PROPERTIES, ReceivedPublish, TruncatedMessage
 
@@ -33,6 +33,13 @@ def published(items: Sequence[Item]) -> list[ReceivedPublish]:
         assert len(item.headers) == len(item.packets)
         packets += item.packets
     return packets
+
+
+def take(inbound: Inbound, data: bytes, limit: int = LIMIT) -> Deliver | None:
+    for item in Decoder(limit).feed(data):
+        assert isinstance(item, PublishRun)
+        inbound.take_publishes(item)
+    return inbound.next_delivery()
 
 
 def stub_of(data: bytes, limit: int = LIMIT, version: int = 5) -> TruncatedMessage:
@@ -212,44 +219,22 @@ def test_an_alias_that_a_stub_sets_holds_for_what_follows(large: bytes) -> None:
     limit = LIMIT if len(large) < 3_000 else 1 << 20
     data = large + publish(2, topic="", topic_alias=4).write()
     data += publish(3, PAYLOAD, topic="", topic_alias=4).write()
-    for item in Decoder(limit).feed(data):
-        assert isinstance(item, PublishRun)
-        inbound.take_publishes(item)
-    delivery = inbound.next_delivery()
+    delivery = take(inbound, data, limit)
     assert delivery is not None
     topics = delivery.messages.topics
     assert topics == [topics[0]] * 3
     assert topics[0]
 
 
-def test_a_held_stub_is_told_from_another() -> None:
-    """QoS 2: the same message again is a repeat, another under its id is the broker's fault [I3]."""
+@pytest.mark.parametrize(("qos", "answer"), [(2, b"\x50\x02\x00\x07" * 3), (1, b"\x40\x02\x00\x07" * 2)])
+def test_a_stub_that_comes_again_is_told_from_another(qos: int, answer: bytes) -> None:
+    """The same message again is a repeat; another under an id of QoS 2 is the broker's fault [I3]."""
     inbound = Inbound()
-
-    def take(payload: bytes) -> bool:
-        for item in Decoder(LIMIT).feed(publish(7, payload, qos=2).write()):
-            assert isinstance(item, PublishRun)
-            inbound.take_publishes(item)
-        return inbound.next_delivery() is not None
-
-    assert take(PAYLOAD)
-    assert not take(PAYLOAD)
-    assert (inbound.duplicates, inbound.reused_ids) == (1, 0)
-    assert take(PAYLOAD[::-1])
-    assert (inbound.duplicates, inbound.reused_ids) == (1, 1)
-    assert inbound.raise_ack_watermark(9) == b"\x50\x02\x00\x07" * 3
-
-
-def test_a_stub_of_qos_1_that_comes_again_while_its_puback_is_owed_is_a_repeat() -> None:
-    inbound, decoder = Inbound(), Decoder(LIMIT)
-    for payload, duplicate in ((PAYLOAD, False), (PAYLOAD, True), (PAYLOAD[::-1], True)):
-        for item in decoder.feed(publish(7, payload, qos=1, duplicate=duplicate).write()):
-            assert isinstance(item, PublishRun)
-            inbound.take_publishes(item)
-    delivery = inbound.next_delivery()
-    assert delivery is not None
-    assert (len(delivery.messages), inbound.duplicates) == (2, 1)
-    assert inbound.raise_ack_watermark(9) == b"\x40\x02\x00\x07" * 2
+    sent = [(PAYLOAD, False), (PAYLOAD, True), (PAYLOAD[::-1], qos == 1)]
+    data = [publish(7, payload, qos=qos, duplicate=duplicate).write() for payload, duplicate in sent]
+    assert [take(inbound, packet) is not None for packet in data] == [True, False, True]
+    assert (inbound.duplicates, inbound.reused_ids) == (1, int(qos == 2))
+    assert inbound.raise_ack_watermark(9) == answer
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 1 << 20])
@@ -259,12 +244,8 @@ def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
     pairs = [("", "")] * (MAX_PROPERTIES + 1)
     ways: list[dict[str, Any]] = [{"topic_alias": 1}, {"topic": "", "topic_alias": 1}, {"subscription_ids": [1, 999]}]
     for now, properties in itertools.product((limit, LIMIT), [*ways, {"message_expiry_interval": 5}]):
-        for item in Decoder(now).feed(publish(7, PAYLOAD, qos=2, user_properties=pairs, **properties).write()):
-            assert isinstance(item, PublishRun)
-            inbound.take_publishes(item)
-    delivery = inbound.next_delivery()
-    assert delivery is not None
-    assert (len(delivery.messages), inbound.duplicates, inbound.reused_ids) == (1, 7, 0)
+        take(inbound, publish(7, PAYLOAD, qos=2, user_properties=pairs, **properties).write(), now)
+    assert (inbound.next_number, inbound.duplicates, inbound.reused_ids) == (1, 7, 0)
 
 
 def test_a_stub_is_a_row_without_payload() -> None:

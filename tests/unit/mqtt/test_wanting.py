@@ -17,12 +17,11 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, B, granted, online, only, receive, sent
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, B, connect, granted, online, only, only_sent, receive, sent
 from towline.mqtt.events import (
     ChangeSubscriptions,
     Close,
     ConnectionLost,
-    ConnectionOpened,
     Filter,
     Online,
     PingRequest,
@@ -53,8 +52,7 @@ def why(session: Session) -> str:
 def test_nothing_wanted_any_more_is_unsubscribed_on_the_same_connection() -> None:
     session = online()
     actions = session.handle(ChangeSubscriptions(()), 2.0)
-    (unsubscribe,) = sent(actions)
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    unsubscribe = only_sent(actions, UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["a/#", "b"]
     remembered = only(actions, SaveSessionRecord).record
     assert remembered is not None
@@ -68,12 +66,10 @@ def test_nothing_wanted_any_more_is_unsubscribed_on_the_same_connection() -> Non
 
 def test_what_is_wanted_again_is_subscribed_again() -> None:
     session = online()
-    (unsubscribe,) = sent(session.handle(ChangeSubscriptions(()), 2.0))
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    unsubscribe = only_sent(session.handle(ChangeSubscriptions(()), 2.0), UnsubscribePacket)
     session.handle(ChangeSubscriptions((A,)), 2.1)  # while the answer is missing
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.2)
-    (subscribe,) = sent(actions)
-    assert isinstance(subscribe, SubscribePacket)
+    subscribe = only_sent(actions, SubscribePacket)
     assert [one.pattern for one in subscribe.topic_filters] == ["a/#"]
     receive(session, granted(subscribe.packet_id, 1), now=2.3)
     assert session.state is SessionState.ONLINE
@@ -83,16 +79,12 @@ def test_what_is_wanted_again_is_subscribed_again() -> None:
 def test_wanted_while_offline_or_while_subscribing_it_is_what_the_next_step_asks_for() -> None:
     session = Session(CONFIG, KNOWN)
     session.handle(ChangeSubscriptions((B,)), 0.0)
-    session.handle(ConnectionOpened(), 0.0)
-    (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    unsubscribe = only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
     assert unsubscribe.patterns == ["a/#"]
     session.handle(ChangeSubscriptions(()), 1.0)
     session.handle(ConnectionLost(), 1.1)
     session.validate()
-    session.handle(ConnectionOpened(), 2.0)
-    (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    unsubscribe = only_sent(connect(session, ConnAckPacket(session_present=True), opened=2.0), UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["a/#", "b"]
 
 
@@ -110,8 +102,7 @@ def test_a_filter_that_is_refused_takes_the_change_back_and_not_the_connection()
     session = online()
     first, second = asked(session, C, D)
     assert receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.1) == []
-    (unsubscribe,) = sent(receive(session, SubAckPacket(second.packet_id, [GRANTED]), now=2.2))
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    unsubscribe = only_sent(receive(session, SubAckPacket(second.packet_id, [GRANTED]), now=2.2), UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["c", "d"]
     assert not subscribed(session)
     receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
@@ -138,8 +129,7 @@ def test_other_filters_that_are_wanted_meanwhile_are_what_counts() -> None:
     session = online()
     (first,) = asked(session, C)
     session.handle(ChangeSubscriptions((A,)), 2.1)
-    (unsubscribe,) = sent(receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.2))
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    unsubscribe = only_sent(receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.2), UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["b", "c"]
     receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
     assert session.config.filters == (A,)
@@ -150,9 +140,7 @@ def test_a_connection_that_ends_in_a_change_asks_for_it_with_the_next() -> None:
     session = online()
     asked(session, C)
     session.handle(ConnectionLost(), 2.1)
-    session.handle(ConnectionOpened(), 3.0)
-    (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True), now=3.0))
-    assert isinstance(subscribe, SubscribePacket)
+    subscribe = only_sent(connect(session, ConnAckPacket(session_present=True), now=3.0, opened=3.0), SubscribePacket)
     assert [one.pattern for one in subscribe.topic_filters] == ["c"]
     assert only(receive(session, SubAckPacket(subscribe.packet_id, [DENIED]), now=3.1), Close).error is not None
 
