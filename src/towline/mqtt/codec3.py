@@ -212,6 +212,10 @@ def packet_id_bytes(packet_id: int | None) -> bytes:
 
 
 def _write_connect(packet: mqtt5.ConnectPacket, version: int) -> tuple[int, bytes]:
+    if not packet.client_id and (version == LEVEL_31 or not packet.clean_start):
+        raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
+    if packet.password is not None and packet.username is None:
+        raise ValueError("a password without a user name [MQTT-3.1.2-22]")
     flags, fields = packet.clean_start << 1, [_string(packet.client_id)]
     if (will := packet.will) is not None:
         flags |= 4 | int(will.qos) << 3 | will.retain << 5

@@ -377,6 +377,8 @@ def test_a_wildcard_in_a_topic_name_has_a_reason_of_its_own() -> None:
     ("packet", "words"),
     [
         (AuthPacket(), "AuthPacket"),
+        (ConnectPacket(""), "empty client id"),
+        (session("c", password=b"p"), "password"),
         (ConnAckPacket(reason_code=ConnAckReasonCode.BANNED), "0x8a"),
         (ConnAckPacket(session_present=True, reason_code=ConnAckReasonCode.NOT_AUTHORIZED), "Session Present"),
         (PublishPacket("", b"x", topic_alias=1), "topic is empty"),
