@@ -83,15 +83,6 @@ def test_subscription_identifiers(mosquitto: Mosquitto) -> None:
     assert found == {"t/2": Counter([7]), "t/1": Counter([7, 268_435_455]), "u": Counter()}
 
 
-def test_a_changed_identifier_subscribes_again(mosquitto: Mosquitto) -> None:
-    for identifier in (7, 8, None):
-        filters = [Filter("t", 1, identifier=identifier)]
-        with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
-            both.publish("t").wait(60)
-            (message,) = take(both, 1)
-            assert message.subscription_ids == ((identifier,) if identifier else ())
-
-
 def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGateway) -> None:
     """In the order they came; the gateway's setting is the SUBSCRIBE's property."""
     asked: list[int | None] = []

@@ -35,14 +35,6 @@ def config_with(failure: Exception | None = None) -> SessionConfig:
     return replace(CONFIG, authenticator=Method(failure))
 
 
-def test_an_exchange_is_carried_on() -> None:
-    config = config_with()
-    assert authenticate(config, lambda method: method.start()) == b"first"
-    answer = answer_challenge(challenge(), config)
-    assert (answer.authentication_method, answer.authentication_data) == ("PLAIN", b"to you")
-    authenticate(config, lambda method: method.finish(b"proof"))
-
-
 def test_without_a_method_there_is_nothing_to_do() -> None:
     assert authenticate(CONFIG, lambda method: method.start()) is None
     with pytest.raises(BrokerProtocolError, match=r"MQTT-4\.12\.0-5"):

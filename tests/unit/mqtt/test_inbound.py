@@ -63,15 +63,6 @@ def test_message_and_packet_id_travel_in_one_delivery_before_pubrec() -> None:
     assert stored(inbound, delivery) == pubrec(7)
 
 
-def test_a_repeated_id_is_answered_and_not_stored_again() -> None:
-    """[MQTT-4.3.3-10]: with DUP or without."""
-    inbound = Inbound()
-    stored(inbound, take(inbound, publish(7)))
-    assert take(inbound, publish(7, dup=True), publish(7)) is None
-    assert inbound.raise_ack_watermark(inbound.ack_watermark) == pubrec(7, 7)
-    assert inbound.duplicates == 2
-
-
 PROPERTIES: dict[str, list[Any]] = {
     "retain": [False, True],
     "payload_format_indicator": [0, 1],
@@ -143,17 +134,6 @@ def test_pubcomp_waits_until_the_release_is_durable() -> None:
     assert len(delivery.messages) == 0
     assert inbound.confirm_stored(delivery.delivery_id - 1) == b""
     assert inbound.confirm_stored(delivery.delivery_id) == pubcomp(7)
-
-
-def test_after_release_the_id_is_a_new_message() -> None:
-    """[MQTT-4.3.3-12]."""
-    inbound = Inbound()
-    stored(inbound, take(inbound, publish(7)))
-    inbound.take_pubrels([7])
-    delivery = deliver(inbound, publish(7))
-    assert delivery.released_ids == (7,)
-    assert delivery.unreleased_messages[7].number == 1
-    assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
 
 
 def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import mqtt5
 import pytest
-from mqtt5 import ConnAckPacket, DisconnectPacket, PingRespPacket
+from mqtt5 import ConnAckPacket, PingRespPacket
 
-from tests.unit.mqtt.sessions import CONFIG, KNOWN, connect, message, online, only, only_sent, receive, sent
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, connect, message, online, only, receive, sent
 from towline.mqtt.events import (
     AckWatermark,
     BytesWritten,
@@ -20,7 +20,6 @@ from towline.mqtt.events import (
     PingRequest,
     ReadingToggled,
     SessionRecord,
-    Stop,
     Tick,
 )
 from towline.mqtt.session import Session, SessionState
@@ -178,10 +177,3 @@ def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
     session.handle(ReadingToggled(True), 61.0)
     assert not [a for a in session.handle(Tick(), 70.0) if isinstance(a, Close)]
     assert [a for a in session.handle(Tick(), 71.0) if isinstance(a, Close)]
-
-
-def test_stop_leaves_the_session_with_a_plain_disconnect() -> None:
-    session = online()
-    disconnect = only_sent(session.handle(Stop(), 5.0), DisconnectPacket)
-    assert disconnect.session_expiry_interval is None
-    assert disconnect.write() == b"\xe0\x00"

@@ -73,23 +73,6 @@ def test_a_filter_with_other_terms_is_asked_for_and_a_surplus_one_given_up() -> 
     assert subscriptions.pending_changes() == ([replace(B, retain_handling=1)], ["old"])
 
 
-def test_a_filter_is_unsure_until_its_answer_comes() -> None:
-    subscriptions = connected((A,), {"b": B.encoded_options})
-    subscriptions.pending_changes()
-    assert subscriptions.known_options == {"a/#": UNSURE, "b": UNSURE}
-    subscriptions.confirm_granted(["a/#"])
-    assert subscriptions.known_options == {"a/#": A.encoded_options, "b": UNSURE}
-    subscriptions.confirm_removed(["b"])
-    assert subscriptions.known_options == {"a/#": A.encoded_options}
-
-
-def test_a_record_keeps_what_it_was_given() -> None:
-    subscriptions = connected((A,), BOTH)
-    before = subscriptions.known_options
-    subscriptions.pending_changes()
-    assert before == BOTH
-
-
 def test_whatever_is_wanted_in_turn_and_wherever_it_ends_the_record_never_claims_too_much() -> None:
     """Three configurations one after the other; each ends after any number of packets carried out and answers seen."""
     wishes = ((), (A,), (A, B), (Filter("b", 0),))

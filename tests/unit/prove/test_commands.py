@@ -45,14 +45,6 @@ def test_a_mistake_is_one_line(
     assert capsys.readouterr().err.strip().endswith("[TL-C80]")
 
 
-def test_an_unknown_role_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["prove", "soak", "--roles", "gateway,cat"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    assert "TL-C83" in capsys.readouterr().err
-
-
 def test_each_field_of_a_scenario_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Scenario] = []
 

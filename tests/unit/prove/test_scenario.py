@@ -98,16 +98,6 @@ def test_given_strikes_are_made_anew_for_each_run() -> None:
     assert list(Scenario(runs=1).plans()) == [(1, [])]
 
 
-def test_one_look_shows_no_growth() -> None:
-    with pytest.raises(ConfigError, match="TL-C83"):
-        Scenario(looks=1)
-
-
-def test_a_break_may_be_over_at_once() -> None:
-    ((_, (strike,)),) = Scenario(hurt=("kafka hangs",), runs=1, away=0.0).plans()
-    assert strike.duration_s == 0.0
-
-
 @pytest.mark.parametrize("good", [True, False])
 def test_the_logs_of_a_run_that_was_not_good_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: bool) -> None:
     place, rig = tmp_path / "runs", MagicMock()
@@ -120,8 +110,13 @@ def test_the_logs_of_a_run_that_was_not_good_stay(tmp_path: Path, monkeypatch: p
     assert place.exists() is not good
 
 
-def test_who_can_not_be_hurt_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"unknown roles or outages: cat\. Choose from gateway, .*kafka hangs.*TL-C83"
-    ):
-        Scenario(hurt=("gateway", "cat"))
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"looks": 1}, "one memory sample shows no growth"),
+        ({"hurt": ("gateway", "cat")}, r"unknown roles or outages: cat\. Choose from gateway, .*kafka hangs"),
+    ],
+)
+def test_a_scenario_that_can_not_be_is_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"{problem}.*TL-C83"):
+        Scenario(**fields)
