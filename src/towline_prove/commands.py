@@ -19,7 +19,7 @@ from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, publish_with_receipts, run_load
 from towline_prove.reader import read_topic
 from towline_prove.referee import RunAccount, judge_arrivals
-from towline_prove.rig import BREAKS
+from towline_prove.rig import OUTAGES
 from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Scenario, prove
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -91,22 +91,22 @@ def judge_command(
 
 
 @app.command()
-@_options(Scenario, "hurt", "strikes")
+@_options(Scenario, "targets", "faults")
 def soak(
     directory: Annotated[Path | None, typer.Option(help="Kept afterwards; one that is removed when not given.")] = None,
     roles: Annotated[str, typer.Option(help=f"Roles to kill, with commas: {', '.join(KILLABLE_ROLES)}; or none.")] = (
         "gateway,jvm,driver,bridge"
     ),
-    breaks: Annotated[str, typer.Option(help=f"Outages, with commas: {', '.join(BREAKS)}.")] = "",
+    outages: Annotated[str, typer.Option(help=f"Outages, with commas: {', '.join(OUTAGES)}.")] = "",
     record: Annotated[Path | None, typer.Option(help="File of JSON lines that each run is added to.")] = None,
     **options: Any,
 ) -> None:
     """Inject faults into a line under load and count what arrives. Exit code 1 after a broken promise or growth."""
-    names = [word.strip() for text in (roles.replace("none", ""), breaks) for word in text.split(",")]
+    names = [word.strip() for text in (roles.replace("none", ""), outages) for word in text.split(",")]
     if options["receipts"]:
-        scenario = Scenario(**{**options, "own_limits": True, "runs": 1}, strikes=RECEIPT_FAULTS)
+        scenario = Scenario(**{**options, "own_limits": True, "runs": 1}, faults=RECEIPT_FAULTS)
     else:
-        scenario = Scenario(**options, hurt=tuple(filter(None, names)))
+        scenario = Scenario(**options, targets=tuple(filter(None, names)))
     revision()
     finished_runs = []
     for run in prove(scenario, directory, RunDisplay()):
@@ -118,7 +118,7 @@ def soak(
     lost_count, doubled_count = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("lost", "doubled"))
     failed_runs = sum(not run.ok for run in finished_runs)
     typer.echo(
-        f"{len(finished_runs)} runs, {sum(len(run.strikes) for run in finished_runs)} kills and breaks, "
+        f"{len(finished_runs)} runs, {sum(len(run.faults) for run in finished_runs)} kills and outages, "
         f"{sum(verdict.attempted for verdict in verdicts):,} messages: lost {lost_count:,}, doubled {doubled_count:,}, "
         f"{failed_runs} runs broke the promise"
     )

@@ -254,7 +254,7 @@ class Trial:
         return RunAccount(verdict, self._rig.guarantee, self.watermarks(30), self.notes, self._rig.bridge.account())
 
 
-class Break(NamedTuple):
+class Outage(NamedTuple):
     """Outage of a server or connection that ends after a while.
 
     Attributes:
@@ -281,14 +281,14 @@ def _both_forward(rig: Rig) -> None:
 #: Name → outage. A server that hangs (SIGSTOP, or a proxy that passes nothing on) keeps its
 #: connections open and answers nobody; one that refuses lives, and nobody reaches it. The connection that is cut in the
 #: middle of a packet from the broker recovers by itself.
-BREAKS: Mapping[str, Break] = {
-    "kafka stopped": Break(lambda rig: rig.kafka.stop(), lambda rig: rig.kafka.start(), needs_proxies=False),
-    "kafka killed": Break(lambda rig: rig.kafka.kill(), lambda rig: rig.kafka.start(), needs_proxies=False),
-    "kafka hangs": Break(lambda rig: rig.kafka.pause(), lambda rig: rig.kafka.resume(), needs_proxies=False),
-    "kafka refuses": Break(lambda rig: rig.kafka_proxy.refuse(), lambda rig: rig.kafka_proxy.forward()),
-    "mqtt refused": Break(lambda rig: rig.mqtt_proxy.refuse(), lambda rig: rig.mqtt_proxy.forward()),
-    "mqtt hangs": Break(lambda rig: rig.mqtt_proxy.hang(), lambda rig: rig.mqtt_proxy.forward()),
-    "mqtt cut in a packet": Break(lambda rig: rig.mqtt_proxy.cut_after(301), lambda _: None),
-    "both gone": Break(_both_refuse, _both_forward),
-    "bridge down": Break(lambda rig: rig.bridge.kill(), lambda rig: rig.bridge.start(), needs_proxies=False),
+OUTAGES: Mapping[str, Outage] = {
+    "kafka stopped": Outage(lambda rig: rig.kafka.stop(), lambda rig: rig.kafka.start(), needs_proxies=False),
+    "kafka killed": Outage(lambda rig: rig.kafka.kill(), lambda rig: rig.kafka.start(), needs_proxies=False),
+    "kafka hangs": Outage(lambda rig: rig.kafka.pause(), lambda rig: rig.kafka.resume(), needs_proxies=False),
+    "kafka refuses": Outage(lambda rig: rig.kafka_proxy.refuse(), lambda rig: rig.kafka_proxy.forward()),
+    "mqtt refused": Outage(lambda rig: rig.mqtt_proxy.refuse(), lambda rig: rig.mqtt_proxy.forward()),
+    "mqtt hangs": Outage(lambda rig: rig.mqtt_proxy.hang(), lambda rig: rig.mqtt_proxy.forward()),
+    "mqtt cut in a packet": Outage(lambda rig: rig.mqtt_proxy.cut_after(301), lambda _: None),
+    "both gone": Outage(_both_refuse, _both_forward),
+    "bridge down": Outage(lambda rig: rig.bridge.kill(), lambda rig: rig.bridge.start(), needs_proxies=False),
 }

@@ -26,7 +26,7 @@ from towline_prove.devstack.process import spawn
 from towline_prove.evidence import RunProgress, run_record
 from towline_prove.history import SenderClaim
 from towline_prove.processes import MemorySample, MemoryWatch, Peaks, Role, growth_problems
-from towline_prove.rig import BREAKS, DELIVERY_TIMEOUT_S, UNLIMITED_QUEUE, Rig, Trial
+from towline_prove.rig import DELIVERY_TIMEOUT_S, OUTAGES, UNLIMITED_QUEUE, Rig, Trial
 from towline_prove.subject import LINE, TOPIC, NotReady
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _RECORD_OVERHEAD_BYTES = 1 << 20
 _KAFKA_DEFAULT_MAX_BYTES = 1_000_000
 #: Kafka holds a few requests in its heap at once: for payloads from this size on it gets more.
 _LARGE_PAYLOAD_BYTES, _LARGE_HEAP_OPTIONS = 100_000, ("-Xmx2g",)
-#: Roles that `Scenario.hurt` may name.
+#: Roles that `Scenario.targets` may name.
 KILLABLE_ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE, Role.WORKER, Role.KAFKA)
 
 
@@ -86,14 +86,14 @@ class Fault:
     """Fault injected into a run, and its effect.
 
     Attributes:
-        what: A `Role`, which gets SIGKILL, or a name in `BREAKS`.
+        what: A `Role`, which gets SIGKILL, or a name in `OUTAGES`.
         start_share: Share of the messages sent when the fault begins.
-        end_share: A break ends when this share is sent ...
+        end_share: An outage ends when this share is sent ...
         duration_s: ... or after so many seconds.
         at: Messages sent when it began; -1 before.
-        mended_at: Messages sent when a break was fixed; -1 before.
-        back_s: Seconds until the role was played again, or the break was fixed; -1 before.
-        backlog: Messages that waited in the journal when a break was fixed.
+        mended_at: Messages sent when an outage ended; -1 before.
+        back_s: Seconds until the role was played again, or the outage ended; -1 before.
+        backlog: Messages that waited in the journal when an outage ended.
         began_at: Start on the monotonic clock.
     """
 
@@ -108,9 +108,9 @@ class Fault:
     began_at: float = 0.0
 
     def __str__(self) -> str:
-        text = self.what if self.what in BREAKS else f"killed {self.what} (kill -9)"
+        text = self.what if self.what in OUTAGES else f"killed {self.what} (kill -9)"
         text += f" at {self.at:,}" if self.at >= 0 else ": never"
-        end_text = "over" if self.what in BREAKS else "running again"
+        end_text = "over" if self.what in OUTAGES else "running again"
         return f"{text}, {end_text} after {self.back_s:.1f} s" if self.back_s >= 0 else f"{text}, NEVER RECOVERED"
 
 
@@ -125,58 +125,58 @@ class Scenario:
 
     Attributes:
         guarantee: Guarantee of the line, checked in each run; QoS 2 with exactly_once, 0 with at_most_once, else 1.
-        hurt: Roles, and names in `BREAKS`: each has runs of its own; empty for runs without faults.
-        runs: Runs for each role or break.
+        targets: Roles, and names in `OUTAGES`: each has runs of its own; empty for runs without faults.
+        runs: Runs for each role or outage.
         kills: Kills of a role in a run, at random moments.
-        at: Share of the messages that is sent when a break begins.
-        away: Seconds that a break lasts.
-        strikes: Faults of each run, in place of `hurt`.
+        at: Share of the messages that is sent when an outage begins.
+        away: Seconds that an outage lasts.
+        faults: Faults of each run, in place of `hurt`.
         messages: Messages per run.
         rate: Messages a second; 0 for as fast as the broker takes them.
         size: Payload bytes.
         devices: Keys.
         own_limits: Mosquitto has its own limits, 1,000 messages queued among them; else it drops nothing.
         receipts: One `Publisher` with end-to-end receipts publishes, in place of bare MQTT connections.
-        looks: Samples of memory, heap and files in a run; they may not grow.
+        memory_samples: Samples of memory, heap and files in a run; they may not grow.
         batches: Micro-batches of the bridge at the end of each run, at least.
         seconds: Longest time of a load.
         seed: Seed of the random moments.
     """
 
     guarantee: str = "at_least_once"
-    hurt: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     runs: int = 20
     kills: int = 1
     at: float = 0.0
     away: float = 10.0
-    strikes: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] = ()
     messages: int = 100_000
     rate: float = 10_000.0
     size: int = 150
     devices: int = 50
     own_limits: bool = False
     receipts: bool = False
-    looks: int = 0
+    memory_samples: int = 0
     batches: int = 0
     seconds: float = 7_200.0
     seed: int = 1
 
     def __post_init__(self) -> None:
-        possible = [*KILLABLE_ROLES, *BREAKS]
-        if unknown := set(self.hurt) - set(possible):
+        possible = [*KILLABLE_ROLES, *OUTAGES]
+        if unknown := set(self.targets) - set(possible):
             problem = f"unknown roles or outages: {', '.join(sorted(unknown))}"
             raise ConfigError("TL-C83", "a run", problem, f"Choose from {', '.join(possible)}.")
-        if self.looks == 1:
+        if self.memory_samples == 1:
             raise ConfigError("TL-C83", "a run", "one memory sample shows no growth", "Take 2 at least, or 0.")
 
     def plans(self) -> Iterator[tuple[int, list[Fault]]]:
-        """Yield each run: its number, from 1 for each role or break, and its faults."""
+        """Yield each run: its number, from 1 for each role or outage, and its faults."""
         random_source = random.Random(self.seed)  # noqa: S311 - moments, not secrets
-        for fault_name in self.hurt or ("",):
+        for fault_name in self.targets or ("",):
             for number in range(1, self.runs + 1):
                 if not fault_name:
-                    yield number, [replace(fault) for fault in self.strikes]
-                elif fault_name in BREAKS:
+                    yield number, [replace(fault) for fault in self.faults]
+                elif fault_name in OUTAGES:
                     yield number, [Fault(fault_name, self.at, duration_s=self.away)]
                 else:
                     yield number, [Fault(fault_name, random_source.uniform(0.05, 0.9)) for _ in range(self.kills)]
@@ -196,7 +196,7 @@ class Scenario:
             kafka=dict.fromkeys(("message.max.bytes", "replica.fetch.max.bytes"), str(max_bytes)) if is_large else {},
             client={"message.max.bytes": max_bytes} if is_large else {},
             uplink_line=uplink_line,
-            direct=not any(BREAKS[fault_name].needs_proxies for fault_name in self.hurt if fault_name in BREAKS),
+            direct=not any(OUTAGES[fault_name].needs_proxies for fault_name in self.targets if fault_name in OUTAGES),
         )
         rig.kafka.extra_jvm_options = _LARGE_HEAP_OPTIONS if self.size >= _LARGE_PAYLOAD_BYTES else ()
         return rig
@@ -229,10 +229,10 @@ class Run:
 
     scenario: Scenario
     number: int
-    strikes: list[Fault]
+    faults: list[Fault]
     account: RunAccount | None = None
     peaks: Peaks = field(default_factory=Peaks)
-    looks: list[MemorySample] = field(default_factory=list)
+    memory_samples: list[MemorySample] = field(default_factory=list)
     batches: int = 0
     broker_dropped: int = 0
     repeats: tuple[int, int] = (0, 0)
@@ -243,7 +243,7 @@ class Run:
         """Return all broken promises, missing faults and growth; empty for a good run."""
         if self.account is None:
             return ["it has not ended"]
-        problems = [*self.account.problems(), *(str(fault) for fault in self.strikes if fault.back_s < 0)]
+        problems = [*self.account.problems(), *(str(fault) for fault in self.faults if fault.back_s < 0)]
         verdict, messages = self.account.verdict, self.scenario.messages
         # A killed publisher may not have recorded the acknowledgement of its last messages.
         confirmed_count, verb = verdict.delivered if self.scenario.receipts else verdict.acked, "acknowledged"
@@ -253,8 +253,8 @@ class Run:
             problems.append(f"{confirmed_count:,} of {messages:,} messages were {verb}")
         if not verdict.delivered:
             problems.append("nothing arrived")
-        if len(self.looks) < self.scenario.looks:
-            problems.append(f"{len(self.looks)} memory samples, not {self.scenario.looks}")
+        if len(self.memory_samples) < self.scenario.memory_samples:
+            problems.append(f"{len(self.memory_samples)} memory samples, not {self.scenario.memory_samples}")
         if not self.peaks.rss:
             problems.append("the gateway's memory was never measured")
         if self.peaks.rss > MAX_GATEWAY_RSS:
@@ -263,7 +263,7 @@ class Run:
             problems.append(f"the broker itself dropped {self.broker_dropped:,} messages")
         if self.batches < self.scenario.batches:
             problems.append(f"{self.batches:,} batches, not {self.scenario.batches:,}")
-        return problems + (growth_problems(self.looks) if self.looks else [])
+        return problems + (growth_problems(self.memory_samples) if self.memory_samples else [])
 
     @property
     def ok(self) -> bool:
@@ -272,7 +272,7 @@ class Run:
 
     def summary_text(self) -> str:
         """Return one line of a table, and one for each problem."""
-        fault_text = "; ".join(map(str, self.strikes))
+        fault_text = "; ".join(map(str, self.faults))
         text = f"{'ok ' if self.ok else 'BAD'} {self.number:>3}   {fault_text}   {self.account and self.account.line()}"
         stories = self.account.verdict.stories if self.account and not self.ok else []
         return "\n      ".join([text, *self.problems(), *map(str, stories)])
@@ -280,12 +280,12 @@ class Run:
     def record(self) -> dict[str, Any]:
         """Return the record of a run that has ended (`towline_prove.evidence`)."""
         assert self.account is not None
-        fields = asdict(replace(self.scenario, strikes=()))
-        omitted, recorded = {"hurt", "strikes", "runs", "seconds"}, ("what", "at", "mended_at", "back_s", "backlog")
-        fault_records = [{name: getattr(fault, name) for name in recorded} for fault in self.strikes]
+        fields = asdict(replace(self.scenario, faults=()))
+        omitted, recorded = {"targets", "faults", "runs", "seconds"}, ("what", "at", "mended_at", "back_s", "backlog")
+        fault_records = [{name: getattr(fault, name) for name in recorded} for fault in self.faults]
         sizes = {f"gateway_peak_{name}": size for name, size in asdict(self.peaks).items() if name != "spool"}
         sizes["spool_peak"] = self.peaks.spool
-        sizes["backlog"] = max((fault.backlog for fault in self.strikes), default=0) * self.scenario.size
+        sizes["backlog"] = max((fault.backlog for fault in self.faults), default=0) * self.scenario.size
         details = {
             "run": self.number,
             **{name: value for name, value in fields.items() if name not in omitted},
@@ -298,7 +298,7 @@ class Run:
             "dropped": self.broker_dropped,
             "repeats": self.repeats,
             "intake_s": round(self.intake_s, 1),
-            "looked": [asdict(sample) for sample in self.looks],
+            "looked": [asdict(sample) for sample in self.memory_samples],
             "problems": self.problems(),
             "notes": self.account.notes,
         }
@@ -309,9 +309,9 @@ def prove(scenario: Scenario, directory: Path | None, stage: RunDisplay) -> Iter
     """Start the brokers of a scenario and yield its runs, each one when it has ended, good or bad.
 
     Without a directory a temporary one is kept only after a bad run, for its logs. NotReady TL-P01 if the bridge does
-    not start, or without jcmd for `Scenario.looks`.
+    not start, or without jcmd for `Scenario.memory_samples`.
     """
-    if scenario.looks and shutil.which("jcmd") is None:
+    if scenario.memory_samples and shutil.which("jcmd") is None:
         problem = "it is missing, and shows what lives in a JVM"
         raise NotReady("TL-P01", "jcmd", problem, "Install a JDK, not a JRE alone.")
     began_at = time.monotonic()
@@ -342,13 +342,13 @@ class _RunInProgress:
         self._rig = rig
         self._stage = stage
         self._progress = RunProgress()
-        self._fixes: dict[str, Callable[[Rig], object]] = {}
+        self._pending_fixes: dict[str, Callable[[Rig], object]] = {}
 
     def run(self) -> None:
         run, rig, began_at = self._run, self._rig, time.monotonic()
         dropped_before = rig.broker_dropped()
         with rig.start_trial() as self._trial, MemoryWatch(rig.bridge) as watch:
-            with self._scenario.start_senders(rig, self._trial) as self._senders, self._fix_breaks():
+            with self._scenario.start_senders(rig, self._trial) as self._senders, self._end_outages():
                 self._watch_until_end()
             time.sleep(1.5)  # duplicates may still come, and the broker's counters are a second old
             run.account = replace(self._trial.account(), ordered=not self._scenario.receipts)
@@ -359,16 +359,16 @@ class _RunInProgress:
             run.repeats = int(self._senders.receipt_report().get("sent_again", 0)), int(status.get("deduplicated", 0))
 
     @contextlib.contextmanager
-    def _fix_breaks(self) -> Iterator[None]:
+    def _end_outages(self) -> Iterator[None]:
         try:
             yield
         finally:
-            for fix in self._fixes.values():
+            for fix in self._pending_fixes.values():
                 fix(self._rig)
 
     def _watch_until_end(self) -> None:
         """Watch the run and inject its faults, until all is in Kafka, or nothing makes progress any more."""
-        faults, began_at = self._run.strikes, time.monotonic()
+        faults, began_at = self._run.faults, time.monotonic()
         last_progress_at, last_state = began_at, None
         while time.monotonic() - last_progress_at < DELIVERY_TIMEOUT_S:
             self._update_progress()
@@ -387,7 +387,7 @@ class _RunInProgress:
         self._trial.notes.append(f"no progress for {DELIVERY_TIMEOUT_S:g} s")
 
     def _has_all_samples(self) -> bool:
-        return len(self._run.looks) >= self._scenario.looks
+        return len(self._run.memory_samples) >= self._scenario.memory_samples
 
     def _is_all_delivered(self) -> bool:
         if self._scenario.guarantee == "at_most_once":  # lost messages never come
@@ -405,10 +405,10 @@ class _RunInProgress:
 
     def _advance_fault(self, fault: Fault) -> None:
         """Inject the fault at its time, one killed process at a time; then note when it is over."""
-        sent, is_break = self._progress.offered_count, fault.what in BREAKS
+        sent, is_outage = self._progress.offered_count, fault.what in OUTAGES
         if fault.at < 0:
-            process_down = any(other.at >= 0 > other.back_s and other.what not in BREAKS for other in self._run.strikes)
-            if sent >= max(1, fault.start_share * self._scenario.messages) and (is_break or not process_down):
+            process_down = any(other.at >= 0 > other.back_s and other.what not in OUTAGES for other in self._run.faults)
+            if sent >= max(1, fault.start_share * self._scenario.messages) and (is_outage or not process_down):
                 fault.at = sent if self._inject_fault(fault.what) else -1
                 fault.began_at = time.monotonic()
         elif fault.back_s < 0:
@@ -416,21 +416,21 @@ class _RunInProgress:
             is_over = elapsed >= (fault.duration_s or 0.0)
             if fault.duration_s is None:
                 is_over = sent >= fault.end_share * self._scenario.messages
-            if is_break and is_over:
+            if is_outage and is_over:
                 fault.backlog = self._progress.uncommitted_count
-                self._fixes.pop(fault.what)(self._rig)
+                self._pending_fixes.pop(fault.what)(self._rig)
                 self._update_progress()
                 fault.mended_at = self._progress.offered_count
-            if is_over if is_break else self._revive_role(fault.what):
+            if is_over if is_outage else self._revive_role(fault.what):
                 fault.back_s = round(time.monotonic() - fault.began_at, 1)
                 self._trial.notes.append(str(fault))
                 self._stage.fault(str(fault))
 
     def _inject_fault(self, fault_name: str) -> bool:
         """Inject a fault; False if no process has that role now."""
-        if fault_name in BREAKS:
-            self._fixes[fault_name] = BREAKS[fault_name].fix
-            BREAKS[fault_name].inject(self._rig)
+        if fault_name in OUTAGES:
+            self._pending_fixes[fault_name] = OUTAGES[fault_name].fix
+            OUTAGES[fault_name].inject(self._rig)
         elif fault_name == Role.PUBLISHER:
             self._senders.kill()
         else:
@@ -444,8 +444,8 @@ class _RunInProgress:
         return True
 
     def _sample_memory(self) -> None:
-        samples, scenario = self._run.looks, self._scenario
-        sample_due = len(samples) * scenario.messages < self._progress.offered_count * scenario.looks
+        samples, scenario = self._run.memory_samples, self._scenario
+        sample_due = len(samples) * scenario.messages < self._progress.offered_count * scenario.memory_samples
         if sample_due and (sample := MemorySample.take(self._rig)) is not None:
             samples.append(sample)
             self._stage.step("look", str(sample))

@@ -68,7 +68,7 @@ def demo(
     scenario = Scenario(
         guarantee=guarantee,
         runs=1,
-        strikes=faults if kills else (),
+        faults=faults if kills else (),
         messages=messages or (5_000 if receipts else 20_000),
         rate=rate or (500 if receipts else 1000),
         devices=devices,

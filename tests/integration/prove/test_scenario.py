@@ -20,7 +20,7 @@ from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.evidence import RunDisplay, RunProgress
 from towline_prove.processes import Role
-from towline_prove.rig import BREAKS
+from towline_prove.rig import OUTAGES
 from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Run, Scenario, prove
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 #: What is away by itself; the bridge is in the scene of the receipts.
-AWAY = tuple(what for what in BREAKS if what != "bridge down")
+AWAY = tuple(what for what in OUTAGES if what != "bridge down")
 
 Prove = Callable[[Scenario], list[Run]]
 
@@ -61,8 +61,8 @@ class Audience(RunDisplay):
 
 
 def test_a_kill_of_each_role_loses_nothing(kept: Prove) -> None:
-    runs = kept(Scenario(hurt=KILLABLE_ROLES, runs=1, messages=4_000, rate=1_500))
-    assert [run.strikes[0].what for run in runs] == list(KILLABLE_ROLES)
+    runs = kept(Scenario(targets=KILLABLE_ROLES, runs=1, messages=4_000, rate=1_500))
+    assert [run.faults[0].what for run in runs] == list(KILLABLE_ROLES)
 
 
 @pytest.mark.parametrize(("messages", "kills", "rate"), [(4_000, 4, 500.0), (100_000, 40, 1_000.0)])
@@ -70,19 +70,19 @@ def test_a_gateway_killed_again_and_again_takes_each_qos_2_message_once(
     kept: Prove, messages: int, kills: int, rate: float
 ) -> None:
     (run,) = kept(
-        Scenario(guarantee="exactly_once", hurt=(Role.GATEWAY,), runs=1, kills=kills, messages=messages, rate=rate)
+        Scenario(guarantee="exactly_once", targets=(Role.GATEWAY,), runs=1, kills=kills, messages=messages, rate=rate)
     )
-    assert len(run.strikes) == kills
+    assert len(run.faults) == kills
 
 
 @pytest.mark.parametrize("own_limits", [True, False])
 def test_four_and_four_and_four_make_twelve(kept: Prove, own_limits: bool) -> None:
     """Four before something is away, four meanwhile and four behind it; what one outage leaves the next one meets."""
     runs = kept(
-        Scenario(hurt=AWAY, runs=1, at=1 / 3, away=2.0, messages=12, rate=0.8, devices=8, own_limits=own_limits)
+        Scenario(targets=AWAY, runs=1, at=1 / 3, away=2.0, messages=12, rate=0.8, devices=8, own_limits=own_limits)
     )
-    assert [run.strikes[0].what for run in runs] == list(AWAY)
-    assert all(run.strikes[0].mended_at < 12 for run in runs), "the last four come behind it"
+    assert [run.faults[0].what for run in runs] == list(AWAY)
+    assert all(run.faults[0].mended_at < 12 for run in runs), "the last four come behind it"
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,10 @@ def test_four_and_four_and_four_make_twelve(kept: Prove, own_limits: bool) -> No
     ids=["kafka", "mqtt"],
 )
 def test_the_same_with_four_thousand(kept: Prove, breaks: tuple[str, ...], own_limits: bool) -> None:
-    runs = kept(Scenario(hurt=breaks, runs=1, at=1 / 3, away=4.0, messages=12_000, rate=700.0, own_limits=own_limits))
-    assert all(run.strikes[0].mended_at < 12_000 for run in runs)
+    runs = kept(
+        Scenario(targets=breaks, runs=1, at=1 / 3, away=4.0, messages=12_000, rate=700.0, own_limits=own_limits)
+    )
+    assert all(run.faults[0].mended_at < 12_000 for run in runs)
 
 
 @pytest.mark.parametrize("seconds", [5, 60])
@@ -104,11 +106,16 @@ def test_a_publisher_that_goes_on_fills_the_journal_and_not_the_broker(kept: Pro
     """Kafka away at 2,000 msg/s: Mosquitto, which drops beyond 1,000, never has to queue."""
     (run,) = kept(
         Scenario(
-            hurt=("kafka refuses",), runs=1, away=seconds, messages=2_000 * (seconds + 5), rate=2_000, own_limits=True
+            targets=("kafka refuses",),
+            runs=1,
+            away=seconds,
+            messages=2_000 * (seconds + 5),
+            rate=2_000,
+            own_limits=True,
         )
     )
     assert run.broker_dropped == 0
-    assert run.strikes[0].backlog >= 0.9 * 2_000 * seconds
+    assert run.faults[0].backlog >= 0.9 * 2_000 * seconds
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
@@ -116,13 +123,15 @@ def test_a_publisher_that_goes_on_fills_the_journal_and_not_the_broker(kept: Pro
 def test_a_backlog_of_large_messages_goes_through(
     kept: Prove, guarantee: str, messages: int, size: int, away: float
 ) -> None:
-    kept(Scenario(guarantee=guarantee, hurt=("kafka hangs",), runs=1, away=away, messages=messages, rate=0, size=size))
+    kept(
+        Scenario(guarantee=guarantee, targets=("kafka hangs",), runs=1, away=away, messages=messages, rate=0, size=size)
+    )
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_what_can_not_be_done_with_mosquitto(kept: Prove, guarantee: str) -> None:
     """Mosquitto forgets, the bridge is down, the publisher dies: all in Kafka, as the demo shows it."""
-    asked: dict[str, Any] = {"strikes": RECEIPT_FAULTS, "receipts": True, "own_limits": True, "runs": 1}
+    asked: dict[str, Any] = {"faults": RECEIPT_FAULTS, "receipts": True, "own_limits": True, "runs": 1}
     (run,) = kept(Scenario(guarantee=guarantee, messages=1_500, rate=300, **asked))
     # Between the bridge's end and Mosquitto's a quarter of all messages was acknowledged, by a broker that forgot.
     assert run.repeats[0] >= 0.2 * 1_500

@@ -53,11 +53,11 @@ def test_each_field_of_a_scenario_is_an_option(monkeypatch: pytest.MonkeyPatch, 
         return iter(())
 
     monkeypatch.setattr(commands, "prove", noted)
-    words = ["--roles", "none", "--breaks", "kafka hangs", "--away", "3", "--messages", "9", "--size", "300"]
+    words = ["--roles", "none", "--outages", "kafka hangs", "--away", "3", "--messages", "9", "--size", "300"]
     runner = CliRunner()
     assert runner.invoke(app, ["soak", *words, "--own-limits", "--seed", "5"]).exit_code == 0
     assert runner.invoke(app, ["soak", "--receipts", "--guarantee", "exactly_once"]).exit_code == 0
-    assert asked[0] == Scenario(hurt=("kafka hangs",), away=3.0, messages=9, size=300, own_limits=True, seed=5)
-    assert (asked[1].receipts, asked[1].own_limits, asked[1].runs, asked[1].strikes) == (True, True, 1, RECEIPT_FAULTS)
-    for option in ("kills", "looks", "batches", "rate", "seconds", "guarantee"):
+    assert asked[0] == Scenario(targets=("kafka hangs",), away=3.0, messages=9, size=300, own_limits=True, seed=5)
+    assert (asked[1].receipts, asked[1].own_limits, asked[1].runs, asked[1].faults) == (True, True, 1, RECEIPT_FAULTS)
+    for option in ("kills", "memory-samples", "batches", "rate", "seconds", "guarantee"):
         assert f"--{option}" in runner.invoke(app, ["soak", "--help"], env={"COLUMNS": "200"}).output

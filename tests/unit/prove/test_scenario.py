@@ -34,15 +34,15 @@ def test_a_good_run_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"strikes": [Fault(Role.JVM)]}, "killed jvm (kill -9): never, NEVER RECOVERED"),
-        ({"strikes": [Fault("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER RECOVERED"),
+        ({"faults": [Fault(Role.JVM)]}, "killed jvm (kill -9): never, NEVER RECOVERED"),
+        ({"faults": [Fault("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER RECOVERED"),
         ({"account": RunAccount(replace(KEPT, delivered=19, copies=19, lost=1))}, "at_least_once was not kept"),
         ({"account": RunAccount(replace(KEPT, acked=19))}, "19 of 20 messages were acknowledged"),
         ({"account": None}, "it has not ended"),
         ({"peaks": Peaks(rss=400_000_001)}, "the gateway took 400 MB"),
         ({"broker_dropped": 3}, "the broker itself dropped 3 messages"),
         ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
-        ({"scenario": replace(SCENARIO, looks=3)}, "0 memory samples, not 3"),
+        ({"scenario": replace(SCENARIO, memory_samples=3)}, "0 memory samples, not 3"),
         ({"peaks": Peaks()}, "the gateway's memory was never measured"),
         ({"account": RunAccount(RunVerdict())}, "nothing arrived"),
         (
@@ -53,7 +53,7 @@ def test_a_good_run_is_one_line() -> None:
             "0 of 20 messages were sent",
         ),
         (
-            {"looks": [MemorySample(1, {}, 10.0, 1, 1), MemorySample(2, {}, 31.0, 1, 1)]},
+            {"memory_samples": [MemorySample(1, {}, 10.0, 1, 1), MemorySample(2, {}, 31.0, 1, 1)]},
             "the JVM's heap grew from 10 to 31 MB",
         ),
     ],
@@ -67,7 +67,7 @@ def test_a_fault_that_was_not_done_a_loss_and_growth_make_a_bad_run(changes: dic
 
 
 def test_the_record_has_what_was_asked_for_and_what_was_found() -> None:
-    record = run(strikes=[Fault("kafka hangs", at=1, back_s=60.0, backlog=40_000)]).record()
+    record = run(faults=[Fault("kafka hangs", at=1, back_s=60.0, backlog=40_000)]).record()
     assert (record["program"], record["ok"], record["run"], record["seed"]) == ("soak", True, 2, 4)
     assert record["struck"] == [{"what": "kafka hangs", "at": 1, "mended_at": -1, "back_s": 60.0, "backlog": 40_000}]
     assert (record["messages"], record["attempted"], record["lost"], record["longest_s"]) == (20, 20, 0, 7200.0)
@@ -77,22 +77,22 @@ def test_the_record_has_what_was_asked_for_and_what_was_found() -> None:
 
 
 def test_each_role_has_its_runs_and_chance_their_moments() -> None:
-    scenario = Scenario(hurt=(Role.GATEWAY, "kafka hangs"), runs=2, kills=3, at=0.25, away=5.0)
+    scenario = Scenario(targets=(Role.GATEWAY, "kafka hangs"), runs=2, kills=3, at=0.25, away=5.0)
     plans = list(scenario.plans())
-    assert [(number, [strike.what for strike in strikes]) for number, strikes in plans] == [
+    assert [(number, [fault.what for fault in faults]) for number, faults in plans] == [
         (1, [Role.GATEWAY] * 3),
         (2, [Role.GATEWAY] * 3),
         (1, ["kafka hangs"]),
         (2, ["kafka hangs"]),
     ]
-    assert all(0.05 <= strike.start_share <= 0.9 for _, strikes in plans[:2] for strike in strikes)
-    assert [(strike.start_share, strike.duration_s) for strike in plans[2][1]] == [(0.25, 5.0)]
+    assert all(0.05 <= fault.start_share <= 0.9 for _, faults in plans[:2] for fault in faults)
+    assert [(fault.start_share, fault.duration_s) for fault in plans[2][1]] == [(0.25, 5.0)]
     assert plans == list(scenario.plans())
     assert plans != list(replace(scenario, seed=2).plans())
 
 
 def test_given_strikes_are_made_anew_for_each_run() -> None:
-    ((_, first), (_, second)) = Scenario(strikes=RECEIPT_FAULTS, runs=2).plans()
+    ((_, first), (_, second)) = Scenario(faults=RECEIPT_FAULTS, runs=2).plans()
     first[0].at = 7
     assert second[0].at == RECEIPT_FAULTS[0].at == -1
     assert list(Scenario(runs=1).plans()) == [(1, [])]
@@ -113,8 +113,8 @@ def test_the_logs_of_a_run_that_was_not_good_stay(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"looks": 1}, "one memory sample shows no growth"),
-        ({"hurt": ("gateway", "cat")}, r"unknown roles or outages: cat\. Choose from gateway, .*kafka hangs"),
+        ({"memory_samples": 1}, "one memory sample shows no growth"),
+        ({"targets": ("gateway", "cat")}, r"unknown roles or outages: cat\. Choose from gateway, .*kafka hangs"),
     ],
 )
 def test_a_scenario_that_can_not_be_is_refused(fields: dict[str, Any], problem: str) -> None:
