@@ -22,7 +22,6 @@ from tests.integration.net.scripted import Scripted
 from tests.integration.net.test_authentication import PASSWORD, honest
 from tests.integration.net.ways import Relay, exactly
 from towline import Client, ClientSettings, Publisher, WillSettings
-from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.process import free_port
 
 HEADERS = {"X-Tenant": "plant 7", "Authorization": "Bearer s3cret"}
@@ -162,22 +161,3 @@ def test_enhanced_authentication(new_gateway: NewGateway, tmp_path: Path) -> Non
     for face in (gateway, client, publisher):
         with Scripted(honest) as server:
             face(server.uri)
-
-
-def test_an_authenticator_that_cant_be_had_is_told(new_gateway: NewGateway, mosquitto: Mosquitto) -> None:
-    line = new_gateway(mosquitto, authenticator="no.such:thing").fail()
-    assert "no.such:thing" in line
-    assert "can't be imported (ModuleNotFoundError no, " in line
-    assert "TL-C179" in line
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"), [("Host: x", "is part of the WebSocket"), ("nothing", "not a header of the form")]
-)
-def test_a_wrong_header_is_told_without_its_value(
-    new_gateway: NewGateway, mosquitto: Mosquitto, tmp_path: Path, text: str, problem: str
-) -> None:
-    (tmp_path / "headers").write_text(f"\nA: s3cret\n{text}\n")
-    line = new_gateway(mosquitto, websocket_headers_file=tmp_path / "headers").fail()
-    assert problem in line
-    assert "s3cret" not in line

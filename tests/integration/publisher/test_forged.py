@@ -16,7 +16,16 @@ from paho.mqtt.properties import Properties
 
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, new_gateway
-from tests.integration.publisher.test_receipts import Committer, broker, commit, gateway, rows_of, spark, write_key
+from tests.integration.publisher.test_receipts import (
+    Committer,
+    broker,
+    commit,
+    gateway,
+    new_publisher,
+    rows_of,
+    spark,
+    write_key,
+)
 from towline import Publisher
 from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError
@@ -47,10 +56,7 @@ def payloads(gateway: Gateway) -> list[str]:
 
 
 def publisher(broker: Mosquitto, tmp_path: Path, directory: str = "p") -> Publisher:
-    key = write_key(tmp_path)
-    return Publisher(
-        broker.uri, state_dir=tmp_path / directory, receipts=True, receipt_key_file=key, receipt_patience_s=1
-    )
+    return new_publisher(broker, tmp_path, directory, receipt_patience_s=1)
 
 
 def test_a_forged_mark_makes_nothing_vanish(

@@ -51,6 +51,12 @@ def write_key(tmp_path: Path) -> Path:
     return file
 
 
+def new_publisher(broker: Mosquitto, directory: Path, name: str = "p", **options: Any) -> Publisher:
+    """A publisher with receipts and the line's key."""
+    key = write_key(directory)
+    return Publisher(broker.uri, state_dir=directory / name, receipts=True, receipt_key_file=key, **options)
+
+
 class Committer:
     """Stands for Spark: commits what the gateway has, as often as it may."""
 
@@ -120,13 +126,7 @@ def kept_once(gateway: Gateway, wanted: range) -> None:
 def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
     gateway.start()
     outcomes: list[tuple[int, str]] = []
-    with Publisher(
-        broker.uri,
-        state_dir=tmp_path / "p",
-        receipts=True,
-        receipt_key_file=write_key(tmp_path),
-        on_outcome=lambda n, o: outcomes.append((n, o)),
-    ) as publisher:
+    with new_publisher(broker, tmp_path, on_outcome=lambda n, o: outcomes.append((n, o))) as publisher:
         receipts = [publisher.publish("t/1", str(n), qos=n % 3, user_properties=[("a", "b")]) for n in range(6)]
         assert publisher.flush(10, end_to_end=False) == 0
         gateway.until(journaled=6)
@@ -160,9 +160,7 @@ def test_a_broker_that_loses_its_whole_store(
     gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
 ) -> None:
     """The messages wait in a broker for a gateway that is down; the broker forgets both; all arrive, once."""
-    with Publisher(
-        broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path), receipt_patience_s=1
-    ) as publisher:
+    with new_publisher(broker, tmp_path, receipt_patience_s=1) as publisher:
         for n in range(300):
             publisher.publish(f"t/{n % 3}", str(n), qos=1 + n % 2, wait=False)
         assert publisher.flush(30) == 0
@@ -190,17 +188,8 @@ def test_kill_9_of_everybody(
     gateway.start()
     state = tmp_path / "p"
     for life in range(3):
-        command = [
-            sys.executable,
-            "-c",
-            LIFE,
-            broker.uri,
-            str(state),
-            str(write_key(tmp_path)),
-            str(life * 200),
-            "200",
-            str(qos),
-        ]
+        arguments = map(str, (state, write_key(tmp_path), life * 200, 200, qos))
+        command = [sys.executable, "-c", LIFE, broker.uri, *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL) as child:
             assert child.stdout is not None
             for line in child.stdout:
@@ -215,9 +204,7 @@ def test_kill_9_of_everybody(
     gateway.stop(signal.SIGKILL)
     gateway.start()
     spark = Committer(gateway)
-    with Publisher(
-        broker.uri, state_dir=state, receipts=True, receipt_key_file=write_key(tmp_path), receipt_patience_s=1
-    ) as publisher:
+    with new_publisher(broker, tmp_path, receipt_patience_s=1) as publisher:
         assert publisher.flush(60) == 0
         assert publisher.status()["receipts"]["watermark"] == 600
     spark.end()
@@ -227,9 +214,7 @@ def test_kill_9_of_everybody(
 
 def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
     gateway.start()
-    with Publisher(
-        broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path), receipt_patience_s=1
-    ) as publisher:
+    with new_publisher(broker, tmp_path, receipt_patience_s=1) as publisher:
         for n in range(50):
             publisher.publish("t/1", str(n), wait=False)
         wait_until(lambda: publisher.status()["receipts"]["asked"] >= 2, what="two questions")
@@ -244,9 +229,7 @@ def test_a_stub_has_its_receipt_and_none_is_no_receipt(
     gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
 ) -> None:
     crowd = [("k", "v")] * 1_001
-    with Publisher(
-        broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path)
-    ) as publisher:
+    with new_publisher(broker, tmp_path) as publisher:
         with Client(broker.uri, client_id="device") as client:
             ours = publisher.status()["client_id"].replace("towline-", "towline/receipts/")
             client.publish(ours, b"{}", user_properties=crowd).wait(60)
@@ -338,13 +321,7 @@ def _killed_at(broker: Mosquitto, tmp_path: Path, call: str, points: range | tup
         )
         injection = Injection(call, str(when), "KILL")
         with GatewayRun(settings).start(lambda command, i=injection, f=log: inject_command(command, i, f)) as run:  # type: ignore[misc]
-            with Publisher(
-                broker.uri,
-                state_dir=tmp_path / f"p{when}",
-                receipts=True,
-                receipt_key_file=write_key(tmp_path),
-                receipt_patience_s=1,
-            ) as publisher:
+            with new_publisher(broker, tmp_path, f"p{when}", receipt_patience_s=1) as publisher:
                 for number in range(12):
                     publisher.publish(f"{name}/{number % 2}", str(number), qos=1 + number % 2)
                     _commit(run)
