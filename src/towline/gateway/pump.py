@@ -93,7 +93,7 @@ class Pump:
         #: Receipts for publishers; None if there are none.
         self._receipts: ReceiptSender | None = None
         if (receipts := settings.receipts) is not None:
-            limits = receipts.model_dump(exclude={"key_file", "prefix"})
+            limits = receipts.model_dump(exclude={"key_file", "prefix", "keep_s"}) | {"retention_s": receipts.keep_s}
             limits |= {"keys": ReceiptKeys.read_file(receipts.key_file), "max_packet_bytes": settings.max_packet_bytes}
             ledger = ReceiptLedger(inbox.notes, inbox.end, gateway=settings.name, **limits)
             self._receipts = ReceiptSender(receipts.prefix, ledger, inbox, self._handle, self._log)
