@@ -251,8 +251,7 @@ _PACKET_FIELDS: Final = attrgetter(
 #: Absent values of a packet's fields, in the order of `OPTIONAL_COLUMNS`.
 _ABSENT_VALUES: Final[tuple[Any, ...]] = (None, 0, None, None, [], None, [])
 #: Column → converter of a packet's values, where they differ. Payload Format Indicator 1 is UTF-8 text; the codec
-#: can't distinguish 0 from absent, so both are null. Order and repetition of user properties are kept
-#: [MQTT-3.3.2-18].
+#: can't distinguish 0 from absent, so both are null. User properties keep order and repeats [MQTT-3.3.2-18].
 _CELL_CONVERTERS: Final[dict[str, Callable[[Sequence[Any]], list[Any]]]] = {
     "payload_is_utf8": lambda values: [value == 1 or None for value in values],
     "user_properties": lambda values: [[{"key": k, "value": v} for k, v in pairs] or None for pairs in values],

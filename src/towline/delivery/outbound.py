@@ -80,8 +80,7 @@ class OutboxSender:
         log: Takes ``warning(event, **facts)``, as structlog's loggers do.
         refused_dir: Directory of the journal of refused messages.
         max_age_s: Messages older than this many seconds expire; None for no limit.
-        on_outcome: Called with number, outcome and the broker's reason code of each message that is done, before it is
-            done on disk.
+        on_outcome: Called with number, outcome and reason code of each message, before it is done on disk.
         on_progress: Called when messages were done since the last call.
         mark: Number and content → user properties to add to the message, for an owner that sends messages again.
         exactly_once: A broker that handles QoS 2 as a lower QoS stops all sending (TL-M44).
@@ -194,8 +193,7 @@ class OutboxSender:
         """Perform an action of the session.
 
         Raises:
-            JournalFull: TL-J02, the packet's state can't be made durable: the packet must not be sent, and the session
-                has to be renewed.
+            JournalFull: TL-J02, the packet's state can't be written: it must not be sent, and the session ends.
         """
         if isinstance(action, events.PublishAcknowledged):
             self._handle_acknowledged(action)
@@ -257,8 +255,7 @@ class OutboxSender:
     def status(self) -> dict[str, Any]:
         """Return the outbox account: accepted = queued + in_flight + delivered + expired + refused [I11].
 
-        From any thread, so the counts are approximate. Rows of a partial batch are not accepted yet, dropped ones
-        never.
+        From any thread, so the counts are approximate. Rows of a partial or dropped batch are not accepted.
         """
         ledger, counts = self._outbox.ledger, outbox_counts(self._outbox)
         waiting = counts.pop("waiting")
@@ -446,8 +443,7 @@ def _in_flight_rows(tokens: Mapping[int, events.MessageToken], phase: int) -> di
     return {packet_id: InFlight(token, phase) for packet_id, token in tokens.items() if isinstance(token, int)}
 
 
-#: Counters of the ledger: acknowledgements (PUBACK, PUBCOMP), messages of QoS 0 sent, and messages of either kind
-#: that were refused afterwards.
+#: Counters of the ledger: acknowledgements, messages of QoS 0 sent, and those of either that were refused afterwards.
 ACKNOWLEDGED_COUNTER: Final = "acknowledged"
 QOS0_SENT_COUNTER: Final = "sent"
 TAKEN_BACK_COUNTER: Final = "taken_back"
@@ -583,8 +579,7 @@ class _TopicQueue:
     """Waiting messages of one topic, in order."""
 
     numbers: deque[int] = field(default_factory=deque)
-    #: retry time of the first message, and the next pause; it was postponed, unless older ones of a batch that became
-    #: whole came later
+    #: retry time of the first message, and the next pause; it was postponed, or is older and came later
     retry_at: float = 0.0
     retry_pause_s: float = _FIRST_RETRY_S
     #: the postponed message is acknowledged: all may be sent
@@ -732,8 +727,7 @@ def load_session_record(
     """Return the session record stored in a journal; None in a new journal, and for client id `abandoned_id`.
 
     Raises:
-        ConfigError: TL-M23, the session belongs to another client id: the broker's messages for it would never be
-            fetched.
+        ConfigError: TL-M23, the session of another client id holds messages that would never be fetched.
     """
     if not session:
         return None

@@ -19,8 +19,7 @@ from towline.timing import Timestamp
 _NO_PROPERTIES: Final = (None,) * 6
 #: Memory of a pair beside its text.
 _PAIR_BYTES: Final = 100
-#: Reason codes of a row that MQTT can't express: topic name invalid, packet too large, payload format invalid, QoS not
-#: supported.
+#: Reason codes of a row that MQTT can't express.
 _TOPIC_INVALID, _TOO_LARGE, _FORMAT_INVALID, _QOS_INVALID = 0x90, 0x95, 0x99, 0x9B
 
 

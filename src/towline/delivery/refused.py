@@ -42,8 +42,7 @@ class RefusedMessages:
 
     Args:
         directory: Directory of the journal; created with the first message.
-        outbox: Source of the messages, and target of a replay; the calling thread is the sending one. None for `page`
-            only.
+        outbox: Source of the messages, and target of a replay; only the sending thread calls. None for `page` only.
         limits: Disk space limits of the journal.
     """
 

@@ -296,8 +296,7 @@ _LOCK_BYTES = 63
 _LOCK_PROBLEM = "the journal can't be locked here"
 #: The lock file may be removed between its opening and the lock; so many times in a row is no coincidence.
 _MAX_LOCK_ATTEMPTS = 100
-#: Lock files held by this process, with pid and descriptor: a fork inherits the table, and containers repeat the
-#: pids in the files.
+#: Lock files held by this process, with pid (a fork inherits the table) and descriptor.
 _OWN_LOCKS: dict[tuple[int, int], tuple[int, int]] = {}
 
 
@@ -356,8 +355,7 @@ class Lock:
     def check(self) -> None:
         """Check that the name of the lock file still refers to the locked file.
 
-        Rows that were durable before this call returns are visible to any later owner. One system call, about a
-        microsecond.
+        Rows that were durable before this call returns are visible to any later owner. Costs a microsecond.
 
         Raises:
             JournalFailed: TL-J11, the file was removed or replaced: another process may own the directory.

@@ -203,8 +203,7 @@ class JournalState:
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: name -> newest note, any JSON value but null: state that an owner needs exactly as long as the rows beside it
     notes: dict[str, Any] = field(default_factory=dict)
-    #: 8 random hex digits of the opening that writes, so that two journals that continue from the same copy differ
-    #: [I14]; "" before the first
+    #: 8 random hex digits of this opening: journals that continue from one copy differ [I14]; "" before the first
     incarnation: str = ""
     #: incarnation that wrote row `end - 1`; "" without rows
     last_row_incarnation: str = ""

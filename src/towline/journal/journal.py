@@ -213,8 +213,7 @@ class Journal:
 
         Returns:
             ``syncs`` (`towline.timing.Histogram.as_json`), ``bytes_written`` since this opening, ``bytes_on_disk``,
-            ``bytes_waiting`` of rows that are not committed (about), and ``room_left``, the bytes that may still be
-            written (None if unknown).
+            ``bytes_waiting`` of uncommitted rows (about), and ``room_left`` for more bytes (None if unknown).
         """
         available_bytes, committed, waiting_bytes = None, self.committed, 0
         with contextlib.suppress(OSError):
@@ -251,8 +250,7 @@ class Journal:
             held: QoS 2 packet ids of these rows → row number and digest [I3].
             released: QoS 2 packet ids that the broker has released; applied before `held`.
             notes: JSON values by name that become durable in the same frame; None removes a note.
-            durable: False, without rows only: no sync, so the frame survives the process but perhaps not a power
-                failure.
+            durable: False, without rows only: no sync, so a power failure may lose the frame.
 
         Raises:
             JournalFull: TL-J02, no free space; nothing was written, the same call may succeed later [I7].
@@ -373,8 +371,7 @@ class Journal:
     def read(self, start: int, end: int, *, batch_rows: int = 10_000, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
         """Return the rows from `start` to `end` in batches within both bounds, with their checksums verified [I4].
 
-        A row above `batch_bytes` is a batch by itself. Large batches refer to the mapped file, and stay valid after its
-        removal.
+        A row above `batch_bytes` is a batch by itself. Large batches refer to the mapped file, also after its removal.
 
         Raises:
             JournalError: TL-J07, some of these rows are not, or no longer, in the journal. TL-J10, closed.

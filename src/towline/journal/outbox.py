@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from towline.journal.disk import Disk, DiskSpace, Lock
     from towline.journal.recovery import RecoveredJournal
 
-#: Phases of a row in flight, for QoS 2: PUBLISH may have been received; PUBREL releases the packet id. QoS 1 has one
-#: phase.
+#: Phases of a row in flight: PUBLISH or PUBREL of QoS 2 may have been received; PUBLISH of QoS 1.
 PHASE_PUBLISHED, PHASE_RELEASED, PHASE_QOS1 = 0, 1, 2
 
 _SENDER_CONSUMER = "sender"
@@ -96,8 +95,7 @@ class Outbox(Journal):
         self._append_lock = threading.Lock()
         #: guards all below; held for moments, never during a system call
         self._rows_lock = threading.Lock()
-        #: rows below may be sent, but for withheld ones: of a partial batch, or dropped and not done; replaced, never
-        #: changed
+        #: rows below may be sent, but for withheld ones: of a partial batch, or dropped and not done; never mutated
         self._visible_end, self._withheld_rows = 0, Ranges()
         #: first row of a batch that became whole: the sending thread has to go back to it
         self._rewind_offset: int | None = None
@@ -154,8 +152,7 @@ class Outbox(Journal):
             JournalFull: TL-J02, no free space: nothing was stored, the same call may succeed later [I7].
             JournalFailed: TL-J04, these rows may be lost; the outbox is dead [I6].
             JournalError: TL-J06 another schema, TL-J08 too large for one frame, TL-J10 closed, TL-J15 the batch can
-                never become whole, TL-J16 the rows before `start` are missing, TL-J17 the job has ended, TL-J22 another
-                batch.
+                never be complete, TL-J16 rows before `start` are missing, TL-J17 job has ended, TL-J22 another origin.
         """
         with self._append_lock:
             if batch is None:
@@ -355,8 +352,7 @@ class Outbox(Journal):
     def write_in_flight(self, in_flight: Mapping[int, InFlight], *, durable: bool = True) -> None:
         """Write packet ids with their rows and phases, durable before their packets are sent.
 
-        Without `durable`, for QoS 1 only, the frame is not synced: it survives the process, but perhaps not a power
-        failure.
+        Without `durable`, for QoS 1 only, the frame is not synced, so a power failure may lose it.
 
         Raises:
             JournalFull: TL-J02, the disk is full: no packet but those of QoS 1 may be sent.
@@ -452,8 +448,7 @@ class Batch:
     Attributes:
         writer: Source of one batch after another, such as a query and one of its partitions.
         number: Grows with each batch of the writer.
-        origin: Fingerprint of the batch's source, such as a hash; distinguishes another batch with the same number.
-            Empty for unknown.
+        origin: Hash of the batch's source; distinguishes another batch with the same number. Empty for unknown.
         attempt: Name of one run through the rows from the first on: another run may have them in another order. Empty
             for a batch in one call.
     """

@@ -264,8 +264,7 @@ class ActiveSegment(Segment):
 BATCH_BYTES: Final = 32 << 20
 #: Frames from this size on have their pages released after the read.
 _LARGE_FRAME_BYTES: Final = 1 << 20
-#: Most bytes of a frame, unless it is one row; a journal's limit holds at least `_MIN_FRAMES_IN_LIMIT` frames, or a
-#: frame might never fit.
+#: Most bytes of a frame, unless it is one row; and so many fit into a journal's limit at least.
 _MAX_FRAME_BYTES: Final = 16 << 20
 _MIN_FRAMES_IN_LIMIT: Final = 16
 #: Most bytes of a null: an offset and a bit.

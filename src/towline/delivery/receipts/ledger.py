@@ -2,8 +2,7 @@
 
 The `ReceiptLedger` is pure: no disk, no socket, no clock.
 
-It has three sets of numbers for each publisher, each a subset of the previous one. The first deduplicates messages, the
-other two are in a receipt:
+Each publisher has three sets of numbers, each a subset of the previous one. A receipt holds the last two:
 
     received    received by this process, perhaps not on disk yet      a repeated number is deduplicated
     journaled   in the journal, with a note beside the rows            answers a publisher's question
@@ -382,9 +381,8 @@ _FORGED_WARNING: Final = "a mark has a wrong code (another key, or a forgery); s
 class ReceiptSender:
     """Sender of receipts to publishers; belongs to the pump's thread.
 
-    A receipt is not stored on disk: it shows the state of the ledger. It is sent again to all publishers after a
-    restart or a lost session, and to one publisher whenever it asks. Only the watermark is persisted first, so that it
-    never decreases.
+    A receipt is not stored: it shows the state of the ledger, and is sent again to all publishers after a restart or a
+    lost session, to one whenever it asks. Only the watermark is persisted first, so that it never decreases.
     """
 
     def __init__(

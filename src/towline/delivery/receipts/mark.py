@@ -5,8 +5,7 @@
     towline-auth   INCARNATION.CODE: the incarnation of the publisher's journal, and the code of mark and content;
                    .LENGTH.COUNT.DIGEST of a larger message's content, which a gateway may truncate
 
-A publisher's numbers grow by one per message; a new epoch restarts them. A message without the first two properties,
-each once, has no mark.
+A publisher's numbers grow by one per message; a new epoch restarts them. Without the first two there is no mark.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ class ReceiptPayload:
         journaled: Ranges of numbers that are on the gateway's disk, or in Kafka. In an answer: the publisher must
             resend numbers that it sent before the question and that are in none of them.
         restarted: The gateway has restarted, and may have missed messages: the publisher should ask.
-        incarnations: First number and incarnation of the publisher's journal for each range of numbers, as the gateway
-            received them.
+        incarnations: First number and incarnation of each range of received numbers, of the publisher's journal.
     """
 
     publisher: str
