@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from tests.engines.strace import Call
 
-__all__ = ["EVERYTHING", "NOTHING", "DiskModel", "Survives", "UnsupportedCall", "random_changes"]
 
 #: Bytes that a disk writes in one piece.
 _SECTOR: Final = 512
@@ -171,20 +170,20 @@ class _OpenFile:
 
 #: What a system call does, as the method of `DiskModel` that follows it.
 _METHODS: Final = {
-    **dict.fromkeys(("open", "openat", "creat"), "_opened"),
-    **dict.fromkeys(("write", "writev"), "_wrote"),
-    **dict.fromkeys(("pwrite64", "pwritev"), "_wrote_at"),
-    "lseek": "_sought",
-    "ftruncate": "_resized",
-    "fallocate": "_allocated",
-    "mmap": "_mapped",
-    **dict.fromkeys(("dup", "dup2", "dup3"), "_copied"),
-    **dict.fromkeys(("rename", "renameat", "renameat2"), "_renamed"),
-    **dict.fromkeys(("unlink", "unlinkat", "rmdir"), "_removed"),
-    **dict.fromkeys(("mkdir", "mkdirat"), "_created"),
-    **dict.fromkeys(("link", "linkat"), "_linked"),
-    **dict.fromkeys(("fsync", "fdatasync"), "_synced"),
-    **dict.fromkeys(("sync", "syncfs"), "_synced_all"),
+    **dict.fromkeys(("open", "openat", "creat"), "_open_call"),
+    **dict.fromkeys(("write", "writev"), "_write_call"),
+    **dict.fromkeys(("pwrite64", "pwritev"), "_write_at_call"),
+    "lseek": "_seek_call",
+    "ftruncate": "_truncate_call",
+    "fallocate": "_allocate_call",
+    "mmap": "_map_call",
+    **dict.fromkeys(("dup", "dup2", "dup3"), "_duplicate_call"),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), "_rename_call"),
+    **dict.fromkeys(("unlink", "unlinkat", "rmdir"), "_remove_call"),
+    **dict.fromkeys(("mkdir", "mkdirat"), "_mkdir_call"),
+    **dict.fromkeys(("link", "linkat"), "_link_call"),
+    **dict.fromkeys(("fsync", "fdatasync"), "_sync_call"),
+    **dict.fromkeys(("sync", "syncfs"), "_sync_all_call"),
 }
 
 #: Calls that change a file's content in ways this model does not follow.
@@ -311,7 +310,7 @@ class DiskModel:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _opened(self, call: Call) -> None:
+    def _open_call(self, call: Call) -> None:
         path = call.paths[-1] if call.paths else ""
         location = self._directory_of(path)
         if location is None or "O_DIRECTORY" in call.arguments or "O_TMPFILE" in call.arguments:
@@ -329,7 +328,7 @@ class DiskModel:
     def _open_file(self, call: Call) -> _OpenFile | None:
         return self._open_files.get((call.numbers[0], call.paths[0])) if call.paths and call.numbers else None
 
-    def _wrote(self, call: Call) -> None:
+    def _write_call(self, call: Call) -> None:
         target = self._open_file(call)
         if target is None:
             return
@@ -338,24 +337,24 @@ class DiskModel:
         target.file.add_change(_ContentChange(call.end_line, position, data))
         target.position = position + len(data)
 
-    def _wrote_at(self, call: Call) -> None:
+    def _write_at_call(self, call: Call) -> None:
         target = self._open_file(call)
         if target is not None:
             # Linux: with O_APPEND the data goes to the end, whatever the offset (pwrite(2), BUGS)
             position = target.file.size if target.append else call.numbers[-1]
             target.file.add_change(_ContentChange(call.end_line, position, b"".join(call.strings)[: call.result]))
 
-    def _sought(self, call: Call) -> None:
+    def _seek_call(self, call: Call) -> None:
         target = self._open_file(call)
         if target is not None:
             target.position = call.result or 0
 
-    def _resized(self, call: Call) -> None:
+    def _truncate_call(self, call: Call) -> None:
         target = self._open_file(call)
         if target is not None:
             target.file.add_change(_ContentChange(call.end_line, 0, size=call.numbers[-1]))
 
-    def _allocated(self, call: Call) -> None:
+    def _allocate_call(self, call: Call) -> None:
         target = self._open_file(call)
         if target is None:
             return
@@ -364,17 +363,17 @@ class DiskModel:
             raise UnsupportedCall(f"fallocate({call.arguments})")
         target.file.add_change(_ContentChange(call.end_line, 0, size=max(target.file.size, start + length)))
 
-    def _mapped(self, call: Call) -> None:
+    def _map_call(self, call: Call) -> None:
         is_open_here = any(path in call.paths for _, path in self._open_files)
         if is_open_here and "PROT_WRITE" in call.arguments and "MAP_SHARED" in call.arguments:
             raise UnsupportedCall(f"mmap({call.arguments})")
 
-    def _copied(self, call: Call) -> None:
+    def _duplicate_call(self, call: Call) -> None:
         target = self._open_file(call)
         if target is not None:  # the same open file under another number
             self._open_files[call.result or 0, call.paths[0]] = target
 
-    def _renamed(self, call: Call) -> None:
+    def _rename_call(self, call: Call) -> None:
         old_path, new_path = self._named_paths(call)[:2]
         source, target = self._directory_of(old_path), self._directory_of(new_path)
         node = source[0].names.get(source[1]) if source else None
@@ -398,30 +397,30 @@ class DiskModel:
                     (descriptor, path), target
                 )
 
-    def _removed(self, call: Call) -> None:
+    def _remove_call(self, call: Call) -> None:
         location = self._directory_of(self._named_paths(call)[0])
         if location is not None and location[1] in location[0].names:  # who has it open goes on writing to it
             location[0].add_change(call.end_line, {location[1]: None})
 
-    def _created(self, call: Call) -> None:
+    def _mkdir_call(self, call: Call) -> None:
         location = self._directory_of(self._named_paths(call)[0])
         if location is not None:
             location[0].add_change(call.end_line, {location[1]: _Directory()})
 
-    def _linked(self, call: Call) -> None:
+    def _link_call(self, call: Call) -> None:
         old_path, new_path = self._named_paths(call)[:2]
         node, location = self._node(old_path), self._directory_of(new_path)
         if location is not None and node is not None:
             location[0].add_change(call.end_line, {location[1]: node})
 
-    def _synced(self, call: Call) -> None:
+    def _sync_call(self, call: Call) -> None:
         path = call.paths[0] if call.paths else ""
         target = self._open_file(call)
         node = target.file if target else self._node(path)
         if node is not None:
             node.sync(call.start_line)
 
-    def _synced_all(self, call: Call) -> None:
+    def _sync_all_call(self, call: Call) -> None:
         for _, node in _walk(self._top, ""):
             node.sync(call.start_line)
 

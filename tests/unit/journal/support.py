@@ -11,7 +11,7 @@ import pyarrow as pa
 from towline.journal import Disk, Journal, Limits, Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from towline.journal.frames import Bytes
@@ -51,9 +51,7 @@ def crash(journal: Journal) -> None:
     journal._lock.release()
 
 
-def served(
-    journal: Journal, start: int | None = None, end: int | None = None, *, batch_rows: int = 10_000
-) -> list[int]:
+def served(journal: Journal, start: int | None = None, end: int | None = None, *, batch_rows: int = 9999) -> list[int]:
     """Return the offsets that a read hands out, after comparing every byte with what was appended."""
     start = journal.first_offset if start is None else start
     end = journal.end if end is None else end
@@ -174,10 +172,6 @@ class FaultyDisk(Disk):
         if call == self.call and self.at <= seen <= last:
             raise OSError(self.number, os.strerror(self.number))
 
-    def create(self, path: Path) -> int:
-        self._maybe("create")
-        return super().create(path)
-
     def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
         try:
             self._maybe("write")
@@ -187,30 +181,16 @@ class FaultyDisk(Disk):
             raise
         return super().write(descriptor, buffers)
 
-    def sync_data(self, descriptor: int) -> None:
-        self._maybe("sync_data")
-        super().sync_data(descriptor)
 
-    def sync(self, descriptor: int) -> None:
-        self._maybe("sync")
-        super().sync(descriptor)
+def _counted(name: str) -> Callable[..., Any]:
+    """A method of the real disk that may fail."""
 
-    def sync_directory(self, directory: Path) -> None:
-        self._maybe("sync_directory")
-        super().sync_directory(directory)
+    def call(disk: FaultyDisk, *arguments: Any) -> Any:
+        disk._maybe(name)
+        return getattr(Disk, name)(disk, *arguments)
 
-    def truncate(self, descriptor: int, size: int) -> None:
-        self._maybe("truncate")
-        super().truncate(descriptor, size)
+    return call
 
-    def rename(self, old: Path, new: Path) -> None:
-        self._maybe("rename")
-        super().rename(old, new)
 
-    def remove(self, path: Path) -> None:
-        self._maybe("remove")
-        super().remove(path)
-
-    def free(self, directory: Path) -> int:
-        self._maybe("free")
-        return super().free(directory)
+for _name in ("create", "sync_data", "sync", "sync_directory", "truncate", "rename", "remove", "free"):
+    setattr(FaultyDisk, _name, _counted(_name))

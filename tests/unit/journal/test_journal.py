@@ -14,19 +14,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from tests.unit.journal.support import (
-    ROOMY,
-    SCHEMA,
-    SMALL,
-    FaultyDisk,
-    Unsynced,
-    fill,
-    opened,
-    rows,
-    segments,
-    segments_of,
-    served,
-)
+from tests.unit.journal import support
+from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, FaultyDisk, fill, opened, rows, segments, served
 from towline.errors import JournalError, JournalFull
 from towline.journal import Disk, Journal, Limits
 from towline.timing import Histogram
@@ -242,14 +231,14 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
 
 
 def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
-    with opened(tmp_path, disk=Unsynced()) as journal:
+    with opened(tmp_path, disk=support.Unsynced()) as journal:
         batch = rows(0, 1)
         journal.append(batch)
         before = psutil.Process().memory_info().rss
         for _ in range(40_000):
             journal.append(batch)
         grown = psutil.Process().memory_info().rss - before
-        entries = sum(len(segment._index) for segment in segments_of(journal) if segment._index)
+        entries = sum(len(segment._index) for segment in support.segments_of(journal) if segment._index)
         assert entries * 16 * 250 < 60 << 20  # 250 times as many rows, in the aim of 60 MB
         assert grown < 8 << 20
         assert sum(batch.num_rows for batch in journal.read(25_000, 35_000)) == 10_000

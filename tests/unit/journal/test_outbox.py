@@ -66,14 +66,12 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(1, 5))
     def fly(self, data: st.DataObject, count: int) -> None:
-        free = [
-            n for n in range(self.end) if n not in self.done and n not in {f.row_number for f in self.flights.values()}
-        ]
+        in_flight = {flight.row_number for flight in self.flights.values()}
+        free = [n for n in range(self.end) if n not in self.done and n not in in_flight]
         ids = [i for i in range(1, 40) if i not in self.flights]
         flights = {i: InFlight(n, PHASE_PUBLISHED) for i, n in zip(ids, free[:count], strict=False)}
-        released = {
-            i: InFlight(f.row_number, PHASE_RELEASED) for i, f in self.flights.items() if data.draw(st.booleans())
-        }
+        chosen = [i for i in self.flights if data.draw(st.booleans())]
+        released = {i: InFlight(self.flights[i].row_number, PHASE_RELEASED) for i in chosen}
         if flights or released:
             self.outbox.write_in_flight(flights | released)
             self.flights |= flights | released
