@@ -170,7 +170,7 @@ class _Line:
         elif isinstance(action, Deliver):
             rows = to_rows(action.messages, action.first_number, time.time_ns() // 1000, "bench")
             held = {packet_id: _pair(entry) for packet_id, entry in action.unreleased_messages.items()}
-            end = self._journal.append(rows, held=held, released=action.released_ids)
+            end = self._journal.append(rows, held_ids=held, released_ids=action.released_ids)
             self._handle(DeliveryStored(action.delivery_id))
             self._handle(AckWatermark(end))
 

@@ -167,7 +167,9 @@ class InboxWriter:
             while self._pending_frames:
                 frame = self._pending_frames[0]
                 notes = {} if self._receipt_ledger is None else self._receipt_ledger.notes_for_frame(frame.marks)
-                end = self._inbox.append(frame.rows, held=frame.held_ids, released=frame.released_ids, notes=notes)
+                end = self._inbox.append(
+                    frame.rows, held_ids=frame.held_ids, released_ids=frame.released_ids, notes=notes
+                )
                 self._pending_frames.popleft()
                 if self._receipt_ledger is not None:
                     self._receipt_ledger.frame_stored(frame.marks, end)

@@ -239,7 +239,7 @@ class OutboxSender:
         if self._session is not None and self._session.state is SessionState.ONLINE:
             times.append(self._dispatcher.next_ready_at())
             times.append(self._retry_at if self._retry_at > time.monotonic() else None)
-        return min((at for at in times if at is not None), default=None)
+        return min((due for due in times if due is not None), default=None)
 
     def flush(self) -> None:
         """Write the done rows to disk, without a sync."""

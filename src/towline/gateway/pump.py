@@ -372,7 +372,7 @@ class Pump:
         config = replace(self._connection.session_config_for(level), filters=self._filters.for_session(self._session))
         record = load_session_record(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held_ids:  # packet ids of an abandoned session mean nothing to the next
-            self._inbox.append(released=list(self._inbox.held_ids))
+            self._inbox.append(released_ids=list(self._inbox.held_ids))
         held = {packet_id: events.UnreleasedMessage(*entry) for packet_id, entry in self._inbox.held_ids.items()}
         session = Session(config, record, self._inbox.end, held)
         if self._drain is not None and not (record and record.established):  # the session may have all filters

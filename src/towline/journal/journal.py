@@ -237,8 +237,8 @@ class Journal:
         self,
         batch: Any = None,
         *,
-        held: Mapping[int, tuple[int, int]] | None = None,
-        released: Sequence[int] = (),
+        held_ids: Mapping[int, tuple[int, int]] | None = None,
+        released_ids: Sequence[int] = (),
         notes: Mapping[str, Any] | None = None,
         durable: bool = True,
     ) -> int:
@@ -247,8 +247,8 @@ class Journal:
         Args:
             batch: Rows of the journal's schema; an offset column is the caller's business. None for packet ids or notes
                 alone; without either the call does nothing.
-            held: QoS 2 packet ids of these rows → row number and digest [I3].
-            released: QoS 2 packet ids that the broker has released; applied before `held`.
+            held_ids: QoS 2 packet ids of these rows → row number and digest [I3].
+            released_ids: QoS 2 packet ids that the broker has released; applied before `held_ids`.
             notes: JSON values by name that become durable in the same frame; None removes a note.
             durable: False, without rows only: no sync, so a power failure may lose the frame.
 
@@ -260,7 +260,7 @@ class Journal:
         if batch is not None and not batch.schema.equals(self._schema):
             problem = "a batch has another schema than this journal"
             raise JournalError("TL-J06", self.location, problem, "This is an error in the program, not in the data.")
-        arguments = {"released": released, "held": held, "notes": notes}
+        arguments = {"released": released_ids, "held": held_ids, "notes": notes}
         changes = {name: value for name, value in arguments.items() if value}
         rows: int = batch.num_rows if batch is not None else 0
         if not rows:
@@ -300,7 +300,7 @@ class Journal:
 
     @_exclusive_change
     def commit(
-        self, consumer: str, offset: int, *, released: Sequence[int] = (), notes: Mapping[str, Any] | None = None
+        self, consumer: str, offset: int, *, released_ids: Sequence[int] = (), notes: Mapping[str, Any] | None = None
     ) -> bool:
         """Commit all rows below `offset` for a consumer; a lower offset than before changes nothing [I1].
 
@@ -310,7 +310,7 @@ class Journal:
         Args:
             consumer: Name of the consumer.
             offset: Offset of the first row that is not committed.
-            released: Packet ids to release in the same frame.
+            released_ids: Packet ids to release in the same frame.
             notes: Notes to write in the same frame, as for `append`.
 
         Returns:
@@ -328,7 +328,7 @@ class Journal:
                 "Its checkpoint belongs to another journal: start it with a new checkpoint.",
             )
         offset, previous_offset = max(offset, self.first_offset), self._state.consumers.get(consumer, -1)
-        changes = {"released": released, "notes": notes or {}} if released or notes else {}
+        changes = {"released": released_ids, "notes": notes or {}} if released_ids or notes else {}
         if offset <= previous_offset and not changes:
             return True
         return self._set_consumers({**self._state.consumers, consumer: max(offset, previous_offset)}, changes)

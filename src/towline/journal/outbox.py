@@ -118,18 +118,18 @@ class Outbox(Journal):
         if job_of(batch.writer) and _ENDED_JOB_NOTE + job_of(batch.writer) in self.notes:
             problem = f"the job of {batch.writer} has ended, this task is too late"
             raise JournalError("TL-J17", self.location, problem, "Nothing: the job has its result.")
-        last = self._last_batch(batch.writer)
-        if last is None or last.number < batch.number:
-            return BatchStatus(0, self.end, whole=False, already=False, newest=last.number if last else -1)
-        if last.number == batch.number and last.origin and batch.origin and last.origin != batch.origin:
+        note = self._last_batch(batch.writer)
+        if note is None or note.number < batch.number:
+            return BatchStatus(0, self.end, whole=False, already=False, newest=note.number if note else -1)
+        if note.number == batch.number and note.origin and batch.origin and note.origin != batch.origin:
             problem = f"batch {batch.number} of {batch.writer} is in the outbox already, with another origin"
             remedy = "restore the newest one, or start the query with a new checkpoint directory."
             remedy = f"The query's checkpoint was restored from an older copy: {remedy}"
             raise JournalError("TL-J22", self.location, problem, remedy)
-        whole = last.whole or last.number > batch.number
-        if not whole and last.attempt != batch.attempt:
-            return BatchStatus(0, self.end, whole=False, already=False, newest=last.number)
-        return BatchStatus(last.rows, last.end, whole, already=True, newest=last.number)
+        whole = note.whole or note.number > batch.number
+        if not whole and note.attempt != batch.attempt:
+            return BatchStatus(0, self.end, whole=False, already=False, newest=note.number)
+        return BatchStatus(note.rows, note.end, whole, already=True, newest=note.number)
 
     def _last_batch(self, writer: str) -> LastBatch | None:
         values = self.notes.get(_BATCH_NOTE + writer)
@@ -229,17 +229,17 @@ class Outbox(Journal):
 
     def _drop_partial_batches(self, writers: Iterable[str]) -> None:
         """Drop the rows of these writers' partial batches, so that they are never sent; in one frame."""
-        partial_batches = {writer: last for writer in writers if (last := self._last_batch(writer)) and last.ranges}
-        dropped_ranges = [piece for last in partial_batches.values() for piece in last.ranges]
+        partial_batches = {writer: note for writer in writers if (note := self._last_batch(writer)) and note.ranges}
+        dropped_ranges = [rows for note in partial_batches.values() for rows in note.ranges]
         if not dropped_ranges:
             return
         dropped_count, previous_ranges = self._dropped_note
         all_ranges = Ranges(0, [*((s, e) for s, e in previous_ranges if e > self.first_offset), *dropped_ranges]).ranges
         dropped_count += sum(end - start for start, end in dropped_ranges)
         notes: dict[str, Any] = {_DROPPED_NOTE: [dropped_count, all_ranges]}
-        for writer, last in partial_batches.items():
-            note = LastBatch(last.number, 0, False, last.end, last.origin, updated_at=last.updated_at)
-            notes[_BATCH_NOTE + writer] = note
+        for writer, note in partial_batches.items():
+            empty = LastBatch(note.number, 0, False, note.end, note.origin, updated_at=note.updated_at)
+            notes[_BATCH_NOTE + writer] = empty
         self.append(notes=notes)
         self._update_visible_rows()
 
@@ -247,19 +247,19 @@ class Outbox(Journal):
         """Update the rows that the sending thread may send, after an append or drop."""
         with self._rows_lock:
             end = self.end  # read before the notes, which cover all rows below it
-            partial = (piece for last in self.last_batches.values() for piece in last.ranges)
+            partial = (rows for note in self.last_batches.values() for rows in note.ranges)
             self._visible_end, self._withheld_rows = end, Ranges(0, (*partial, *self._dropped_not_done()))
             offsets = (offset for offset in (self._rewind_offset, rewind_offset) if offset is not None)
             self._rewind_offset = min(offsets, default=None)
 
     def _dropped_not_done(self) -> list[Range]:
         """Return the ranges of dropped rows that are not marked as done; the caller holds the lock."""
-        return [piece for start, end in self._dropped_note[1] for piece in self.done_rows.missing(start, end)]
+        return [rows for start, end in self._dropped_note[1] for rows in self.done_rows.missing(start, end)]
 
     def _idle_writers(self, seconds: float) -> list[str]:
         """Return the writers whose partial batch has got no rows for this many seconds."""
         idle_since, appended_at = time.monotonic() - seconds, self._last_append_at
-        partial_writers = [writer for writer, last in self.last_batches.items() if last.ranges]
+        partial_writers = [writer for writer, note in self.last_batches.items() if note.ranges]
         return [writer for writer in partial_writers if appended_at.get(writer, self._opened_at) <= idle_since]
 
     def end_job(self, job: str) -> None:
@@ -302,7 +302,7 @@ class Outbox(Journal):
     @property
     def incomplete_rows(self) -> int:
         """Number of rows that may not be sent yet, because their batch is partial."""
-        return sum(end - start for last in self.last_batches.values() for start, end in last.ranges)
+        return sum(end - start for note in self.last_batches.values() for start, end in note.ranges)
 
     @property
     def dropped_rows(self) -> int:
@@ -357,12 +357,12 @@ class Outbox(Journal):
         Raises:
             JournalFull: TL-J02, the disk is full: no packet but those of QoS 1 may be sent.
         """
-        held = {i: (row.row_number, row.phase | row.reason << 8) for i, row in in_flight.items()}
-        if not durable and self._freed_ids.isdisjoint(held):
-            self.append(held=held, durable=False)
+        held_ids = {i: (row.row_number, row.phase | row.reason << 8) for i, row in in_flight.items()}
+        if not durable and self._freed_ids.isdisjoint(held_ids):
+            self.append(held_ids=held_ids, durable=False)
             return
         notes = self._done_notes() if self._freed_ids else {}
-        self.append(held=held, released=tuple(self._freed_ids), notes=notes, durable=durable)
+        self.append(held_ids=held_ids, released_ids=tuple(self._freed_ids), notes=notes, durable=durable)
         self._freed_ids = set()
 
     def mark_done(self, numbers: Iterable[int], freed_ids: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
@@ -387,7 +387,7 @@ class Outbox(Journal):
         """
         freed_ids = tuple(self._freed_ids)
         notes = self._done_notes()
-        is_written = self.commit(_SENDER_CONSUMER, self.done_rows.watermark, released=freed_ids, notes=notes)
+        is_written = self.commit(_SENDER_CONSUMER, self.done_rows.watermark, released_ids=freed_ids, notes=notes)
         if is_written:
             self._freed_ids = set()
         if durable:
@@ -422,8 +422,8 @@ def count_waiting_rows(directory: Path) -> int:
     if state is None:
         return 0
     done_rows = _done_rows_of(min(state.consumers.values(), default=state.floor), state.notes)
-    for last in _last_batches(state.notes).values():  # rows of a partial batch are still with their writer
-        done_rows.unite(Ranges(0, last.ranges))
+    for note in _last_batches(state.notes).values():  # rows of a partial batch are still with their writer
+        done_rows.unite(Ranges(0, note.ranges))
     return sum(end - start for start, end in done_rows.missing(0, state.end))
 
 

@@ -54,7 +54,7 @@ def test_packet_ids_of_a_session_that_is_given_up_mean_nothing_to_the_next(
     with Journal.open(gateway.settings.inbox_dir, schema=ROW_SCHEMA) as journal:
         record = {"client_id": "plant-7", "established": True, "subscriptions": {}, "servers": []}
         journal.set_session(record)
-        journal.append(NO_ROWS, held={1: (0, 7), 2: (0, 8)})
+        journal.append(NO_ROWS, held_ids={1: (0, 7), 2: (0, 8)})
     gateway.start()
     gateway.until(state="online", qos2_held=0)
     gateway.stop(signal.SIGKILL)

@@ -52,7 +52,7 @@ class JournalLife(RuleBasedStateMachine):
     )
     def append_with_packet_ids(self, count: int, ids: set[int], released: set[int], digest: int) -> None:
         held = dict.fromkeys(ids, (self.end, digest))
-        self.journal.append(rows(self.end, count), held=held, released=sorted(released))
+        self.journal.append(rows(self.end, count), held_ids=held, released_ids=sorted(released))
         self.end += count
         self.writers += [self.journal.incarnation] * count
         if count or held or released:

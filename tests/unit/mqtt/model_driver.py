@@ -183,7 +183,9 @@ class ModelDriver:
                 payloads = [packet.payload or b"" for packet in delivery.messages.packets]
                 offsets = range(delivery.first_number, delivery.first_number + len(payloads))
                 rows = pa.record_batch([pa.array(offsets, pa.int64()), pa.array(payloads, pa.binary())], schema=_SCHEMA)
-                end = self.journal.append(rows, held=delivery.unreleased_messages, released=delivery.released_ids)
+                end = self.journal.append(
+                    rows, held_ids=delivery.unreleased_messages, released_ids=delivery.released_ids
+                )
                 self.waiting.popleft()
                 self._world.stored(delivery.first_number, [int(payload) for payload in payloads])
                 if self._acks is Acks.JOURNAL:

@@ -198,8 +198,10 @@ class ReceiptLedger:
             return MarkVerdict.REPEAT
         received = state.received_numbers
         has_space = received.is_adjacent(number) or received.range_count < self._max_ranges
-        newest = number >= received.end
-        if has_space and state.incarnations.record(number, mark.incarnation, newest=newest, low=state.lowest_needed):
+        is_newest = number >= received.end
+        if has_space and state.incarnations.record(
+            number, mark.incarnation, is_newest=is_newest, low=state.lowest_needed
+        ):
             return MarkVerdict.NEW
         return MarkVerdict.DEFERRED
 
@@ -259,8 +261,8 @@ class ReceiptLedger:
         for state in self._publishers.values():
             state.received_numbers = state.journaled_numbers.copy()
         for mark, state in self._states_of_marks(marks):
-            newest = mark.number >= state.received_numbers.end
-            state.incarnations.record(mark.number, mark.incarnation, newest=newest, low=state.lowest_needed)
+            is_newest = mark.number >= state.received_numbers.end
+            state.incarnations.record(mark.number, mark.incarnation, is_newest=is_newest, low=state.lowest_needed)
             state.received_numbers.add(mark.number)
 
     def _states_of_marks(self, marks: Iterable[Mark]) -> Iterator[tuple[Mark, _PublisherState]]:

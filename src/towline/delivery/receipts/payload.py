@@ -109,8 +109,8 @@ class IncarnationMap:
         index = _step_index(self._steps, number)
         return self._steps[index][1] if index >= 0 else None
 
-    def record(self, number: int, incarnation: str, *, newest: bool, low: int) -> bool:
-        """Record the incarnation of a received number, perhaps the `newest`; return False if the map is full.
+    def record(self, number: int, incarnation: str, *, is_newest: bool, low: int) -> bool:
+        """Record the incarnation of a received number, perhaps the newest one; return False if the map is full.
 
         Of steps below `low`, whose numbers all have their receipt, only some are retained.
         """
@@ -118,7 +118,7 @@ class IncarnationMap:
         if index == len(self._steps) - 1 and index >= 0 and self._steps[index][1] == incarnation:
             return True  # in order, the usual case
         steps = [step for step in self._steps[: index + 1] if step[0] < number] + [(number, incarnation)]
-        if not newest:
+        if not is_newest:
             later_steps = self._steps[index + 1 :]
             if index >= 0 and (not later_steps or later_steps[0][0] > number + 1):
                 steps.append((number + 1, self._steps[index][1]))

@@ -15,7 +15,7 @@ from towline.delivery.receipts.payload import IncarnationMap, are_same_messages
 
 def test_incarnations_are_forgotten_below_low_and_bounded_above() -> None:
     incarnations = IncarnationMap()
-    assert all(incarnations.record(number, f"{number:x}", newest=True, low=number) for number in range(100))
+    assert all(incarnations.record(number, f"{number:x}", is_newest=True, low=number) for number in range(100))
     assert len(incarnations.steps()) == 8
     assert (incarnations.incarnation_of(50), incarnations.incarnation_of(99)) == (None, "63")
     ledger = ReceiptLedger({}, 0, keys=KEYS)
@@ -30,7 +30,7 @@ def test_incarnations_are_forgotten_below_low_and_bounded_above() -> None:
 def test_incarnations_are_a_map_of_what_was_received(puts: list[tuple[int, str]]) -> None:
     incarnations, model = IncarnationMap(), dict[int, str]()
     for number, name in puts:
-        assert incarnations.record(number, name, newest=number >= max(model, default=-1), low=0)
+        assert incarnations.record(number, name, is_newest=number >= max(model, default=-1), low=0)
         model[number] = name
         assert {n: incarnations.incarnation_of(n) for n in model} == model
         names = [name for _, name in incarnations.steps()]
