@@ -93,14 +93,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ReadableRange:
-    """Range of rows that a reader may read: from the requested ``start`` up to ``end``; the journal ends at ``tip``.
+    """Rows that a reader may read: from the requested ``start`` up to ``end``; ``journal_end`` is the journal's end.
 
     ``incarnation`` names the journal opening that wrote the row below ``end``, and belongs to that offset [I14].
     ``size`` is the bytes of these rows in the journal; 0 if ``max_bytes`` was not given.
     """
 
     end: int
-    tip: int
+    journal_end: int
     incarnation: str
     size: int
 
@@ -157,7 +157,7 @@ class GatewayClient:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                status = self._call_action("hold", reader=self._reader_fields(lease))
+                status = self._call_action("acquire", reader=self._reader_fields(lease))
                 break
             except ReaderFenced as error:
                 if error.code != "TL-G03" or time.monotonic() >= deadline:
@@ -180,7 +180,7 @@ class GatewayClient:
         """Send heartbeats until stopped, or until another reader has the lease."""
         while not stopped.wait(HEARTBEAT_S):
             try:
-                self._call_action("hold", reader=self._reader_fields(lease))
+                self._call_action("acquire", reader=self._reader_fields(lease))
             except ReaderFenced:
                 return  # the next call of the reader raises it
             except GatewayError:
@@ -216,7 +216,7 @@ class GatewayClient:
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
         """
         limits = {"timeout_s": timeout_s, "max_rows": max_rows, "max_bytes": max_bytes}
-        offset = {"journal": journal, "start": start, "safe": durable_offset, "incarnation": incarnation}
+        offset = {"journal": journal, "start": start, "durable_offset": durable_offset, "incarnation": incarnation}
         fields = {"reader": self._reader_fields(lease), **offset, **limits}
         answer_s = timeout_s + CALL_TIMEOUT_S
         return ReadableRange(**call_interruptibly(lambda: self._call_action("wait", answer_s, **fields)))
@@ -268,11 +268,11 @@ class GatewayClient:
         Raises:
             ReaderFenced: TL-G04 for another journal.
         """
-        return list(self._call_action("sign", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"])
+        return list(self._call_action("sign_read", journal=journal, ranges=[*ranges], valid_s=valid_s)["tickets"])
 
     def request_write_ticket(self, writer: str, *, valid_s: float = DEFAULT_TICKET_S) -> str:
         """Request a ticket to write batches as the writers ``<writer>/<part>`` of a query or job."""
-        return str(self._call_action("sign_writer", writer=writer, valid_s=valid_s)["ticket"])
+        return str(self._call_action("sign_write", writer=writer, valid_s=valid_s)["ticket"])
 
     def status(self, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
         """Return the gateway's status: watermarks, consumers, readers, and the state of its pump."""
@@ -294,7 +294,7 @@ class GatewayClient:
             JournalError: TL-J17, the job has ended. TL-J22, another batch with this number is there.
         """
         batch_fields = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
-        return StoredBatch.from_answer(self._call_action("place", batch=batch_fields))
+        return StoredBatch.from_answer(self._call_action("batch_status", batch=batch_fields))
 
     def send(
         self,
@@ -327,7 +327,7 @@ class GatewayClient:
             GatewayUnreachable: The connection broke, perhaps after some rows were stored: call `stored_batch`.
         """
         batch_fields = {"writer": writer, "number": batch, "origin": origin, "attempt": attempt}
-        command = json.dumps({"batch": batch_fields, "start": start, "whole": is_last}).encode()
+        command = json.dumps({"batch": batch_fields, "start": start, "is_last": is_last}).encode()
         with self._translate_errors():
             descriptor = _import_flight().FlightDescriptor.for_command(command)
             options = self._call_options(WRITE_TIMEOUT_S if self._remote else None)
@@ -347,14 +347,18 @@ class GatewayClient:
 
     def end_job(self, job: str) -> None:
         """Remove the batch records of the writers ``<job>/<part>`` from the outbox; refuse later batches (TL-J17)."""
-        self._call_action("over", job=job)
+        self._call_action("end_job", job=job)
 
     def wait_delivered(self, end_offset: int, *, timeout_s: float) -> bool:
         """Wait until each message of the outbox below `end_offset` is delivered, refused for good, or expired.
 
         Returns False after `timeout_s` seconds, 60 at most.
         """
-        return bool(self._call_action("sent", timeout_s + CALL_TIMEOUT_S, upto=end_offset, timeout_s=timeout_s)["done"])
+        return bool(
+            self._call_action("wait_delivered", timeout_s + CALL_TIMEOUT_S, end_offset=end_offset, timeout_s=timeout_s)[
+                "done"
+            ]
+        )
 
     def refused_messages(self, operation: str, offset: int) -> dict[str, Any]:
         """List, replay or drop a page of the messages that the broker refused; the answer has the next offset.
@@ -365,7 +369,7 @@ class GatewayClient:
             JournalFull: TL-J02, the outbox has no room for a replay now.
             GatewayError: TL-G32, the gateway is busy.
         """
-        return self._call_action("refused", do=operation, at=offset)
+        return self._call_action("refused", operation=operation, offset=offset)
 
     def request_filters(self, change: str, filters: Sequence[Mapping[str, object]], digest: str) -> tuple[str, str]:
         """Request other topic filters, or return the state of that change: the same call does both.

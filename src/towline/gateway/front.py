@@ -133,10 +133,10 @@ def check_ticket_scope(gateway: str, ticket: Ticket, call: str, body: bytes) -> 
         is_covered = rows == (ticket.journal, ticket.end, ticket.incarnation)
         is_covered = is_covered and isinstance(start, int) and start >= ticket.start
         needed_kind, target = "read", "these rows"
-    elif call in {"put", "place", "sent"}:
+    elif call in {"put", "batch_status", "wait_delivered"}:
         batch = request.get("batch")
         writer = batch.get("writer") if isinstance(batch, dict) else None
-        is_covered = call == "sent" or str(writer).startswith(f"{ticket.writer}/")
+        is_covered = call == "wait_delivered" or str(writer).startswith(f"{ticket.writer}/")
         needed_kind, target = "write", "this writer"
     if ticket.kind != needed_kind or not is_covered:
         remedy = "The driver requests a ticket for each slice and each query. Everything else needs the token."

@@ -1,9 +1,9 @@
 """Arrow Flight service of the gateway: Spark's only access to a journal and an outbox.
 
 Actions carry JSON both ways, rows come as a stream of record batches. Reading consumes nothing [I4]. Only ``wait``
-moves a watermark: its ``start`` is the end of the last batch in Spark's commit log [I5], and ``safe`` the part of it
-that survives a power failure. Python work is per request and per record batch, never per row: the MQTT pump needs the
-same interpreter lock.
+moves a watermark: its ``start`` is the end of the last batch in Spark's commit log [I5], and ``durable_offset`` the
+part of it that survives a power failure. Python work is per request and per record batch, never per row: the MQTT pump
+needs the same interpreter lock.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 #: Longest long poll that a client may request, in seconds: it occupies a server thread.
 MAX_WAIT_S = 60.0
 #: Actions that are long polls: they check whether their caller is still connected.
-_LONG_POLLS: Final = frozenset({"wait", "sent"})
+_LONG_POLLS: Final = frozenset({"wait", "wait_delivered"})
 #: Interval at which a long poll checks for its caller, in seconds.
 _POLL_S: Final = 1.0
 #: Timeout for a call on the pump's thread, in seconds: it may be connecting.
@@ -292,7 +292,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             return flight.GeneratorStream(ROW_SCHEMA, self._handle_request(self._read_handler, ticket.ticket))
 
     def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Store rows of ``{batch, start, whole}`` in the outbox, exactly once [I10]."""
+        """Store rows of ``{batch, start, is_last}`` in the outbox, exactly once [I10]."""
         with flight_errors(self._name):
             answer = self._handle_request(self._write_handler, descriptor.command, reader=reader)
             writer.write(json.dumps(answer).encode())
@@ -319,9 +319,9 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             if start < end:
                 yield from self._journal.read(start, end)
 
-    def _store_batch(self, batch: Batch, start: Number, *, whole: bool, reader: Any) -> Any:
+    def _store_batch(self, batch: Batch, start: Number, *, is_last: bool, reader: Any) -> Any:
         outbox, wake = self._require_outbox(), self._pump.wake
-        status = store_batch(outbox, self._name, batch, reader, start=start, is_last=whole, wake=wake)
+        status = store_batch(outbox, self._name, batch, reader, start=start, is_last=is_last, wake=wake)
         return self._stored_fields(status)
 
     # -- actions -----------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             **self._status(),
         }
 
-    def _on_hold(self, reader: ConsumerReader) -> Any:
+    def _on_acquire(self, reader: ConsumerReader) -> Any:
         self._acquire_lease(reader)
         return self._on_status()
 
@@ -365,13 +365,13 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         cancelled: Callable[[], bool],
         max_rows: Number | None = None,
         max_bytes: Number | None = None,
-        safe: Number | None = None,
+        durable_offset: Number | None = None,
         incarnation: OptionalText = "",
     ) -> Any:
         self._check_offset(journal, 0)
         self._acquire_lease(reader)
         self._check_range(journal, start, start, incarnation)
-        self._commit(reader.consumer, start if safe is None else min(safe, start))
+        self._commit(reader.consumer, start if durable_offset is None else min(durable_offset, start))
         end = start
 
         def has_rows() -> bool:
@@ -381,18 +381,23 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         if self._long_poll.wait(has_rows, min(timeout_s, MAX_WAIT_S), cancelled):
             end = self._journal.find_range_end(start, max_rows=max_rows, max_bytes=max_bytes)
         size = self._journal.range_bytes(start, end) if max_bytes is not None else 0
-        return {"end": end, "tip": self._journal.end, "incarnation": self._journal.incarnation_of(end), "size": size}
+        return {
+            "end": end,
+            "journal_end": self._journal.end,
+            "incarnation": self._journal.incarnation_of(end),
+            "size": size,
+        }
 
     def _on_extent(self, offset: Number, *, outbox: bool) -> Any:
         """Return the offset range of a journal, and the incarnation that wrote the row below ``offset`` [I14]."""
         return journal_extent(self._require_outbox() if outbox else self._journal, offset)._asdict()
 
-    def _on_sign(self, journal: Text, ranges: Ranges, valid_s: Seconds) -> Any:
+    def _on_sign_read(self, journal: Text, ranges: Ranges, valid_s: Seconds) -> Any:
         self._check_offset(journal, 0)  # the rows are checked when the ticket is used
         sign = partial(self.tickets.sign_ticket, valid_s, kind="read", journal=journal)
         return {"tickets": [sign(start=start, end=end, incarnation=incarnation) for start, end, incarnation in ranges]}
 
-    def _on_sign_writer(self, writer: Text, valid_s: Seconds) -> Any:
+    def _on_sign_write(self, writer: Text, valid_s: Seconds) -> Any:
         self._require_outbox()
         return {"ticket": self.tickets.sign_ticket(valid_s, kind="write", writer=writer)}
 
@@ -406,7 +411,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             self._publish_endpoint(replace(self.endpoint, settings=settings))
         return answer
 
-    def _on_place(self, batch: Batch) -> Any:
+    def _on_batch_status(self, batch: Batch) -> Any:
         return self._stored_fields(self._require_outbox().batch_status(batch))
 
     def _stored_fields(self, status: BatchStatus) -> dict[str, object]:
@@ -414,24 +419,28 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         end = JournalOffset(extent.journal, extent.end_offset, extent.incarnation)
         return {**status._asdict(), "outbox": end}
 
-    def _on_over(self, job: Text) -> Any:
+    def _on_end_job(self, job: Text) -> Any:
         self._require_outbox().end_job(job)
         self._pump.wake()
         return {}
 
-    def _on_sent(self, upto: Number, timeout_s: Seconds, cancelled: Callable[[], bool]) -> Any:
-        """Wait until every message of the outbox below ``upto`` is delivered, refused or expired."""
+    def _on_wait_delivered(self, end_offset: Number, timeout_s: Seconds, cancelled: Callable[[], bool]) -> Any:
+        """Wait until every message of the outbox below ``end_offset`` is delivered, refused or expired."""
         outbox = self._require_outbox()
-        return {"done": self._long_poll.wait(lambda: outbox.is_done_below(upto), min(timeout_s, MAX_WAIT_S), cancelled)}
+        return {
+            "done": self._long_poll.wait(
+                lambda: outbox.is_done_below(end_offset), min(timeout_s, MAX_WAIT_S), cancelled
+            )
+        }
 
-    def _on_refused(self, do: Literal["page", "replay", "drop"], at: Number) -> Any:
+    def _on_refused(self, operation: Literal["page", "replay", "drop"], offset: Number) -> Any:
         """Call a method of `RefusedMessages` on the pump's thread: list, replay or drop a page of refused messages.
 
         After TL-G32 the operation may still run: each message is moved once.
         """
         self._require_outbox()
         try:
-            return self._pump.refused_messages(do, at).result(_PUMP_TIMEOUT_S)
+            return self._pump.refused_messages(operation, offset).result(_PUMP_TIMEOUT_S)
         except (CancelledError, TimeoutError) as error:
             problem, remedy = "the gateway is ending, or connecting", "Retry in a moment."
             raise GatewayError("TL-G32", self._name, problem, remedy) from error

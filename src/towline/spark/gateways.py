@@ -214,7 +214,7 @@ class SourceGateway:
                 # The token of the poll may have been revoked while it waited.
                 window = client.wait(self._lease, **position, **limits, timeout_s=0.0)
             end = start.with_offset(window.end, window.incarnation)
-            return PollResult(window.end - start.offset, window.size, end, window.tip)
+            return PollResult(window.end - start.offset, window.size, end, window.journal_end)
 
         poll_start, overdue = time.monotonic(), self.journal_end > start.offset
         result = self._call(poll)

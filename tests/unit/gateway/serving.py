@@ -160,7 +160,7 @@ def error_of(error: flight.FlightError) -> TowlineError:
 def hold_as(server: Served, consumer: str, holder: ProcessIdentity) -> dict[str, object]:
     """Take a consumer for another process; the reader, as requests name it."""
     reader = {"consumer": consumer, "lease": f"of {holder.pid}", **asdict(holder)}
-    raw(server, "hold", {"reader": reader})
+    raw(server, "acquire", {"reader": reader})
     return reader
 
 

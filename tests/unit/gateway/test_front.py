@@ -338,7 +338,7 @@ from towline.schema import MESSAGE_SCHEMA
 location, authorization, authority, writer, start, many = sys.argv[1:]
 given = {"tls_root_certs": open(authority, "rb").read()} if "tls" in location else {}
 stranger = flight.connect(location, **given)
-fields = {"batch": {"writer": writer, "number": 0}, "start": int(start), "whole": 1}
+fields = {"batch": {"writer": writer, "number": 0}, "start": int(start), "is_last": 1}
 descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
 options = flight.FlightCallOptions(headers=[(b"authorization", authorization.encode())])
 stream, answers = stranger.do_put(descriptor, MESSAGE_SCHEMA, options)

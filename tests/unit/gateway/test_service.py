@@ -109,7 +109,7 @@ def test_wait_answers_at_once_when_there_are_rows(server: Served, client: Gatewa
     lease = Lease("default")
     window = client.wait(lease, 0, journal=server.journal.journal_id, timeout_s=30)
     journal = server.journal
-    assert window == ReadableRange(end=10, tip=10, incarnation=journal.incarnation, size=0)
+    assert window == ReadableRange(end=10, journal_end=10, incarnation=journal.incarnation, size=0)
 
 
 def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
@@ -247,29 +247,41 @@ SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
         ("wait", b"[1]", "the request is not a JSON object"),
         ("wait", b"[" * 5000, "the request is not a JSON object"),
         ("wait", {}, '"reader" is not accepted: missing'),
-        ("hold", {"reader": {**READER, "consumer": ""}}, '"reader.consumer" is not accepted: .* at least 1 character'),
         (
-            "hold",
+            "acquire",
+            {"reader": {**READER, "consumer": ""}},
+            '"reader.consumer" is not accepted: .* at least 1 character',
+        ),
+        (
+            "acquire",
             {"reader": {**READER, "consumer": "x" * 257}},
             '"reader.consumer" is not accepted: .* at most 256 characters',
         ),
-        ("hold", {"reader": {**READER, "pid": "1"}}, '"reader.pid" is not accepted: .* a valid integer'),
-        ("hold", {"reader": {**READER, "pid": True}}, '"reader.pid" is not accepted: .* a valid integer'),
-        ("hold", {"reader": {**READER, "pid": -1}}, '"reader.pid" is not accepted: .* greater than or equal to 0'),
-        ("hold", {"reader": {**READER, "newer": 1}}, '"reader.newer" is not accepted: extra inputs are not permitted'),
-        ("hold", {"reader": READER, "newer": 1}, '"newer" is not accepted: unexpected'),
+        ("acquire", {"reader": {**READER, "pid": "1"}}, '"reader.pid" is not accepted: .* a valid integer'),
+        ("acquire", {"reader": {**READER, "pid": True}}, '"reader.pid" is not accepted: .* a valid integer'),
+        ("acquire", {"reader": {**READER, "pid": -1}}, '"reader.pid" is not accepted: .* greater than or equal to 0'),
+        (
+            "acquire",
+            {"reader": {**READER, "newer": 1}},
+            '"reader.newer" is not accepted: extra inputs are not permitted',
+        ),
+        ("acquire", {"reader": READER, "newer": 1}, '"newer" is not accepted: unexpected'),
         ("wait", {**WAIT, "timeout_s": "1"}, '"timeout_s" is not accepted: .* a valid number'),
         ("wait", json.dumps({**WAIT, "timeout_s": float("nan")}).encode(), '"timeout_s" is not accepted: .* finite'),
         ("filters", {**FILTERS, "filters": [{"pattern": "a#"}]}, '"filters.0" is not accepted: .*# stands alone'),
         ("filters", {**FILTERS, "filters": [{"qos": 1}]}, '"filters.0.*" is not accepted: .*required'),
         ("filters", {**FILTERS, "filters": ["a"]}, '"filters.0.*" is not accepted'),
-        ("refused", {"do": "burn", "at": 0}, "\"do\" is not accepted: .* 'page', 'replay' or 'drop'"),
-        ("place", {"batch": {"writer": "q/0", "number": -1}}, '"batch.number" is not accepted: .* equal to 0'),
-        ("place", {"batch": {"writer": "", "number": 0}}, '"batch.writer" is not accepted: .* at least 1 character'),
-        ("place", {"batch": {"writer": "q/0", "number": 1, "x": 1}}, '"batch.x" is not accepted: '),
-        ("sign", {**SIGN, "ranges": []}, '"ranges" is not accepted: .* at least 1 item'),
-        ("sign", {**SIGN, "ranges": [[0, 1]]}, '"ranges.0.2" is not accepted: .*required'),
-        ("sign", {**SIGN, "ranges": [[0, "1", ""]]}, '"ranges.0.1" is not accepted: .* a valid integer'),
+        ("refused", {"operation": "burn", "offset": 0}, "\"operation\" is not accepted: .* 'page', 'replay' or 'drop'"),
+        ("batch_status", {"batch": {"writer": "q/0", "number": -1}}, '"batch.number" is not accepted: .* equal to 0'),
+        (
+            "batch_status",
+            {"batch": {"writer": "", "number": 0}},
+            '"batch.writer" is not accepted: .* at least 1 character',
+        ),
+        ("batch_status", {"batch": {"writer": "q/0", "number": 1, "x": 1}}, '"batch.x" is not accepted: '),
+        ("sign_read", {**SIGN, "ranges": []}, '"ranges" is not accepted: .* at least 1 item'),
+        ("sign_read", {**SIGN, "ranges": [[0, 1]]}, '"ranges.0.2" is not accepted: .*required'),
+        ("sign_read", {**SIGN, "ranges": [[0, "1", ""]]}, '"ranges.0.1" is not accepted: .* a valid integer'),
     ],
 )
 def test_a_malformed_request_gets_one_line(server: Served, action: str, body: object, line: str) -> None:

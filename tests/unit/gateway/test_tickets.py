@@ -107,7 +107,7 @@ def test_a_reader_gets_no_other_rows(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("writer", ["q", "p/0", "qq/0", "q2/0", "/q/0"])
 def test_a_writer_is_no_other(writer: str) -> None:
     ticket = key().verify(key().sign_ticket(60, **WRITE))
-    for call in ("put", "place"):
+    for call in ("put", "batch_status"):
         check_ticket_scope("plant", ticket, call, b'{"batch": {"writer": "q/0"}}')
         with pytest.raises(GatewayError, match=r"something else than this writer.*TL-G43"):
             check_ticket_scope("plant", ticket, call, json.dumps({"batch": {"writer": writer}}).encode())
@@ -115,7 +115,7 @@ def test_a_writer_is_no_other(writer: str) -> None:
     for batch in none:
         with pytest.raises(GatewayError, match="TL-G43"):
             check_ticket_scope("plant", ticket, "put", json.dumps({"batch": batch, "writer": "q/0"}).encode())
-    check_ticket_scope("plant", ticket, "sent", b"{}")
+    check_ticket_scope("plant", ticket, "wait_delivered", b"{}")
     with pytest.raises(GatewayError, match=r'something else than the action "wait".*TL-G43'):
         check_ticket_scope("plant", ticket, "wait", b"{}")
 
