@@ -52,8 +52,7 @@ def reset(
     servers: Servers,
     sink: Sink,
     to_batch: Annotated[
-        int | None,
-        typer.Option(help="Last batch that counts as written; -1: none.", min=-1, show_default=False),
+        int | None, typer.Option(help="Last batch that counts as written; -1: none.", min=-1, show_default=False)
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the markers instead.")] = False,
     parallelism: Annotated[

@@ -55,12 +55,7 @@ def show(
 
 
 @app.command(epilog="Example:  towline refused replay bridge.toml --line commands")
-def replay(
-    place: Place = Path("bridge.toml"),
-    line: Line = None,
-    limit: Limit = None,
-    as_json: AsJson = False,
-) -> None:
+def replay(place: Place = Path("bridge.toml"), line: Line = None, limit: Limit = None, as_json: AsJson = False) -> None:
     """Send the refused messages again, each once; they go to the end of the outbox.
 
     First fix the broker's reason to refuse them (rights, limits). Works with or without a running gateway; a Publisher

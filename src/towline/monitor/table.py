@@ -95,9 +95,7 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
         "outage_budget_broker_seconds": "how long the broker's queue holds what comes at the present rate while "
         "this gateway is away; only where broker_queue_messages says its limit",
     },
-    ("gauge", (*GATEWAY, "reason")): {
-        "intake_held_back": "1 while nothing is read from the broker, for this reason",
-    },
+    ("gauge", (*GATEWAY, "reason")): {"intake_held_back": "1 while nothing is read from the broker, for this reason"},
     ("gauge", (*GATEWAY, "journal")): {"journal_size_bytes": "bytes of all segments of the inbox or outbox"},
     ("histogram", (*GATEWAY, "journal")): {"fdatasync_seconds": "how long each fdatasync of a journal on disk took"},
     ("kept counter", LINE): {

@@ -97,9 +97,7 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
     with FaultProxy(broker.port) as line:
         gateway = new_gateway(
-            f"mqtt://127.0.0.1:{line.port}",
-            guarantee=guarantee,
-            subscriptions=[{"pattern": "t/#", "qos": qos}],
+            f"mqtt://127.0.0.1:{line.port}", guarantee=guarantee, subscriptions=[{"pattern": "t/#", "qos": qos}]
         )
         gateway.connect()
         for cut in range(60):

@@ -24,12 +24,7 @@ from towline_prove.devstack import Mosquitto
 
 __all__ = ["KEEPING", "Ear", "in_order", "repeats", "rests", "save"]  # for the tests of bridges
 
-KEEPING = {
-    "max_queued_messages": "0",
-    "persistence": "true",
-    "autosave_interval": "1",
-    "autosave_on_changes": "true",
-}
+KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
 
 
 def save(broker: Mosquitto) -> None:

@@ -92,10 +92,7 @@ def test_a_configuration_answers_what_it_says(capsys: pytest.CaptureFixture[str]
     assert f"Next: towline doctor {file} --mosquitto-conf {conf}   what broker" in out
     assert str(load(file, {}).lines[0].gateway.brokers[0]) == "mqtt://127.0.0.1:1884"
     code, _, err = ran(capsys, "init", str(file), "--force", "--from", str(conf), "--broker", "mqtt://b")
-    assert (code, err) == (
-        2,
-        "--broker: the file named by --from sets this. Omit the option, or --from.   [TL-C163]\n",
-    )
+    assert (code, err) == (2, "--broker: the file named by --from sets this. Omit the option, or --from.   [TL-C163]\n")
 
 
 def test_a_file_that_is_no_configuration_makes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

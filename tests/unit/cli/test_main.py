@@ -198,11 +198,7 @@ def test_status_of_nothing_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
         (ConfigError("TL-C99", "x", "wrong", "Mend it."), 2, "x: wrong. Mend it.   [TL-C99]\n"),
         (KafkaError("TL-K99", "x", "gone"), 1, "x: gone.   [TL-K99]\n"),
         (KeyboardInterrupt(), 130, ""),
-        (
-            ValueError("odd.\nmore"),
-            1,
-            f"towline fake: unexpected ValueError: odd. {FAULT}   [TL-X01]\n",
-        ),
+        (ValueError("odd.\nmore"), 1, f"towline fake: unexpected ValueError: odd. {FAULT}   [TL-X01]\n"),
     ],
 )
 def test_nothing_ends_in_a_traceback(

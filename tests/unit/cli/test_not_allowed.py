@@ -149,10 +149,7 @@ def test_every_command_says_what_it_may_not_see(told: Told) -> None:
 def test_another_user_sees_what_the_monitor_says(told: Told) -> None:
     """By the file, whose tokens he may not read, or by the address alone."""
     by_file, as_json, by_url, *_ = told.monitored
-    for (code, text), url in (
-        (by_file, told.url),
-        (by_url, f"{told.url}/"),
-    ):
+    for (code, text), url in ((by_file, told.url), (by_url, f"{told.url}/")):
         assert (code, re.sub("; this command is .*", "", text)) == (3, render(told.shown | {"monitor": url}))
     assert f"as its monitor says: {told.url}\n" in by_file[1]
     assert (as_json[0], json.loads(as_json[1])) == (3, json.loads(json.dumps(told.shown)))

@@ -69,15 +69,7 @@ DOWN_STATUS: dict[str, Any] = {
         "window_open": 2,
     },
 }
-_PARTS = {
-    "filtered": 1,
-    "undecided": 1,
-    "unrouted": 2,
-    "skipped": 3,
-    "lost": 2,
-    "dead_lettered": 4,
-    "deduplicated": 5,
-}
+_PARTS = {"filtered": 1, "undecided": 1, "unrouted": 2, "skipped": 3, "lost": 2, "dead_lettered": 4, "deduplicated": 5}
 _MORE = {"behind": 7, "hidden": 3}
 _COUNTS = {"received": 100, "in_kafka": 80, **_PARTS, "waiting": 8}
 SOUND = LineAccount(dict.fromkeys(_COUNTS, ""), _COUNTS, more=_MORE)

@@ -46,11 +46,7 @@ FAULTS = {
     "paused": (UP, bridge(a_sound(query="paused", status={**WELL, "waiting": 5})), {"TowlinePaused"}),
     "no spark": (UP, bridge(a_sound(spark="starting again")), {"TowlineSparkDown"}),
     "no kafka": (UP, bridge(a_sound(kafka="unreachable")), {"TowlineKafkaAway"}),
-    "not added up": (
-        UP,
-        bridge(a_sound(account=replace(SOUND, disagreements=("1, not 2",)))),
-        {"TowlineAccountWrong"},
-    ),
+    "not added up": (UP, bridge(a_sound(account=replace(SOUND, disagreements=("1, not 2",)))), {"TowlineAccountWrong"}),
     "broken": (UP, bridge(a_sound(account=replace(SOUND, broken="not kept"))), {"TowlineGuaranteeBroken"}),
     "dead letter": (UP, bridge(a_sound(account=MORE)), {"TowlineDeadLetters"}),
     "overrun": (UP, bridge(a_sound(status={**WELL, "window_overruns": 1})), {"TowlineWindowOverrun"}),
