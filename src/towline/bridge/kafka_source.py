@@ -125,10 +125,8 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
     if _HOST_CHECK in named:
         settings[_HOST_CHECK] = "" if named[_HOST_CHECK] == "none" else named[_HOST_CHECK]
     if "sasl.mechanism" in settings:
-        user, password = (
-            _escape_jaas(named.get("sasl.username", "")),
-            store_secret("password", _escape_jaas(_password(named))),
-        )
+        user = _escape_jaas(named.get("sasl.username", ""))
+        password = store_secret("password", _escape_jaas(_password(named)))
         settings["sasl.jaas.config"] = f'{_LOGINS[mechanism]} required username="{user}" password="{password}";'
     if any("${env:" in value for value in settings.values()):
         settings["config.providers"] = "env"

@@ -38,14 +38,9 @@ _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 #: Properties whose value is a secret: plain text is refused, since Spark's plans would show it.
 SECRETS: Final = frozenset(
     {
-        "sasl.password",
-        "sasl.oauthbearer.client.credentials.client.secret",
-        "sasl.oauthbearer.client.secret",
-        "sasl.oauthbearer.assertion.private.key.passphrase",
-        "sasl.oauthbearer.assertion.private.key.pem",
-        "ssl.key.password",
-        "ssl.key.pem",
-        "ssl.keystore.password",
+        *("sasl.password", "sasl.oauthbearer.client.credentials.client.secret", "sasl.oauthbearer.client.secret"),
+        *("sasl.oauthbearer.assertion.private.key.passphrase", "sasl.oauthbearer.assertion.private.key.pem"),
+        *("ssl.key.password", "ssl.key.pem", "ssl.keystore.password"),
     }
 )
 
@@ -65,40 +60,14 @@ _RESERVED: Final = re.compile(r"\w+_cb|on_delivery|delivery\.report\.only\.error
 
 #: Names to suggest for a mistyped one; librdkafka itself validates names.
 COMMON_PROPERTIES: Final = (
-    "acks",
-    "batch.num.messages",
-    "batch.size",
-    "bootstrap.servers",
-    "broker.address.family",
-    "client.id",
-    "compression.level",
-    "compression.type",
-    "connections.max.idle.ms",
-    "enable.idempotence",
-    "enable.ssl.certificate.verification",
-    "linger.ms",
-    "max.in.flight.requests.per.connection",
-    "message.max.bytes",
-    "metadata.max.age.ms",
-    "partitioner",
-    "queue.buffering.max.kbytes",
-    "queue.buffering.max.messages",
-    "reconnect.backoff.max.ms",
-    "reconnect.backoff.ms",
-    "request.timeout.ms",
-    "retries",
-    "retry.backoff.ms",
-    "sasl.mechanism",
-    PROVIDER,
-    "sasl.password.file",
-    "sasl.username",
-    "security.protocol",
-    "socket.keepalive.enable",
-    "socket.timeout.ms",
-    "ssl.ca.location",
-    "ssl.certificate.location",
-    "ssl.endpoint.identification.algorithm",
-    "ssl.key.location",
+    *("acks", "batch.num.messages", "batch.size", "bootstrap.servers", "broker.address.family", "client.id"),
+    *("compression.level", "compression.type", "connections.max.idle.ms", "enable.idempotence"),
+    *("enable.ssl.certificate.verification", "linger.ms", "max.in.flight.requests.per.connection"),
+    *("message.max.bytes", "metadata.max.age.ms", "partitioner", "queue.buffering.max.kbytes"),
+    *("queue.buffering.max.messages", "reconnect.backoff.max.ms", "reconnect.backoff.ms", "request.timeout.ms"),
+    *("retries", "retry.backoff.ms", "sasl.mechanism", PROVIDER, "sasl.password.file", "sasl.username"),
+    *("security.protocol", "socket.keepalive.enable", "socket.timeout.ms", "ssl.ca.location"),
+    *("ssl.certificate.location", "ssl.endpoint.identification.algorithm", "ssl.key.location"),
     "ssl.key.password.file",
 )
 
@@ -454,9 +423,7 @@ def _translate_setting(name: str, value: str, settings: Mapping[str, str]) -> di
             value = str(max(1, -(-int(value) // 1024)))
         case ["delivery", *_]:
             if not re.fullmatch(r"[0-9]{4,6}", value) or not 1000 <= int(value) <= 900_000:
-                raise ValueError(
-                    "must be 1000 to 900000 milliseconds; Change it: a transaction has 15 minutes at most."
-                )
+                raise ValueError("must be 1000 to 900000 milliseconds; Change it: a transaction has at most 15 min.")
         case ["ssl", "endpoint", *_]:
             value = value.lower() or "none"
     target = JAVA_NAMES[name]

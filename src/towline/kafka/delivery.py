@@ -273,9 +273,7 @@ class ExactlyOnce(Delivery):
         newest = self.origin.newest_batch
         if task.batch is not None and newest is not None and newest != task.batch:
             problem = f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest}"
-            remedy = (
-                "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
-            )
+            remedy = "Two queries on one checkpoint? Asynchronous progress tracking is not exactly once: switch it off."
             raise KafkaError("TL-K24", FORMAT, problem, remedy)
         store = MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job_id or FORMAT)
         if task.partition >= self.settings.parallelism and task.batch is not None:

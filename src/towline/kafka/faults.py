@@ -154,10 +154,7 @@ def missing_topics_error(servers: str, topics: Iterable[str]) -> KafkaError:
 
 
 def bad_record_error(servers: str, topic: str | None, reason: str, detail: str) -> KafkaError:
-    """Return the error for a record that can't be sent: TL-K04 missing topic, TL-K05 too large, TL-K06 other faults.
-
-    `reason` is a `deadletters.Reason`.
-    """
+    """Return TL-K04, TL-K05 or TL-K06 for a record that can't be sent, by its `deadletters.Reason`."""
     if reason == "topic_missing" and topic is not None:
         return missing_topics_error(servers, [topic])
     is_too_large = reason == "too_large"

@@ -104,10 +104,7 @@ class Marker:
         return MarkerTotals(self.total_rows, self.total_dead_lettered)
 
     def step(self, *, has_previous: bool) -> MarkerStep:
-        """Return the totals before and after this batch; unknown before it unless `has_previous`.
-
-        `has_previous` says that the marker before this one was written by a batch, not set by hand.
-        """
+        """Return the totals before and after this batch; `has_previous`: a batch wrote the marker before this one."""
         rows, dead = self.totals
         totals_before = MarkerTotals(rows - self.rows, dead - self.dead_lettered) if has_previous else None
         return MarkerStep(totals_before, self.totals)

@@ -179,10 +179,7 @@ class MarkerStore:
     def _scan(
         self, consumer: Any, tp: TopicPartition, offset_range: tuple[int, int], deadline: float
     ) -> tuple[bool, bytes | None]:
-        """Scan an offset range for the marker key; return whether it was there, and its last value.
-
-        Raises unless the scan reaches the leader's end offset.
-        """
+        """Scan an offset range for the marker key up to the leader's end; return whether it is there, and its value."""
         start, leader_end = offset_range
         end = start
         key = self.key(tp.partition).encode()

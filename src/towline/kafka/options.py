@@ -26,8 +26,6 @@ from towline.options import (
 if TYPE_CHECKING:
     from towline.options import OptionValues
 
-__all__ = ["FORMAT", "SinkSettings"]
-
 #: Name of the format, and the location in errors about its options.
 FORMAT: Final = "kafka_transactional"
 

@@ -79,11 +79,9 @@ class RecordLimits(NamedTuple):
 def record_fault(record: Record, limits: RecordLimits) -> RecordFault | None:
     """Return why Kafka would refuse a record, given as arguments of ``produce``; None for a valid record."""
     topic = limits.topics.get(record[0])
-    return (
-        _topic_fault(record[0], limits)
-        if topic is None
-        else next(_record_faults(record, _uncompressed_size(record), topic, limits), None)
-    )
+    if topic is None:
+        return _topic_fault(record[0], limits)
+    return next(_record_faults(record, _uncompressed_size(record), topic, limits), None)
 
 
 def _topic_fault(topic: str | None, limits: RecordLimits) -> RecordFault:
@@ -248,8 +246,9 @@ class RecordCheck:
         topic, value, key, partition, _, _, timestamp, headers = record
         originals = tuple(self._columns.original_headers(batch, row, headers or ()))
         requested = None if partition == -1 else partition
+        when = timestamp or None
         dead_letter = DeadLetter(
-            fault.reason, topic, key, value, originals, requested, timestamp or None, fault.detail, self._source
+            fault.reason, topic, key, value, originals, requested, when, fault.detail, self._source
         )
         name = self._settings.dead_letter_topic
         # The dead letter has the current time: its original timestamp may be the fault, and would be refused again.

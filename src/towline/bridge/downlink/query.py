@@ -27,15 +27,7 @@ from pydantic import ValidationError
 from towline.bridge.config.model import Downlink
 from towline.bridge.config.rules import message_problems
 from towline.bridge.config.tables import DownlinkSection, KafkaPattern
-from towline.bridge.downlink.sink import (
-    FORMAT,
-    LETTERS,
-    LOCATION_OPTION,
-    MESSAGES_OPTION,
-    MQTT,
-    REMEDY_OPTION,
-    DownlinkSink,
-)
+from towline.bridge.downlink.sink import FORMAT, LETTERS, LOCATION, MESSAGES, MQTT, REMEDY, DownlinkSink
 from towline.bridge.kafka_source import java_client
 from towline.bridge.lines.account import add_spark_counts
 from towline.bridge.lines.identity import Identity
@@ -59,12 +51,10 @@ if TYPE_CHECKING:
 
 #: Seconds to wait for Kafka here, on the driver's main thread: other lines wait as long.
 METADATA_TIMEOUT_S: Final = 4.0
-_CREATE_REMEDY: Final = "Create it, and the line goes on by itself; or take it out of the file."
+_CREATE: Final = "Create it, and the line goes on by itself; or take it out of the file."
 #: Remedies for records that Kafka has deleted, and for an unfinished batch with a deleted topic.
-_GO_ON_REMEDY: Final = (
-    'Set on_data_loss = "go_on" and restart, to go on with the remaining ones; or reset the line: {}.'
-)
-_STUCK_REMEDY: Final = (
+_GO_ON: Final = 'Set on_data_loss = "go_on" and restart, to go on with the remaining ones; or reset the line: {}.'
+_STUCK: Final = (
     "An unfinished batch has records of it, and Spark would wait for a deleted topic. Reset the line to the end of the "
     "last finished batch: {}; messages of the unfinished batch that are in the outbox are sent twice."
 )
@@ -124,7 +114,7 @@ def check_topics(
     check_topic_ids(location, recreated_topic_remedy(line, file), positions, saved_ids, topic_ids)
     if missing_topics := sorted(set(line.topics) - set(topic_ids)):
         problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
-        raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE_REMEDY)
+        raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE)
     removed = {name: offsets for name, offsets in positions.items() if name not in topic_ids or not line.reads(name)}
     unread = {n: "" if n in topic_ids else _unread_records(n, evidence, line.checkpoint, limit) for n in removed}
     texts, stops_on_loss = [text for text in unread.values() if text], line.on_data_loss == "stop"
@@ -133,7 +123,7 @@ def check_topics(
         texts = _deleted_records(client, start, {name: of for name, of in end.items() if name not in removed})
     if texts and (unfinished or stops_on_loss):
         problem = f"Kafka no longer has records that the line had not read: {'; '.join(texts)}"
-        remedy = (_STUCK_REMEDY if unfinished else _GO_ON_REMEDY).format(reset_command(line, file))
+        remedy = (_STUCK if unfinished else _GO_ON).format(reset_command(line, file))
         raise KafkaError("TL-B06", location, problem, remedy)
     if not positions:
         line.checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -332,8 +322,8 @@ class DownlinkQuery(LineQuery[Downlink]):
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
         remedy = recreated_topic_remedy(line, str(self.bridge.file))
-        options = {LOCATION_OPTION: f'line "{line.name}"', REMEDY_OPTION: remedy}
-        options[MESSAGES_OPTION] = self._message_options(identity)
+        options = {LOCATION: f'line "{line.name}"', REMEDY: remedy}
+        options[MESSAGES] = self._message_options(identity)
         sides = (MQTT, mqtt_options), (LETTERS, kafka_options)
         return options | {prefix + key: value for prefix, side in sides for key, value in side.items()}
 

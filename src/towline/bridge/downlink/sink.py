@@ -52,10 +52,10 @@ FORMAT: Final = "towline_downlink"
 #: Prefixes of the options of either side.
 MQTT, LETTERS = "mqtt.", "letters."
 #: Options: of `message_table`; location and remedy in errors about a recreated topic.
-MESSAGES_OPTION, LOCATION_OPTION, REMEDY_OPTION = "messages", "topics.where", "topics.do"
-_CHECKPOINT_OPTION: Final = "checkpointlocation"
+MESSAGES, LOCATION, REMEDY = "messages", "topics.where", "topics.do"
+_CHECKPOINT: Final = "checkpointlocation"
 #: Bytes of a partition that are spooled in memory.
-_SPOOL_MEMORY_BYTES: Final = 64 << 20
+_SPOOL_BYTES: Final = 64 << 20
 #: Rows of a batch that is passed on.
 _MAX_ROWS: Final = 10_000
 #: Columns that the sink ``mqtt`` takes.
@@ -94,9 +94,9 @@ class DownlinkSink(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Check the topics of the batch, and create the writers of both sides; raises their errors."""
         letters = _side_options(self.options, LETTERS)
-        client, checkpoint_path = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT_OPTION, "")
+        client, checkpoint_path = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
         try:
-            check_source_topics(client, checkpoint_path, self.options[LOCATION_OPTION], self.options[REMEDY_OPTION])
+            check_source_topics(client, checkpoint_path, self.options[LOCATION], self.options[REMEDY])
         except KafkaError as error:
             return FailingWriter(error)
         sent = from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _MQTT_COLUMNS)))
@@ -104,7 +104,7 @@ class DownlinkSink(DataSource):
         sink = LetterSink(letters)
         letter_schema = from_arrow_schema(DEAD_LETTER_SCHEMA)
         kafka_writer = sink.streamWriter(letter_schema, overwrite) if sink.has_dead_letter_topic else None
-        return DownlinkWriter(self.options[MESSAGES_OPTION], mqtt_writer, kafka_writer, checkpoint_path)
+        return DownlinkWriter(self.options[MESSAGES], mqtt_writer, kafka_writer, checkpoint_path)
 
 
 class LetterSink(KafkaTransactional):
@@ -122,7 +122,7 @@ class LetterSink(KafkaTransactional):
 def _side_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Return the options of one side, with the checkpoint, which both need."""
     side_options = {key[len(prefix) :]: value for key, value in options.items() if key.lower().startswith(prefix)}
-    return side_options | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT_OPTION}
+    return side_options | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT}
 
 
 @dataclass
@@ -144,7 +144,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             KafkaError: TL-B05, a record can't be a message, and the line has no dead-letter topic.
         """
         table, counts = message_table(self.messages), Counter[str]()
-        with Spool(_SPOOL_MEMORY_BYTES, None) as spool:
+        with Spool(_SPOOL_BYTES, None) as spool:
             spool.fill(render_rows(table, iterator, counts, has_dead_letter_topic=self.kafka_writer is not None))
             messages, refused = split_by_outcome(list(spool))
             mqtt_result = self.mqtt_writer.write(messages)
@@ -161,9 +161,8 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
         results = [result if isinstance(result, DownlinkResult) else None for result in messages]
         self.mqtt_writer.commit([result and result.mqtt_result for result in results], batchId)
         if self.kafka_writer is not None:
-            self.kafka_writer.commit(
-                [result and replace(result.dead_letters, counts=result.counts) for result in results], batchId
-            )
+            letters = [result and replace(result.dead_letters, counts=result.counts) for result in results]
+            self.kafka_writer.commit(letters, batchId)
             return
         counts = sum((result.counts for result in results if result), Counter[str]())
         checkpoint = Checkpoint(self.checkpoint_path)
@@ -220,9 +219,8 @@ def split_by_outcome(
         ordered = combine_slices((RowSlice(rows, rows.nbytes) for rows in slices), _MAX_ROWS, max_bytes)
         return (rows for batch in ordered if (rows := batch.filter(compare(batch.column(OUTCOME), 0))).num_rows)
 
-    return (rows.select(columns).rename_columns(_MQTT_COLUMNS) for rows in select_rows(pc.equal)), select_rows(
-        pc.greater
-    )
+    messages = (rows.select(columns).rename_columns(_MQTT_COLUMNS) for rows in select_rows(pc.equal))
+    return messages, select_rows(pc.greater)
 
 
 def _sorted_runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
@@ -235,9 +233,8 @@ def _sorted_runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]
     follows = pc.equal(pc.pairwise_diff(order), 1).fill_null(False)
     heads = pc.indices_nonzero(pc.or_(pc.invert(follows), pc.is_in(order, pa.array(starts, pa.int64()))))
     runs = []
-    for first_row, (run_start, run_end) in zip(
-        order.take(heads).to_pylist(), pairwise([*heads.to_pylist(), len(order)]), strict=True
-    ):
+    bounds = pairwise([*heads.to_pylist(), len(order)])
+    for first_row, (run_start, run_end) in zip(order.take(heads).to_pylist(), bounds, strict=True):
         number = bisect_right(starts, first_row) - 1
         runs.append((number, first_row - starts[number], run_end - run_start))
     return runs
