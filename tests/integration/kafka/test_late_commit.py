@@ -7,16 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
-from tests.helpers import wait_until
 from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.bridge import deadletters
 from towline.bridge.deadletters import RemapResult
 from towline.kafka import producers
-from towline.kafka.clientconfig import QUIET_LOGGER
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.producers import TransactionalProducer
@@ -78,31 +75,6 @@ def test_a_late_commit_does_not_end_the_next_transaction(
     assert sink.deliver(Task(0, batch=2, query=QUERY), counted(2 * ROWS, 3 * ROWS)).rows == ROWS
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert account(committed(kafka, topic), 3 * ROWS) == (0, 0)
-
-
-def test_a_producer_that_goes_on_would_be_torn(holder: tuple[EndTxnHolder, Kafka]) -> None:
-    """What the rule protects from, shown with librdkafka as it is: half a transaction becomes visible."""
-    proxy, kafka = holder
-    kafka.create_topics({"torn": 1})
-    producer = Producer(
-        {"bootstrap.servers": kafka.bootstrap, "transactional.id": "torn", "socket.timeout.ms": "1000"},
-        logger=QUIET_LOGGER,
-    )
-    producer.init_transactions(10)
-    rearm(proxy)
-    producer.begin_transaction()
-    producer.produce("torn", b"0")
-    producer.commit_transaction(20)
-    assert proxy.held.is_set()
-    producer.begin_transaction()
-    producer.produce("torn", b"1")
-    producer.flush(10)
-    release_in_the_middle(proxy)
-    assert proxy.error_code == 0
-    visible = wait_until(
-        lambda: found if len(found := committed(kafka, "torn", amid=True)) > 1 else None, what="half a transaction"
-    )
-    assert visible == [0, 1]  # never committed by anybody
 
 
 def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(

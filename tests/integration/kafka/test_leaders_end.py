@@ -15,7 +15,6 @@ from towline.bridge import deadletters
 from towline.kafka import markerstore
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.delivery import ExactlyOnce
-from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
@@ -51,38 +50,6 @@ class Behind:
     def get_watermark_offsets(self, *place: Any, **settings: Any) -> tuple[int, int]:
         low, high = self._consumer.get_watermark_offsets(*place, **settings)
         return low, high + self._more
-
-
-def behind(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    real = MarkerStore._new_consumer
-    markerstore._consumers.clear()
-    monkeypatch.setattr(MarkerStore, "_new_consumer", lambda store: Behind(real(store), more))
-
-
-def test_the_marker_is_read_when_the_partition_has_reached_the_leaders_end(
-    sink: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = MarkerStore(sink.settings, sink.settings.sink_id or "")
-    before = store.read_marker(0)
-    behind(monkeypatch, 2)  # a marker and the control record of its transaction are still on their way
-    assert before is not None
-    assert before.batch == 0
-    later = threading.Timer(1.0, lambda: _mark(sink, store, batch=1))
-    later.start()
-    found = store.read_marker(0)
-    later.join()
-    assert found is not None
-    assert found.batch == 1
-
-
-def _mark(sink: ExactlyOnce, store: MarkerStore, batch: int) -> None:
-    """As a transaction of another process does."""
-    producer = Producer({"bootstrap.servers": sink.settings.servers, "transactional.id": f"other-{store.topic}"})
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    marker = Marker(batch, 1, writer=QUERY)
-    producer.produce(store.topic, marker.to_json(), store.key(0).encode(), 0)
-    producer.commit_transaction(10)
 
 
 def test_an_open_transaction_of_another_writer_is_not_waited_for(sink: ExactlyOnce) -> None:

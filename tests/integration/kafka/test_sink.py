@@ -267,11 +267,6 @@ def test_reading_is_refused(spark: SparkSession, kafka: Kafka) -> None:
     assert "this format only writes" in line(str(caught.value))
 
 
-def test_a_missing_topic_stops_the_query_with_one_line(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
-    text = failure(to_kafka(counting(spark), options(kafka, "towline-nowhere"), tmp_path))
-    assert 'topic "towline-nowhere" does not exist' in line(text)
-
-
 @pytest.mark.parametrize("guarantee", ["at_most_once", "at_least_once", "exactly_once"])
 def test_a_missing_topic_is_told_before_there_is_a_row(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
     """An idle source has no tasks that could tell it: the driver asks, before the first batch."""

@@ -14,7 +14,6 @@ from tests.unit.kafka.memory import (
     FATAL,
     FENCED,
     INCONSISTENT,
-    PURGED,
     SPOILT,
     STATE,
     TIMED_OUT,
@@ -157,27 +156,6 @@ def test_what_broke_a_transaction_amid_its_rows_is_told_and_it_is_aborted(
         producer.write(rows(3))
     assert told_by(caught.value) == ("TL-K20", True)
     assert memory.calls.count("abort_transaction") == 1
-
-
-#: What librdkafka 2.16.0 raised at commit when Kafka 4.3.1 refused one topic of three: it says of none which one.
-DENIED = raised(
-    "TOPIC_AUTHORIZATION_FAILED",
-    "Failed to add partition(s) to transaction on broker TxnCoordinator/1: Broker: Topic authorization failed",
-    txn_requires_abort=True,
-)
-
-
-@pytest.mark.parametrize(("denied", "told"), [({"t"}, r' \(topic "t"\)'), (set[str](), "")])
-def test_a_refused_transaction_names_the_topic_that_is_denied_and_no_healthy_one(
-    memory: MemoryKafka, denied: set[str], told: str
-) -> None:
-    """What an abort drops is reported of every record, of healthy topics too."""
-    memory.denied = denied
-    producer, client = begun(memory, 1)
-    client.refuse(PURGED)
-    memory.fail("commit_transaction", DENIED)
-    with pytest.raises(AttemptError, match=rf"Topic authorization failed{told}\. Give this user the right to write"):
-        producer.commit()
 
 
 @pytest.mark.parametrize(
