@@ -76,7 +76,7 @@ def values(kafka: Kafka, topic: str) -> list[bytes]:
     return [value.rstrip(b".") for _, value, _ in in_kafka(kafka.bootstrap, topic)]
 
 
-def test_a_dead_letter_topic_made_anew_amid_a_replay_gets_no_mark_of_the_old_one(make: Make, kafka: Kafka) -> None:
+def test_a_dead_letter_topic_recreated_during_a_replay_gets_no_mark_of_the_old_one(make: Make, kafka: Kafka) -> None:
     """A mark names offsets: in another topic it would hide other dead letters."""
     bridge, _, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
@@ -232,7 +232,7 @@ def test_the_transaction_of_another_writer_is_waited_for(
     assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {}
 
 
-def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
+def test_letters_replayed_by_another_do_not_count_to_the_limit(
     kafka: Kafka, make: Make, another: Callable[[str], Any]
 ) -> None:
     """The mark of it is not to be seen yet when the search begins: it lies above an open transaction."""
@@ -253,7 +253,7 @@ def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2"]
 
 
-def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
+def test_letters_that_kafka_would_refuse_stay(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)
     (shelf,) = deadletters.dead_letter_topics(bridge)

@@ -121,7 +121,7 @@ def downlink(spark: SparkSession, mosquitto: Mosquitto, kafka: Kafka, tmp_path: 
         yield line
 
 
-def test_records_that_are_gone_and_a_topic_made_anew(downlink: Downlink, topic: NewTopic) -> None:
+def test_deleted_records_and_a_recreated_topic(downlink: Downlink, topic: NewTopic) -> None:
     """Retention overtakes a stopped line, a batch is begun; then its topic is made anew, and is longer."""
     name = topic()
     source = f'from = "{name}"'
@@ -162,7 +162,7 @@ def test_records_that_are_gone_and_a_topic_made_anew(downlink: Downlink, topic: 
     assert downlink.ear.numbers() == [0, 1, 2, 8, 9, *range(100, 120)]
 
 
-def test_a_tenants_topic_that_is_gone_stops_nobody(downlink: Downlink, topic: NewTopic) -> None:
+def test_a_deleted_topic_of_a_pattern_stops_no_line(downlink: Downlink, topic: NewTopic) -> None:
     """All of it was delivered: a warning, and the others go on, while the line runs and after a stop."""
     one, two, three = topic("one"), topic("two"), topic("three")
     source = f"from = {{ pattern = '^({one}|{two}|{three})$' }}"

@@ -16,7 +16,7 @@ from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
 
 
-def test_a_look_at_the_topics_makes_none(kafka: Kafka, topic: NewTopic) -> None:
+def test_reading_topic_metadata_creates_no_topic(kafka: Kafka, topic: NewTopic) -> None:
     there = topic()
     for _ in range(2):
         absent = {"towline-b", there, "towline-a"} - set(KafkaAdmin(kafka.bootstrap).info().topics)
@@ -32,7 +32,7 @@ def test_a_topic_kafka_refuses(kafka: Kafka, name: str, replication: int) -> Non
     assert caught.value.location == kafka.bootstrap
 
 
-def test_a_topic_is_settled_once_no_transaction_is_open(kafka: Kafka, topic: NewTopic) -> None:
+def test_open_transactions_of_a_topic_are_waited_for(kafka: Kafka, topic: NewTopic) -> None:
     name = topic(partitions=2)
     assert KafkaAdmin(kafka.bootstrap).wait_for_open_transactions(name)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
@@ -46,7 +46,7 @@ def test_a_topic_is_settled_once_no_transaction_is_open(kafka: Kafka, topic: New
     assert KafkaAdmin(kafka.bootstrap).wait_for_open_transactions(f"{name}.absent")
 
 
-def test_a_topic_that_was_just_made_is_asked_for_its_offsets(own_kafka: Kafka) -> None:
+def test_the_offsets_of_a_new_topic_are_retried(own_kafka: Kafka) -> None:
     """A broker tells of a topic before it leads it; a fresh Kafka takes some 100 ms for the first 50 partitions."""
     servers = own_kafka.bootstrap
     settings = SinkSettings.parse({"kafka.bootstrap.servers": servers, "topic": "t", "parallelism": "50"})
@@ -64,7 +64,7 @@ def closed_port() -> str:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_nobody_there(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_port(capfd: pytest.CaptureFixture[str]) -> None:
     server = closed_port()
     begin = time.monotonic()
     with pytest.raises(KafkaError, match="Connection refused") as caught:

@@ -113,7 +113,7 @@ def test_a_partition_without_a_task_gets_its_marker_from_the_driver(
     check(kafka, name)
 
 
-def test_a_forgotten_coalesce_is_told_and_mended(
+def test_a_forgotten_coalesce_is_an_error_and_can_be_fixed(
     spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
 ) -> None:
     name = topic(partitions=1)

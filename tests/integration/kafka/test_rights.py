@@ -147,7 +147,7 @@ def bearer(broker: SecuredKafka) -> dict[str, str]:
     return {"bootstrap.servers": broker.bootstrap, **settings, **provider}
 
 
-def test_a_function_that_gives_no_token_is_told_and_asked_again(
+def test_a_token_provider_without_a_token_is_named_and_called_again(
     guarded: SecuredKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as planted:
@@ -229,7 +229,7 @@ def test_a_password_that_is_wrong(guarded: SecuredKafka, tmp_path: Path) -> None
     assert "hunter2" not in str(found)
 
 
-def test_a_topic_that_may_not_be_made(guarded: SecuredKafka, tmp_path: Path) -> None:
+def test_a_topic_without_the_right_to_create_it(guarded: SecuredKafka, tmp_path: Path) -> None:
     name = f"b{next(_numbers)}"
     put(
         guarded.internal_bootstrap,

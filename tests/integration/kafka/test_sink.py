@@ -188,7 +188,7 @@ def test_secrets_are_resolved_in_the_task(spark: SparkSession, kafka: Kafka, top
         ("value, map('a', 'b') AS headers", {}, "map_entries(CAST(headers AS map<string,binary>)) AS headers."),
     ],
 )
-def test_mistakes_get_one_line(
+def test_errors_in_options_and_columns_are_one_line(
     spark: SparkSession, kafka: Kafka, tmp_path: Path, columns: str, change: dict[str, str], says: str
 ) -> None:
     given = {**options(kafka, "t"), **change}
@@ -268,7 +268,7 @@ def test_reading_is_refused(spark: SparkSession, kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize("guarantee", ["at_most_once", "at_least_once", "exactly_once"])
-def test_a_missing_topic_is_told_before_there_is_a_row(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
+def test_a_missing_topic_is_an_error_before_the_first_row(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
     """An idle source has no tasks that could tell it: the driver asks, before the first batch."""
     value = StructType([StructField("value", StringType())])
     for given in ({"topic": "towline-nowhere"}, {"topic": topic(), "deadLetterTopic": "towline-nowhere"}):

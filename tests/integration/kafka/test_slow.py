@@ -62,7 +62,7 @@ def test_at_least_once_waits_as_long_as_records_arrive(kafka: Kafka, topic: NewT
     assert numbers(kafka, name) == list(range(ROWS)), "none came twice"
 
 
-def test_where_a_transaction_may_take_no_longer_the_line_says_what_to_change(kafka: Kafka, topic: NewTopic) -> None:
+def test_a_transaction_that_is_too_slow_names_its_remedy(kafka: Kafka, topic: NewTopic) -> None:
     name = topic()
     sink = slow_sink(kafka, name, deliveryTimeout="4", kafka__transaction__timeout__ms="4001")
     with pytest.raises(KafkaError, match=r"too slow: [0-9,]+ of 1,8[0-9,]+ bytes in 4 s, [0-9,]+ bytes/s") as caught:

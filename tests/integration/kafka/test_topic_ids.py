@@ -74,7 +74,7 @@ def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
     assert saved_topic_ids(Checkpoint(str(tmp_path))) == {}
 
 
-def test_a_marker_topic_made_anew_is_not_one_that_never_had_a_marker(
+def test_a_recreated_marker_topic_is_not_an_empty_one(
     kafka: Kafka, topic: NewTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batch 0 is in Kafka and not in Spark's commit log; without its marker it would be written a second time."""
@@ -92,7 +92,7 @@ def test_a_marker_topic_made_anew_is_not_one_that_never_had_a_marker(
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_query_of_ones_own_stops_at_a_topic_made_anew(
+def test_a_user_query_stops_at_a_recreated_topic(
     spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
 ) -> None:
     """As `examples/kafka_to_kafka.py` says it: the new topic is longer, so Spark's own check sees nothing."""

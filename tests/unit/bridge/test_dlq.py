@@ -113,9 +113,7 @@ def test_reading_stops_at_the_ends_that_were_there_first(grown: Growing) -> None
     assert grown.closed
 
 
-def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
-    grown: Growing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_partition_is_noticed_beside_a_growing_one(grown: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.0)
     monkeypatch.setattr(grown, "poll", lambda _: grown.message(0, 7))
     with pytest.raises(KafkaError, match="can't be read to its end"):
@@ -128,7 +126,7 @@ def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
 
 
 @pytest.mark.usefixtures("grown")
-def test_whoever_takes_his_time_with_a_letter_is_not_told_of_a_silent_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_caller_does_not_time_out_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.05)
     found = []
     for one in DEAD._read_records({0: 1, 1: 3}):
@@ -150,7 +148,7 @@ def test_a_renamed_line_knows_its_letters(tmp_path: Path, other: bool) -> None:
     assert shelf.lines["before"].name == ("before" if other else "telemetry")
 
 
-def test_a_client_that_can_not_be_made_is_a_mistake_of_the_file(tmp_path: Path) -> None:
+def test_an_invalid_client_setting_is_a_config_error(tmp_path: Path) -> None:
     """librdkafka's own word, in one line."""
     client = {
         "bootstrap.servers": "127.0.0.1:9",

@@ -42,7 +42,7 @@ def test_a_where_that_is_null_is_counted_apart() -> None:
     assert "filtered 1 + where is null 2 + expired 2 + refused 3 + waiting 15   adds up ✓" in account.sentence()
 
 
-def test_what_the_outbox_has_of_a_batch_in_work_is_uncounted() -> None:
+def test_messages_of_an_uncommitted_batch_are_uncounted() -> None:
     account = downlink_account(down(70), {"outbox": OUTBOX})
     assert account.sentence().startswith("taken 90 (20 of them uncounted) = delivered 70")
     assert downlink_account(LineNotes(), {"outbox": OUTBOX}).uncounted == 90
@@ -55,7 +55,7 @@ def test_an_outbox_that_knows_less_does_not_add_up() -> None:
     assert away.adds_up, "its last update is older than the last batch"
 
 
-def test_what_a_transform_takes_away_is_filtered() -> None:
+def test_records_removed_by_a_transform_count_as_filtered() -> None:
     account = downlink_account(down(91, {"taken": 100, "removed": 9}, filtered=1), {"outbox": OUTBOX})
     assert "taken 100 = delivered 70 + filtered 10 + " in account.sentence()
     assert account.adds_up
@@ -78,11 +78,11 @@ def test_what_a_transform_takes_away_is_filtered() -> None:
         ),
     ],
 )
-def test_sources_that_do_not_agree_are_told(notes: LineNotes, told: str) -> None:
+def test_sources_that_disagree_are_in_the_account(notes: LineNotes, told: str) -> None:
     assert told in downlink_account(notes, {"outbox": OUTBOX}).disagreement_text
 
 
-def test_an_acknowledgement_that_is_missing_is_told() -> None:
+def test_a_missing_acknowledgement_is_in_the_account() -> None:
     text = downlink_account(down(90), {"outbox": {**OUTBOX, "acknowledged": 69}}).sentence()
     assert "✗ (the outbox says 70 delivered · the broker has acknowledged 69)" in text
 

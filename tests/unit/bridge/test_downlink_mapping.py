@@ -36,7 +36,7 @@ def checkpoint(line: Downlink, offsets: dict[str, Any], batch: int = 0, *, done:
     (line.checkpoint / "metadata").write_text('{"id":"q"}')
 
 
-def test_it_begins_again_behind_the_last_batch_that_is_done(tmp_path: Path) -> None:
+def test_a_reset_line_starts_after_the_last_committed_batch(tmp_path: Path) -> None:
     line = the_line(GOOD, tmp_path)
     checkpoint(line, {"commands": {"0": 12}})
     checkpoint(line, {"commands": {"0": 20}}, 1, done=False)
@@ -96,7 +96,7 @@ def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_
         ('from = "others"\n', False),
     ],
 )
-def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, same: bool) -> None:
+def test_the_settings_of_the_mapping(tmp_path: Path, more: str, same: bool) -> None:
     head, _, own = GOOD.partition("[[downlink]]")
     key = more.partition(" ")[0]
     kept = head + "[[downlink]]" + "".join(f"{said}\n" for said in own.split("\n") if not said.startswith(f"{key} ="))
@@ -112,7 +112,7 @@ def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, 
         ('{ pattern = ".*" }', {"commands": {"0": 12, "1": -2, "2": -2}, "new": {"0": -2}, "__mine": {"0": -2}}),
     ],
 )
-def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
+def test_a_reset_line_has_offsets_of_every_partition(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
     section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path)
     stood = {"commands": {"0": 12}, "gone": {"0": 3}}
     topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}

@@ -96,7 +96,7 @@ def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
         check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
 
-def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
+def test_while_a_topic_is_missing_deleted_records_of_others_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark is told not to stop at a loss for that one batch, and would not say it."""
@@ -111,7 +111,7 @@ def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
         check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
 
-def test_a_topic_that_is_named_and_gone_is_waited_for_and_one_taken_out_of_the_file_is_told(
+def test_a_missing_configured_topic_is_an_error_and_a_removed_one_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic'), tmp_path)
@@ -156,7 +156,7 @@ def test_before_the_first_offset_the_ids_are_noted_and_a_silent_kafka_is_waited_
     ("start", "wanted"),
     [("", {"0": -2, "1": -2}), ('"latest"', {"0": -1, "1": -1}), ('{ commands = { "0" = 7 } }', {"0": 7, "1": -2})],
 )
-def test_a_line_that_begins_again_reads_a_topic_made_anew_as_the_file_says(
+def test_a_reset_line_reads_a_recreated_topic_from_starting_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, wanted: dict[str, int]
 ) -> None:
     """Both ways out of TL-B06; the other topics go on where they stood."""

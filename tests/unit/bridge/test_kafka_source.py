@@ -53,13 +53,13 @@ def test_no_secret_is_in_the_settings(tmp_path: Path) -> None:
         {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.provider": "m:f"},
     ],
 )
-def test_what_java_can_not_do_is_refused(client: dict[str, str]) -> None:
+def test_settings_that_java_does_not_have_are_refused(client: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
         java_client({"bootstrap.servers": "a:1", **client}, {})
     assert caught.value.code == "TL-C77"
 
 
-def test_check_says_that_a_downlink_can_not_use_tokens_of_a_function(tmp_path: Path) -> None:
+def test_check_refuses_a_token_provider_with_a_downlink(tmp_path: Path) -> None:
     bearer = ' "security.protocol" = "SASL_SSL" }, token_provider = "module:function" }'
     text = GOOD.replace('"k1:9092" }', '"k1:9092", settings = {' + bearer)
     with pytest.raises(ConfigErrors) as caught:
@@ -74,7 +74,7 @@ def test_check_says_that_a_downlink_can_not_use_tokens_of_a_function(tmp_path: P
     assert (client["sasl.mechanism"], client["sasl.oauthbearer.token.provider"]) == ("OAUTHBEARER", "module:function")
 
 
-def test_a_file_that_is_not_there_is_told_where_it_is_read(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"/nowhere can't be read \(FileNotFoundError\).*TL-C46"):
         java_client({"bootstrap.servers": "a:1", "ssl.ca.location": "/nowhere"}, {})
 
@@ -98,7 +98,7 @@ def test_a_directory_or_a_pattern_names_its_jars_once(tmp_path: Path) -> None:
             read(f"{GOOD}[spark]\nkafka_jars = [{json.dumps(named)}]\n", tmp_path)
 
 
-def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_jars_are_used_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"):
         (tmp_path / name).touch()
     text = GOOD + '[spark]\nkafka_jars = ["spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"]\n'

@@ -76,7 +76,7 @@ def test_a_row_comes_back_as_it_was() -> None:
     }
 
 
-def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
+def test_a_corrected_route_remaps_its_letters(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{device}"\n').uplinks
     (made,) = LetterMapper(line, no_spark).remap([letter()])
     assert made.record is not None
@@ -87,7 +87,7 @@ def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
     assert [name for name, _ in made.record[7] if name == "mqtt.user.k"] == ["mqtt.user.k"] * 2
 
 
-def test_what_is_not_mended_stays(tmp_path: Path) -> None:
+def test_letters_that_still_can_not_be_mapped_stay(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{mqtt.user.none}"\nkey_required = true\n').uplinks
     elsewhere = (("mqtt.topic", b"nobody"),)
     made = LetterMapper(line, no_spark).remap([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
@@ -140,7 +140,7 @@ def test_marks_name_offsets_in_ranges() -> None:
     assert list(_marks(entries)) == [(0, b'{"v":1,"offsets":[[1,3],[9,9]]}'), (1, b'{"v":1,"offsets":[[5,5]]}')]
 
 
-def test_what_was_not_taken_in_whole_is_never_replayed(tmp_path: Path) -> None:
+def test_truncated_messages_are_never_replayed(tmp_path: Path) -> None:
     """Its value is no payload; and a ``where`` is not asked about it."""
     (line,) = bridge(tmp_path, 'where = "true"\n').uplinks
     made = LetterMapper(line, no_spark).remap([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])

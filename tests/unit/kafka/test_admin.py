@@ -52,7 +52,7 @@ PASSING = [
         ({"max.message.bytes": "3000", "segment.bytes": "2000"}, TopicLimits(3, 2000)),
     ],
 )
-def test_what_a_topic_takes_is_read_from_its_settings(config: dict[str, str | None], facts: TopicLimits) -> None:
+def test_the_limits_of_a_topic_are_read_from_its_config(config: dict[str, str | None], facts: TopicLimits) -> None:
     """Where it keeps its own time, that of a record does not matter; what can't be read is no limit."""
     assert TopicLimits.from_config(3, config) == facts
     assert facts.is_compacted == ("compact" in facts.cleanup_policy)
@@ -69,7 +69,7 @@ def test_facts_of_topics_leave_out_what_may_not_be_seen(memory: MemoryKafka) -> 
     assert KafkaAdmin(K).topic_limits(["away"]) == {}
 
 
-def test_a_cluster_says_who_it_is_and_which_topics_it_has(memory: MemoryKafka) -> None:
+def test_the_metadata_of_a_cluster(memory: MemoryKafka) -> None:
     memory.topics["u"] = 4
     assert KafkaAdmin(K).info() == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
 
@@ -105,7 +105,7 @@ def test_the_longest_transaction_is_that_of_the_strictest_broker(memory: MemoryK
 
 
 @pytest.mark.parametrize("client", [K, {"bootstrap.servers": K, "acks": "all"}])
-def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, client: Any) -> None:
+def test_a_missing_answer_is_an_error_with_servers_time_and_cause(memory: MemoryKafka, client: Any) -> None:
     memory.fail("admin.list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"k:9092: Kafka did not answer for 4 s: failed to get metadata.*TL-K01"):
         KafkaAdmin(client, 4.0).info()
@@ -124,7 +124,7 @@ def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, cli
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
+def test_an_admin_client_that_can_not_be_created_is_a_config_error() -> None:
     def unusable(*_: object, **__: object) -> None:
         raise kafka.raised("_INVALID_ARG", "Failed to create producer: no such file")
 
@@ -138,7 +138,9 @@ def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
 
 
 @pytest.mark.parametrize(("looks", "seconds", "decided"), [(0, 1.0, True), (5, 1.0, True), (1000, 1.0, False)])
-def test_a_topic_is_settled_when_its_ends_agree(memory: MemoryKafka, looks: int, seconds: float, decided: bool) -> None:
+def test_a_topic_without_open_transactions_has_equal_end_offsets(
+    memory: MemoryKafka, looks: int, seconds: float, decided: bool
+) -> None:
     memory.topics["t"] = 3
     memory.undecided = looks
     assert KafkaAdmin(K, seconds).wait_for_open_transactions("t") is decided
@@ -154,7 +156,7 @@ def test_behind_a_reader_who_is_past_the_end_nothing_is_known(memory: MemoryKafk
         asked.backlog({"t": {"0": 1}})
 
 
-def test_a_topic_that_is_not_there_is_settled(memory: MemoryKafka) -> None:
+def test_a_missing_topic_has_no_open_transactions(memory: MemoryKafka) -> None:
     memory.undecided = 1000
     assert KafkaAdmin(K).wait_for_open_transactions("away")
 
@@ -180,7 +182,7 @@ def test_a_leader_that_changed_is_asked_for_and_then_for_its_offsets(memory: Mem
 
 
 @pytest.mark.parametrize("seconds", [2.0, 20.0])
-def test_watermarks_are_waited_for_no_longer_than_was_said(memory: MemoryKafka, seconds: float) -> None:
+def test_watermarks_are_retried_within_the_timeout(memory: MemoryKafka, seconds: float) -> None:
     consumer = MemoryConsumer(memory, {})
     memory.fail("get_watermark_offsets", *[kafka.raised("_TIMED_OUT")] * 100)
     with pytest.raises(KafkaException):
@@ -196,13 +198,13 @@ def test_watermarks_are_waited_for_no_longer_than_was_said(memory: MemoryKafka, 
 # -- topics that are made --
 
 
-def test_topics_are_made_once_and_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_are_created_once(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     assert KafkaAdmin(K).create({"b": 2, "t": 9, "a": 1}, config={"cleanup.policy": "compact"}) == ["a", "b"]
     assert (memory.topics, memory.configs["b"]) == ({"t": 1, "a": 1, "b": 2}, {"cleanup.policy": "compact"})
     assert KafkaAdmin(K).create({}) == []
 
 
-def test_a_topic_that_was_made_is_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_created_topic_is_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller answers before the brokers know of it."""
     unknown: dict[str, int] = {}
     create, slept = kafka.MemoryAdmin._create, memory.sleep

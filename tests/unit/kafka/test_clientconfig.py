@@ -38,7 +38,7 @@ def refusal(client: dict[str, str]) -> ConfigError:
         *("delivery.report.only.error", "logger", "on_delivery", "plugin.library.paths"),
     ],
 )
-def test_what_is_ours_can_not_be_set(name: str) -> None:
+def test_reserved_properties_can_not_be_set(name: str) -> None:
     assert refusal({name: "x"}).code == "TL-C43"
 
 
@@ -54,7 +54,7 @@ def test_plain_secrets_are_refused_without_being_shown(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("linger.ms", "soon"), ("compression.type", "rar"), ("partitioner", "mine"), ("acks", "7000")]
 )
-def test_values_are_judged_by_the_client_itself(name: str, value: str) -> None:
+def test_values_are_validated_by_librdkafka(name: str, value: str) -> None:
     error = refusal({name: value})
     assert error.code == "TL-C45"
     assert f'"kafka.{name}" = {value}' in error.problem
@@ -149,7 +149,7 @@ TLS = {"security.protocol": "SASL_SSL"}
         ({**TLS, "enable.sasl.oauthbearer.unsecure.jwt": "true"}, "enable.sasl.oauthbearer.unsecure.jwt=true: "),
     ],
 )
-def test_what_is_given_up_on_the_way_is_named(client: dict[str, str], begins: str | None) -> None:
+def test_insecure_settings_are_named(client: dict[str, str], begins: str | None) -> None:
     found = insecure_settings({"bootstrap.servers": "k:9092", **client})
     assert len(found) == (begins is not None)
     assert not begins or found[0].startswith(begins)
@@ -193,7 +193,7 @@ def test_a_source_of_tokens_is_not_asked_before_a_connection() -> None:
         (None, False),
     ],
 )
-def test_what_a_function_may_return_as_a_token(given: object, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_return_value_of_a_token_provider(given: object, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.kafka.test_clientconfig.RETURNED", given, raising=False)
     client = {**BEARER, "sasl.oauthbearer.token.provider": f"{__name__}:returned"}
     if taken:
@@ -203,7 +203,7 @@ def test_what_a_function_may_return_as_a_token(given: object, taken: bool, monke
             resolve(client, "here")
 
 
-def test_a_source_of_tokens_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_provider_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It held up the main thread of the driver, and so every line."""
     monkeypatch.setattr(clientconfig, "TOKEN_TIMEOUT_S", 0.05)
     with pytest.raises(KafkaError, match=r"gave no token within .*TL-K73"):

@@ -127,7 +127,7 @@ def test_a_number_that_kafka_has_no_room_for_is_no_letter(name: str, value: byte
         ChunkAssembler().add(None, None, ours)
 
 
-def test_chunks_without_a_beginning_are_not_kept() -> None:
+def test_chunks_without_the_first_one_are_dropped() -> None:
     """Retention took the first of them away."""
     collector = ChunkAssembler()
     _, *rest = to_records(DeadLetter(Reason.TOO_LARGE, "t", b"k", b"v" * 20_000), 4096)

@@ -38,7 +38,7 @@ def refusing(memory: MemoryKafka, error: ClientError = kafka.REFUSED) -> Iterato
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_what_is_confirmed_is_delivered_by_one_producer(memory: MemoryKafka, guarantee: str) -> None:
+def test_acknowledged_rows_are_delivered_by_one_producer(memory: MemoryKafka, guarantee: str) -> None:
     for first in (0, 20):
         done = sink(guarantee).deliver(Task(0), numbers(*range(first + 10, first + 15)))
         assert done == DeliveryResult(5, 10)
@@ -65,7 +65,7 @@ def test_each_row_goes_to_the_topic_that_it_names(memory: MemoryKafka, guarantee
     assert (memory.committed("t"), memory.committed("u")) == ([b"2"], [b"1", b"3"])
 
 
-def test_a_task_without_rows_looks_for_its_topic_too(memory: MemoryKafka) -> None:
+def test_a_task_without_rows_checks_its_topic_too(memory: MemoryKafka) -> None:
     memory.topics.clear()
     with pytest.raises(KafkaError, match="TL-K04"):
         sink("at_least_once").deliver(Task(0), [])
@@ -122,7 +122,7 @@ def test_a_silence_fails_the_task_after_the_delivery_timeout(memory: MemoryKafka
         sink("at_least_once", deliveryTimeout="1.5").deliver(Task(0), refused())
 
 
-def test_what_kafka_takes_slowly_is_waited_for_as_long_as_it_takes_anything(memory: MemoryKafka) -> None:
+def test_at_least_once_waits_while_kafka_makes_progress(memory: MemoryKafka) -> None:
     memory.rate = 2.0
     done = sink("at_least_once", deliveryTimeout="7").deliver(Task(0), numbers(*range(100)))
     assert (done.rows, len(memory.committed("t"))) == (100, 100)
@@ -131,7 +131,7 @@ def test_what_kafka_takes_slowly_is_waited_for_as_long_as_it_takes_anything(memo
     assert memory.producers[-1].config["message.timeout.ms"] == "0"
 
 
-def test_rows_are_written_again_with_what_a_refusal_tells(memory: MemoryKafka) -> None:
+def test_rows_are_written_again_with_the_learned_limits(memory: MemoryKafka) -> None:
     memory.topics["dlq"] = 1
     memory.refuses = lambda record: kafka.UNFIT if record.topic == "t" and record.key is None else None
     of = kafka.settings(guarantee="at_least_once", deadLetterTopic="dlq")
@@ -168,7 +168,7 @@ def test_a_client_that_gave_up_fails_the_task(memory: MemoryKafka, call: str, pr
     assert memory.calls[-2:] == ["purge", "flush"]
 
 
-def test_dead_letters_are_told_apart_from_rows(memory: MemoryKafka) -> None:
+def test_dead_letters_are_counted_apart_from_rows(memory: MemoryKafka) -> None:
     memory.topics["dlq"] = 1
     one = sink("at_least_once", deadLetterTopic="dlq", kafka__message__max__bytes="20000")
     done = one.deliver(Task(0), [kafka.values(b"1", b"x" * 30_000), kafka.values(b"2")])
@@ -186,7 +186,7 @@ def test_a_second_attempt_writes_nothing_and_counts_its_rows(memory: MemoryKafka
     assert memory.calls == []
 
 
-def test_without_a_word_from_kafka_all_rows_are_lost_and_read(memory: MemoryKafka) -> None:
+def test_without_an_answer_all_rows_are_read_and_dropped(memory: MemoryKafka) -> None:
     memory.fail("admin.list_topics", kafka.TRANSPORT)
     done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3, 4, 5))
     assert (done.rows, done.dropped_rows) == (0, 5)
@@ -195,7 +195,7 @@ def test_without_a_word_from_kafka_all_rows_are_lost_and_read(memory: MemoryKafk
     assert (len(memory.producers), memory.committed("t")) == (2, [b"6"])
 
 
-def test_rows_that_were_not_taken_in_time_are_lost(memory: MemoryKafka) -> None:
+def test_rows_that_time_out_are_dropped(memory: MemoryKafka) -> None:
     memory.silent = True
     done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3))
     assert (done.rows, done.dropped_rows, done.drop_reason) == (0, 3, "Kafka did not take them in time")
@@ -219,7 +219,7 @@ def test_where_sending_stops_the_rest_is_lost(memory: MemoryKafka, problem: Base
 # -- before a task or a row asks --
 
 
-def test_a_topic_is_looked_for_in_the_whole_list_and_only_until_it_was_seen(memory: MemoryKafka) -> None:
+def test_topics_are_looked_up_in_the_whole_list_until_they_exist(memory: MemoryKafka) -> None:
     of = kafka.settings()
     for _ in range(2):
         with pytest.raises(KafkaError, match=r'"away" does not exist.*TL-K04'):
@@ -232,7 +232,7 @@ def test_a_topic_is_looked_for_in_the_whole_list_and_only_until_it_was_seen(memo
     assert memory.calls.count("admin.list_topics") == 3
 
 
-def test_the_topics_that_are_always_written_to_are_looked_for_once(memory: MemoryKafka) -> None:
+def test_configured_topics_are_checked_once(memory: MemoryKafka) -> None:
     of = kafka.settings(deadLetterTopic="dlq")
     with pytest.raises(KafkaError, match=r'"dlq" does not exist.*TL-K04'):
         require_configured_topics(of)

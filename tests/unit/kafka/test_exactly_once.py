@@ -114,7 +114,7 @@ def test_a_batch_gets_three_producers_and_then_spark_decides(memory: MemoryKafka
     assert memory.committed("t") == [b"1"]
 
 
-def test_the_limits_of_topics_are_asked_for_anew_after_a_refusal(memory: MemoryKafka) -> None:
+def test_the_limits_of_topics_are_read_again_after_a_refusal(memory: MemoryKafka) -> None:
     write(sink(), 0, 1)
     before = memory.calls.count("describe_configs")
     write(sink(), 1, 2)
@@ -124,7 +124,7 @@ def test_the_limits_of_topics_are_asked_for_anew_after_a_refusal(memory: MemoryK
     assert memory.calls.count("describe_configs") == before + 2, "of the topic, and of that of the markers"
 
 
-def test_the_limits_of_topics_are_believed_for_a_while_and_that_one_is_missing_never(memory: MemoryKafka) -> None:
+def test_the_limits_of_topics_are_cached_and_a_missing_topic_is_not(memory: MemoryKafka) -> None:
     of, asked = kafka.settings(), memory.calls
 
     def names() -> list[str]:
@@ -147,7 +147,7 @@ def test_the_limits_of_topics_are_believed_for_a_while_and_that_one_is_missing_n
     assert asked.count("describe_configs") == looks + 1
 
 
-def test_what_stops_a_batch_ends_its_transaction(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_transaction(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is: one that is open holds up every reader."""
 
     def interrupted(*_: Any) -> None:
@@ -162,7 +162,7 @@ def test_what_stops_a_batch_ends_its_transaction(memory: MemoryKafka, monkeypatc
 # -- what the marker says --
 
 
-def test_markers_go_on_from_each_other_and_tell_what_was_written(memory: MemoryKafka) -> None:
+def test_markers_continue_the_totals_of_the_last_one(memory: MemoryKafka) -> None:
     origin = BatchOrigin(newest_batch=1, hashes={0: "h0", 1: "h1"})
     first = write(sink(), 0, 1, 2, 3)
     assert first.marker_step == MarkerStep(None, MarkerTotals(3, 0))
@@ -202,7 +202,7 @@ def test_the_rows_of_a_skipped_batch_are_compared(
     assert memory.committed("t") == [b"1", b"2"]
 
 
-def test_a_batch_that_a_person_says_is_written_is_skipped_uncompared(memory: MemoryKafka) -> None:
+def test_a_batch_marked_as_written_by_hand_is_skipped_without_a_comparison(memory: MemoryKafka) -> None:
     write(sink(), 0, 1, 2)
     MarkerStore(kafka.settings(), "s").reset(5)
     done = write(sink(), 5, 9)
@@ -213,7 +213,7 @@ def test_a_batch_that_a_person_says_is_written_is_skipped_uncompared(memory: Mem
     assert memory.committed("t") == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_skipped_batch_is_told_as_it_was_written(memory: MemoryKafka) -> None:
+def test_a_skipped_batch_has_the_counts_of_its_marker(memory: MemoryKafka) -> None:
     write(sink(), 0, 1)
     mark(Marker(1, 1, rows=10, crc=None, writer="q", dead_lettered=3, total_rows=30, total_dead_lettered=4))
     done = write(sink(verifyOnSkip="false"), 1, 5)
@@ -270,7 +270,7 @@ def test_a_checkpoint_that_is_further_than_the_batch_is_another_querys(memory: M
         (Marker(7, 1, 4, None, "other"), 7, "TL-K13", Marker(7, 1, 4, None, "other")),
     ],
 )
-def test_a_task_beyond_the_parallelism_leaves_word(
+def test_a_task_beyond_the_parallelism_marks_the_batch_as_refused(
     memory: MemoryKafka, before: Marker | None, batch: int, code: str, left: Marker
 ) -> None:
     """What partition 0 writes of this batch must never be taken for all of it; a marker that stops anyway stays."""
@@ -329,7 +329,7 @@ def test_a_batch_that_was_too_slow_gets_the_time_that_its_rate_asks_for(memory: 
     assert memory.calls.count("abort_transaction") == 1, "a rate that is known needs no try"
 
 
-def test_what_a_refusal_tells_is_known_from_then_on(memory: MemoryKafka) -> None:
+def test_limits_learned_from_a_refusal_are_used_from_then_on(memory: MemoryKafka) -> None:
     """Two transactions tell which records it are; the one after is the batch."""
     memory.topics["dlq"] = 1
     memory.refuses = lambda record: kafka.UNFIT if record.topic == "t" and record.key is None else None
@@ -344,7 +344,7 @@ def test_what_a_refusal_tells_is_known_from_then_on(memory: MemoryKafka) -> None
     assert memory.calls.count("abort_transaction") == 4, "it is looked at again"
 
 
-def test_a_limit_that_was_lowered_is_read_anew_and_teaches_nothing(memory: MemoryKafka) -> None:
+def test_a_lowered_limit_is_read_again_and_not_learned(memory: MemoryKafka) -> None:
     """What is learned makes all requests to the topic small, for an hour."""
     memory.topics["dlq"] = 1
     one = sink(deadLetterTopic="dlq")
@@ -356,7 +356,7 @@ def test_a_limit_that_was_lowered_is_read_anew_and_teaches_nothing(memory: Memor
     assert not recordcheck._learned_limits
 
 
-def test_a_refusal_that_tells_nothing_stops_the_line_as_it_did(memory: MemoryKafka) -> None:
+def test_a_refusal_without_a_limit_to_learn_stops_the_line(memory: MemoryKafka) -> None:
     memory.topics["dlq"] = 1
     memory.refuses = lambda record: kafka.UNFIT if record.topic == "t" else None
     of = kafka.settings(deadLetterTopic="dlq")
@@ -377,7 +377,7 @@ def test_a_transaction_that_may_take_no_longer_stops_with_rate_and_setting(memor
     assert memory.committed("t") == []
 
 
-def test_a_stopping_query_ends_its_transactions_and_gives_up_soon(memory: MemoryKafka) -> None:
+def test_a_stopping_query_fences_its_producers_within_a_time_limit(memory: MemoryKafka) -> None:
     one = sink(parallelism="3")
     one.fence("q")
     assert [producer.id for producer in memory.producers] == ["towline.s.0", "towline.s.1", "towline.s.2"]
@@ -458,7 +458,7 @@ def test_markers_of_another_query_stop_a_first_batch_before_a_part_of_it_is_writ
         assert batch_origin(of, str(checkpoint)).newest_batch == 0
 
 
-def test_a_checkpoint_without_a_batch_that_is_done_tells_nothing_of_markers(
+def test_markers_are_not_checked_without_a_committed_batch(
     memory: MemoryKafka, checkpoint: Path, tmp_path: Path
 ) -> None:
     assert batch_origin(kafka.settings(), str(tmp_path / "new")) == BatchOrigin()

@@ -26,7 +26,7 @@ def test_a_reason_is_one_line_from_whatever_was_raised() -> None:
     assert faults.error_text(ValueError("a b")) == "a b"
 
 
-def test_a_system_error_is_told_by_its_cause() -> None:
+def test_a_system_error_has_the_text_of_its_cause() -> None:
     """The binding's way to say "fatal" while a delivery report is pending."""
     error = SystemError("returned a result with an exception set")
     error.__cause__ = KafkaException(fault(ClientError._FENCED, "Local: Fenced"))
@@ -36,7 +36,7 @@ def test_a_system_error_is_told_by_its_cause() -> None:
 
 
 @pytest.mark.parametrize(("waited", "told"), [(0.01, ""), (5.2, " for 5 s"), (60.02, " for 60 s")])
-def test_a_silence_is_told_as_long_as_it_was(waited: float, told: str) -> None:
+def test_the_time_waited_is_in_the_error(waited: float, told: str) -> None:
     """It said "within 60 s", the limit, after a cut of 5 s."""
     for error in (
         faults.unreachable_error("k:1", waited, "refused", rows=True),

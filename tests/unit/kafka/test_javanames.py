@@ -166,7 +166,7 @@ def test_librdkafka_has_none_of_the_names_that_are_translated(name: str) -> None
         (r'a.PlainLoginModule required username="u" password="hunter2\t";', {}),
     ],
 )
-def test_logins_that_are_not_taken(value: str, more: dict[str, str]) -> None:
+def test_logins_that_are_refused(value: str, more: dict[str, str]) -> None:
     error = refusal("sasl.jaas.config", value, **more)
     assert error.code == "TL-C45"
     assert "hunter2" not in str(error)
@@ -176,7 +176,7 @@ def test_a_size_that_is_no_number() -> None:
     assert refusal("buffer.memory", "32m").code == "TL-C45"
 
 
-def test_one_thing_said_twice() -> None:
+def test_one_setting_given_twice() -> None:
     assert "queue.buffering.max.kbytes" in refusal("buffer.memory", "1024", queue__buffering__max__kbytes="7").problem
     login = "a.PlainLoginModule required username=u password=p;"
     assert refusal("sasl.jaas.config", login, sasl__username="v").code == "TL-C43"

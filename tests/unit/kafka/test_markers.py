@@ -92,7 +92,7 @@ OF_AN_OLD_RUN = TaskRefusal(7, "older", 3)
         (replace(BEFORE, refused=TaskRefusal(6, "r", 3)), CLAIM, MarkerVerdict.WRITE),
     ],
 )
-def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: MarkerVerdict) -> None:
+def test_the_verdict_of_a_marker(marker: Marker | None, claim: Claim, expected: MarkerVerdict) -> None:
     assert found_for(marker, claim) is expected
 
 
@@ -123,7 +123,7 @@ def test_a_marker_comes_back_as_it_was(marker: Marker) -> None:
     "value",
     [b"", b"x", b"[]", b"{}", b'{"v":2}', b'{"v":1,"batch":1}', SAME.to_json().replace(b'"rows":10', b'"rows":null')],
 )
-def test_what_is_no_marker_is_not_guessed_at(value: bytes) -> None:
+def test_other_json_is_no_marker(value: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         Marker.from_json(value)
 

@@ -85,7 +85,7 @@ def store(monkeypatch: pytest.MonkeyPatch, consumer: Lagging, **client: str) -> 
     return MarkerStore(SinkSettings.parse({**options, **client}), "sink")
 
 
-def test_the_readers_rack_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_marker_consumer_has_no_rack(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Lagging(2, (0, NEWEST), 2)
     given = {"kafka.client.rack": "west", "kafka.client.id": "mine"}
     assert store(monkeypatch, consumer, **given).read_marker(0) == NEWEST
@@ -104,7 +104,7 @@ def test_an_end_that_stays_below_the_leaders_is_an_error_and_no_marker(monkeypat
     assert consumer.closed
 
 
-def test_an_end_below_one_that_was_seen_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_offset_below_an_earlier_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store(monkeypatch, Lagging(4, (2, NEWEST), 4)).read_marker(0) == NEWEST
     with pytest.raises(KafkaError, match=r"ends at 2, and ended at 4 before\..*\[TL-K27\]"):
         store(monkeypatch, Lagging(2, (0, OLDER), 2)).read_marker(0)
@@ -149,7 +149,7 @@ def test_a_marker_near_the_end_is_found_without_reading_the_topic(memory: Memory
     assert memory.calls.count("fetch") <= 16
 
 
-def test_what_is_no_marker_is_told_with_its_key_and_not_guessed_at(memory: MemoryKafka) -> None:
+def test_a_value_that_is_no_marker_is_an_error_with_its_key(memory: MemoryKafka) -> None:
     memory.topics[TOPIC] = 1
     memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", b'{"v":2}'))
     with pytest.raises(KafkaError, match=r'"s/0" in "towline.s.markers" can not be understood: .*version 2.*TL-K22'):
@@ -194,9 +194,7 @@ def test_a_topic_for_markers_is_made_compacted_with_a_partition_for_each_of_the_
         reader(parallelism="4").ensure_topic()
 
 
-def test_one_that_was_made_and_is_not_known_everywhere_is_waited_for(
-    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_created_marker_topic_is_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, facts = iter(range(1000)), MarkerStore._topic_limits
     monkeypatch.setattr(MarkerStore, "_topic_limits", lambda self: None if next(looks) < 4 else facts(self))
     reader().ensure_topic()
@@ -246,7 +244,7 @@ def test_all_markers_are_those_of_each_partition(memory: MemoryKafka) -> None:
 # -- set by hand --
 
 
-def test_what_a_person_sets_keeps_the_totals_and_belongs_to_anyone(memory: MemoryKafka) -> None:
+def test_a_reset_keeps_the_totals_and_accepts_any_query(memory: MemoryKafka) -> None:
     memory.topics[TOPIC], memory.configs[TOPIC] = 2, COMPACT
     before = Marker(6, 1, rows=5, crc=1, writer="q", offsets="h", dead_lettered=2, total_rows=50, total_dead_lettered=3)
     memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", before.to_json()))

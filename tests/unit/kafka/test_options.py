@@ -154,7 +154,7 @@ def test_client_settings_that_contradict_the_guarantee(guarantee: str, name: str
     ("name", "value"),
     [("acks", "-1"), ("acks", "ALL"), ("enable.idempotence", "True"), ("retries", "9"), ("max.in.flight", "1")],
 )
-def test_saying_what_the_guarantee_says_is_no_contradiction(name: str, value: str) -> None:
+def test_settings_that_agree_with_the_guarantee(name: str, value: str) -> None:
     assert SinkSettings.parse({**BASE, f"kafka.{name}": value}).client[name] == value
 
 

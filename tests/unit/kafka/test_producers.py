@@ -34,7 +34,7 @@ def test_records_wait_for_room_in_their_order(memory: MemoryKafka) -> None:
     assert memory.calls.count("poll") == 4, "one for each wait, and one at the end"
 
 
-def test_a_queue_that_stays_full_is_given_up_after_the_time_that_empties_it(memory: MemoryKafka) -> None:
+def test_a_queue_that_stays_full_fails_after_the_message_timeout(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings(deliveryTimeout="7"))
     memory.fail("produce", *[FULL] * 1000)
     with pytest.raises(QueueStuck):
@@ -53,7 +53,7 @@ def test_a_queue_is_not_waited_for_when_records_have_failed(memory: MemoryKafka)
 
 
 @pytest.mark.parametrize("full", [0, 1])
-def test_a_record_that_the_client_refuses_is_told_at_once_or_after_a_wait(memory: MemoryKafka, full: int) -> None:
+def test_a_record_that_the_client_refuses_is_an_error_with_a_full_queue_too(memory: MemoryKafka, full: int) -> None:
     producer = KafkaProducer(kafka.settings(kafka__message__max__bytes="2000"))
     memory.fail("produce", *[FULL] * full, kafka.raised("MSG_SIZE_TOO_LARGE"))
     with pytest.raises(KafkaError, match=r"3,000 bytes, the client takes 2,000 .*message.max.bytes.*TL-K05"):
@@ -76,7 +76,7 @@ def test_a_client_that_can_do_nothing_any_more_speaks_for_itself(memory: MemoryK
     assert caught.value is problem
 
 
-def test_all_failures_are_counted_and_the_first_is_kept(memory: MemoryKafka) -> None:
+def test_all_failed_records_are_counted_and_the_first_is_reported(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings())
     producer.send(rows(*[b"x"] * 9))
     client = memory.producers[0]
@@ -89,7 +89,7 @@ def test_all_failures_are_counted_and_the_first_is_kept(memory: MemoryKafka) -> 
     assert producer.failure is None
 
 
-def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
+def test_missing_metadata_is_an_error_with_the_cause_of_the_connection(
     memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.fail("list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
@@ -106,7 +106,7 @@ def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_client_that_can_not_be_set_up_is_the_options_mistake() -> None:
+def test_a_producer_that_can_not_be_created_is_a_config_error() -> None:
     def unusable(*_: object, **__: object) -> None:
         raise kafka.raised("_INVALID_ARG", "Failed to create producer: ssl.ca.location failed: No such file")
 
@@ -116,7 +116,7 @@ def test_a_client_that_can_not_be_set_up_is_the_options_mistake() -> None:
             KafkaProducer(kafka.settings())
 
 
-def test_one_that_is_let_go_drops_what_it_has_and_hides_no_other_error(memory: MemoryKafka) -> None:
+def test_closing_a_producer_drops_its_queue_and_hides_no_error(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings())
     producer.send(rows(b"1"))
     producer.close()
@@ -126,7 +126,7 @@ def test_one_that_is_let_go_drops_what_it_has_and_hides_no_other_error(memory: M
     assert memory.calls[-2:] == ["purge", "flush"]
 
 
-def test_a_process_has_one_for_each_configuration_until_it_erred(
+def test_the_pool_has_a_producer_per_configuration_until_it_fails(
     memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of, other = kafka.settings(guarantee="at_least_once"), kafka.settings(guarantee="at_least_once", kafka__acks="-1")
@@ -171,7 +171,7 @@ def test_the_collector_is_as_it_was_after_records_were_sent(memory: MemoryKafka,
     assert seen == [False, False]
 
 
-def test_a_refusal_tells_more_than_a_record_whose_time_was_up(memory: MemoryKafka) -> None:
+def test_a_refused_record_is_reported_before_a_timed_out_one(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings())
     for error in (ClientError(ClientError._MSG_TIMED_OUT), kafka.UNFIT, kafka.REFUSED):
         producer.send(rows(b"x"))

@@ -63,7 +63,7 @@ def record(
         (("t", b"x" * 10_000, None, -1, None, None, 0, None), Reason.TOO_LARGE),
     ],
 )
-def test_what_kafka_would_refuse(bad: Any, reason: Reason) -> None:
+def test_faults_of_records(bad: Any, reason: Reason) -> None:
     fault = record_fault(bad, LIMITS)
     assert fault is not None
     assert fault.reason is reason
@@ -73,7 +73,7 @@ def test_what_kafka_would_refuse(bad: Any, reason: Reason) -> None:
 @pytest.mark.parametrize(
     "good", [record(), record(partition=2), record(moment=NOW), record(moment=NOW + HOUR), record("c", moment=NOW * 2)]
 )
-def test_what_kafka_takes(good: Any) -> None:
+def test_valid_records(good: Any) -> None:
     assert record_fault(good, LIMITS) is None
 
 
@@ -87,7 +87,7 @@ facts = st.builds(TopicLimits, st.just(1), limits, limits, limits, st.sampled_fr
 
 
 @given(facts, facts)
-def test_what_is_learned_only_narrows(one: TopicLimits, other: TopicLimits) -> None:
+def test_learned_limits_only_get_lower(one: TopicLimits, other: TopicLimits) -> None:
     both = one.intersect(other)
     assert both.is_compacted == (one.is_compacted or other.is_compacted)
     assert both.intersect(one) == both.intersect(other) == both
@@ -247,7 +247,7 @@ def test_without_transactions_too(guarantee: str) -> None:
 
 @pytest.mark.parametrize("option", ["topic", "deadLetterTopic"])
 @pytest.mark.parametrize("name", ["__consumer_offsets", "mine.s.markers", "marks"])
-def test_a_reserved_topic_of_the_options_is_a_mistake(option: str, name: str) -> None:
+def test_a_reserved_topic_in_the_options_is_a_config_error(option: str, name: str) -> None:
     own = {"transactionalIdPrefix": "mine", "markerTopic": "marks"}
     with pytest.raises(ConfigError, match="TL-C95"):
         SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", **own, option: name})

@@ -71,7 +71,7 @@ def test_strings_count_as_their_bytes() -> None:
     assert checksum(text) == checksum(pa.record_batch({"value": pa.array(["ä".encode(), b"b"])}))
 
 
-def test_a_full_spool_says_what_to_do() -> None:
+def test_a_full_spool_names_its_remedy() -> None:
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "h:1", "spoolMemoryBytes": "0", "spoolDiskBytes": "100"})
     spool = Spool(settings.spool_memory, settings.spool_disk)
     with spool, pytest.raises(KafkaError, match="more than 100 bytes") as caught:
@@ -80,7 +80,7 @@ def test_a_full_spool_says_what_to_do() -> None:
     assert "spoolDiskBytes" in caught.value.remedy
 
 
-def test_a_planned_batch_of_any_size_is_taken_where_the_disk_holds_it() -> None:
+def test_a_planned_batch_of_any_size_is_spooled_if_the_disk_holds_it() -> None:
     """Nothing shrinks it, so a limit that nobody set must not stop the line for ever."""
     assert SinkSettings.parse({"kafka.bootstrap.servers": "h:1"}).spool_disk is None
     large = batch([(None, b"x" * 1000)] * 10)

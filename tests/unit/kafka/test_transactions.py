@@ -52,7 +52,7 @@ FOREVER = [TIMED_OUT] * 1000
         (QueueStuck(), TransactionVerdict.DISCARD),
     ],
 )
-def test_an_error_is_judged_by_its_name_and_flags(problem: BaseException, verdict: TransactionVerdict) -> None:
+def test_an_error_is_classified_by_its_name_and_flags(problem: BaseException, verdict: TransactionVerdict) -> None:
     """An abort that Kafka asks for comes before another try, and what is fatal before both (KIP-360)."""
     assert faults.transaction_verdict(problem) is verdict
 
@@ -113,7 +113,7 @@ def test_a_commit_is_asked_for_again_and_only_as_long_as_a_delivery_may_take(mem
     assert 12 <= memory.now - before < 13
 
 
-def test_why_nobody_answered_is_told_as_the_connection_had_it(memory: MemoryKafka) -> None:
+def test_an_undecided_commit_has_the_cause_of_the_connection(memory: MemoryKafka) -> None:
     producer, client = begun(memory, 1)
     client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k:9092/1: Connection refused (after 0ms in x)"))
     memory.fail("commit_transaction", *FOREVER)
@@ -121,7 +121,7 @@ def test_why_nobody_answered_is_told_as_the_connection_had_it(memory: MemoryKafk
         producer.commit()
 
 
-def test_a_transaction_is_aborted_when_its_producer_is_let_go_amid_it_and_not_after(memory: MemoryKafka) -> None:
+def test_closing_a_producer_aborts_an_open_transaction_only(memory: MemoryKafka) -> None:
     producer, _ = begun(memory, 1)
     producer.close()
     assert memory.calls.count("abort_transaction") == 1
@@ -142,9 +142,7 @@ def test_a_transaction_is_aborted_when_its_producer_is_let_go_amid_it_and_not_af
     ("reported", "told"),
     [(True, r'size too large \(topic "t"\)'), (False, r"4 message\(s\) failed: Broker: Message size too large")],
 )
-def test_what_broke_a_transaction_amid_its_rows_is_told_and_it_is_aborted(
-    memory: MemoryKafka, reported: bool, told: str
-) -> None:
+def test_an_error_while_sending_names_the_record_and_aborts(memory: MemoryKafka, reported: bool, told: str) -> None:
     """`produce` says only that the state is wrong. What the abort drops may be reported before what was refused."""
     producer, client = begun(memory, 1)
     if reported:
@@ -192,7 +190,7 @@ def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
 
 
 @pytest.mark.parametrize(("answers", "code"), [(FOREVER, "TL-K01"), ([UNKNOWN], "TL-K20"), ([FENCED], "TL-K20")])
-def test_a_producer_that_does_not_start_is_let_go(memory: MemoryKafka, answers: list[Any], code: str) -> None:
+def test_a_producer_that_does_not_start_is_closed(memory: MemoryKafka, answers: list[Any], code: str) -> None:
     memory.fail("init_transactions", *answers)
     with pytest.raises(KafkaError, match=code):
         TransactionalProducer(settings(), ID, {})
@@ -230,7 +228,7 @@ def ended(starting: StartingProducer) -> None:
     future.exception(60)
 
 
-def test_one_that_is_started_is_taken_once_and_by_who_wants_what_it_has(memory: MemoryKafka) -> None:
+def test_a_starting_producer_is_used_once_and_with_its_settings_only(memory: MemoryKafka) -> None:
     starting = StartingProducer(settings(), ID)
     ended(starting)
     first = starting.take({})
@@ -243,7 +241,7 @@ def test_one_that_is_started_is_taken_once_and_by_who_wants_what_it_has(memory: 
     assert memory.calls.count("purge") == 1, "the one with other settings is let go"
 
 
-def test_one_that_nobody_takes_is_let_go_when_it_has_started_or_not(memory: MemoryKafka) -> None:
+def test_an_unused_starting_producer_is_closed(memory: MemoryKafka) -> None:
     for answer in (None, UNKNOWN):
         memory.calls.clear()
         memory.fail("init_transactions", answer)
@@ -252,7 +250,7 @@ def test_one_that_nobody_takes_is_let_go_when_it_has_started_or_not(memory: Memo
         assert memory.calls.count("purge") == 1
 
 
-def test_what_went_wrong_while_it_started_is_told_to_who_takes_it(memory: MemoryKafka) -> None:
+def test_an_error_while_starting_is_raised_by_take(memory: MemoryKafka) -> None:
     memory.fail("init_transactions", UNKNOWN)
     with closing(StartingProducer(settings(), ID)) as starting, pytest.raises(KafkaError, match="TL-K20"):
         starting.take({})
