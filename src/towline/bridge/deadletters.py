@@ -53,10 +53,8 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.model import AnyLine, Bridge
 
-#: Header of a replay mark; its value is JSON.
-REPLAY_MARK: Final = PREFIX + "replayed"
-#: Seconds without a record before reading fails.
-_ANSWER_TIMEOUT_S: Final = 30.0
+REPLAY_MARK: Final = PREFIX + "replayed"  #: Header of a replay mark; its value is JSON.
+_ANSWER_TIMEOUT_S: Final = 30.0  #: Seconds without a record before reading fails.
 #: Seconds to wait for transactions of other writers: their usual time-out, and the broker's next check of it.
 _OPEN_TRANSACTION_S: Final = 75.0
 #: First and last offset.
@@ -455,12 +453,10 @@ def _unchanged_record(dead_letter: DeadLetter) -> RemapResult:
 
 # -- replay, at most once ---------------------------------------------------------------------------------------------
 
-#: Dead letters of one transaction.
-LETTERS_PER_TRANSACTION: Final = 500
+LETTERS_PER_TRANSACTION: Final = 500  #: Dead letters of one transaction.
 #: Bytes at which a transaction ends earlier: its letters and records are in memory.
 _BYTES_PER_TRANSACTION: Final = 16 * 1024 * 1024
-#: Time-out of a transaction in seconds; then the broker aborts it.
-_TRANSACTION_TIMEOUT_S: Final = 60
+_TRANSACTION_TIMEOUT_S: Final = 60  #: Time-out of a transaction in seconds; then the broker aborts it.
 #: Not taken from [kafka]: that is the time-out of the lines' transactions.
 _TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 

@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 _BACKOFF: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
 #: Seconds between two polls of a topic whose transaction is not decided, or that has no leader yet.
 _POLL_S: Final = 0.02
-#: Seconds that a leader has to answer before the metadata is refreshed.
-_LEADER_TIMEOUT_S: Final = 3.0
-#: Seconds beyond the time-out of a request for its answer to arrive.
-_ANSWER_GRACE_S: Final = 2.0
+_LEADER_TIMEOUT_S: Final = 3.0  #: Seconds that a leader has to answer before the metadata is refreshed.
+_ANSWER_GRACE_S: Final = 2.0  #: Seconds beyond the time-out of a request for its answer to arrive.
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
-#: Kafka's default of transaction.max.timeout.ms.
-_MAX_TRANSACTION_MS: Final = 900_000
+_MAX_TRANSACTION_MS: Final = 900_000  #: Kafka's default of transaction.max.timeout.ms.
 
 T = TypeVar("T")
 #: Offsets by topic and number of the partition.

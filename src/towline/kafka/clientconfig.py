@@ -304,12 +304,10 @@ def pooled_client(
                 client.close()
 
 
-#: Seconds that a token provider may take; other lines may wait as long.
-TOKEN_TIMEOUT_S: Final = 15.0
+TOKEN_TIMEOUT_S: Final = 15.0  #: Seconds that a token provider may take; other lines may wait as long.
 #: As confluent-kafka's ``oauth_cb`` returns it; extensions are KIP-342's.
 _REPLY_FORMAT: Final = "(token, end in seconds since 1970), and perhaps principal and extensions, the end to come"
-#: An expiry in milliseconds, as AWS's signer returns it, would be after the year 5138.
-_MAX_EXPIRY_S: Final = 1e11
+_MAX_EXPIRY_S: Final = 1e11  #: An expiry in milliseconds, as AWS's signer returns it, would be after the year 5138.
 
 
 def _token_callback(provider: str, location: str, config: str) -> Callable[[str], tuple[Any, ...]]:

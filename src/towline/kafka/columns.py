@@ -38,10 +38,8 @@ COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "partition": ("int",),
     "timestamp": ("timestamp",),
 }
-#: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
-_NO_PARTITION: Final = -1
-#: For librdkafka timestamp 0 is the time of the call.
-_TIME_OF_CALL: Final = 0
+_NO_PARTITION: Final = -1  #: librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
+_TIME_OF_CALL: Final = 0  #: For librdkafka a timestamp of 0 is the time of the call.
 
 
 class Rows(NamedTuple):

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-#: Prefix of Towline's headers.
-PREFIX: Final = "towline.dlq."
+PREFIX: Final = "towline.dlq."  #: Prefix of Towline's headers.
 _REASON, _COUNT, _CHUNK = PREFIX + "reason", PREFIX + "headers", PREFIX + "chunk"
 #: Fields of a dead letter that are stored in headers; the others are stored in its record.
 _HEADER_FIELDS: Final = ("reason", "detail", "topic", "partition", "timestamp", "source")
@@ -43,40 +42,27 @@ Record: TypeAlias = tuple[bytes | None, bytes | None, list[Header]]
 class Reason(StrEnum):
     """Reason of a dead letter."""
 
-    #: Larger than the topic's max.message.bytes, or the client's message.max.bytes.
-    TOO_LARGE = "too_large"
-    #: The topic does not exist, or this user may not see it.
-    TOPIC_MISSING = "topic_missing"
+    TOO_LARGE = "too_large"  #: Larger than the topic's max.message.bytes, or the client's message.max.bytes.
+    TOPIC_MISSING = "topic_missing"  #: The topic does not exist, or this user may not see it.
     #: No name Kafka takes (empty, longer than 249, characters beside a-z A-Z 0-9 . _ -).
     TOPIC_ILLEGAL = "topic_illegal"
-    #: Outside the list of topics the configuration allows.
-    TOPIC_NOT_ALLOWED = "topic_not_allowed"
-    #: A reserved name (`reserved_topics_pattern`).
-    TOPIC_RESERVED = "topic_reserved"
-    #: No topic at all.
-    TOPIC_ABSENT = "topic_absent"
-    #: The topic has no such partition.
-    PARTITION = "partition"
-    #: Further from now than the topic allows, or before 1970.
-    TIMESTAMP = "timestamp"
-    #: A compacted topic takes no record without a key.
-    KEY_ABSENT = "key_absent"
-    #: No route takes the message.
-    UNROUTED = "unrouted"
-    #: A route takes it, but its key, topic or headers can't be rendered.
-    UNMAPPED = "unmapped"
-    #: The line's configuration refuses it, with a reason.
-    REJECTED = "rejected"
+    TOPIC_NOT_ALLOWED = "topic_not_allowed"  #: Outside the list of topics the configuration allows.
+    TOPIC_RESERVED = "topic_reserved"  #: A reserved name (`reserved_topics_pattern`).
+    TOPIC_ABSENT = "topic_absent"  #: No topic at all.
+    PARTITION = "partition"  #: The topic has no such partition.
+    TIMESTAMP = "timestamp"  #: Further from now than the topic allows, or before 1970.
+    KEY_ABSENT = "key_absent"  #: A compacted topic takes no record without a key.
+    UNROUTED = "unrouted"  #: No route takes the message.
+    UNMAPPED = "unmapped"  #: A route takes it, but its key, topic or headers can't be rendered.
+    REJECTED = "rejected"  #: The line's configuration refuses it, with a reason.
     #: The MQTT packet was larger than the gateway's max_packet_bytes: only its metadata was kept.
     PACKET_TOO_LARGE = "packet_too_large"
     #: The MQTT message has more properties than the gateway decodes: its packet was kept as it came.
     TOO_MANY_PROPERTIES = "too_many_properties"
-    #: Downlink: MQTT can't carry the record (topic, size, properties).
-    UNDELIVERABLE = "undeliverable"
+    UNDELIVERABLE = "undeliverable"  #: Downlink: MQTT can't carry the record (topic, size, properties).
 
 
-#: Prefix of internal topics, by Kafka's convention.
-INTERNAL_PREFIX: Final = "__"
+INTERNAL_PREFIX: Final = "__"  #: Prefix of internal topics, by Kafka's convention.
 #: Suffix of a marker topic's name, which begins with the sink's prefix and a dot.
 MARKER_TOPIC_SUFFIX: Final = ".markers"
 

@@ -45,12 +45,9 @@ if TYPE_CHECKING:
 
 #: Producers that one task may use up on retriable errors; then the task fails, and Spark decides.
 _MAX_ATTEMPTS: Final = 3
-#: Seconds a stopping query waits for Kafka to end its producers.
-_FENCE_TIMEOUT_S: Final = 3.0
-#: Seconds that the driver waits for Kafka's list of topics.
-_METADATA_TIMEOUT_S: Final = 2.0
-#: File in a checkpoint with the id of the marker topic.
-_MARKER_TOPIC_NOTE: Final = "towline.markers"
+_FENCE_TIMEOUT_S: Final = 3.0  #: Seconds a stopping query waits for Kafka to end its producers.
+_METADATA_TIMEOUT_S: Final = 2.0  #: Seconds that the driver waits for Kafka's list of topics.
+_MARKER_TOPIC_NOTE: Final = "towline.markers"  #: File in a checkpoint with the id of the marker topic.
 
 
 @dataclass(frozen=True)

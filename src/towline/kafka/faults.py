@@ -167,14 +167,11 @@ def bad_record_error(servers: str, topic: str | None, reason: str, detail: str) 
 class TransactionVerdict(Enum):
     """Next step after an error in a transaction (KIP-360, librdkafka's INTRODUCTION.md, "Error handling")."""
 
-    #: Repeat the call.
-    RETRY = "retry"
-    #: Abort the transaction; the batch may be written again.
-    ABORT = "abort"
+    RETRY = "retry"  #: Repeat the call.
+    ABORT = "abort"  #: Abort the transaction; the batch may be written again.
     #: A newer producer has the same transactional id, or this one outlived its transaction: stop, and never fence it.
     FENCED = "fenced"
-    #: The outcome is unknown: close the producer, create a new one, read the marker.
-    DISCARD = "discard"
+    DISCARD = "discard"  #: The outcome is unknown: close the producer, create a new one, read the marker.
 
 
 def transaction_verdict(error: BaseException) -> TransactionVerdict:

@@ -19,12 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from towline.sinks import Task
 
-#: Version of the marker's JSON; a marker of a newer version is an error.
-VERSION: Final = 1
-#: ``batch`` of a marker that was written before any batch was.
-NO_BATCH: Final = -1
-#: ``writer`` of a marker set by hand: any query may go on from it.
-ANY_QUERY: Final = ""
+VERSION: Final = 1  #: Version of the marker's JSON; a marker of a newer version is an error.
+NO_BATCH: Final = -1  #: ``batch`` of a marker that was written before any batch was.
+ANY_QUERY: Final = ""  #: ``writer`` of a marker set by hand: any query may go on from it.
 
 
 class TaskRefusal(NamedTuple):
@@ -162,8 +159,7 @@ class MarkerVerdict(Enum):
 
     #: The marker of the batch before; or this is batch 0, and no marker, or another query's that has never had a row.
     WRITE = "write"
-    #: The marker of this batch: it is in Kafka.
-    ALREADY_WRITTEN = "done"
+    ALREADY_WRITTEN = "done"  #: The marker of this batch: it is in Kafka.
     NO_MARKER = Mismatch(
         "TL-K10",
         "batch {t.batch} has no marker of the batch before it (partition {t.partition}): the topic {topic} was "

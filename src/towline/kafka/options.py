@@ -26,8 +26,7 @@ from towline.options import (
 if TYPE_CHECKING:
     from towline.options import OptionValues
 
-#: Name of the format, and the location in errors about its options.
-FORMAT: Final = "kafka_transactional"
+FORMAT: Final = "kafka_transactional"  #: Name of the format, and the location in errors about its options.
 
 _QUEUE_KBYTES: Final = "queue.buffering.max.kbytes"
 
@@ -259,5 +258,4 @@ _FORMAT: Final = FormatOptions(
     ignored_names=SPARK_OPTIONS,
     similar_names=("kafka.bootstrap.servers",),
 )
-#: Every option, as users write it.
-NAMES: Final = _FORMAT.names
+NAMES: Final = _FORMAT.names  #: Every option, as users write it.

@@ -39,23 +39,16 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-#: Seconds librdkafka may take, beyond the delivery timeout, to report that it ran out.
-REPORT_GRACE_S: Final = 5.0
-#: Longest single wait for room in the queue, in seconds, before failures are checked again.
-_QUEUE_WAIT_S: Final = 0.1
-#: Longest wait for acknowledgements, in seconds, before progress is checked.
-_FLUSH_POLL_S: Final = 0.2
-#: Longest single call, in seconds, so that deadlines are met and signals are handled.
-_CALL_TIMEOUT_S: Final = 5.0
+REPORT_GRACE_S: Final = 5.0  #: Seconds librdkafka may take, beyond the delivery timeout, to report that it ran out.
+_QUEUE_WAIT_S: Final = 0.1  #: Longest single wait for room in the queue, in seconds, before failures are checked again.
+_FLUSH_POLL_S: Final = 0.2  #: Longest wait for acknowledgements, in seconds, before progress is checked.
+_CALL_TIMEOUT_S: Final = 5.0  #: Longest single call, in seconds, so that deadlines are met and signals are handled.
 #: A transaction is aborted this long before Kafka would do it: seconds, or a share of its time if that is less.
 _ABORT_MARGIN_S: Final = 10.0
 _ABORT_MARGIN_SHARE: Final = 0.1
-#: Pause before a call is repeated, in seconds.
-_RETRY_PAUSE_S: Final = 0.05
-#: Seconds for an abort; if it fails, the next `init_transactions` aborts as well.
-_ABORT_TIMEOUT_S: Final = 5.0
-#: Assumed throughput of a Kafka, in bytes/s, until one is measured.
-_DEFAULT_RATE: Final = 4 << 20
+_RETRY_PAUSE_S: Final = 0.05  #: Pause before a call is repeated, in seconds.
+_ABORT_TIMEOUT_S: Final = 5.0  #: Seconds for an abort; if it fails, the next `init_transactions` aborts as well.
+_DEFAULT_RATE: Final = 4 << 20  #: Assumed throughput of a Kafka, in bytes/s, until one is measured.
 #: A transaction's time-out: its usual one, and this many times the time its records take at the last rate.
 _TIME_FACTOR: Final = 1.5
 _TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
     from towline.kafka.producers import AttemptError
 
-#: Seconds for which described limits of topics are cached.
-_CACHE_S: Final = 300.0
+_CACHE_S: Final = 300.0  #: Seconds for which described limits of topics are cached.
 _BATCH_SIZE: Final = "batch.size"
 #: Bytes of a request to a Kafka that needs over a second for a larger one. Five are in flight at a time.
 _SLOW_REQUEST_BYTES: Final = 64 << 10
@@ -43,8 +42,7 @@ _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _DEFAULT_MAX_BYTES: Final = 1_048_588
 #: Bytes that are enough for a chunk of any dead letter: its headers take some 7,000 at most.
 _MIN_CHUNK_BYTES: Final = 8192
-#: Safety factor of an estimated compressed size.
-_COMPRESSION_MARGIN: Final = 1.1
+_COMPRESSION_MARGIN: Final = 1.1  #: Safety factor of an estimated compressed size.
 
 
 class RecordFault(NamedTuple):
@@ -305,10 +303,8 @@ def forget_limits(settings: SinkSettings) -> None:
         del _described_limits[key]
 
 
-#: Refusals that one task learns from at most; more have another cause.
-_MAX_KINDS: Final = 16
-#: Seconds for which learned limits are cached: the topic may have been changed since.
-_LEARNED_CACHE_S: Final = 3600.0
+_MAX_KINDS: Final = 16  #: Refusals that one task learns from at most; more have another cause.
+_LEARNED_CACHE_S: Final = 3600.0  #: Seconds for which learned limits are cached: the topic may have been changed since.
 #: Batch size in bytes that nearly every topic takes, after it refused a larger batch within its limit.
 _SMALL_BATCH_BYTES: Final = 16 << 10
 

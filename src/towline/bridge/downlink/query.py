@@ -189,9 +189,7 @@ def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
     return "; ".join(f'offsets {low:,} to {high - 1:,} of topic "{name}", partition {n}' for n, low, high in ranges)
 
 
-#: The start of a partition, and its end, as Spark's Kafka source takes them.
-_EARLIEST: Final = -2
-_LATEST: Final = -1
+_EARLIEST, _LATEST = -2, -1  #: Start and end of a partition, as Spark's Kafka source takes them.
 #: Settings that do not change the rows of an unfinished batch: the current file applies.
 _NOT_IN_MAPPING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s")
 

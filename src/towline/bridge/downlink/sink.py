@@ -54,10 +54,8 @@ MQTT, LETTERS = "mqtt.", "letters."
 #: Options: of `message_table`; location and remedy in errors about a recreated topic.
 MESSAGES, LOCATION, REMEDY = "messages", "topics.where", "topics.do"
 _CHECKPOINT: Final = "checkpointlocation"
-#: Bytes of a partition that are spooled in memory.
-_SPOOL_BYTES: Final = 64 << 20
-#: Rows of a batch that is passed on.
-_MAX_ROWS: Final = 10_000
+_SPOOL_BYTES: Final = 64 << 20  #: Bytes of a partition that are spooled in memory.
+_MAX_ROWS: Final = 10_000  #: Rows of a batch that is passed on.
 #: Columns that the sink ``mqtt`` takes.
 _MQTT_COLUMNS: Final = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
 
