@@ -36,7 +36,7 @@ _BACKOFF: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1
 _POLL_S: Final = 0.02
 _LEADER_TIMEOUT_S: Final = 3.0  #: Seconds that a leader has to answer before the metadata is refreshed.
 _ANSWER_GRACE_S: Final = 2.0  #: Seconds beyond the time-out of a request for its answer to arrive.
-_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_CONFIG: Final[Mapping[str, str]] = MappingProxyType({})
 _MAX_TRANSACTION_MS: Final = 900_000  #: Kafka's default of transaction.max.timeout.ms.
 
 T = TypeVar("T")
@@ -261,7 +261,7 @@ class KafkaAdmin:
         ]
 
     def create(
-        self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] = _EMPTY
+        self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] = _NO_CONFIG
     ) -> list[str]:
         """Create topics that do not exist yet, and wait until the metadata lists them.
 

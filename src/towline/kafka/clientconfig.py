@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
-_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 #: Properties whose value is a secret: plain text is refused, since Spark's plans would show it.
 SECRETS: Final = frozenset(
@@ -148,7 +148,7 @@ def _mechanism(settings: Mapping[str, str]) -> str:
 
 
 def check_client(
-    client: Mapping[str, str], location: str, prefix: str = "kafka.", aliases: Mapping[str, str] = _EMPTY
+    client: Mapping[str, str], location: str, prefix: str = "kafka.", aliases: Mapping[str, str] = _NO_SETTINGS
 ) -> None:
     """Check property names and values of a client configuration, without connecting and without reading a secret.
 

@@ -52,7 +52,7 @@ _DEFAULT_RATE: Final = 4 << 20  #: Assumed throughput of a Kafka, in bytes/s, un
 #: A transaction's time-out: its usual one, and this many times the time its records take at the last rate.
 _TIME_FACTOR: Final = 1.5
 _TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
-_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
 MESSAGE_TIMEOUT: Final = "message.timeout.ms"
 #: Settings of every producer, beside the sink's.
 PRODUCER_CONFIG: Final[Mapping[str, Any]] = {"delivery.report.only.error": True}
@@ -65,7 +65,7 @@ class KafkaProducer:
         ConfigError: A secret can't be read, or TLS material is unusable (TL-C45, TL-C46).
     """
 
-    def __init__(self, settings: SinkSettings, extra: Mapping[str, str] = _EMPTY) -> None:
+    def __init__(self, settings: SinkSettings, extra: Mapping[str, str] = _NO_SETTINGS) -> None:
         self._settings = settings
         #: The last connection error, for calls that fail without a cause.
         self.last_error = LastConnectionError()
@@ -253,7 +253,7 @@ class AttemptError(KafkaError):
 class TransactionalProducer(KafkaProducer):
     """Producer with a transactional id, which fences older producers; raises as `KafkaProducer` and `start`."""
 
-    def __init__(self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = _EMPTY) -> None:
+    def __init__(self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = _NO_SETTINGS) -> None:
         super().__init__(settings, {**extra, "transactional.id": transactional_id})
         self.transactional_id = transactional_id
         self.extra = dict(extra)
@@ -444,7 +444,7 @@ class StartingProducer:
     Spark takes to hand over the rows of a small batch. `extra` settings override the sink's.
     """
 
-    def __init__(self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = _EMPTY) -> None:
+    def __init__(self, settings: SinkSettings, transactional_id: str, extra: Mapping[str, str] = _NO_SETTINGS) -> None:
         self._create = partial(TransactionalProducer, settings, transactional_id)
         #: None after `take`.
         self._future: Future[TransactionalProducer] | None = call_in_thread(partial(self._create, extra), "producer")

@@ -104,14 +104,14 @@ def _record_faults(record: Record, size: int, topic: TopicLimits, limits: Record
         yield RecordFault(Reason.TIMESTAMP, f"{timestamp} ms is further back than message.timestamp.before.max.ms")
     if topic.is_compacted and record[2] is None:
         yield RecordFault(Reason.KEY_ABSENT, "a compacted topic takes no record without a key")
-    most = topic.max_bytes
+    limit = topic.max_bytes
     if size > limits.client_bytes:
         yield RecordFault(
             Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client_bytes:,} (kafka.message.max.bytes)"
         )
-    if most is not None and size > most and _compressed_size(record, size, limits.codec) > most:
+    if limit is not None and size > limit and _compressed_size(record, size, limits.codec) > limit:
         yield RecordFault(
-            Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {most:,} (max.message.bytes, segment.bytes)"
+            Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {limit:,} (max.message.bytes, segment.bytes)"
         )
 
 
@@ -243,10 +243,10 @@ class RecordCheck:
         """Return the dead letter of a record, in as many chunks as the topic's limit requires."""
         topic, value, key, partition, _, _, timestamp, headers = record
         originals = tuple(self._columns.original_headers(batch, row, headers or ()))
-        requested = None if partition == -1 else partition
+        partition_or_none = None if partition == -1 else partition
         when = timestamp or None
         dead_letter = DeadLetter(
-            fault.reason, topic, key, value, originals, requested, when, fault.detail, self._source
+            fault.reason, topic, key, value, originals, partition_or_none, when, fault.detail, self._source
         )
         name = self._settings.dead_letter_topic
         # The dead letter has the current time: its original timestamp may be the fault, and would be refused again.

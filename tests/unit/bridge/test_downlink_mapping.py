@@ -42,7 +42,7 @@ def test_a_reset_line_starts_after_the_last_committed_batch(tmp_path: Path) -> N
     checkpoint(line, {"commands": {"0": 20}}, 1, done=False)
     Identity("commands", "plant-7.commands", query="q").save(line.gateway.state_dir)
     save_topic_ids(Checkpoint(str(line.checkpoint)), {"commands": "A"})
-    assert "begins again" in reset_line(line)
+    assert "is reset" in reset_line(line)
     fresh = Identity.read(line.gateway.state_dir)
     assert fresh is not None
     assert fresh.topic_ids == {"commands": "A"}, "beside the offsets"
