@@ -131,10 +131,10 @@ def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None
         from pathlib import Path
         from towline.bridge.config import file as config
         from towline.bridge import deadletters
-        from towline.kafka.producers import Transactional
-        Transactional.commit = lambda producer: (producer.flush(20), os._exit(9))
+        from towline.kafka.producers import TransactionalProducer
+        TransactionalProducer.commit = lambda producer: (producer.flush(20), os._exit(9))
         bridge = config.load(Path(sys.argv[1]))
-        deadletters.replay(deadletters.shelves(bridge)[0], deadletters.Wanted(), None)
+        deadletters.replay(deadletters.dead_letter_topics(bridge)[0], deadletters.LetterFilter(), None)
     """
     assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
     assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 2}

@@ -310,7 +310,7 @@ def test_a_batch_query_that_names_its_batch_is_written_once(spark: SparkSession,
         assert not save(0, 20, batchId=0, sinkId="jobs")
     assert not save(20, 20, batchId=1, sinkId="jobs")
     assert "[TL-K16]" in save(20, 40, batchId=1, sinkId="jobs"), "of other rows"
-    assert "left out in foreachBatch" in (told := save(20, 40, batchId=3, sinkId="jobs"))
+    assert "skipped in foreachBatch" in (told := save(20, 40, batchId=3, sinkId="jobs"))
     assert "[TL-K11]" in told
     assert "[TL-K12]" in save(0, 20, batchId=0, sinkId="jobs"), "its numbers begin again"
     assert account(committed(kafka, name), 20) == (0, 0)

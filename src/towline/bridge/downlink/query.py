@@ -84,14 +84,14 @@ def recreated_topic_remedy(line: Downlink, file: str) -> str:
 
 
 def check_topics(
-    line: Downlink, file: str, evidence: CheckpointSummary, client: Mapping[str, str], limit: int
+    line: Downlink, file: str, summary: CheckpointSummary, client: Mapping[str, str], limit: int
 ) -> TopicCheck:
     """Compare a line's topics with its checkpoint, and save the topic ids before any offset is known.
 
     Args:
         line: The line with the settings of its next batch.
         file: The bridge file, as a command names it.
-        evidence: State of the checkpoint.
+        summary: State of the checkpoint.
         client: Kafka's client configuration, unresolved.
         limit: Records that its last batches took at most.
 
@@ -101,8 +101,8 @@ def check_topics(
         JournalError: TL-J20, the ids can't be saved.
     """
     checkpoint, location = Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
-    start, end = _batch_offsets(line.checkpoint, evidence.planned_batch)
-    positions = end if evidence.all_committed else {**start, **end}
+    start, end = _batch_offsets(line.checkpoint, summary.planned_batch)
+    positions = end if summary.all_committed else {**start, **end}
     saved_ids, admin = saved_topic_ids(checkpoint) if positions else {}, KafkaAdmin(client, METADATA_TIMEOUT_S)
     try:
         topics = line.topics or list(filter(line.reads, admin.info().topics))
@@ -116,10 +116,10 @@ def check_topics(
         problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
         raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE)
     removed = {name: offsets for name, offsets in positions.items() if name not in topic_ids or not line.reads(name)}
-    unread = {n: "" if n in topic_ids else _unread_records(n, evidence, line.checkpoint, limit) for n in removed}
+    unread = {n: "" if n in topic_ids else _unread_records(n, summary, line.checkpoint, limit) for n in removed}
     texts, stops_on_loss = [text for text in unread.values() if text], line.on_data_loss == "stop"
-    unfinished = not evidence.all_committed and any(_ranges(start, end, name) for name in removed if unread[name])
-    if stops_on_loss and removed and not evidence.all_committed and not texts:
+    unfinished = not summary.all_committed and any(_ranges(start, end, name) for name in removed if unread[name])
+    if stops_on_loss and removed and not summary.all_committed and not texts:
         texts = _deleted_records(client, start, {name: of for name, of in end.items() if name not in removed})
     if texts and (unfinished or stops_on_loss):
         problem = f"Kafka no longer has records that the line had not read: {'; '.join(texts)}"
@@ -140,16 +140,16 @@ def check_topics(
     return TopicCheck(topic_ids, tuple(remarks), has_removed_topics=bool(removed))
 
 
-def _unread_records(name: str, evidence: CheckpointSummary, checkpoint: Path, limit: int) -> str:
+def _unread_records(name: str, summary: CheckpointSummary, checkpoint: Path, limit: int) -> str:
     """Describe the undelivered records of a deleted topic, as far as the checkpoint shows them; "" for none."""
-    start, end = _batch_offsets(checkpoint, evidence.planned_batch)
-    if not evidence.all_committed and name in end:
+    start, end = _batch_offsets(checkpoint, summary.planned_batch)
+    if not summary.all_committed and name in end:
         return _ranges_text(name, _ranges(start, end, name))
-    start, end = _batch_offsets(checkpoint, evidence.committed_batch)  # the start of the query if no batch is finished
+    start, end = _batch_offsets(checkpoint, summary.committed_batch)  # the start of the query if no batch is finished
     ranges = [topic_range for topic in end for topic_range in _ranges(start, end, topic)]
     # Each partition with records gives a batch at least one, and shares are rounded.
     read_to_end = not _ranges(start, end, name) or sum(high - low for _, low, high in ranges) + len(ranges) < limit
-    if read_to_end and evidence.committed_batch is not None:
+    if read_to_end and summary.committed_batch is not None:
         return ""
     last_offsets = ", ".join(f"{offset:,}" for offset in end.get(name, {}).values())
     return f'topic "{name}" behind offset {last_offsets}, where it had, or may have had, more records'
@@ -157,17 +157,13 @@ def _unread_records(name: str, evidence: CheckpointSummary, checkpoint: Path, li
 
 def _deleted_records(client: Mapping[str, str], start: KafkaOffsets, end: KafkaOffsets) -> list[str]:
     """Describe records of a batch that Kafka has deleted: without topics Spark runs with failOnDataLoss=false."""
-    deleted_texts = []
+    texts = []
     for name in end:
         ranges = _ranges(start, end, name)
-        first_offsets = KafkaAdmin(client).first_offsets(name, [int(partition) for partition, _, _ in ranges])
-        deleted_ranges = [
-            (partition, low, min(high, first_offsets[int(partition)]))
-            for partition, low, high in ranges
-            if first_offsets[int(partition)] > low
-        ]
-        deleted_texts += [_ranges_text(name, deleted_ranges)] if deleted_ranges else []
-    return deleted_texts
+        first = KafkaAdmin(client).first_offsets(name, [int(n) for n, _, _ in ranges])
+        deleted = [(n, low, min(high, first[int(n)])) for n, low, high in ranges if first[int(n)] > low]
+        texts += [_ranges_text(name, deleted)] if deleted else []
+    return texts
 
 
 def _batch_offsets(checkpoint: Path, batch: int | None) -> tuple[KafkaOffsets, KafkaOffsets]:
@@ -177,12 +173,8 @@ def _batch_offsets(checkpoint: Path, batch: int | None) -> tuple[KafkaOffsets, K
 
 def _ranges(start: KafkaOffsets, end: KafkaOffsets, name: str) -> list[tuple[str, int, int]]:
     """Return the offset ranges of a topic with records in a batch: partition, first offset, offset after the last."""
-    start_offsets = start.get(name, {})
-    return [
-        (partition, start_offsets.get(partition, 0), high)
-        for partition, high in end.get(name, {}).items()
-        if high > start_offsets.get(partition, 0)
-    ]
+    lows, highs = start.get(name, {}), end.get(name, {}).items()
+    return [(n, lows.get(n, 0), high) for n, high in highs if high > lows.get(n, 0)]
 
 
 def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
@@ -207,16 +199,16 @@ class DownlinkQuery(LineQuery[Downlink]):
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
         line, file, identity = self.line, str(self.bridge.file), Identity.of_line(self.bridge, self.line)
-        evidence = read_checkpoint(line.checkpoint)
-        identity = check_resume(line, file, identity, evidence)
+        summary = read_checkpoint(line.checkpoint)
+        identity = check_resume(line, file, identity, summary)
         limit = line_of_last_batches(line, identity.mapping).max_messages_per_trigger
-        evidence = read_checkpoint(line.checkpoint)  # it may have been reset to the last finished batch
-        self._topic_check = check_topics(line, file, evidence, self.bridge.kafka.client_settings(), limit)
+        summary = read_checkpoint(line.checkpoint)  # it may have been reset to the last finished batch
+        self._topic_check = check_topics(line, file, summary, self.bridge.kafka.client_settings(), limit)
         self.remarks = self._topic_check.remarks
         # While a topic is missing Spark stops at a batch that was planned without it; all other losses were checked.
-        self._ignores_data_loss = self._topic_check.has_removed_topics and not evidence.all_committed
+        self._ignores_data_loss = self._topic_check.has_removed_topics and not summary.all_committed
         self._finish_only = self._finish_only or self._ignores_data_loss
-        identity = _with_mapping(line, identity, evidence)
+        identity = _with_mapping(line, identity, summary)
         records, transform = self._read_stream(spark, identity), _transform(line)
         rows = apply_downlink_sql(
             records, line, self._message_options(identity), transform, parallelism=line.parallelism
@@ -326,13 +318,13 @@ class DownlinkQuery(LineQuery[Downlink]):
         return options | {prefix + key: value for prefix, side in sides for key, value in side.items()}
 
 
-def _with_mapping(line: Downlink, identity: Identity, evidence: CheckpointSummary) -> Identity:
+def _with_mapping(line: Downlink, identity: Identity, summary: CheckpointSummary) -> Identity:
     """Save the mapping of the next batches in the identity, durably; unchanged while a batch is undecided.
 
     The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so the batch is
     finished with the mapping it was started with. Raises TL-G01 when the gateway does not answer.
     """
-    if not evidence.all_committed:
+    if not summary.all_committed:
         return identity
     (status,) = wait_for_answers(
         endpoints_of([str(line.gateway.state_dir)], ClientAccess()), request_status, is_local=True
@@ -365,7 +357,7 @@ def _parse_mapping(mapping: str) -> DownlinkSection | None:
 
 
 def with_all_partitions(
-    positions: Mapping[str, Mapping[str, int]], topics: Mapping[str, int], section: DownlinkSection
+    positions: KafkaOffsets, topics: Mapping[str, int], section: DownlinkSection
 ) -> dict[str, dict[str, int]]:
     """Return offsets for every current partition of a line's topics; a new partition begins at its start."""
     return {
@@ -398,9 +390,6 @@ def add_module_path(file: Path) -> None:
 
 def _offsets(source_offsets: Any) -> dict[tuple[str, str], int]:
     """Return offsets by topic and partition, from the JSON of Spark's Kafka source."""
-    topics = (
-        [(topic, offsets) for topic, offsets in source_offsets.items() if isinstance(offsets, dict)]
-        if isinstance(source_offsets, dict)
-        else []
-    )
-    return {(topic, part): at for topic, offsets in topics for part, at in offsets.items() if isinstance(at, int)}
+    topics = source_offsets.items() if isinstance(source_offsets, dict) else ()
+    by_topic = [(topic, offsets) for topic, offsets in topics if isinstance(offsets, dict)]
+    return {(topic, part): at for topic, offsets in by_topic for part, at in offsets.items() if isinstance(at, int)}
