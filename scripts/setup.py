@@ -372,9 +372,9 @@ def spark() -> tuple[str, str]:
     code = """
 import pyspark
 from towline.spark import localfs
-from towline.spark.java import prepare_spark
-home = prepare_spark()
-localfs.fetch()
+from towline.spark.java import create_spark_archive
+home = create_spark_archive()
+localfs.download_jar()
 print(f"PySpark {pyspark.__version__}, {f'its classes archived in {home}' if home else 'no archive of its classes'}")
 """
     return prepared(code), ""

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import towline
 from towline.spark import localfs
 
-conf = {**towline.spark_conf(), **localfs.settings(), "spark.ui.enabled": "false", "spark.log.level": "FATAL",
+conf = {**towline.spark_conf(), **localfs.session_settings(), "spark.ui.enabled": "false", "spark.log.level": "FATAL",
         "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 spark = SparkSession.builder.master("local[1]").config(map=conf).getOrCreate()
 rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
