@@ -1,11 +1,36 @@
-"""A foreachBatch sink that remembers what it got."""
+"""A foreachBatch sink that remembers its batches, and what a test does to a gateway and a checkpoint."""
 
 from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-__all__ = ["Collected"]
+from tests.helpers import wait_until
+from towline.gateway.endpoint import GatewayEndpoint
+
+__all__ = ["Collected", "end_gateway", "forget_last_commit"]
+
+
+def end_gateway(state_dir: Path, number: signal.Signals = signal.SIGTERM) -> bool:
+    """End the gateway that a source or sink has started, and wait for its end; return whether one ran."""
+    endpoint = GatewayEndpoint.read(state_dir)
+    if endpoint is None or endpoint.process.has_ended():
+        return False
+    os.kill(endpoint.pid, number)
+    wait_until(endpoint.process.has_ended, 150, "the end of the gateway")
+    return True
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """Remove the newest batch from the commit log, so that Spark runs it again; its number."""
+    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
+    for name in (str(newest), f".{newest}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    return newest
 
 
 class Collected:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
+from tests.integration.spark.collecting import end_gateway
 from towline import Client, ClientSettings
-from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import find_running
 from towline.net.client import Message
 from towline.spark.options import parse_sink_options
@@ -41,10 +39,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     """Where the gateways live; they end with the test."""
     yield tmp_path
     for file in tmp_path.rglob("endpoint.json"):
-        endpoint = GatewayEndpoint.read(file.parent)
-        if endpoint is not None and not endpoint.process.has_ended():
-            os.kill(endpoint.pid, signal.SIGTERM)
-            wait_until(endpoint.process.has_ended, what="the end of the gateway")
+        end_gateway(file.parent)
 
 
 def online(state: Path) -> bool:

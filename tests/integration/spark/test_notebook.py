@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
+from tests.integration.spark.collecting import end_gateway
 from tests.integration.spark.test_source import LONG
 from towline import Client
-from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import find_running
 from towline_prove.devstack import Kafka, Mosquitto
 
@@ -28,10 +26,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "notebook.md"
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    endpoint = GatewayEndpoint.read(tmp_path / "plant-7")
-    if endpoint and not endpoint.process.has_ended():
-        os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.has_ended, LONG)
+    end_gateway(tmp_path / "plant-7")
 
 
 def test_the_page_does_what_it_says(

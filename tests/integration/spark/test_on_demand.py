@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.helpers import wait_until
-from tests.integration.spark.collecting import Collected
+from tests.integration.spark.collecting import Collected, end_gateway
 from tests.integration.spark.test_source import LONG, begun, failure, until
 from towline.errors import SessionUnknown
 from towline.gateway.endpoint import GatewayEndpoint
@@ -30,14 +30,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     """A state directory; the gateway that was started for it ends with the test."""
     directory = tmp_path / "plant-7"
     yield directory
-    ended(directory)
-
-
-def ended(directory: Path) -> None:
-    endpoint = GatewayEndpoint.read(directory)
-    if endpoint and not endpoint.process.has_ended():
-        os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.has_ended, LONG)
+    end_gateway(directory)
 
 
 def publish(broker: Mosquitto, *payloads: str) -> None:
@@ -130,7 +123,7 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it_and_refuses_an_older_
     finally:
         query.stop()
     assert GatewayEndpoint.read(state_dir) == endpoint
-    ended(state_dir)
+    end_gateway(state_dir)
     publish(mosquitto, "5", "6")
 
     (state_dir / "inbox").rename(tmp_path / "newest")
@@ -159,7 +152,7 @@ def test_what_a_gateway_refuses_is_told_in_the_words_of_the_options(mosquitto: M
     def opened(name: str, **more: str) -> None:
         given = {"broker": mosquitto.uri, "clientId": "plant-7", "subscribe": "a/#:1", "stateDir": str(tmp_path / name)}
         MqttDataSource({**given, **more})._plan.address.connect().close()
-        ended(tmp_path / name)
+        end_gateway(tmp_path / name)
 
     opened("first")
     with pytest.raises(SessionUnknown, match=r'set unknownSession=adopt to take .* or "discard" to drop it.*TL-M20'):

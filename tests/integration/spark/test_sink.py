@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections import Counter
@@ -15,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from towline.gateway.endpoint import GatewayEndpoint
+from tests.integration.spark.collecting import end_gateway, forget_last_commit
 from towline.gateway.launch import find_running
 from towline.net.client import Client, Message
 from towline_prove.devstack import Mosquitto
@@ -55,17 +54,7 @@ def ear(broker: Mosquitto) -> Iterator[Ear]:
 def state(tmp_path: Path) -> Iterator[Path]:
     """The gateway's directory; a gateway that was started there ends with the test."""
     yield tmp_path / "out"
-    endpoint = GatewayEndpoint.read(tmp_path / "out")
-    if endpoint is not None and not endpoint.process.has_ended():
-        os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.has_ended, what="the end of the gateway")
-
-
-def kill_gateway(state: Path) -> None:
-    endpoint = GatewayEndpoint.read(state)
-    assert endpoint is not None
-    os.kill(endpoint.pid, signal.SIGKILL)
-    wait_until(endpoint.process.has_ended, what="the death of the gateway")
+    end_gateway(tmp_path / "out")
 
 
 def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
@@ -129,12 +118,10 @@ def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped_and_not_with
 
     run(1, range(200))
     ear.hear(200)
-    kill_gateway(state)
+    assert end_gateway(state, signal.SIGKILL)
     shutil.copytree(state / "outbox", copy := tmp_path / "copy")
     # The commit log forgets the last batch: Spark runs it again, and nothing of it may enter a second time.
-    newest = max(int(path.name) for path in (tmp_path / "ck" / "commits").iterdir() if path.name.isdecimal())
-    (tmp_path / "ck" / "commits" / str(newest)).unlink()
-    (tmp_path / "ck" / "commits" / f".{newest}.crc").unlink(missing_ok=True)
+    forget_last_commit(tmp_path / "ck")
     run(2, range(200, 300))
     messages = ear.hear(300)
     wait_until(lambda: outbox(state)["queued"] == 0 == outbox(state)["in_flight"], what="an empty outbox")
@@ -142,7 +129,7 @@ def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped_and_not_with
     assert Counter(int(m.payload or b"") for m in messages) == Counter(range(300))
     assert in_order(messages)
 
-    kill_gateway(state)
+    assert end_gateway(state, signal.SIGKILL)
     (state / "outbox").rename(tmp_path / "newest")
     copy.rename(state / "outbox")
     with pytest.raises(Exception, match=r"older copy.*TL-G35"):
@@ -170,10 +157,8 @@ def test_each_part_of_a_batch_may_have_a_client_of_its_own(
     (source / "1.txt").write_text("".join(f"{n}\n" for n in range(200)))
     run()
     ear.hear(200)
-    kill_gateway(state / "1-of-2")
-    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
-    (checkpoint / "commits" / str(newest)).unlink()
-    (checkpoint / "commits" / f".{newest}.crc").unlink(missing_ok=True)
+    assert end_gateway(state / "1-of-2", signal.SIGKILL)
+    forget_last_commit(checkpoint)
     (source / "2.txt").write_text("".join(f"{n}\n" for n in range(200, 300)))
     run()
     messages = ear.hear(300)
@@ -193,7 +178,7 @@ def test_each_part_of_a_batch_may_have_a_client_of_its_own(
         run(3)
     with pytest.raises(Exception, match=r"TL-C28"):
         run(1)
-    kill_gateway(state / "0-of-2")
+    assert end_gateway(state / "0-of-2", signal.SIGKILL)
 
 
 def test_a_full_outbox_holds_the_query_back_with_one_clear_line(

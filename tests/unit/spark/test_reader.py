@@ -51,19 +51,12 @@ def test_nothing_new_returns_the_start_itself(server: Served, stream: MqttStream
     assert stream.partitions(at, at) == []
 
 
-def test_limits_are_kept(server: Served, stream: MqttStreamReader) -> None:
-    for _ in range(50):
-        server.add(20)
-    at = stream.initialOffset()
-    assert offset(stream.latestOffset(at, ReadMaxRows(30))) == 30
-    assert offset(stream.latestOffset(at, ALL)) == 1000
-
-
 def test_the_limit_in_bytes_holds_beside_the_one_in_rows(server: Served, plan: ReadPlan) -> None:
     for _ in range(50):
         server.add(20)
     made = MqttStreamReader(replace(plan, max_rows=30, max_bytes=20_000))
     at, ends = made.initialOffset(), [0]
+    assert made.getDefaultReadLimit() == ReadMaxRows(30)
     while ends[-1] < 1000:
         at = made.latestOffset(at, made.getDefaultReadLimit())
         ends.append(offset(at))
@@ -215,23 +208,19 @@ def test_few_rows_wait_for_more(server: Served, plan: ReadPlan) -> None:
     assert offset(at) == 6_001
 
 
-@pytest.mark.parametrize("limits", [{"max_rows": 3}, {"max_bytes": 100}])
-def test_a_full_batch_waits_for_nothing(server: Served, plan: ReadPlan, limits: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("limits", "available_now", "rows"), [({"max_rows": 3}, False, 3), ({"max_bytes": 100}, False, 1), ({}, True, 4)]
+)
+def test_a_full_batch_and_a_query_with_an_end_wait_for_nothing(
+    server: Served, plan: ReadPlan, limits: dict[str, Any], available_now: bool, rows: int
+) -> None:
     watched = Watched()
-    made = resting(replace(plan, **limits), watched)  # type: ignore[arg-type]
+    made = resting(replace(plan, **limits), watched)
     for _ in range(4):
         server.add(1)
-    assert 0 < offset(made.latestOffset(made.initialOffset(), made.getDefaultReadLimit())) < 4
-    made.stop()
-    assert watched.rows == []
-
-
-def test_a_query_with_an_end_waits_for_nothing(server: Served, plan: ReadPlan) -> None:
-    server.add(1)
-    watched = Watched()
-    made = resting(plan, watched)
-    made.prepareForTriggerAvailableNow()
-    assert offset(made.latestOffset(made.initialOffset(), ALL)) == 1
+    if available_now:
+        made.prepareForTriggerAvailableNow()
+    assert offset(made.latestOffset(made.initialOffset(), made.getDefaultReadLimit())) == rows
     made.stop()
     assert watched.rows == []
 

@@ -95,11 +95,9 @@ def test_with_its_checkpoint_known_the_inbox_is_cut_at_once(server: Served, quer
         wait_until(lambda: server.journal.consumers["default"] == end, what="the gateway's cut")  # noqa: B023
 
 
-def test_the_commit_log_is_durable_before_the_inbox_is_cut(
-    server: Served, query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.add(10)
-    query.batch()
+@pytest.fixture
+def synced(server: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Names of files that were synced, with the offset up to which the gateway had removed rows then."""
     seen: dict[str, int] = {}
     real = os.fsync
 
@@ -109,15 +107,24 @@ def test_the_commit_log_is_durable_before_the_inbox_is_cut(
         seen[name.split(".")[1] if name.endswith(".towline") else name] = server.journal.consumers["default"]
 
     monkeypatch.setattr(os, "fsync", fsync)
+    return seen
+
+
+def test_the_commit_log_is_durable_before_the_inbox_is_cut(
+    server: Served, query: Query, synced: dict[str, int]
+) -> None:
+    server.add(10)
+    query.batch()
+    synced.clear()
     query.stream.latestOffset(query.at, ALL)
-    assert {name: seen[name] for name in ("0", "commits", "offsets", "ck")} == dict.fromkeys(
+    assert {name: synced[name] for name in ("0", "commits", "offsets", "ck")} == dict.fromkeys(
         ("0", "commits", "offsets", "ck"), 0
     )
     assert server.journal.consumers["default"] == 10
 
 
 def test_what_is_served_once_is_remembered_before_it_is_read(
-    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Served, plan: ReadPlan, tmp_path: Path, synced: dict[str, int]
 ) -> None:
     """Forgotten by a power failure it would be planned anew, and what is in Kafka would come twice."""
     stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), replays_batches=False))
@@ -125,16 +132,9 @@ def test_what_is_served_once_is_remembered_before_it_is_read(
     server.add(10)
     start, end = query.at, stream.latestOffset(query.at, ALL)
     query.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}')
-    seen: list[str] = []
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        real(descriptor)
-        seen.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    synced.clear()
     assert len(stream.partitions(start, end)) == 1
-    assert {"offsets", "ck"} <= set(seen)
+    assert {"offsets", "ck"} <= set(synced)
     stream.stop()
 
 

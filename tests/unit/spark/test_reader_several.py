@@ -342,34 +342,31 @@ def test_a_batch_that_was_begun_waits_for_its_gateway(
 # -- AvailableNow ----------------------------------------------------------------------------------------------------
 
 
-def test_available_now_ends_where_each_gateway_was(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader()
+@pytest.mark.parametrize(
+    ("limits", "payload", "rows", "sums"),
+    [({}, b"", 16, [0, 16, 32, 40]), ({"max_bytes": 30_000}, b"x" * 1_000, 100, None)],
+)
+def test_available_now_ends_where_each_gateway_was(
+    two: tuple[Served, Served],
+    new_reader: NewReader,
+    limits: dict[str, int],
+    payload: bytes,
+    rows: int,
+    sums: list[int] | None,
+) -> None:
+    stream = new_reader(**limits)
     for one in two:
-        one.add(20)
-    stream.prepareForTriggerAvailableNow()
-    for one in two:
-        one.add(20)
-    at = stream.initialOffset()
-    places = [at]
-    while (end := stream.latestOffset(places[-1], ReadMaxRows(16))) is not places[-1]:
-        places.append(end)
-    assert ends(places[-1]) == {"g1": 20, "g2": 20}
-    assert [sum(ends(place).values()) for place in places] == [0, 16, 32, 40]
-    assert [one.journal.consumers["default"] for one in two] == [20, 20]
-
-
-def test_available_now_ends_there_within_a_limit_in_bytes(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader(max_bytes=30_000)
-    for one in two:
-        one.add(20, payload=b"x" * 1_000)
+        one.add(20, payload=payload)
     stream.prepareForTriggerAvailableNow()
     for one in two:
         one.add(20)  # so small that all of them were within a share
     places = [stream.initialOffset()]
-    while (end := stream.latestOffset(places[-1], ReadMaxRows(100))) is not places[-1]:
+    while (end := stream.latestOffset(places[-1], ReadMaxRows(rows))) is not places[-1]:
         places.append(end)
     assert ends(places[-1]) == {"g1": 20, "g2": 20}
     assert len(places) > 2
+    assert sums is None or [sum(ends(place).values()) for place in places] == sums
+    assert [one.journal.consumers["default"] for one in two] == [20, 20]
 
 
 def test_available_now_does_not_end_without_the_rows_of_one_that_is_away(
