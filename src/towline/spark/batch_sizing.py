@@ -59,11 +59,9 @@ class BatchByteLimit:
         self._read_throughput = read_throughput
         self._last_throughput = read_throughput()
         #: Most bytes of the next batch; None for no limit.
-        self.max_bytes: int | None = (
-            self._last_throughput.batch_limit(FIRST_BATCH_BYTES)
-            if self._last_throughput is not None and self._last_throughput.rate
-            else FIRST_BATCH_BYTES
-        )
+        self.max_bytes: int | None = FIRST_BATCH_BYTES
+        if self._last_throughput is not None and self._last_throughput.rate:
+            self.max_bytes = self._last_throughput.batch_limit(FIRST_BATCH_BYTES)
         #: Bytes of the planned batch whose throughput was not read yet; 0 for none.
         self._planned_bytes = 0
 

@@ -118,9 +118,7 @@ def check_executors(
         raise error
     for executor in reports:
         for directory in executor.unshared_directories:
-            problem = (
-                f"it can't read and write {directory} as the driver does, where a line with dedupe stores its state"
-            )
+            problem = f"it can't read and write {directory} as the driver does, the directory of a line with dedupe"
             raise SetupError("TL-S33", executor.display_name, problem, _SHARED_DIRECTORY_ADVICE)
     checked_names.update(executor.name for executor in reports)
     return len(reports)

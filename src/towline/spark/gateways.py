@@ -389,8 +389,8 @@ class BatchPlanner:
             self._poll_gateways({}, max(wait_s, FIRST_POLL_S))
             wait_s = 0.0
         positions = {gateway: self._position_of(gateway.start, start) for gateway in self.gateways if gateway.start}
-        removed = self._removed_positions(start, positions.values())
-        removed_names = [position.gateway for position in removed if self._may_remove(position, durable)]
+        removed_positions = self._removed_positions(start, positions.values())
+        removed_names = [position.gateway for position in removed_positions if self._may_remove(position, durable)]
         # First positions of gateways that join; their rows come with the next batch, none beyond the end of the query.
         joining = [gateway.start for gateway, position in positions.items() if gateway.start and not position]
         joining = [first for first in joining if self.end_offsets is None or first.journal in self.end_offsets]
@@ -399,14 +399,14 @@ class BatchPlanner:
         for gateway, position in positions.items():
             if position:
                 rows_to_end = None if self.end_offsets is None else self._remaining_rows(position)
-                located = replace(position, location=gateway.address.location)
+                request_start = replace(position, location=gateway.address.location)
                 durable_offset = durable.offset_in(position.journal)
                 row_limit = _lowest_limit(max_rows, rows_to_end)
-                requests[gateway] = PollRequest(located, durable_offset, row_limit, max_bytes)
+                requests[gateway] = PollRequest(request_start, durable_offset, row_limit, max_bytes)
         results = self._poll_gateways(requests, 0.0 if removed_names or joining else wait_s)
-        unmoved = [request.start for request in requests.values()]
-        ends = self._end_positions(requests, results, max_rows, max_bytes)
-        end = start.with_positions(*unmoved, *ends, *joining).without_gateways(*removed_names)
+        start_positions = [request.start for request in requests.values()]
+        end_positions = self._end_positions(requests, results, max_rows, max_bytes)
+        end = start.with_positions(*start_positions, *end_positions, *joining).without_gateways(*removed_names)
         self.planned_range = start, end
         unavailable = [
             gateway for gateway in requests if gateway.outage and self._remaining_rows(requests[gateway].start)
@@ -419,15 +419,15 @@ class BatchPlanner:
             return self.plan_batch(start, durable, limit, wait_s)
         return end
 
-    def _position_of(self, first: JournalPosition, offset: SourceOffset) -> JournalPosition | None:
+    def _position_of(self, first_position: JournalPosition, offset: SourceOffset) -> JournalPosition | None:
         """Return the position of a connected gateway, by its journal id, else by its name.
 
         The gateway refuses a position in another journal.
         """
         # With the option ``gateway`` the only position must be its.
         only_position = offset.positions[0] if not self._plan.gateways and len(offset.positions) == 1 else None
-        same_journal = (position for position in offset.positions if position.journal == first.journal)
-        return next(same_journal, None) or offset.position_of(first.gateway) or only_position
+        same_journal = (position for position in offset.positions if position.journal == first_position.journal)
+        return next(same_journal, None) or offset.position_of(first_position.gateway) or only_position
 
     def _batch_limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Return the limits of rows and bytes; None for all rows, as Spark wants with Trigger.Once."""
@@ -557,17 +557,17 @@ class BatchPlanner:
         last_error = {"last_error": errors[0]} if errors else {}
         return {**totals, **last_error, "away": sorted(unavailable), "gateways": dict(sorted(reports.items()))}
 
-    def _removed_positions(self, offset: SourceOffset, listed: Iterable[object]) -> list[JournalPosition]:
+    def _removed_positions(self, offset: SourceOffset, listed_positions: Iterable[object]) -> list[JournalPosition]:
         """Return the positions of gateways that are no longer in the list.
 
         A gateway that was never connected is identified by its location. While one is not, any remaining position may
         be its.
         """
-        unknown = {gateway.address.location for gateway in self.gateways if not gateway.start}
-        others = [position for position in offset.positions if position not in listed]
-        if not unknown <= {position.location for position in others}:
+        unknown_locations = {gateway.address.location for gateway in self.gateways if not gateway.start}
+        other_positions = [position for position in offset.positions if position not in listed_positions]
+        if not unknown_locations <= {position.location for position in other_positions}:
             return []
-        return [position for position in others if position.location not in unknown]
+        return [position for position in other_positions if position.location not in unknown_locations]
 
     def _may_remove(self, position: JournalPosition, durable: SourceOffset) -> bool:
         """Return whether a gateway may leave the checkpoint: all its rows are in the commit log, durably."""
@@ -598,8 +598,9 @@ class BatchPlanner:
 
     def _gateway_at(self, location: str) -> SourceGateway:
         """Return the gateway at a location, from the list or else of the removed ones."""
-        if listed := next((gateway for gateway in self.gateways if gateway.address.location == location), None):
-            return listed
+        for gateway in self.gateways:
+            if gateway.address.location == location:
+                return gateway
         if location not in self._removed_gateways:
             lease = Lease(self._plan.consumer)  # released when that gateway leaves, and taken again if it is needed
             self._removed_gateways[location] = SourceGateway(self._plan.address_of(location), self._plan, lease)
@@ -628,8 +629,8 @@ class BatchPlanner:
         return slices or [Slice(plan.address, idle.journal, idle.offset, idle.offset, idle.incarnation)]
 
     def _gateway_slices(self, start: int, end: JournalPosition, sizes: Sequence[int]) -> list[Slice]:
-        known = {gateway.address.location for gateway in self.gateways}
-        if end.location not in known and not all(gateway.start for gateway in self.gateways):
+        known_locations = {gateway.address.location for gateway in self.gateways}
+        if end.location not in known_locations and not all(gateway.start for gateway in self.gateways):
             self.connect()  # it may have moved
         end_offset, connected = SourceOffset((end,)), [gateway for gateway in self.gateways if gateway.start]
         matching = (gateway for gateway in connected if gateway.start and self._position_of(gateway.start, end_offset))

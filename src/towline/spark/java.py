@@ -106,10 +106,14 @@ def java_version(java: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def _run(command: list[str], timeout_s: float, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
 @cache
 def describe_java(java: str) -> str:
     """Return the output of ``java -version``: release, build and mode."""
-    java_run = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    java_run = _run([java, "-version"], 30)
     return java_run.stderr + java_run.stdout
 
 
@@ -133,10 +137,8 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, without_dependencies:
     target = cache / name
     if target.is_dir():
         return target
-    dependencies = [
-        DEPENDENCY_TEMPLATE.format(*coordinate.split(":"), EXCLUDE_TRANSITIVE if without_dependencies else "")
-        for coordinate in coordinates
-    ]
+    exclusions = EXCLUDE_TRANSITIVE if without_dependencies else ""
+    dependencies = [DEPENDENCY_TEMPLATE.format(*coordinate.split(":"), exclusions) for coordinate in coordinates]
     try:
         create_once(target, partial(_download, "\n".join(dependencies)))
     except OSError as error:
@@ -179,7 +181,7 @@ def _download(dependencies: str, jars: Path) -> None:
     settings = [f"-DoutputDirectory={jars}", "-DincludeScope=runtime", "-Dstyle.color=never"]
     command = [maven, "-B", "-q", "-f", str(pom), *goal, *settings]
     try:
-        maven_run = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_TIMEOUT_S, check=False)
+        maven_run = _run(command, MAVEN_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         problem = f"gave no answer within {MAVEN_TIMEOUT_S} s"
         raise SetupError("TL-S15", "mvn", problem, "Check the connection to your Maven repository.") from error
@@ -248,14 +250,11 @@ def cached_spark_kafka_jars(version: str) -> list[Path]:
 
 def _artifacts(version: str) -> dict[str, tuple[str, ...]]:
     """Return the Maven coordinates by cache directory: the connector of this version, and the tested pair."""
-    return {
-        f"spark-kafka-{connector}-{provider}": (
-            f"{_CONNECTOR}:{connector}",
-            f"{_PROVIDER}:{provider}",
-            *_CONNECTOR_DEPENDENCIES,
-        )
-        for connector, provider in ((version, version), _TESTED_VERSIONS)
-    }
+    artifacts: dict[str, tuple[str, ...]] = {}
+    for connector, provider in ((version, version), _TESTED_VERSIONS):
+        pair = f"{_CONNECTOR}:{connector}", f"{_PROVIDER}:{provider}"
+        artifacts[f"spark-kafka-{connector}-{provider}"] = (*pair, *_CONNECTOR_DEPENDENCIES)
+    return artifacts
 
 
 class Tier(StrEnum):
@@ -428,14 +427,8 @@ spark.stop()
 
 def _run_trial(home: Path, _: Path, archive_option: str) -> None:
     options = shlex.join([*jvm_options(Tier.QUICK), archive_option])
-    trial_run = subprocess.run(
-        [sys.executable, "-c", _TRIAL_SCRIPT],
-        env={**os.environ, "SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options},
-        capture_output=True,
-        text=True,
-        timeout=_TRIAL_TIMEOUT_S,
-        check=False,
-    )
+    environ = {**os.environ, "SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options}
+    trial_run = _run([sys.executable, "-c", _TRIAL_SCRIPT], _TRIAL_TIMEOUT_S, environ)
     if trial_run.returncode:
         error_lines = trial_run.stderr.strip().splitlines() or ["no output"]
         problem = f"the trial run failed: {error_lines[-1]}"

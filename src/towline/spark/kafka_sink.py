@@ -297,17 +297,17 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
     def _batch_result(self, answers: Sequence[KafkaTaskResult], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - LineWriter needs it
         """Return the counts of a batch; `note` holds the totals of the batches before."""
         empty_partitions = self._write_missing_markers(answers, batch)
-        counted = [answer.delivery for answer in answers if not answer.delivery.has_manual_marker]
+        counted_results = [answer.delivery for answer in answers if not answer.delivery.has_manual_marker]
         counts = sum((Counter(answer.counts) for answer in answers), Counter[str]())
         for answer in answers:
             counts["given"] += answer.input_rows if answer.marker_rows is None else answer.marker_rows
             counts["unknown"] += answer.input_rows if answer.delivery.has_manual_marker else 0
-        counts["acknowledged"] = sum(result.rows for result in counted)
-        counts["dead_lettered"] = sum(result.dead_lettered for result in counted)
-        counts["lost"] = sum(result.dropped_rows for result in counted)
+        counts["acknowledged"] = sum(result.rows for result in counted_results)
+        counts["dead_lettered"] = sum(result.dead_lettered for result in counted_results)
+        counts["lost"] = sum(result.dropped_rows for result in counted_results)
         results = (*(answer.delivery for answer in answers), *empty_partitions)
         marks = MarkerStep.sum_partitions([result.marker_step for result in results])
-        transactions = (result for result in counted if result.marker_step is not None)
+        transactions = (result for result in counted_results if result.marker_step is not None)
         seconds = [result.seconds for result in transactions if result.seconds is not None]
         return BatchResult(counts, marks, self._sink_name(answers), seconds)
 

@@ -33,6 +33,7 @@ _RETRY_PAUSE_S = 0.1
 
 #: ``committed``, ``earliest``, ``latest`` or an offset.
 StartOffset = str | int
+_StartOffsets = StartOffset | Mapping[str, StartOffset]
 
 _T = TypeVar("_T")
 
@@ -226,9 +227,7 @@ class ReadPlan:
     max_rows: Annotated[int, Ge(1), OptionSpelling("maxMessagesPerTrigger")] = 200_000
     #: Repeated after a crash, and buffered by the sink until it is written.
     max_bytes: Annotated[int, Ge(1), OptionSpelling("maxBytesPerTrigger", parse_size)] = 256 << 20
-    start_offset: (
-        Annotated[StartOffset | Mapping[str, StartOffset], OptionSpelling("startingOffset", _read_start_offset)] | None
-    ) = None
+    start_offset: Annotated[_StartOffsets, OptionSpelling("startingOffset", _read_start_offset)] | None = None
     end_offset: Annotated[int | Mapping[str, int], OptionSpelling("endingOffset", _offset_reader())] | None = None
     max_delay_s: Annotated[float, OptionSpelling("maxTriggerDelayMs", _read_milliseconds)] = 0.0
     poll_s: Annotated[float, OptionSpelling("pollMs", _read_milliseconds)] = 5.0

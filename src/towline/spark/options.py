@@ -109,7 +109,6 @@ def driver_pid() -> int:
 
 
 def _missing_option(name: str, meaning: str) -> ConfigError:
-    """Return the error for a missing option."""
     return ConfigError("TL-C20", _FORMAT, f'the option "{name}" is missing', f"It is {meaning}.")
 
 

@@ -168,22 +168,18 @@ class DurableOffsetTracker:
             JournalError: TL-J20, the checkpoint can't be synced.
         """
         if self._durable_offset != offset:
-            if self._sync_entry(offset, committed=True, allow_machine_sync=must_sync):
+            if self.sync_entry(offset, committed=True, allow_machine_sync=must_sync):
                 self._durable_offset = offset
             else:
                 self._sync_in_background(offset)
         return self._durable_offset
 
-    def sync_planned(self, offset: SourceOffset) -> None:
-        """Sync the offset log entry of the batch up to ``offset``, so that a crash can't make it a new batch.
+    def sync_entry(self, offset: SourceOffset, *, committed: bool, allow_machine_sync: bool) -> bool:
+        """Sync the checkpoint if its log has the offset, else the machine if allowed; return whether it is durable.
 
         Raises:
             JournalError: TL-J20, the checkpoint can't be synced.
         """
-        self._sync_entry(offset, committed=False, allow_machine_sync=True)
-
-    def _sync_entry(self, offset: SourceOffset, *, committed: bool, allow_machine_sync: bool) -> bool:
-        """Sync the checkpoint if its log has the offset, else the machine if allowed; return whether it is durable."""
         if is_logged := self._checkpoint.ends_at(offset.to_json(), committed=committed):
             self._checkpoint.sync()
         elif allow_machine_sync:
@@ -324,7 +320,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not plan.replays_batches:
             if planner.planned_range is None:
                 return []
-            self._durable_offsets.sync_planned(end_offset)
+            # A crash must not make it a new batch.
+            self._durable_offsets.sync_entry(end_offset, committed=False, allow_machine_sync=True)
         slices = planner.slices(start_offset, end_offset)
         if plan.event_time:
             watermark_ms = self._watermark(end_offset)
@@ -455,12 +452,10 @@ def _queue_warning(report: Mapping[str, Any]) -> str:
     if min(arrived, rate * absent_s) < _MOSQUITTO_QUEUE:  # fewer than a full queue came: none was dropped
         return ""
     return (
-        f"no gateway was there for {absent_s:,.0f} s, and {rate:,.0f} messages come each second: a Mosquitto as "
-        "installed "
-        f"keeps {_MOSQUITTO_QUEUE:,} for a client that is away, and drops the rest without a word. What this broker "
-        "keeps is not "
-        "known here. Raise its limit (max_queued_messages), or set gatewayLife=detached: then the gateway receives "
-        "while no driver runs.   [TL-G64]"
+        f"no gateway ran for {absent_s:,.0f} s, and {rate:,.0f} messages come each second: a Mosquitto with default "
+        f"settings queues {_MOSQUITTO_QUEUE:,} for a disconnected client and drops the others silently. The limit of "
+        "this broker is not known here. Raise it (max_queued_messages), or set gatewayLife=detached: then the gateway "
+        "receives while no driver runs.   [TL-G64]"
     )
 
 

@@ -52,10 +52,8 @@ def check_pyspark(location: str = "pyspark") -> tuple[str, bool]:
         return str(version), numbers in SUPPORTED_PYSPARK
     problem = "PySpark is not installed, which runs the lines of a bridge; gateways, Publisher and pub don't need it"
     if version is not None:
-        problem = (
-            f"PySpark is {version}; Towline works with "
-            f"{' and '.join('.'.join(map(str, tested_version)) for tested_version in SUPPORTED_PYSPARK)}"
-        )
+        supported = " and ".join(".".join(map(str, numbers)) for numbers in SUPPORTED_PYSPARK)
+        problem = f"PySpark is {version}; Towline works with {supported}"
     raise SetupError("TL-S20", location, problem, 'Run: pip install "towline[spark]"')
 
 

@@ -223,15 +223,15 @@ class SinkNote:
 
     def with_batch(self, batch: int, result: BatchResult, throughput: WriteThroughput | None = None) -> Self:
         """Return the note with a batch and its write throughput added; None keeps the former throughput."""
-        previous, replaced = self.totals_before(batch), self.totals_of(batch)  # `replaced` is of a former run
+        previous, former = self.totals_before(batch), self.totals_of(batch)  # `former` is of an earlier run
         step, histogram = result.marks, previous.histogram if previous else Histogram(BATCH_BUCKETS)
         for seconds in result.seconds:
             histogram.observe(seconds)
         counts = Counter(previous.counts if previous else {})
         counts.update(result.counts)
-        same_markers = step and replaced and (result.sink, step.totals_after) == (replaced.sink, replaced.marks)
-        if replaced and not same_markers:  # with the same markers nothing was written again
-            rewritten_rows = replaced.counts_since(previous)["acknowledged"]
+        same_markers = step and former and (result.sink, step.totals_after) == (former.sink, former.marks)
+        if former and not same_markers:  # with the same markers nothing was written again
+            rewritten_rows = former.counts_since(previous)["acknowledged"]
             counts["again"] += min(rewritten_rows, result.counts.get("acknowledged", 0))
         is_adjacent = previous and (previous.batch, previous.sink) == (batch - 1, result.sink)
         if previous and is_adjacent and previous.marks is not None and step and step.totals_before is not None:

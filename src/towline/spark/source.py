@@ -68,9 +68,7 @@ class MqttDataSource(DataSource):
             prepare_state_dir(Path(plan.address.location))
         for repair in Checkpoint(plan.checkpoint).repair():
             logging.getLogger("towline.spark").warning(repair)
-        event_time_column = (
-            f", {EVENT_TIME} timestamp COMMENT 'received_at, and never before the watermark of the query'"
-        )
+        event_time_column = f", {EVENT_TIME} timestamp COMMENT 'received_at, but after the watermark of the query'"
         return DESCRIBED_SCHEMA + (event_time_column if plan.event_time else "")
 
     @without_traceback

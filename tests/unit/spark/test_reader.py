@@ -358,8 +358,10 @@ def test_a_broker_whose_queue_may_have_been_too_short_is_told_once(
     lines = [record.getMessage() for record in caplog.records if record.name == "towline.spark"]
     assert len(lines) == told
     for line in lines:
-        assert line.startswith("no gateway was there for 41 s, and 1,093 messages come each second: a Mosquitto as ")
-        assert "What this broker keeps is not known here." in line
+        assert line.startswith(
+            "no gateway ran for 41 s, and 1,093 messages come each second: a Mosquitto with default "
+        )
+        assert "The limit of this broker is not known here." in line
         assert line.endswith("[TL-G64]")
 
 

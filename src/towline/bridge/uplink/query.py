@@ -70,20 +70,21 @@ def read_evidence(
         GatewayError: None of the required gateways answers.
     """
     evidence, logs = read_checkpoint(line.checkpoint), Checkpoint(str(line.checkpoint))
-    initial = identity.start_positions if evidence.planned_batch is None else ()
-    planned = initial or positions_at(logs, evidence.planned_batch)
+    initial_positions = identity.start_positions if evidence.planned_batch is None else ()
+    planned_positions = initial_positions or positions_at(logs, evidence.planned_batch)
     committed = positions_at(logs, evidence.committed_batch)
 
     def query_gateway(client: GatewayClient) -> tuple[str, ServedJournal]:
         status = request_status(client)
-        position, committed_position = _position_in(planned, status), _position_in(committed, status)
+        position, committed_position = _position_in(planned_positions, status), _position_in(committed, status)
         incarnation = client.extent(position.offset).incarnation if position else ""
         extent = Extent(str(status["journal"]), int(status["first"]), int(status["end"]), incarnation)
         committed_offset = int(status["consumers"].get(CONSUMER, 0))
         return str(status["name"]), ServedJournal(extent, committed_offset, position, committed_position)
 
     endpoints, is_local = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access), not line.gateways
-    return evidence, dict(wait_for_answers(endpoints, query_gateway, require_all=bool(initial), is_local=is_local))
+    answers = wait_for_answers(endpoints, query_gateway, require_all=bool(initial_positions), is_local=is_local)
+    return evidence, dict(answers)
 
 
 def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, ServedJournal]) -> dict[str, int]:
@@ -91,11 +92,11 @@ def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, Ser
     # Before a reset the uncommitted rows may have been written, and at_most_once must not repeat them.
     drops_rows = not policy(line.guarantee).replays_batches and identity.generation > 1
     offsets = {}
-    for name, served in journals.items():
-        extent, committed_offset = served.extent, served.committed_offset
+    for name, journal in journals.items():
+        extent, committed_offset = journal.extent, journal.committed_offset
         offsets[name] = extent.end_offset if drops_rows else max(extent.first_offset, committed_offset)
-        if served.position is not None and served.mismatch(name) is None:
-            offsets[name] = max(served.position.offset, committed_offset)
+        if journal.position is not None and journal.mismatch(name) is None:
+            offsets[name] = max(journal.position.offset, committed_offset)
     return offsets
 
 
@@ -225,7 +226,9 @@ class UplinkQuery(LineQuery[Uplink]):
             evidence, journals = read_evidence(line, access, identity)
         offsets, replays = initial_offsets(line, identity, journals), policy(line.guarantee).replays_batches
         if is_new:
-            starts = [JournalPosition(name, served.extent.journal, offsets[name]) for name, served in journals.items()]
+            starts = [
+                JournalPosition(name, journal.extent.journal, offsets[name]) for name, journal in journals.items()
+            ]
             start_totals(line.checkpoint, starts, drops=not replays)
         elif (batch := evidence.committed_batch) is not None:
             start_totals(line.checkpoint, positions_at(Checkpoint(str(line.checkpoint)), batch), batch=batch)
