@@ -184,7 +184,7 @@ class SinkNote:
         text = checkpoint.read_note(name)
         try:
             values = json.loads(text or "{}")
-            throughput = values.get("pace")
+            throughput = values.get("throughput")
             totals = tuple(map(BatchTotals.from_json, values.get("totals", ())))
             return cls(totals, throughput and WriteThroughput(*throughput))
         except (ValueError, TypeError, AttributeError, KeyError):
@@ -210,7 +210,7 @@ class SinkNote:
             JournalError: TL-J20, the file can't be written.
         """
         totals = [batch_totals.as_json() for batch_totals in self.totals[-_KEPT_BATCHES:]]
-        values = {"v": 1, "totals": totals, "pace": self.throughput}
+        values = {"v": 1, "totals": totals, "throughput": self.throughput}
         checkpoint.write_note(name, json.dumps(values, separators=(",", ":")), sync=False)
 
     def totals_before(self, batch: int) -> BatchTotals | None:

@@ -69,7 +69,7 @@ def test_what_is_kept_is_what_is_read(tmp_path: Path) -> None:
     assert read_throughput(place) == WriteThroughput(0, 5, 0.2, 15.0)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"totals":[[1]]}', '{"totals":7}', '{"pace":[1]}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"totals":[[1]]}', '{"totals":7}', '{"throughput":[1]}'])
 def test_a_note_of_somebody_else_counts_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / SINK_TOTALS).write_text(text)
     assert SinkNote.read(Checkpoint(str(tmp_path))) == SinkNote()
