@@ -14,7 +14,7 @@ TL_C01 = """\
 TL-C01
   what happened  an unknown key, option or command
   at stake       the setting you meant would be silently missing; it does not start
-  what to do     take the suggested name, or leave it out
+  what to do     take the suggested name, or omit it
 """
 
 

@@ -35,7 +35,7 @@ def test_without_a_terminal_nothing_is_asked(capsys: pytest.CaptureFixture[str],
 def test_a_file_that_is_there_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text("mine")
-    told = f"{file}: it is there already. Name another file, or replace it with --force.   [TL-C162]\n"
+    told = f"{file}: the file exists. Name another file, or replace it with --force.   [TL-C162]\n"
     assert ran(capsys, "init", str(file)) == (2, "", told)
     assert file.read_text() == "mine"
     assert ran(capsys, "init", str(file), "--force")[0] == 0
@@ -58,7 +58,7 @@ def test_examples_are_written_and_none_is_replaced(
     for path in written - {kept}:
         path.unlink()
     kept.write_text("mine")
-    told = f"{kept}: it is there already. Name another file, or replace it with --force.   [TL-C162]\n"
+    told = f"{kept}: the file exists. Name another file, or replace it with --force.   [TL-C162]\n"
     assert ran(capsys, "init", "--examples", str(place)) == (2, "", told)
     assert [path for path in place.rglob("*") if path.is_file()] == [kept]
     assert kept.read_text() == "mine"
