@@ -1,5 +1,7 @@
 """``[gateway]``: where the gateways of a file listen, what lets Spark in elsewhere, and the line each mistake gets."""
 
+# ruff: noqa: E501 - the messages are one line each, and pinned as such
+
 from __future__ import annotations
 
 from datetime import UTC, datetime
@@ -93,61 +95,21 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (
-            "cert_file",
-            "cert_fil",
-            'bridge.toml:18  [gateway]: unknown key "cert_fil". Did you mean "cert_file"?   [TL-C01]',
-        ),
-        (
-            "pki/token",
-            "pki/tokens",
-            "bridge.toml:20  [gateway]: token_file pki/tokens is missing: openssl rand -hex 32, mode 0600.   [TL-C15]",
-        ),
-        (
-            "pki/server.pem",
-            "pki/none.pem",
-            "bridge.toml:18  [gateway]: cert_file pki/none.pem does not exist.   [TL-C15]",
-        ),
-        (
-            "pki/server.key",
-            "pki/client.key",
-            "bridge.toml:19  [gateway]: key_file: the key does not fit the certificate in cert_file.   [TL-C97]",
-        ),
-        (
-            "pki/server.key",
-            "pki/server.pem",
-            "bridge.toml:19  [gateway]: key_file: it holds no private key.   [TL-C97]",
-        ),
+        ("cert_file", "cert_fil", 'bridge.toml:18  [gateway]: unknown key "cert_fil". Did you mean "cert_file"?   [TL-C01]'),
+        ("pki/token", "pki/tokens", "bridge.toml:20  [gateway]: token_file pki/tokens is missing: openssl rand -hex 32, mode 0600.   [TL-C15]"),
+        ("pki/server.pem", "pki/none.pem", "bridge.toml:18  [gateway]: cert_file pki/none.pem does not exist.   [TL-C15]"),
+        ("pki/server.key", "pki/client.key", "bridge.toml:19  [gateway]: key_file: the key does not fit the certificate in cert_file.   [TL-C97]"),
+        ("pki/server.key", "pki/server.pem", "bridge.toml:19  [gateway]: key_file: it holds no private key.   [TL-C97]"),
         ("pki/server.pem", "pki/token", "bridge.toml:18  [gateway]: cert_file: it holds no certificate.   [TL-C97]"),
         ("/server.", "/over.", "bridge.toml:18  [gateway]: cert_file: the certificate has expired.   [TL-C97]"),
-        (
-            "pki/token",
-            "pki/open",
-            "bridge.toml:20  [gateway]: token_file: every user may read it. chmod 600 it.   [TL-C98]",
-        ),
-        (
-            "pki/token",
-            "pki/short",
-            "bridge.toml:20  [gateway]: token_file: a token has at least 16 letters. openssl rand -hex 32   [TL-C98]",
-        ),
-        (
-            'listen = "0.0.0.0:8815"',
-            'listen = "host"',
-            'bridge.toml:17  [gateway]: it is no address. Write it as "127.0.0.1:9464".   [TL-C05]',
-        ),
+        ("pki/token", "pki/open", "bridge.toml:20  [gateway]: token_file: every user may read it. chmod 600 it.   [TL-C98]"),
+        ("pki/token", "pki/short", "bridge.toml:20  [gateway]: token_file: a token has at least 16 letters. openssl rand -hex 32   [TL-C98]"),
+        ('listen = "0.0.0.0:8815"', 'listen = "host"', 'bridge.toml:17  [gateway]: it is no address. Write it as "127.0.0.1:9464".   [TL-C05]'),
         ('token_file = "pki/token"\n', "", "bridge.toml:17  [gateway]: token_file is missing.   [TL-C05]"),
-        (
-            'token_file = "pki/token"',
-            'token = "abc"',
-            'bridge.toml:20  [gateway]: "token" would put a secret here. A file of mode 0600, token_file.   [TL-C16]',
-        ),
-        (
-            'token_file = "pki/token"',
-            'token_file = "pki/token"\nticket_valid_s = 5',
-            'bridge.toml:21  [gateway]: "ticket_valid_s" must be at least 60.   [TL-C03]',
-        ),
+        ('token_file = "pki/token"', 'token = "abc"', 'bridge.toml:20  [gateway]: "token" would put a secret here. A file of mode 0600, token_file.   [TL-C16]'),
+        ('token_file = "pki/token"', 'token_file = "pki/token"\nticket_valid_s = 5', 'bridge.toml:21  [gateway]: "ticket_valid_s" must be at least 60.   [TL-C03]'),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_one_line(tmp_path: Path, pki: Pki, old: str, new: str, expected: str) -> None:
     past = {"not_before": datetime(2019, 1, 1, tzinfo=UTC), "not_after": datetime(2020, 1, 1, tzinfo=UTC)}
     pki.issue("over", "127.0.0.1", **past)

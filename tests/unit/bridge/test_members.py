@@ -100,35 +100,11 @@ NO_LOCAL = MEMBERS.replace("\n", "\nno_local = true\n", 1)
         ('share_group = "x"', "", "TL-C111", 12, ["share_group has no effect without members"]),
         ('share = "subscription"', FILTERS, "TL-C122", 20, ['"north" has filters', 'share = "subscription"']),
         ('share = "filters"', MEMBERS, "TL-C122", 18, ['"g2" has no filters', 'share = "filters"']),
-        (
-            'share = "filters"\nshare_group = "x"',
-            FILTERS,
-            "TL-C111",
-            13,
-            ['share_group has no effect with share = "filters"'],
-        ),
+        ('share = "filters"\nshare_group = "x"', FILTERS, "TL-C111", 13, ['share_group has no effect with share = "filters"']),
         ('share = "subscription"', ONE_NAME, "TL-C18", 21, ['"telemetry-g1"', "another line, or a member of one"]),
-        (
-            "",
-            FILTERS.replace("telemetry/s/#", "+/n/x"),
-            "TL-C121",
-            23,
-            ['"north" and "south" both match "telemetry/n/x"'],
-        ),
-        (
-            "",
-            FILTERS.replace("telemetry/s/#", "alarms/#"),
-            "TL-C124",
-            23,
-            ['"alarms/#" of member "south" matches no topic'],
-        ),
-        (
-            "",
-            FILTERS.replace("telemetry/s/#", "telemetry/s#"),
-            "TL-C67",
-            23,
-            ['"telemetry/s#"', "stands alone and last"],
-        ),
+        ("", FILTERS.replace("telemetry/s/#", "+/n/x"), "TL-C121", 23, ['"north" and "south" both match "telemetry/n/x"']),
+        ("", FILTERS.replace("telemetry/s/#", "alarms/#"), "TL-C124", 23, ['"alarms/#" of member "south" matches no topic']),
+        ("", FILTERS.replace("telemetry/s/#", "telemetry/s#"), "TL-C67", 23, ['"telemetry/s#"', "stands alone and last"]),
         ("", FILTERS.replace("telemetry/s/#", ""), "TL-C67", 23, ["it is empty"]),
         ("", FILTERS.replace('"tele', '"$share/g/tele'), "TL-C67", 20, ["it is a shared subscription"]),
         (RECEIPTS, MEMBERS, "TL-C05", 13, ["receipts need every message of a publisher", "$share/"]),
@@ -138,7 +114,7 @@ NO_LOCAL = MEMBERS.replace("\n", "\nno_local = true\n", 1)
         ('share = "subscription"', MEMBERS.replace("g2", "x" * 60), "TL-C125", 19, ["more than 64 characters"]),
         ('share = "chance"', MEMBERS, "TL-C03", 12, ['"share" must be "filters" or "subscription"']),
     ],
-)
+)  # fmt: skip
 def test_mistakes(keys: str, more: str, code: str, line: int, said: list[str], tmp_path: Path) -> None:
     found, *_ = told(with_line(keys, more), tmp_path)
     assert (found.partition(" ")[0], found[-(len(code) + 2) :]) == (f"bridge.toml:{line}", f"[{code}]"), found
@@ -205,13 +181,6 @@ def test_a_filter_with_a_variable_is_told_as_the_file_writes_it(
     text = with_line("", FILTERS).replace('from = "telemetry/', 'from = "${SITE}/')
     (warning,) = bridge_plan(read(text, tmp_path, {"SITE": "telemetry"}))["warnings"]
     assert 'of "${SITE}/+/#" only what the members' in warning
-
-
-def test_the_pages_line_is_right(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "sharing.md").read_text()
-    text = page.partition("```toml\n")[2].partition("```")[0]
-    (line,) = read(GOOD.partition("[[uplink]]")[0] + text, tmp_path).uplinks
-    assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-north", "plant-7-telemetry-south"]
 
 
 def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:

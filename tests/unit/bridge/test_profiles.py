@@ -1,5 +1,7 @@
 """Profiles of a user's own: a copy of Hono's, changed, and one made from nothing."""
 
+# ruff: noqa: E501 - the messages are one line each, and pinned as such
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -102,56 +104,20 @@ def test_the_environment_stands_in_the_table(plant: Path) -> None:
 
 #: Old and new text of the profile or of the bridge file, and the line that tells.
 MISTAKES = [
-    (
-        '"plant.toml"',
-        '"plan.toml"',
-        'bridge.toml:11  uplink "up": the profile plan.toml can\'t be read. Correct the path.   [TL-C208]',
-    ),
-    (
-        '"plant.toml"',
-        '"plant.toml#plan"',
-        'bridge.toml:11  uplink "up": plant.toml has no uplink "plan". Did you mean "plant"?   [TL-C208]',
-    ),
+    ('"plant.toml"', '"plan.toml"', 'bridge.toml:11  uplink "up": the profile plan.toml can\'t be read. Correct the path.   [TL-C208]'),
+    ('"plant.toml"', '"plant.toml#plan"', 'bridge.toml:11  uplink "up": plant.toml has no uplink "plan". Did you mean "plant"?   [TL-C208]'),
     ("[plant]", "[plan]", 'bridge.toml:8: unknown key "plan". Did you mean "plant"?   [TL-C01]'),
     ("[plant]", "[plant]\nrom = 1", 'bridge.toml:9  [plant]: unknown key "rom". Did you mean "rooms"?   [TL-C01]'),
     ("[plant]", '[plant]\nsite = "N"', 'bridge.toml:9  [plant]: "N" is no site. Write small letters.   [TL-C05]'),
-    (
-        "[plant]",
-        "[plant]\nlimit = -1",
-        'bridge.toml:9  [plant]: "limit" must be at least 0. Correct the value.   [TL-C03]',
-    ),
-    (
-        "[plant]",
-        "[plant]\nrooms = { A = 1 }",
-        'bridge.toml:9  [plant]: "A" is no site. Write small letters.   [TL-C05]',
-    ),
-    (
-        "${site}.$",
-        "${sight}.$",
-        'plant.toml:19: the profile has no parameter "sight". Did you mean "site"?   [TL-C209]',
-    ),
-    (
-        'type = "site", default',
-        'type = "sit", default',
-        'plant.toml:4: there is no type "sit". Did you mean "site"?   [TL-C209]',
-    ),
+    ("[plant]", "[plant]\nlimit = -1", 'bridge.toml:9  [plant]: "limit" must be at least 0. Correct the value.   [TL-C03]'),
+    ("[plant]", "[plant]\nrooms = { A = 1 }", 'bridge.toml:9  [plant]: "A" is no site. Write small letters.   [TL-C05]'),
+    ("${site}.$", "${sight}.$", 'plant.toml:19: the profile has no parameter "sight". Did you mean "site"?   [TL-C209]'),
+    ('type = "site", default', 'type = "sit", default', 'plant.toml:4: there is no type "sit". Did you mean "site"?   [TL-C209]'),
     ("from = ", "form = ", 'plant.toml:13  uplink "up" route 1: "from" is missing. Add it.   [TL-C02]'),
-    (
-        "'^.*[^a-z].*$'",
-        "'['",
-        'plant.toml:8  [types]: "refuse" must be a valid regular expression. Correct the value.   [TL-C03]',
-    ),
-    (
-        "table =",
-        "tabel =",
-        'plant.toml:1: "table" is missing. Name the table of the bridge file that has the parameters.   [TL-C02]',
-    ),
-    (
-        "[derived]",
-        "[derived",
-        "plant.toml:9: not TOML: expected ']' at the end of a table declaration. Correct the line.   [TL-C11]",
-    ),
-]
+    ("'^.*[^a-z].*$'", "'['", 'plant.toml:8  [types]: "refuse" must be a valid regular expression. Correct the value.   [TL-C03]'),
+    ("table =", "tabel =", 'plant.toml:1: "table" is missing. Name the table of the bridge file that has the parameters.   [TL-C02]'),
+    ("[derived]", "[derived", "plant.toml:9: not TOML: expected ']' at the end of a table declaration. Correct the line.   [TL-C11]"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])
