@@ -79,16 +79,6 @@ def test_what_was_carried_of_a_journal_that_has_gone_stays() -> None:
     assert told.sentence() == "received 14 = in Kafka 13 + waiting 1   adds up ✓"
 
 
-def test_a_journal_that_ends_too_early_is_told() -> None:
-    assert "restored from a copy" in account((0, 10), status(5, 5, 5))
-
-
-def test_the_sentence_names_what_is_there() -> None:
-    assert account((0, 1_000), status(1_012, 1_010, 1_000), filtered=10) == (
-        "received 1,012 = in Kafka 990 + filtered 10 + arriving 2 + waiting 10   adds up ✓"
-    )
-
-
 def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     view = LineView("l", notes=LineNotes())
     monkeypatch.setattr("towline.bridge.runtime.state.time.time", lambda: 1000.0)

@@ -115,11 +115,6 @@ def test_a_journal_that_ends_too_early_is_named() -> None:
     assert why == "gateway g2: Spark committed up to 4, the journal ends at 3: was it restored from a copy?"
 
 
-def test_a_gateway_that_has_gone_stays_in_the_account() -> None:
-    account = uplink_account(up({"j1": (0, 12), "j2": (0, 4)}), status(g1=(12, 12, 12)))
-    assert account.sentence() == "received 16 = in Kafka 16 + waiting 0   adds up ✓"
-
-
 AWAY = GatewayUnreachable("TL-G01", "/g2", "no gateway answers", "Start it.")
 
 
