@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -100,15 +99,6 @@ def test_a_foreign_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / IDENTITY_FILE).write_text(text)
     with pytest.raises(ConfigError, match=r"can't be read.*\[TL-B26\]"):
         Identity.read(tmp_path)
-
-
-def test_beginning_again_takes_another_sink_id_each_time(tmp_path: Path) -> None:
-    first = Identity("a", "plant-7.a", query="q", parallelism=3)
-    second = first.reset()
-    assert second == Identity("a", "plant-7.a.2", generation=2)
-    assert second.reset().sink == "plant-7.a.3"
-    second.save(tmp_path)
-    assert json.loads((tmp_path / IDENTITY_FILE).read_text())["sink"] == "plant-7.a.2"
 
 
 def test_a_line_that_is_called_as_another_one_that_began_again_has_a_sink_of_its_own(tmp_path: Path) -> None:

@@ -132,13 +132,14 @@ def test_what_does_not_is_told_with_two_ways_out(
     assert failure_reason(caught.value, "x").permanent
 
 
-def test_another_parallelism_begins_behind_the_last_batch(tmp_path: Path) -> None:
+def test_another_parallelism_begins_behind_the_last_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = line(tmp_path, 4)
     batch(one, 7, 700)
     fresh = check_resume(one, tmp_path / "b", KNOWN, FINE)
     again = Identity("telemetry", "plant-7.telemetry.2", 2, parallelism=4, places=at(700), guarantee="exactly_once")
     assert fresh == again
     assert not one.checkpoint.exists()
+    assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
 
 
 UNDECIDED = replace(FINE, planned_batch=8)
@@ -173,18 +174,6 @@ def test_a_transform_of_the_way_down_may_keep_state(tmp_path: Path) -> None:
         assert resume_step(down, KNOWN, replace(FINE, stateful=stateful)) is ResumeStep.CONTINUE
     scaled = down.model_copy(update={"parallelism": 2, "guarantee": "exactly_once"})
     assert resume_step(scaled, KNOWN, replace(FINE, stateful=True)) is ResumeStep.NEW_CHECKPOINT
-
-
-@pytest.mark.parametrize(("stateful", "more"), [(False, DEDUPE), (True, "")])
-def test_dedupe_added_or_taken_away_is_seen_before_the_start(
-    tmp_path: Path, stateful: bool, more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = line(tmp_path, more=more)
-    batch(one, 7, 700)
-    fresh = check_resume(one, tmp_path / "b", KNOWN, replace(FINE, stateful=stateful))
-    assert (fresh.sink, fresh.places, fresh.query) == ("plant-7.telemetry.2", at(700), "")
-    assert not one.checkpoint.exists()
-    assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
 
 
 def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path) -> None:
@@ -223,14 +212,16 @@ def test_a_change_is_taken_back_before_there_was_a_batch(tmp_path: Path) -> None
     assert (again.places, again.topic_ids) == (at(700), {"t": "id"}), "nothing was carried since"
 
 
-def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
-    one = line(tmp_path, 2, more=DEDUPE)
+@pytest.mark.parametrize(("was", "parallelism"), [(KNOWN, 2), (replace(KNOWN, guarantee="at_least_once"), 1)])
+def test_another_parallelism_or_guarantee_forgets_no_keys(tmp_path: Path, was: Identity, parallelism: int) -> None:
+    one = line(tmp_path, parallelism, more=DEDUPE)
     batch(one, 7, 700)
     marked: list[tuple[str, int]] = []
     fresh = check_resume(
-        one, tmp_path / "b", KNOWN, replace(FINE, stateful=True), lambda who, upto: marked.append((who.sink, upto))
+        one, tmp_path / "b", was, replace(FINE, stateful=True), lambda who, upto: marked.append((who.sink, upto))
     )
-    marks = replace(KNOWN, sink="plant-7.telemetry.2", generation=2, parallelism=2, guarantee="exactly_once")
+    sink = "plant-7.telemetry.2"
+    marks = replace(KNOWN, sink=sink, generation=2, parallelism=parallelism, guarantee="exactly_once")
     assert fresh == marks
     assert marked == [("plant-7.telemetry.2", 7)]
     assert one.checkpoint.exists()
@@ -256,19 +247,6 @@ def test_what_another_guarantee_takes(
 ) -> None:
     identity = replace(KNOWN, guarantee=was)
     assert resume_step(line(tmp_path, guarantee=now), identity, seen) is how
-
-
-def test_another_guarantee_keeps_keys_and_is_noted_before_the_start(tmp_path: Path) -> None:
-    one = line(tmp_path, more=DEDUPE)
-    batch(one, 7, 700)
-    marked: list[int] = []
-    identity = replace(KNOWN, guarantee="at_least_once")
-    fresh = check_resume(
-        one, tmp_path / "b", identity, replace(FINE, stateful=True), lambda _, upto: marked.append(upto)
-    )
-    assert (fresh.guarantee, fresh.sink, marked) == ("exactly_once", "plant-7.telemetry.2", [7])
-    assert Identity.read(one.gateway.state_dir) == fresh
-    assert one.checkpoint.exists()
 
 
 @pytest.mark.parametrize(("was", "start"), [("at_least_once", 700), ("at_most_once", 800)])
@@ -398,11 +376,6 @@ def test_checkpoints_that_were_put_aside_do_not_pile_up(tmp_path: Path) -> None:
         reset_line(one)
     kept = {path.name for path in one.checkpoint.parent.glob("checkpoint*")}
     assert kept == {"checkpoint.3", "checkpoint.4", "checkpoint.5", "checkpoint.mine", "checkpoint.2026-10-01"}
-
-
-def test_the_gateway_of_a_line_is_told_its_checkpoint(tmp_path: Path) -> None:
-    one = line(tmp_path)
-    assert one.gateway.checkpoint == str(one.checkpoint)
 
 
 @pytest.mark.parametrize("code", sorted(INBOX_MISMATCH_CODES))
