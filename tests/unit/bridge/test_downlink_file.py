@@ -133,16 +133,6 @@ def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
             read(several + said + "\n", tmp_path)
 
 
-def test_two_lines_never_share_a_name_or_a_client_id(tmp_path: Path) -> None:
-    text = (
-        GOOD
-        + '[[uplink]]\nname = "up"\nmqtt = { client_id = "plant-7-commands" }\nroute = [{ from = "#", topic = "t" }]\n'
-    )
-    with pytest.raises(ConfigErrors) as caught:
-        read(text, tmp_path)
-    assert [m.code for m in caught.value.errors] == ["TL-C19"]
-
-
 def test_fields_of_a_record(tmp_path: Path) -> None:
     text = GOOD.replace(
         "command/{header.tenant}/{key}/req", "{key}/{value}/{value.a.b[0]}/{header.x}/{kafka.offset}{{}}"

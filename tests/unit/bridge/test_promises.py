@@ -199,49 +199,6 @@ def test_check_tells_promise_cost_and_limits(tmp_path: Path) -> None:
         assert part in shown, part
 
 
-#: Who takes the messages in, as a bridge file says it: keys of the line, and its tables.
-TAKING = {
-    "own": ("", ""),
-    "members": ('share = "subscription"\n', '[[uplink.member]]\nname = "g1"\n[[uplink.member]]\nname = "g2"\n'),
-    "members that are read": (
-        'share = "subscription"\ngateways = ["/x/g1", "/x/g2"]\n',
-        '[[uplink.member]]\nname = "g1"\n[[uplink.member]]\nname = "g2"\n',
-    ),
-    "elsewhere": ('gateways = ["/x/g1", "/x/g2"]\n', ""),
-}
-
-
-@pytest.mark.parametrize("taking", TAKING)
-@pytest.mark.parametrize("keyed", [False, True], ids=["", "keyed"])
-@pytest.mark.parametrize(
-    ("guarantee", "acks"),
-    [(one, acks) for one in Guarantee for acks in policy(one).ack_choices],
-)
-def test_no_two_sentences_of_a_plan_contradict_each_other(
-    tmp_path: Path, guarantee: Guarantee, acks: AckAfter, taking: str, *, keyed: bool
-) -> None:
-    """Over all that a line may be: they follow from what its gateways are told."""
-    keys, tables = TAKING[taking]
-    said = f'name = "telemetry"\nguarantee = "{guarantee}"\n{keys}'
-    said += f'ack_after = "{acks}"\n' if taking != "elsewhere" else ""
-    said += 'dedupe = { key = "{mqtt.user.id}" }\n' if keyed else ""
-    text = render(bridge_plan(read(changed('name = "telemetry"\n', said) + tables, tmp_path)))
-    known, after_kafka = taking != "elsewhere", acks is AckAfter.KAFKA and taking != "elsewhere"
-    says = {
-        "acks      when Kafka has the message": after_kafka,
-        "an acknowledgement waits for its batch in Kafka": after_kafka,
-        "only the broker's window is received": after_kafka,
-        "as long as the broker keeps its session": after_kafka,
-        "holds what was acknowledged and is not yet in Kafka": known and not after_kafka,
-        "each gateway has settings of its own": not known,
-        "acks      ": known,
-        "repeats are dropped for": keyed,
-        "and what a publisher sends again": guarantee is Guarantee.AT_LEAST_ONCE and not keyed,
-        "sends twice as two messages is two": guarantee is Guarantee.EXACTLY_ONCE and not keyed,
-    }
-    assert {sentence: sentence in text for sentence in says} == says
-
-
 def route(filter_: str, more: str = "") -> str:
     return f'[[uplink.route]]\nfrom = "{filter_}"\ntopic = "t"\n{more}\n'
 

@@ -73,15 +73,6 @@ def test_headers_are_made_of_columns(rows: list[dict[str, Any]]) -> None:
         assert size + sum(HEADER_OVERHEAD + len(name.encode()) + len(data or b"") for name, data in headers) <= largest
 
 
-def test_messages_that_came_together_share_their_headers() -> None:
-    row = {"topic": "t", "timestamp": 7, "towline_received_at": 7, "towline_topic": "a", "towline_qos": 1}
-    row |= {"headers": [], "towline_properties": True}
-    batch = batch_of([row, row, {**row, "towline_received_at": 8}])
-    records = list(RecordColumns().rows(batch).records)
-    assert all(one is other for one, other in zip(records[0][7], records[1][7], strict=True))
-    assert [one is other for one, other in zip(records[0][7], records[2][7], strict=True)] == [True, True, False]
-
-
 MESSAGE = {"towline_topic": "a", "towline_qos": 1, "towline_received_at": 5, "towline_offset": 7}
 PROPERTIES = [("mqtt.topic", b"a"), ("mqtt.qos", b"1"), ("mqtt.received-at", b"5")]
 PLACE = [("mqtt.gateway", b"g"), ("mqtt.offset", b"7")]

@@ -288,14 +288,6 @@ def test_names_without_end_are_not_remembered() -> None:
     assert (asked.call_count, named.call_count) == (3, 7)  # each time of three long names, once of one more
 
 
-def test_every_refusal_has_a_reason_of_dead_letters() -> None:
-    for outcome in RowOutcome:
-        assert isinstance(outcome.reason, Reason) == (outcome > RowOutcome.FALLBACK)
-        assert bool(outcome.detail) == (outcome > RowOutcome.FALLBACK and outcome is not RowOutcome.REJECTED)
-    numbers = list(map(int, RowOutcome))
-    assert numbers == list(range(numbers[0], numbers[-1] + 1)), "faults are taken by the number"
-
-
 def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
     keyed = {"from": "a", "topic": "t", "qos": 1, "dedupe": {"key": "{mqtt.user.id}"}}
     route = RouteSection.model_validate(keyed).compile(Guarantee.EXACTLY_ONCE)
@@ -423,17 +415,3 @@ def test_the_example_routes_by_content(tmp_path: Path) -> None:
         "unmapped",
         "unmapped",
     ]
-
-
-def test_the_page_is_right_about_its_first_route(tmp_path: Path) -> None:
-    """Its SQL aside, which `tests/integration/bridge/test_sql.py` asks Spark."""
-    page = (ROOT / "docs" / "routes.md").read_text().partition("```toml\n")[2].partition("```")[0]
-    route = "".join(line for line in page.splitlines(keepends=True) if not line.startswith(("where", "reject")))
-    head = 'name = "a"\nstate_dir = "s"\nmqtt = { brokers = "mqtt://h" }\nkafka = { bootstrap_servers = "k:9092" }\n'
-    text = f'{head}[[uplink]]\nname = "up"\n{route}'
-    payload = b'{"device": {"id": "d7"}, "reading": 21.5, "at": 1767225600123, "units": [{"name": "C"}]}'
-    sent = [row("plant/l1/m7/x", payload), row("plant/l1/m7", b"{}"), row("plant/l1/m7", b'{"device": {"id": 1}}')]
-    first, keyless, empty = outcomes_of(text, tmp_path, sent)
-    assert first[:4] == ("machines", b"21.5", b"d7", 1767225600123)
-    assert first[4][-2:] == [("machine", b"m7"), ("unit", b"C")]
-    assert (keyless, empty) == ("key_absent", "unmapped")

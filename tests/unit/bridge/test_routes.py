@@ -164,12 +164,6 @@ def test_a_device_reaches_no_reserved_topic(template: str, level: str, topic: st
     assert replace(compiled, fallback_topic=None).destination(name)[0] == topic
 
 
-def test_only_names_that_can_be_reserved_are_compared() -> None:
-    assert route("e/{x}", "telemetry.{x}").reserved_pattern is None
-    assert route("e/{x}", "towline.x").reserved_pattern is None
-    assert route("e/{x}", "t{x}").reserved_pattern is not None
-
-
 @pytest.mark.parametrize(
     ("name", "steps"),
     [

@@ -18,7 +18,6 @@ from jsonschema import Draft202012Validator
 
 from towline.bridge.config.file import load
 from towline.bridge.config.schema import bridge_schema
-from towline.bridge.config.tables import MqttTable, RouteSection, UplinkTable
 from towline.cli import main
 from towline.errors import ConfigErrors
 
@@ -57,13 +56,6 @@ def test_it_is_a_schema_and_every_key_is_explained() -> None:
         properties = schema["$defs"][name]["properties"]
         assert [key for key, one in properties.items() if "description" not in one] == [], name
     assert "None" not in json.dumps(schema)
-
-
-def test_it_has_the_keys_that_are_read() -> None:
-    defs = bridge_schema()["$defs"]
-    assert set(defs["MqttTable"]["properties"]) == set(MqttTable.model_fields)
-    assert set(defs["UplinkTable"]["properties"]) == set(UplinkTable.model_fields)
-    assert len(defs["RouteSection"]["properties"]) == len(RouteSection.model_fields)
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=[file.name for file in EXAMPLES])
@@ -267,11 +259,6 @@ def test_a_variable_stands_where_the_loader_takes_it(tmp_path: Path, old: str, n
     assert codes(document, tmp_path) & STRUCTURE == set()
     assert told(WHOLE, document) == []
     assert told(WHOLE, json.loads(text.replace(old, f'{old.partition(":")[0]}: "seven"'))) != []
-
-
-@pytest.mark.parametrize("key", ["name", "state_dir", "mqtt", "kafka"])
-def test_what_a_file_needs_is_missed(key: str) -> None:
-    assert told(WHOLE, {name: value for name, value in FULL.items() if name != key}) != []
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
