@@ -211,11 +211,9 @@ class _RecordFields(FieldTexts):
             return self._rows.column(FIELDS[name]).cast(pa.string())
         if name.startswith("header."):
             return utf8_text(self.header(name.removeprefix("header.")))
-        return (
-            self.json_fields.fields[name]
-            if payload_path(name, VALUE_ROOT)
-            else self._rows.column(internal(TEXT_PREFIX + name))
-        )
+        if payload_path(name, VALUE_ROOT):
+            return self.json_fields.fields[name]
+        return self._rows.column(internal(TEXT_PREFIX + name))
 
     def header(self, name: str) -> pa.Array:
         """Return the value of the first header of a name as bytes, null where there is none."""
@@ -285,10 +283,8 @@ class _MessageColumns(_RecordFields):
 
     def outcomes(self) -> tuple[pa.Array, pa.Array]:
         """Return `RowOutcome` codes, each of the first reason that applies, and the texts of ``reject``."""
-        sql_cases, refusals = sql_verdicts(self._rows)
-        return first_case(
-            [*sql_cases, *self._fault_cases()], self.constant(int(RowOutcome.RENDERED), pa.int8())
-        ), refusals
+        cases, refusals = sql_verdicts(self._rows)
+        return first_case([*cases, *self._fault_cases()], self.constant(int(RowOutcome.RENDERED), pa.int8())), refusals
 
     def _fault_cases(self) -> Iterator[tuple[pa.Array, Any]]:
         """Yield cases for which a record can't become a message: a row mask, and the outcome."""

@@ -622,7 +622,7 @@ class _BatchRendering:
         """Join the columns of the views into one, in the order of the rows."""
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._row_order)
 
-    def _make_column(
+    def _column(
         self,
         arrow_type: pa.DataType,
         templates: Callable[[Route], Iterable[Template | None]],
@@ -630,7 +630,7 @@ class _BatchRendering:
     ) -> pa.Array:
         """Return a column, null where `make_part` returns None and in rows without a route."""
         if self._topics is not None and all(_depends_on_topic_only(route, templates(route)) for route in self._routes):
-            column = self._topics._make_column(arrow_type, templates, make_part)  # noqa: SLF001 - the same over topics
+            column = self._topics._column(arrow_type, templates, make_part)  # noqa: SLF001 - the same over topics
             all_null = column.null_count == len(column)
             return pa.nulls(self._rows.num_rows, arrow_type) if all_null else column.take(self._indices)
         parts = [None if view.route is None else make_part(view, view.route) for view in self.views]
@@ -646,18 +646,14 @@ class _BatchRendering:
     def records(self) -> pa.RecordBatch:
         """Return the rows in `RECORD_SCHEMA`."""
         rows = self._rows
-        names, topics, topic_codes = self._make_column(
-            _DESTINATION, lambda route: [route.topic], self._destination
-        ).flatten()
-        keys = self._make_column(pa.binary(), lambda route: [route.key], lambda view, route: view.bytes_of(route.key))
-        headers = self._make_column(_HEADERS, lambda route: [text for _, text in route.headers], _RouteView.headers)
-        properties = self._make_column(
-            pa.bool_(), lambda _: [], lambda view, route: view.constant(route.properties, pa.bool_())
-        )
+        names, topics, codes = self._column(_DESTINATION, lambda r: [r.topic], self._destination).flatten()
+        keys = self._column(pa.binary(), lambda route: [route.key], lambda view, route: view.bytes_of(route.key))
+        headers = self._column(_HEADERS, lambda route: [text for _, text in route.headers], _RouteView.headers)
+        properties = self._column(pa.bool_(), lambda _: [], lambda view, r: view.constant(r.properties, pa.bool_()))
         if HEADER_MAP in rows.schema.names and (mapped_headers := rows.column(HEADER_MAP)).null_count < rows.num_rows:
             headers = _concat_lists(headers, mapped_headers.cast(_HEADERS))
         values, times, invalid_times = self._record_values(), *self._record_times()
-        outcomes, refusals = self._outcomes(topic_codes, keys, values, invalid_times)
+        outcomes, refusals = self._outcomes(codes, keys, values, invalid_times)
         truncated_count = rows.column("payload").null_count
         columns = {
             "topic": topics if topics.null_count == 0 else pc.coalesce(topics, names),
@@ -691,10 +687,8 @@ class _BatchRendering:
         receipt_times = self._rows.column("received_at")
         if all(route.timestamp is None for route in self._routes):
             return receipt_times, None
-        encoded_texts = self._make_column(
-            pa.binary(), lambda route: [route.timestamp], lambda view, route: view.bytes_of(route.timestamp)
-        )
-        texts = lossy_text(encoded_texts).to_pylist()
+        raw_texts = self._column(pa.binary(), lambda r: [r.timestamp], lambda view, r: view.bytes_of(r.timestamp))
+        texts = lossy_text(raw_texts).to_pylist()
         milliseconds = [int(text) if text is not None and _MILLISECONDS.fullmatch(text) else None for text in texts]
         micros = [n * 1000 if n is not None and n <= _MAX_TIMESTAMP_MS else None for n in milliseconds]
         invalid = pa.array([text is not None and n is None for text, n in zip(texts, micros, strict=True)])
@@ -712,9 +706,8 @@ class _BatchRendering:
         if self.route_numbers.null_count:
             cases.append((self.route_numbers.is_null(), RowOutcome.UNROUTED))
         sql_cases, refusals = sql_verdicts(self._rows)
-        return first_case(
-            [*cases, *sql_cases, *self._fault_cases(topic_codes, keys, values, invalid_times)], topic_codes
-        ), refusals
+        cases += [*sql_cases, *self._fault_cases(topic_codes, keys, values, invalid_times)]
+        return first_case(cases, topic_codes), refusals
 
     def _fault_cases(
         self, topic_codes: pa.Array, keys: pa.Array, values: pa.Array, invalid_times: pa.Array | None
@@ -806,10 +799,8 @@ class RecordColumns(RenderedColumns):
 
     def max_record_bytes(self, batch: Any) -> int:
         """As `Columns.largest`."""
-        header_bytes = (
-            _FIXED_BYTES + longest_bytes(batch.column("towline_topic")) + _max_rare_bytes(batch.column("towline_rare"))
-        )
-        return super().max_record_bytes(batch) + header_bytes
+        topics, rare = batch.column("towline_topic"), batch.column("towline_rare")
+        return super().max_record_bytes(batch) + _FIXED_BYTES + longest_bytes(topics) + _max_rare_bytes(rare)
 
     def _headers(self, batch: Any) -> Iterator[Any]:
         route_headers, property_flags = batch.column("headers"), batch.column("towline_properties").fill_null(False)
@@ -858,9 +849,6 @@ def _max_rare_bytes(rare: Any) -> int:
     texts = sum(longest_bytes(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
     users, numbers = parts["user_properties"], parts["subscription_ids"]
     pairs = users.flatten()
-    pair_bytes = (
-        HEADER_OVERHEAD + len(USER_PREFIX) + longest_bytes(pairs.field("key")) + longest_bytes(pairs.field("value"))
-    )
-    return (
-        _RARE_BYTES + texts + longest_list(users) * pair_bytes + longest_list(numbers) * (HEADER_OVERHEAD + _RARE_BYTES)
-    )
+    pair_bytes = sum(longest_bytes(pairs.field(name)) for name in ("key", "value"))
+    user_bytes = longest_list(users) * (HEADER_OVERHEAD + len(USER_PREFIX) + pair_bytes)
+    return _RARE_BYTES + texts + user_bytes + longest_list(numbers) * (HEADER_OVERHEAD + _RARE_BYTES)

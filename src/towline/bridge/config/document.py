@@ -167,9 +167,7 @@ class Document:
         texts = {expanded: written for path, expanded, written in reversed(self._references) if _last_key(path) in keys}
         if value in texts or not isinstance(value, str):
             return texts.get(value, value)
-        return (
-            re.sub(r"(^|, ?)([^,]+)", lambda match: match[1] + texts.get(match[2], match[2]), value) if texts else value
-        )
+        return re.sub(r"(^|, ?)([^,]+)", lambda m: m[1] + texts.get(m[2], m[2]), value) if texts else value
 
     def restore_quotations(self, text: str, path: KeyPath) -> str:
         """Restore ``${NAME}`` references in the quotations of a message about a key path.
@@ -327,9 +325,7 @@ def _keys_at(table_type: type, loc: KeyPath) -> list[str]:
     """Return the valid keys beside the last one of ``loc``; indices and branches of unions are skipped."""
     types = [table_type]
     for part in loc[:-1]:
-        nested = [
-            table for outer in types if part in (keys := key_types(outer)) for table in _table_types(keys[str(part)])
-        ]
+        nested = [t for outer in types if part in (keys := key_types(outer)) for t in _table_types(keys[str(part)])]
         types = nested or [kind for kind in types if kind.__name__ == part] or types
     return [key for kind in types for key in key_types(kind)]
 

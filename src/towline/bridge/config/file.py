@@ -275,15 +275,11 @@ class _FileReader:
         listen_values = [table.get("listen") for _, _, table in self._line_tables()]
         listens = gateway.listen is not None or any(isinstance(value, str) for value in listen_values)
         checks: list[tuple[str, Callable[[], object]]] = []
-        if listens and all(
-            file is not None and file.is_file() for file in files.values()
-        ):  # else there is an error already
+        if listens and all(file is not None and file.is_file() for file in files.values()):  # else it is an error
             listen_settings = ListenSettings.model_validate({"address": "localhost:0", **files})
             checks = [("gateway", partial(ServerCertificate.read, listen_settings))]
         for table, token_file in (("gateway", gateway.token_file), ("monitor", monitor.token_file)):
-            if token_file is not None and os.access(
-                token_file, os.R_OK
-            ):  # a user without access may still read the status
+            if token_file is not None and os.access(token_file, os.R_OK):  # without access status works still
                 checks.append((table, partial(TokenFile, token_file)))
         for table, check in checks:
             try:

@@ -115,9 +115,8 @@ def route_problems(route: RouteSection, guarantee: Guarantee, dedupe: Dedupe | N
         route, templates, lambda name: name if name in names else source_column(name), unknown_field, reserved_names
     )
     yield from _qos_problems(route, guarantee, has_key=dedupe is not None)
-    yield from _name_problems(
-        route, wildcards, in_sql=any(sql_texts(route)) or (dedupe is not None and not dedupe.is_template)
-    )
+    in_sql = any(sql_texts(route)) or (dedupe is not None and not dedupe.is_template)
+    yield from _name_problems(route, wildcards, in_sql=in_sql)
 
 
 def _qos_problems(route: RouteSection, guarantee: Guarantee, *, has_key: bool) -> Iterator[Violation]:

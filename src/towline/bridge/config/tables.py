@@ -620,10 +620,7 @@ class DownlinkSection(LineSection):
     def message_table_config(self) -> dict[str, Any]:
         """Return the config of a `towline.bridge.messages.MessageTable`; SQL is passed without its text [I12]."""
         notice = self.failure_notice
-        expressions: dict[str, dict[str, Any]] = {
-            "values": self.expressions(),
-            "notice": notice.expressions() if notice else {},
-        }
+        expressions = {"values": self.expressions(), "notice": dict[str, Any](notice.expressions() if notice else {})}
         for fields in expressions.values():
             fields |= {name: {} for name, value in fields.items() if isinstance(value, Sql)}
         return {**expressions, "properties": self.properties, "copied": notice.copy_headers if notice else ()}

@@ -303,12 +303,8 @@ def settings_from_conf(conf: MosquittoConf, file: Path) -> ImportedSettings:
                 secrets[broker["password_file"]] = connection.text("remote_password")
             lines.append(DraftLine(name, remote_filters, broker))
             notes += [f"line {name}: {note}" for note in broker_notes]
-    return ImportedSettings(
-        broker=broker_here,
-        lines=lines,
-        notes=[*notes, *([_DIRECTION_NOTE] if lines else listener_notes)],
-        secrets=secrets,
-    )
+    notes += [_DIRECTION_NOTE] if lines else listener_notes
+    return ImportedSettings(broker=broker_here, lines=lines, notes=notes, secrets=secrets)
 
 
 def _route_filters(patterns: Iterable[str]) -> tuple[str, ...]:

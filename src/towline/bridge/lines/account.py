@@ -102,10 +102,8 @@ def start_totals(
         return
     totals = note.totals_before(batch + 1) or BatchTotals(batch)
     messages, counts = BatchMessages.from_positions(totals, batch_ends, batch_ends), Counter(totals.counts)
-    if messages.uncounted_rows:
-        counts.update(
-            {"messages": messages.uncounted_rows, "skipped" if drops else "unwitnessed": messages.uncounted_rows}
-        )
+    if rows := messages.uncounted_rows:
+        counts.update({"messages": rows, "skipped" if drops else "unwitnessed": rows})
     note.with_totals(replace(totals, batch=batch, spans=messages.spans, counts=counts, marks=None)).write(logs)
 
 
@@ -149,9 +147,7 @@ class LineAccount:
     stopped: bool = False
 
     @classmethod
-    def of(
-        cls, table: Mapping[str, AccountPart], counts: Counter[str], disagreements: Iterable[str], **more: Any
-    ) -> Self:
+    def of(cls, table: Mapping[str, AccountPart], counts: Counter[str], conflicts: Iterable[str], **more: Any) -> Self:
         """Return the account of a direction from its table of parts and the counts of all sources."""
         sums = dict.fromkeys(table, 0)
         for key, part in table.items():
@@ -159,7 +155,7 @@ class LineAccount:
                 sums[key] += -counts[name[1:]] if name.startswith("-") else counts[name]
         remark_counts = {key: [(counts[name], label) for name, label in p.remarks.items()] for key, p in table.items()}
         remarks = {key: remark_text(*entries) for key, entries in remark_counts.items()}
-        return cls({key: p.label for key, p in table.items()}, sums, [*disagreements], remarks=remarks, **more)
+        return cls({key: p.label for key, p in table.items()}, sums, [*conflicts], remarks=remarks, **more)
 
     @property
     def received(self) -> int:

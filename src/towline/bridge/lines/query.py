@@ -82,9 +82,8 @@ class LineQuery(ABC, Generic[LineT]):
         line, mapping = self._line_of_next_batch(identity)
         last_line = former_line or line
         last_line = last_line.model_copy(update={"parallelism": identity.parallelism or last_line.parallelism})
-        if (
-            summary.all_committed or resume_step(last_line, identity, summary) is ResumeStep.NEW_CHECKPOINT
-        ):  # the batch is rewritten, or dropped
+        # With a new checkpoint the batch is rewritten, or dropped.
+        if summary.all_committed or resume_step(last_line, identity, summary) is ResumeStep.NEW_CHECKPOINT:
             return self._with_mapping(line, mapping)
         query = self._with_mapping(last_line, "" if identity.mapping else mapping)
         if last_line != line:

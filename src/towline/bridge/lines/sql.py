@@ -291,7 +291,5 @@ def _transform(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], se
     missing = [name for name in KAFKA_COLUMNS if types_after.get(name) != types_before[name]]
     if missing:
         problem = f'transform "{section.transform}" does not keep the column {missing[0]} ({types_before[missing[0]]})'
-        raise ConfigError(
-            "TL-C76", f'line "{section.name}"', problem, "Return a DataFrame with the columns it was given."
-        )
+        raise ConfigError("TL-C76", f'line "{section.name}"', problem, "Return a DataFrame with the same columns.")
     return result.select(*KAFKA_COLUMNS)

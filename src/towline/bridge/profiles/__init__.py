@@ -150,9 +150,8 @@ class Profile:
             ConfigError: TL-C209, a text names an unknown parameter.
         """
         profile_table = self._expand(self.document.raw[kind][index], (kind, index), values)
-        if {**profile_table, **line_table}.get(
-            "guarantee"
-        ) != "exactly_once":  # only such a line has routes with a weaker promise
+        guarantee = {**profile_table, **line_table}.get("guarantee")
+        if guarantee != "exactly_once":  # only such a line has routes with a weaker promise
             for table in (profile_table.get("common", {}), *profile_table.get("route", ())):
                 table.pop("promise", None)
         return _merge_tables(line_table, profile_table)
