@@ -40,12 +40,7 @@ _NAMED_WILDCARD: Final = re.compile(r"(?<![${])\{[^{}]*\}")
 
 
 class Document:
-    """Bridge file parsed as TOML, with the line of each key.
-
-    Args:
-        text: Content of the file.
-        file: Path as errors name it.
-        environ: Values of ``${NAME}``; by default the environment of the process.
+    """Bridge file parsed as TOML, with the line of each key; ``environ`` has the values of ``${NAME}``.
 
     Attributes:
         raw: Values with their ``${NAME}`` references.

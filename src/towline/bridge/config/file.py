@@ -76,12 +76,7 @@ _PLACEHOLDERS: Final[Mapping[str, Any]] = {
 
 
 def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
-    """Read a bridge file.
-
-    Args:
-        file: Path of the file.
-        environ: Values of ``${NAME}``; by default the environment of the process.
-        master: Spark's master, in place of the one in the file.
+    """Read a bridge file; ``environ`` has the values of ``${NAME}``, ``master`` replaces Spark's in the file.
 
     Raises:
         ConfigErrors: All errors of the file.

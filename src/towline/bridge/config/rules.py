@@ -248,12 +248,8 @@ def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Vio
         for filter_index, topic_filter in enumerate(member.filters):
             share_error = "it is a shared subscription" if topic_filter.startswith("$share/") else None
             if filter_error := "it is empty" if not topic_filter else filter_problem(topic_filter) or share_error:
-                yield (
-                    "TL-C67",
-                    (*path, filter_index),
-                    f'"{topic_filter}": {filter_error}',
-                    'Write a plain filter, as "telemetry/north/#".',
-                )
+                problem = f'"{topic_filter}": {filter_error}'
+                yield "TL-C67", (*path, filter_index), problem, 'Write a plain filter, as "telemetry/north/#".'
             elif not restrict_filters((topic_filter,), gateway.subscriptions):
                 problem = f'"{topic_filter}" of member "{member.name}" matches no topic of a route'
                 yield "TL-C124", (*path, filter_index), problem
@@ -274,24 +270,13 @@ def gateway_problems(line: Uplink | Downlink, routes: Sequence[SubscribedRoute])
         yield "TL-C17", (MQTT, "tls"), problem
     # A topic matched by two members would be stored twice.
     members = [member for member in line.all_gateways if member.share and member.share.way is ShareMethod.FILTERS]
-    for (first_index, first_member), (second_index, second_member) in combinations(enumerate(members), 2):
-        pairs = (
-            (first_subscription.pattern, second_subscription.pattern)
-            for first_subscription in first_member.subscriptions
-            for second_subscription in second_member.subscriptions
-        )
-        shared_topic = next(
-            (
-                topic
-                for first_filter, second_filter in pairs
-                if (topic := common_filter(first_filter, second_filter)) is not None
-            ),
-            None,
-        )
+    for (i, first_member), (j, second_member) in combinations(enumerate(members), 2):
+        pairs = ((a.pattern, b.pattern) for a in first_member.subscriptions for b in second_member.subscriptions)
+        shared_topic = next((topic for a, b in pairs if (topic := common_filter(a, b)) is not None), None)
         if shared_topic is not None and first_member.share and second_member.share:
             names = f'"{first_member.share.member}" and "{second_member.share.member}"'
             problem = f'members {names} both match "{shared_topic}", so it would be stored twice'
-            yield "TL-C121", ("member", max(first_index, second_index), "filters"), problem
+            yield "TL-C121", ("member", max(i, j), "filters"), problem
 
 
 def _session_problem(line: Uplink | Downlink) -> tuple[str, str] | None:

@@ -258,11 +258,7 @@ def removed_lines(bridge: Bridge) -> list[RemovedLine]:
     directories = [p for p in directories if any((p / name).exists() for name in (IDENTITY_FILE, *JOURNAL_DIRECTORIES))]
     line_journals = {_journal_id(line.gateway.state_dir) for line in bridge.lines if directories}
     candidates = [_inspect_removed(bridge, p) for p in directories if _journal_id(p) not in line_journals]
-    return [
-        removed_line
-        for removed_line in candidates
-        if removed_line.waiting_messages != 0 or removed_line.client_ids or removed_line.remote_gateways
-    ]
+    return [c for c in candidates if c.waiting_messages != 0 or c.client_ids or c.remote_gateways]
 
 
 def _journal_id(directory: Path) -> str | None:

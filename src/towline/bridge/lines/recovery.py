@@ -232,8 +232,8 @@ def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:
     """
     backups = [path for generation, path in _former_checkpoints(line.checkpoint) if generation == identity.generation]
     continues_move = bool(backups) and not Checkpoint(str(line.checkpoint)).query_id
-    former_checkpoint = backups[-1] if continues_move else line.checkpoint
-    summary, logs = read_checkpoint(former_checkpoint), Checkpoint(str(former_checkpoint))
+    former = backups[-1] if continues_move else line.checkpoint
+    summary, logs = read_checkpoint(former), Checkpoint(str(former))
     # A batch that was begun with at_most_once is dropped, whatever the guarantee is now.
     may_repeat = policy(line.guarantee).replays_batches and policy(former_guarantee(line, identity)).replays_batches
     batch = summary.committed_batch if may_repeat else summary.planned_batch
@@ -242,18 +242,13 @@ def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:
     new_identity = identity.reset(
         sink_ids(line.gateway.state_dir),
         places={position.gateway: position.to_json() for position in positions_at(logs, batch)} or start_positions,
-        offsets=kafka_offsets(former_checkpoint, batch) or identity.offsets,
+        offsets=kafka_offsets(former, batch) or identity.offsets,
         topic_ids=saved_topic_ids(logs) or identity.topic_ids,
     )
-    if former_checkpoint.exists():
-        former_checkpoint = (
-            former_checkpoint
-            if continues_move
-            else former_checkpoint.rename(
-                _unused_path(former_checkpoint.with_name(f"checkpoint.{identity.generation}"))
-            )
-        )
-        copy_totals(former_checkpoint, line.checkpoint)
+    if former.exists():
+        if not continues_move:
+            former = former.rename(_unused_path(former.with_name(f"checkpoint.{identity.generation}")))
+        copy_totals(former, line.checkpoint)
         for _, path in _former_checkpoints(line.checkpoint)[:-_MAX_FORMER_CHECKPOINTS]:
             shutil.rmtree(path, ignore_errors=True)
     new_identity.save(line.gateway.state_dir)
