@@ -258,21 +258,9 @@ def test_a_machine_that_was_suspended_costs_no_jvm(
     assert jvm.is_running(), "the same"
     assert json.loads((bridge.directory / "state" / "bridge.json").read_text())["spark_restarts"] == 0
     bridge.interrupt()
-    assert "starting again" not in bridge.out
+    assert "restarting in" not in bridge.out
     assert len(in_kafka(kafka.bootstrap, name)) == sent
 
 
 def _carried(bridge: Running, count: int) -> bool:
     return bool(bridge.account().get("in_kafka") == count)
-
-
-@pytest.mark.long
-def test_a_bridge_whose_only_line_has_a_wrong_condition_ends(
-    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
-) -> None:
-    write(bridge, mosquitto.port, kafka.bootstrap, topic())
-    head = bridge.file.read_text().partition("[[uplink]]")[0]
-    bridge.file.write_text(head + WRONG.format(topic=topic()))
-    bridge.start()
-    assert bridge.ended() == 2
-    names_the_wrong_condition(bridge)

@@ -70,5 +70,5 @@ def test_spark_waits_for_the_disk(small: OnSmallDisk, mosquitto: Mosquitto, kafk
     small.said("in Kafka 150")
     os.kill(small.process.pid, 15)
     assert small.ended() == 0
-    assert "starting again in" not in small.out, "Spark has waited"
+    assert "restarting in" not in small.out, "Spark has waited"
     assert {value for _, value, _ in in_kafka(kafka.bootstrap, name)} == {f"m{n}".encode() for n in range(150)}
