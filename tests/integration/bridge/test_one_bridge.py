@@ -189,19 +189,6 @@ def test_what_the_gateway_cant_take_in_is_a_dead_letter_between_its_neighbours(
     assert (stay["replayed"], sum(stay["dead"].values())) == ({}, 2)  # type: ignore[attr-defined]
 
 
-def test_a_changed_file_hides_neither_letters_nor_lines(bridge: Running) -> None:
-    """As it would be after the next start: another dead-letter topic, and the line is another one."""
-    text = bridge.file.read_text()
-    changed = bridge.directory / "changed.toml"
-    changed.write_text(text.replace('"set-aside"', '"elsewhere"'))
-    assert {one["topic"] for one in dead_letters(bridge, "show", changed)["waiting"]} == {"set-aside"}  # type: ignore[attr-defined]
-    changed.write_text(text.replace('name = "line"', 'name = "other"'))
-    command = [sys.executable, "-m", "towline", "status", str(changed), "--json"]
-    run = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    (left,) = json.loads(run.stdout)["left"]
-    assert (left["line"], left["waiting"], left["sessions"]) == ("line", 0, ["stubs-line"])
-
-
 def addresses(process: psutil.Process) -> list[Any]:
     """Where it listens; nowhere if it has ended, as Spark's Python workers do when they are idle."""
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,8 +1,7 @@
-"""Routes that change while messages come: at the broker, in a batch that was begun, and in a whole bridge."""
+"""Routes that change while messages come: in a batch that was begun, and in a whole bridge."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -29,60 +28,11 @@ from towline.bridge.runtime.driver import LineRunner
 from towline.bridge.runtime.state import APPLIED, read_state
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
-from towline.gateway.client import GatewayClient
-from towline.gateway.launch import ensure_running
-from towline.gateway.sessions import FilterChangeState
-from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
 
 LONG = 150
-
-
-# -- at the broker -----------------------------------------------------------------------------------------------------
-
-
-def settings_of(place: Path, broker: Mosquitto, *filters: str) -> GatewaySettings:
-    asked = [{"pattern": one, "qos": 1} for one in filters]
-    return GatewaySettings.model_validate(
-        {"name": "g", "state_dir": place / "g", "brokers": broker.uri, "subscriptions": asked}
-    )
-
-
-def wanted(client: GatewayClient, settings: GatewaySettings, change: str) -> tuple[str, str]:
-    """Ask until it is known what became of it."""
-    asked = settings.model_dump(mode="json")["subscriptions"]
-
-    def told() -> tuple[str, str] | None:
-        state, text = client.request_filters(change, asked, settings.digest())
-        return None if state == FilterChangeState.PENDING else (state, text)
-
-    return wait_until(told, what=change)
-
-
-def test_filters_change_in_the_session_that_is_there(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """What comes is there before what goes is gone, and that brings nothing any more."""
-    with ensure_running(settings_of(tmp_path, mosquitto, "kept/#", "old/#"), owner_pid=os.getpid()) as client:
-        pid = client.status()["pid"]
-        try:
-            wait_until(lambda: client.status()["state"] == "online", what="the session")
-            between = settings_of(tmp_path, mosquitto, "kept/#", "old/#", "new/#")
-            assert wanted(client, between, "first") == (FilterChangeState.GRANTED, "")
-            publish(mosquitto, 0, 1, topic="new/x")
-            publish(mosquitto, 1, 1, topic="old/x")
-            after = settings_of(tmp_path, mosquitto, "kept/#", "new/#")
-            assert wanted(client, after, "second") == (FilterChangeState.GRANTED, "")
-            publish(mosquitto, 2, 1, topic="old/x")
-            publish(mosquitto, 3, 1, topic="kept/x")
-            status = wait_until(lambda: (now := client.status())["end"] >= 3 and now, what="what is subscribed")
-            assert (status["connects"], status["sessions_lost"]) == (1, 0)
-            rows = client.read(status["journal"], 0, status["end"])
-            assert [v for batch in rows for v in batch.column("payload").to_pylist()] == [b"m0", b"m1", b"m3"]
-            with ensure_running(after, owner_pid=os.getpid()) as same:
-                assert same.status()["pid"] == pid, "its settings are these now"
-        finally:
-            os.kill(pid, signal.SIGTERM)
 
 
 # -- in a batch that was begun -----------------------------------------------------------------------------------------

@@ -157,17 +157,6 @@ def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
     assert shown(bridge, "down", "Kafka producer of dead letters")["acks"] == ("all", "guarantee = at_least_once")
 
 
-def test_the_command_shows_it_and_its_json(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "check", str(bridge.file)
-    text = ran(capsys, *command, "-v")[1]
-    assert '▸ line "up"   Kafka producer\n' in text
-    assert SECRET not in text
-    assert WHO not in text
-    said = json.loads(ran(capsys, *command, "-v", "--json")[1])
-    assert said["effective"] == json.loads(json.dumps(effective_settings(bridge)))
-    assert "effective" not in json.loads(ran(capsys, *command, "--json")[1])
-
-
 PLANTED = """name = "plant"
 state_dir = "state"
 [mqtt]

@@ -49,17 +49,6 @@ def refused(before: Bridge, after: Bridge) -> list[str]:
     return str(told.value).splitlines()
 
 
-@pytest.mark.parametrize(("delay_ms", "again"), [(1000, False), (500, False), (0, True)])
-def test_a_gateway_waits_after_a_silence_on_a_line_that_rests_and_is_started_again_when_that_changes(
-    bridge: Bridge, tmp_path: Path, delay_ms: int, again: bool
-) -> None:
-    found = line_changes(bridge, changed(tmp_path, route("a/#"), own=f"max_trigger_delay_ms = {delay_ms}"))
-    assert [one.starts_gateway for one in found] == ([again] if delay_ms != 1000 else [])
-    assert bridge.line("up").gateway.linger_after_silence_ms == 20
-    if found:
-        assert found[0].new_line.gateway.linger_after_silence_ms == (0 if again else 20)
-
-
 @pytest.mark.parametrize(
     ("routes", "own", "added", "removed"),
     [
@@ -122,6 +111,8 @@ STARTS = [
     ('guarantee = "at_most_once"', True),
     ('gateways = ["g1"]', True),
     ("parallelism = 2", False),
+    ("max_trigger_delay_ms = 500", False),
+    ("max_trigger_delay_ms = 0", True),  # a line that rests has no linger after a silence then
     ("max_messages_per_trigger = 10", False),
 ]
 

@@ -68,42 +68,29 @@ def test_a_java_that_will_do_is_no_matter(tmp_path: Path) -> None:
     check_java({"PATH": "", "SPARK_CONF_DIR": "/etc/spark"}, version=True)
 
 
+def refused_start(directory: Path, environ: dict[str, str]) -> str:
+    """The one line of a `towline run` that does not start."""
+    file = read(GOOD, directory).file
+    command = [sys.executable, "-m", "towline", "run", str(file)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    return done.stderr
+
+
 def test_no_java_ends_the_bridge_at_once(tmp_path: Path) -> None:
-    read(GOOD, tmp_path)
     environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-    done = subprocess.run(
-        [sys.executable, "-m", "towline", "run", str(tmp_path / "bridge.toml")],
-        env={**environ, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("java: Spark needs Java 17 or newer, and there is none on PATH. Install Java 17")
-    assert done.stderr.count("\n") == 1
+    error = refused_start(tmp_path, {**environ, "PATH": str(tmp_path)})
+    assert error.startswith("java: Spark needs Java 17 or newer, and there is none on PATH. Install Java 17")
 
 
 def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(tmp_path: Path) -> None:
     """Spark would start it for each task, and each would fail: "Python worker failed to connect back", for ever."""
-    read(GOOD, tmp_path)
     venv.create(tmp_path / "other")
     other = str(tmp_path / "other" / "bin" / "python")
-    done = subprocess.run(
-        [sys.executable, "-m", "towline", "run", str(tmp_path / "bridge.toml")],
-        env={**os.environ, "PYSPARK_PYTHON": other},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    start = (
-        f"PYSPARK_PYTHON: Spark would run tasks with \"{other}\" (ModuleNotFoundError: No module named 'pyspark'), and"
-    )
-    assert done.stderr.startswith(f"{start} this is Python {sys.version_info[0]}.")
-    assert done.stderr.endswith("this PySpark and Towline.   [TL-B60]\n")
-    assert done.stderr.count("\n") == 1
+    error = refused_start(tmp_path, {**os.environ, "PYSPARK_PYTHON": other})
+    answer = "(ModuleNotFoundError: No module named 'pyspark'), and this is Python"
+    assert error.startswith(f'PYSPARK_PYTHON: Spark would run tasks with "{other}" {answer} {sys.version_info[0]}.')
+    assert error.endswith("this PySpark and Towline.   [TL-B60]\n")
     with pytest.raises(SetupError, match=r'"/nonexistent/python" \(no such file or directory\), and this is Python'):
         check_python("local[2]", {"PYSPARK_PYTHON": "/nonexistent/python"})
     check_python("spark://h:7077", {"PYSPARK_PYTHON": "./environment/bin/python"})  # each executor is asked
