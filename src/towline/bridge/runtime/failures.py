@@ -46,9 +46,7 @@ _EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
 #: Data loss in Spark's Kafka source (4.2 to 4.3), which has no error class for it.
 _DATA_LOSS = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
 #: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint (`check_topics`).
-_TOPIC_GONE = re.compile(
-    r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed"
-)
+_NO_TOPIC = re.compile(r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed")
 _SQLSTATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
 #: Longest shown text of an error of Spark; the log has all.
 MAX_TEXT_CHARS = 300
@@ -89,7 +87,7 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
     if _DISK_FULL.search(text):
         problem = f"{summary}: no space is left on the disk of Spark's checkpoint or temporary files"
         return "TL-B56", problem, "Free disk space; the query is retried, and nothing is lost.", False
-    if (data_loss := _DATA_LOSS.search(text)) and _TOPIC_GONE.match(data_loss[1]):  # deleted or recreated
+    if (data_loss := _DATA_LOSS.search(text)) and _NO_TOPIC.match(data_loss[1]):  # deleted or recreated
         problem = f"Spark misses a Kafka topic that the line reads: {_shorten(data_loss[1])}"
         remedy = "The retry checks for unread records of it; the line continues if there are none."
         return "TL-B06", problem, remedy, False

@@ -206,12 +206,11 @@ def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
         yield 'the order of a device\'s messages is not kept: share = "subscription".'
     for session in line.get("left_sessions", ()):
         location = f"at {', '.join(session['brokers'])}" if session["brokers"] else "at its broker"
-        problem = f'the session "{session["client_id"]}" {location} was not ended, and nobody fetches what comes to it'
-        if session["member"]:
-            step = f'Put member "{session["member"]}" back into the file and drain it; or give it up with what it holds'
-        else:
-            step = "Drain it with the file as it was; or give it up with what it holds"
-        yield f'{problem}. {step}: mqtt = {{ abandon_session = "{session["client_id"]}" }}.   [TL-M51]'
+        client_id, member = session["client_id"], session["member"]
+        problem = f'the session "{client_id}" {location} was not ended, and no gateway reads its messages'
+        step = f'Put member "{member}" back into the file' if member else "Use the file as it was"
+        remedy = f'drain it; or drop it with its messages: mqtt = {{ abandon_session = "{client_id}" }}'
+        yield f"{problem}. {step}, and {remedy}.   [TL-M51]"
 
 
 def _stopped_advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
@@ -245,9 +244,7 @@ _NO_GATEWAY = {
 #: Marks of a line, the worst first: broken, needs attention, fine.
 _SEVERITY_MARKS = "✗!▸"
 #: Location of records above the LSO: no Python client can look up the transaction's id (KIP-664).
-_OPEN_TRANSACTION_TEXT = (
-    "behind an open transaction of an unknown id, which kafka-transactions.sh find-hanging or list may name"
-)
+_OPEN_TRANSACTION = "behind an open transaction of an unknown id, see kafka-transactions.sh find-hanging or list"
 #: Advice by key of a status. {n} is a number of messages, {times} a number of events, {why} the value as text, {do}
 #: the remedy of a lost session.
 _ACCOUNT_ADVICE = {
@@ -422,5 +419,5 @@ def _outbox_text(outbox: Mapping[str, Any], account: Mapping[str, Any]) -> str:
     parts = [f"queued {queued}", f"in flight {in_flight}", _disk_size_text(outbox)]
     if incomplete := outbox.get("incomplete"):
         parts.append(f"{incomplete:,} of an incomplete batch")
-    remark = remark_text((account.get("hidden") or 0, _OPEN_TRANSACTION_TEXT))
+    remark = remark_text((account.get("hidden") or 0, _OPEN_TRANSACTION))
     return f"  outbox    {'   '.join(parts)}   {_number(account.get('behind'))} offsets behind in Kafka{remark}"

@@ -70,22 +70,20 @@ class Terminal:
     requests a reload.
     """
 
-    def __init__(
-        self, has_terminal: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._has_terminal, self._clock = has_terminal, clock
+    def __init__(self, exists: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._exists, self._clock = exists, clock
         #: Time when the terminal was last seen.
         self._last_seen = -math.inf
         self.check()
 
     def check(self) -> None:
         """Record whether the terminal exists; call it about every second."""
-        if self._has_terminal():
+        if self._exists():
             self._last_seen = self._clock()
 
     def has_just_closed(self) -> bool:
         """Return True if the terminal closed a moment ago: a SIGHUP is then about its end."""
-        return self._clock() - self._last_seen <= _HANGUP_WINDOW_S and not self._has_terminal()
+        return self._clock() - self._last_seen <= _HANGUP_WINDOW_S and not self._exists()
 
 
 class Supervisor:
