@@ -34,7 +34,7 @@ COMMANDS = {
     "pause": "pause a line's query, not its intake; also resume, restart",
     "resume": "",
     "restart": "",
-    "begin-again": "reset a line to continue where its gateway's account ends",
+    "reset": "reset a line to continue where its gateway's account ends",
     "retire": "retire a line: deliver its messages, end its session, remove it",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "check which promises broker, Kafka and disk can keep; probes only",
@@ -54,7 +54,7 @@ COMMANDS = {
 
 #: Commands of the proof harness, which the product never imports.
 _PROOF_MODULES = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
-_LINE_COMMANDS = ("run", "reload", "pause", "resume", "restart", "begin-again", "retire")
+_LINE_COMMANDS = ("run", "reload", "pause", "resume", "restart", "reset", "retire")
 _MODULES = {**_PROOF_MODULES, **dict.fromkeys(_LINE_COMMANDS, "towline.cli.lines"), "schema": "towline.cli.check"}
 
 _USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"

@@ -87,13 +87,13 @@ def resume(file: BridgeFile, line: LineName) -> None:
     _pause(file, line, pausing=False)
 
 
-def begin_again(file: BridgeFile, line: LineName) -> None:
+def reset(file: BridgeFile, line: LineName) -> None:
     """Reset a line: set its checkpoint aside, rename it in Kafka; its next start continues after delivered rows.
 
     It is one of two remedies when a line refuses to start because its state was changed: the error says what it may
     cost. No bridge of the file may run meanwhile.
 
-    Example:  towline begin-again bridge.toml telemetry && towline run bridge.toml
+    Example:  towline reset bridge.toml telemetry && towline run bridge.toml
     """
     from towline.bridge.lines import recovery  # noqa: PLC0415
     from towline.bridge.lines.identity import current_or_former_line  # noqa: PLC0415

@@ -109,7 +109,7 @@ _REMEDIES: Final = {
     "inbox": "Bring back the newest state directory of that query. Or start the query with a new checkpoint directory "
     "and get what waits here: rows that only the other one held stay there, and what both hold may come twice.",
     "outbox": "Bring back the newest state directory. Or start the query with a new checkpoint directory (a bridge "
-    "line: towline begin-again FILE LINE): what only the newer outbox held is then not sent, what it had delivered may "
+    "line: towline reset FILE LINE): what only the newer outbox held is then not sent, what it had delivered may "
     "come again.",
 }
 #: Codes of errors about an inbox that does not match a checkpoint.

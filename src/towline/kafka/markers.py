@@ -151,7 +151,7 @@ _RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
 #: Where no marker has the parallelism.
 _RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
 #: For both users: a program with format("kafka_transactional"), and a bridge file.
-_NEW_SINK_ID: Final = "a new sinkId (for a bridge: towline begin-again FILE LINE)"
+_NEW_SINK_ID: Final = "a new sinkId (for a bridge: towline reset FILE LINE)"
 
 
 class MarkerVerdict(Enum):

@@ -360,7 +360,7 @@ def test_a_batch_that_was_committed_while_nobody_listened_is_counted(
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_partitions([NewPartitions(source, 4)])[source].result(30)
     put_mixed(kafka, source, 4)
-    assert "is reset" in bridge.command("begin-again", "line")
+    assert "is reset" in bridge.command("reset", "line")
     bridge.start()
     assert_counted(bridge, 3)
     assert bridge.interrupt() == 0

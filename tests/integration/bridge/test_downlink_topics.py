@@ -149,7 +149,7 @@ def test_deleted_records_and_a_recreated_topic(downlink: Downlink, topic: NewTop
     why = downlink.stops()
     assert f'"{name}" (its id was ' in why
     assert "offset 12 of partition 0; nothing is read from the new one" in why
-    assert re.search(r"towline begin-again \S+ line\b", why)
+    assert re.search(r"towline reset \S+ line\b", why)
     assert "; from its end, set starting_offsets" in why
     assert downlink.ear.numbers() == [0, 1, 2, 8, 9], "no record of the new one"
     downlink.stop()

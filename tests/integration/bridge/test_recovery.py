@@ -63,10 +63,10 @@ def test_an_older_checkpoint_and_the_letters(
     bridge.start()
     assert bridge.ended() == 2
     assert "and 203 was committed already" in bridge.out
-    assert f"towline begin-again {bridge.file} line" in bridge.out
+    assert f"towline reset {bridge.file} line" in bridge.out
     assert "[TL-B23]" in bridge.out
 
-    assert 'line "line" is reset, its new sink is "tests.line.2"' in bridge.command("begin-again", "line")
+    assert 'line "line" is reset, its new sink is "tests.line.2"' in bridge.command("reset", "line")
     bridge.start()
     online(bridge)
     publish(broker, 200, 100, qos=2, user="id")

@@ -60,7 +60,7 @@ def operate(line: ModelLine, operation: str, what: Any) -> None:
         line.forget_the_note()
     else:
         line.kill()
-        line.begin_again()
+        line.reset()
 
 
 def check(line: ModelLine) -> None:

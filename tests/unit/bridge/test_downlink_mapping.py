@@ -75,7 +75,7 @@ def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_
     Identity("commands", "plant-7.commands", query="q", mapping=mapping).save(line.gateway.state_dir)
     checkpoint(line, {"commands": {"0": 12}}, done=False)
     query = DownlinkQuery(bridge, line)
-    with pytest.raises(ConfigError, match=r"towline begin-again .*TL-C210"):
+    with pytest.raises(ConfigError, match=r"towline reset .*TL-C210"):
         query.query_to_start()
     checkpoint(line, {"commands": {"0": 12}})
     assert query.query_to_start().line == line

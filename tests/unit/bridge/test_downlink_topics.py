@@ -74,7 +74,7 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
         with pytest.raises(KafkaError, match=r"TL-B06") as caught:
             look()
         assert lost in str(caught.value)
-        assert "towline begin-again bridge.toml commands" in caught.value.remedy
+        assert "towline reset bridge.toml commands" in caught.value.remedy
         return
     found = look()
     assert found.has_removed_topics

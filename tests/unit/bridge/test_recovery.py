@@ -127,7 +127,7 @@ def test_what_does_not_is_told_with_two_ways_out(
     message = str(caught.value)
     assert what in message
     assert "Bring " in message
-    assert f"towline begin-again {tmp_path}/bridge.toml telemetry" in message
+    assert f"towline reset {tmp_path}/bridge.toml telemetry" in message
     assert message.endswith(f"[{code}]")
     assert failure_reason(caught.value, "x").permanent
 
@@ -180,7 +180,7 @@ def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path
     """What it was begun by is not known: its identity is gone, and the file's dedupe is another."""
     one = line(tmp_path, more=DEDUPE)
     batch(one, 7, 700)
-    with pytest.raises(TowlineError, match=r"batch 8 was begun, and by other settings.*begin-again.*TL-C210"):
+    with pytest.raises(TowlineError, match=r"batch 8 was begun, and by other settings.*reset.*TL-C210"):
         check_resume(one, tmp_path / "b", Identity.of_new_line("plant-7", "telemetry"), UNDECIDED)
     assert one.checkpoint.exists()
 
@@ -386,7 +386,7 @@ def test_a_gateway_that_refuses_its_journal_stops_the_line(tmp_path: Path, code:
     assert error is not None
     assert re.fullmatch(
         rf'line "telemetry": the journal is older; nothing was taken in\. Bring back .*{tmp_path}.*; or reset it .*'
-        rf"towline begin-again {tmp_path}/b telemetry \(what waits .*\)\.   \[TL-B24\]",
+        rf"towline reset {tmp_path}/b telemetry \(what waits .*\)\.   \[TL-B24\]",
         str(error),
     )
     assert is_permanent(error.code)

@@ -314,7 +314,7 @@ def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path
         UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()
     assert Identity.read(state_dir) == identity
     begin_batch(bridge.uplinks[0].checkpoint)
-    with pytest.raises(ConfigError, match=r'a batch was begun.*"mapping": "".*begin-again.*TL-C210'):
+    with pytest.raises(ConfigError, match=r'a batch was begun.*"mapping": "".*reset.*TL-C210'):
         UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()
 
 

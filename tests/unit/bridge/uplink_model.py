@@ -126,8 +126,8 @@ class ModelLine:
         """A power failure took what was not synced."""
         (self.path / SINK_TOTALS).unlink(missing_ok=True)
 
-    def begin_again(self) -> None:
-        """``towline begin-again``: a new checkpoint and sink id behind the last batch that is done."""
+    def reset(self) -> None:
+        """``towline reset``: a new checkpoint and sink id behind the last batch that is done."""
         logs, serves = self.checkpoint, policy(self.guarantee).replays_batches
         last = logs.last_committed_batch() if serves else logs.last_planned_batch()
         self.began = max(self.committed, self._end_of(-1 if last is None else last))

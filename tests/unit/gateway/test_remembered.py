@@ -68,7 +68,7 @@ def test_an_older_copy_is_refused(tmp_path: Path, checkpoint: str) -> None:
     outbox.close()
     restore(tmp_path)
     outbox = opened(tmp_path / "o")
-    with pytest.raises(GatewayError, match=r"offset 2, the outbox ends at 1: an older copy.*begin-again.*TL-G35"):
+    with pytest.raises(GatewayError, match=r"offset 2, the outbox ends at 1: an older copy.*reset.*TL-G35"):
         check_outbox("g", outbox, checkpoint)
     bring(outbox, 0, "other/0")  # another query goes on with it
     with pytest.raises(GatewayError, match=r"an older copy that was written to since.*TL-G35"):

@@ -194,4 +194,4 @@ def test_a_line_with_a_way_out(found: MarkerVerdict) -> None:
     assert "{" not in str(error)
     assert any(word in error.remedy for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
     assert any(word in error.remedy for word in ("; or", "; else ", "; if it is"))
-    assert ("sinkId" in str(error)) == ("towline begin-again FILE LINE" in str(error))  # it has no sinkId
+    assert ("sinkId" in str(error)) == ("towline reset FILE LINE" in str(error))  # it has no sinkId

@@ -189,7 +189,7 @@ def check_resume(
 
 def reset_command(line: AnyLine, file: Path | str) -> str:
     """Return the command that resets a line."""
-    return f"towline begin-again {file} {line.name}"
+    return f"towline reset {file} {line.name}"
 
 
 def start_refusal(line: AnyLine, file: Path | str, code: str, problem: str, fix: str) -> TowlineError:

@@ -44,13 +44,13 @@ def test_a_line_whose_sink_has_rows_of_another_query_takes_nothing_in(
     code, out, err = ran(capsys, "run", str(bridge.file))
     assert code == 1
     assert f'its sink "{sink}" has 40 rows of query an-older-query in Kafka' in err
-    assert f"towline begin-again {bridge.file} line (what the last batch held may come twice, this once)" in err
+    assert f"towline reset {bridge.file} line (what the last batch held may come twice, this once)" in err
     assert "[TL-K13]" in err
     assert not (bridge.state_dir / "inbox").exists(), "nothing was taken in"
     assert not has_session(mosquitto, f"{file.name}-line")
 
     assert "is up after" not in out, "nor was Spark waited for"
-    _, out, _ = ran(capsys, "begin-again", str(bridge.file), "line")
+    _, out, _ = ran(capsys, "reset", str(bridge.file), "line")
     assert out == f'line "line" is reset, its new sink is "{sink}.2"\n'
     assert foreign_marker_error(file, file.lines[0]) is None
 
