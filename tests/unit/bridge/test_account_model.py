@@ -185,8 +185,10 @@ def test_rows_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) -> None:
         (
             {"dead_lettered": 2},
             [
-                "journal says 10 committed · the sink says 8 acknowledged by Kafka + 3 dead letters "
-                "+ 1 that did not reach it"
+                (
+                    "journal says 10 committed · the sink says 8 acknowledged by Kafka + 3 dead letters "
+                    "+ 1 that did not reach it"
+                )
             ],
         ),
         ({"filtered": 1}, ["journal says 10 committed · the sink was given 9"]),
