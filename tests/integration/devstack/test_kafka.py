@@ -1,4 +1,4 @@
-"""A real Kafka: started, hurt, healed."""
+"""A real Kafka: started, killed, paused."""
 
 from __future__ import annotations
 
@@ -56,68 +56,68 @@ def read(broker: Kafka, topic: str) -> list[bytes | None]:
 
 
 @pytest.fixture(scope="module")
-def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """One for all that a Kafka bears: each test leaves it running."""
     often = {"log.initial.task.delay.ms": "100", "log.retention.check.interval.ms": "200"}  # 30 s and 5 min by itself
-    with Kafka(tmp_path_factory.mktemp("hurt"), settings=often) as broker:
+    with Kafka(tmp_path_factory.mktemp("kafka"), settings=often) as broker:
         yield broker
 
 
 @pytest.mark.long
-def test_records_survive_kill_and_restart_on_the_same_port(hurt: Kafka) -> None:
-    port, pid = hurt.port, hurt.pid
-    hurt.create_topics({"killed": 1})
-    send(hurt, "killed", b"one")
-    hurt.kill()
-    assert not hurt.running
-    hurt.start()
-    assert (hurt.port, hurt.pid == pid) == (port, False)
-    send(hurt, "killed", b"two")
-    hurt.restart()
-    assert read(hurt, "killed") == [b"one", b"two"]
+def test_records_survive_kill_and_restart_on_the_same_port(shared: Kafka) -> None:
+    port, pid = shared.port, shared.pid
+    shared.create_topics({"killed": 1})
+    send(shared, "killed", b"one")
+    shared.kill()
+    assert not shared.running
+    shared.start()
+    assert (shared.port, shared.pid == pid) == (port, False)
+    send(shared, "killed", b"two")
+    shared.restart()
+    assert read(shared, "killed") == [b"one", b"two"]
 
 
 @pytest.mark.long
-def test_a_paused_kafka_answers_after_resume(hurt: Kafka) -> None:
-    hurt.create_topics({"paused": 1})
-    hurt.pause()
-    assert hurt.paused
-    assert not hurt._answers(hurt.port)
-    threading.Timer(0.2, hurt.resume).start()
-    send(hurt, "paused", b"one")
-    assert read(hurt, "paused") == [b"one"]
+def test_a_paused_kafka_answers_after_resume(shared: Kafka) -> None:
+    shared.create_topics({"paused": 1})
+    shared.pause()
+    assert shared.paused
+    assert not shared._answers(shared.port)
+    threading.Timer(0.2, shared.resume).start()
+    send(shared, "paused", b"one")
+    assert read(shared, "paused") == [b"one"]
 
 
 @pytest.mark.long
-def test_a_topic_is_created_by_a_kafka_that_takes_its_time(hurt: Kafka) -> None:
-    hurt.pause()
-    threading.Timer(ANSWER_SECONDS + 1, hurt.resume).start()
-    hurt.create_topics({"slow": 1})
-    send(hurt, "slow", b"one")
+def test_a_topic_is_created_by_a_kafka_that_takes_its_time(shared: Kafka) -> None:
+    shared.pause()
+    threading.Timer(ANSWER_SECONDS + 1, shared.resume).start()
+    shared.create_topics({"slow": 1})
+    send(shared, "slow", b"one")
 
 
 @pytest.mark.long
-def test_a_clean_end_leaves_no_session_to_wait_for_and_the_directory_formatted(hurt: Kafka) -> None:
-    meta = hurt.directory / "data" / "meta.properties"
+def test_a_clean_end_leaves_no_session_to_wait_for_and_the_directory_formatted(shared: Kafka) -> None:
+    meta = shared.directory / "data" / "meta.properties"
     before = meta.read_text()
-    hurt.stop()
-    assert not hurt._was_killed()
-    hurt.start()
+    shared.stop()
+    assert not shared._was_killed()
+    shared.start()
     assert meta.read_text() == before
-    hurt.kill()
-    assert hurt._was_killed()
-    hurt.start()
+    shared.kill()
+    assert shared._was_killed()
+    shared.start()
 
 
 @pytest.mark.long
-def test_a_record_is_not_deleted_because_its_time_is_years_back(hurt: Kafka) -> None:
+def test_a_record_is_not_deleted_because_its_time_is_years_back(shared: Kafka) -> None:
     """Retention goes by the time that the producer gave, which a test or a device may have from anywhere."""
-    hurt.create_topics({"old-kept": 1})
-    hurt.create_topics({"old-deleted": 1}, {"retention.ms": "1000"})
+    shared.create_topics({"old-kept": 1})
+    shared.create_topics({"old-deleted": 1}, {"retention.ms": "1000"})
     for topic in ("old-kept", "old-deleted"):
-        send(hurt, topic, b"one", at=YEARS_AGO)
-    wait_until(lambda: begin(hurt, "old-deleted") == 1, 60, "Kafka has looked for what is too old")
-    assert read(hurt, "old-kept") == [b"one"]
+        send(shared, topic, b"one", at=YEARS_AGO)
+    wait_until(lambda: begin(shared, "old-deleted") == 1, 60, "Kafka has looked for what is too old")
+    assert read(shared, "old-kept") == [b"one"]
 
 
 def test_options_that_java_does_not_know_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A real Mosquitto: started, hurt, healed, refused."""
+"""A real Mosquitto: started, killed, paused, refused."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_broker_that_died_by_itself_is_seen(mosquitto: Mosquitto) -> None:
 
 
 @pytest.mark.parametrize("verb", ["kill", "pause", "resume"])
-def test_what_does_not_run_can_not_be_hurt(tmp_path: Path, verb: str) -> None:
+def test_a_stopped_broker_can_not_be_killed_or_paused(tmp_path: Path, verb: str) -> None:
     broker = Mosquitto(tmp_path)
     with pytest.raises(SetupError, match=r"does not run\. Start it first.*TL-S17"):
         getattr(broker, verb)()

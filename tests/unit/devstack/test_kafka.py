@@ -41,7 +41,7 @@ def test_settings_win(tmp_path: Path) -> None:
     assert properties(broker)["message.max.bytes"] == "2000"
 
 
-def testnew_cluster_ids_are_what_kafka_makes() -> None:
+def test_new_cluster_ids_are_what_kafka_makes() -> None:
     for _ in range(200):
         identity = new_cluster_id()
         assert len(identity) == 22

@@ -343,7 +343,7 @@ def test_the_last_content_of_an_id_that_a_broker_reused_is_the_one_that_counts()
     assert stored(inbound, first) == puback(7, 7, 7)
 
 
-def test_a_repeat_that_the_screen_leaves_out_has_one_puback_too() -> None:
+def test_a_repeat_that_the_duplicate_filter_knows_has_one_puback_too() -> None:
     inbound = Inbound()
     inbound.duplicate_filter = lambda packets, _topics: FilterResult(
         bytes(p.packet_id == 7 for p in packets), [None] * len(packets)

@@ -1,4 +1,4 @@
-"""A PUBLISH that is not taken in whole keeps its place: a stub, in the order of arrival, wherever the bytes are cut."""
+"""A PUBLISH that is not taken in whole stays in its place as a truncated message, wherever the bytes are cut."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def take(inbound: Inbound, data: bytes, limit: int = LIMIT) -> Deliver | None:
     return inbound.next_delivery()
 
 
-def stub_of(data: bytes, limit: int = LIMIT, version: int = 5) -> TruncatedMessage:
-    (stub,) = published(Decoder(limit, version).feed(data))
-    assert isinstance(stub, TruncatedMessage)
-    return stub
+def truncated_of(data: bytes, limit: int = LIMIT, version: int = 5) -> TruncatedMessage:
+    (truncated,) = published(Decoder(limit, version).feed(data))
+    assert isinstance(truncated, TruncatedMessage)
+    return truncated
 
 
-def crowd(users: int = 0, identifiers: int = 0, **more: Any) -> bytes:
+def many_properties(users: int = 0, identifiers: int = 0, **more: Any) -> bytes:
     pairs = [("k", str(number)) for number in range(users)]
     ids = [1 + number % 100 for number in range(identifiers)]
     return publish(7, PAYLOAD, user_properties=pairs, subscription_ids=ids, **more).write()
@@ -64,18 +64,18 @@ def test_a_message_too_large_keeps_its_place_wherever_it_is_cut(version: int, qo
     stream = encode(publish(1), version) + data + encode(publish(2), version) + data + encode(publish(3), version)
 
     whole = published(Decoder(LIMIT, version).feed(stream))
-    before, stub, between, again, after = whole
+    before, truncated, between, again, after = whole
     assert [p.packet_id for p in (before, between, after)] == [1, 2, 3]
-    assert isinstance(stub, TruncatedMessage)
-    assert (stub.topic, int(stub.qos), stub.retain) == ("größe/ü", qos, True)
-    assert stub.packet_id == (7 if qos else None)
-    assert (stub.payload, stub.correlation_data, stub.reason) == (None, None, PACKET_TOO_LARGE)
-    facts = dict(stub.user_properties)
+    assert isinstance(truncated, TruncatedMessage)
+    assert (truncated.topic, int(truncated.qos), truncated.retain) == ("größe/ü", qos, True)
+    assert truncated.packet_id == (7 if qos else None)
+    assert (truncated.payload, truncated.correlation_data, truncated.reason) == (None, None, PACKET_TOO_LARGE)
+    facts = dict(truncated.user_properties)
     assert facts["towline-size"] == str(len(data))
     assert facts["towline-sha256"] == sha256(PAYLOAD).hexdigest()
     assert facts["towline-properties"] == ("2" if version == 5 else "0")
     assert facts.get("towline-id") == ("p" if version == 5 else None), "the mark of a publisher that wants receipts"
-    assert again == stub
+    assert again == truncated
 
     for cut in range(len(stream) + 1):
         decoder = Decoder(LIMIT, version)
@@ -91,7 +91,7 @@ def test_a_message_of_the_limit_is_whole_and_one_byte_more_is_not() -> None:
     at_limit = publish(1, bytes(LIMIT - empty - 1))  # a second byte of the length
     assert len(at_limit.write()) == LIMIT
     assert published(Decoder(LIMIT).feed(at_limit.write())) == [at_limit]
-    assert stub_of(publish(1, bytes(LIMIT - empty)).write()).reason == PACKET_TOO_LARGE
+    assert truncated_of(publish(1, bytes(LIMIT - empty)).write()).reason == PACKET_TOO_LARGE
 
 
 @pytest.mark.parametrize("version", [5, 4])
@@ -109,8 +109,8 @@ def test_256_mb_pass_without_being_held(version: int) -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
-    (stub,) = published(items)
-    assert (stub.topic, stub.packet_id) == ("t", 7)
+    (truncated,) = published(items)
+    assert (truncated.topic, truncated.packet_id) == ("t", 7)
 
 
 def test_properties_larger_than_any_limit_pass_too() -> None:
@@ -121,11 +121,11 @@ def test_properties_larger_than_any_limit_pass_too() -> None:
     decoder, items = Decoder(LIMIT), list[Item]()
     for at in range(0, len(data), 7_001):
         items += decoder.feed(data[at : at + 7_001])
-    (stub,) = published(items)
-    assert isinstance(stub, TruncatedMessage)
-    assert stub.topic_alias == 0x0304
-    assert dict(stub.user_properties)["towline-properties"] == "40"
-    assert dict(stub.user_properties)["towline-sha256"] == sha256(PAYLOAD).hexdigest()
+    (truncated,) = published(items)
+    assert isinstance(truncated, TruncatedMessage)
+    assert truncated.topic_alias == 0x0304
+    assert dict(truncated.user_properties)["towline-properties"] == "40"
+    assert dict(truncated.user_properties)["towline-sha256"] == sha256(PAYLOAD).hexdigest()
 
 
 @pytest.mark.parametrize("padding", [b"", publish(1, bytes(100)).write() * 200], ids=["small chunk", "large chunk"])
@@ -133,10 +133,10 @@ def test_properties_larger_than_any_limit_pass_too() -> None:
     ("users", "identifiers", "taken"),
     [(MAX_PROPERTIES, MAX_PROPERTIES, True), (MAX_PROPERTIES + 1, 0, False), (0, MAX_PROPERTIES + 1, False)],
 )
-def test_too_many_properties_leave_a_stub_with_every_byte(
+def test_too_many_properties_truncate_a_message_and_keep_every_byte(
     padding: bytes, users: int, identifiers: int, taken: bool
 ) -> None:
-    data = crowd(users, identifiers)
+    data = many_properties(users, identifiers)
     packets = published(Decoder().feed(padding + data + publish(2).write()))
     packet = packets[-2]
     assert packets[-1].packet_id == 2
@@ -151,7 +151,7 @@ def test_too_many_properties_leave_a_stub_with_every_byte(
 
 
 def test_too_many_properties_cut_anywhere() -> None:
-    data = publish(1).write() + crowd(MAX_PROPERTIES + 1) + publish(2).write()
+    data = publish(1).write() + many_properties(MAX_PROPERTIES + 1) + publish(2).write()
     whole = published(Decoder().feed(data))
     for cut in range(0, len(data), 13):
         decoder = Decoder()
@@ -164,11 +164,11 @@ def test_a_bomb_of_properties_costs_no_more_than_its_bytes() -> None:
     data = b"\x32" + bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14)) + body
     tracemalloc.start()
     try:
-        stub = stub_of(data, 64 << 20)
+        truncated = truncated_of(data, 64 << 20)
         assert tracemalloc.get_traced_memory()[1] < 4 * len(data)
     finally:
         tracemalloc.stop()
-    assert (stub.correlation_data, dict(stub.user_properties)["towline-properties"]) == (data, "100000")
+    assert (truncated.correlation_data, dict(truncated.user_properties)["towline-properties"]) == (data, "100000")
 
 
 def head(topic: bytes = b"t", properties: bytes = b"", header: int = 0x32) -> bytes:
@@ -197,7 +197,7 @@ def head(topic: bytes = b"t", properties: bytes = b"", header: int = 0x32) -> by
         (b"\x32\x80\x0b\xff\xff", 0x81, "too short"),
     ],
 )
-def test_what_is_no_message_is_no_stub(start: bytes, reason: int, words: str) -> None:
+def test_a_malformed_publish_is_refused_and_not_truncated(start: bytes, reason: int, words: str) -> None:
     data = start.ljust(1408 + 3, b"x")
     for pieces in ([data], [data[:4], data[4:]], [data[at : at + 1] for at in range(len(data))]):
         with pytest.raises(MalformedPacket, match=words) as caught:
@@ -213,8 +213,10 @@ def test_other_packets_with_too_many_properties_end_the_connection() -> None:
     assert caught.value.reason == 0x97
 
 
-@pytest.mark.parametrize("large", [publish(9, PAYLOAD, "a/b", topic_alias=4).write(), crowd(2000, topic_alias=4)])
-def test_an_alias_that_a_stub_sets_holds_for_what_follows(large: bytes) -> None:
+@pytest.mark.parametrize(
+    "large", [publish(9, PAYLOAD, "a/b", topic_alias=4).write(), many_properties(2000, topic_alias=4)]
+)
+def test_a_topic_alias_of_a_truncated_message_holds_for_what_follows(large: bytes) -> None:
     inbound = Inbound(topic_alias_maximum=10)
     limit = LIMIT if len(large) < 3_000 else 1 << 20
     data = large + publish(2, topic="", topic_alias=4).write()
@@ -227,7 +229,7 @@ def test_an_alias_that_a_stub_sets_holds_for_what_follows(large: bytes) -> None:
 
 
 @pytest.mark.parametrize(("qos", "answer"), [(2, b"\x50\x02\x00\x07" * 3), (1, b"\x40\x02\x00\x07" * 2)])
-def test_a_stub_that_comes_again_is_told_from_another(qos: int, answer: bytes) -> None:
+def test_a_truncated_duplicate_is_told_from_another_message(qos: int, answer: bytes) -> None:
     """The same message again is a repeat; another under an id of QoS 2 is the broker's fault [I3]."""
     inbound = Inbound()
     sent = [(PAYLOAD, False), (PAYLOAD, True), (PAYLOAD[::-1], qos == 1)]
@@ -238,7 +240,7 @@ def test_a_stub_that_comes_again_is_told_from_another(qos: int, answer: bytes) -
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 1 << 20])
-def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
+def test_a_truncated_message_sent_again_with_other_properties_is_a_duplicate(limit: int) -> None:
     """Alias, expiry, and subscription identifiers may differ, and so may the size, and the limit may be another now."""
     inbound = Inbound(topic_alias_maximum=10)
     pairs = [("", "")] * (MAX_PROPERTIES + 1)
@@ -248,12 +250,12 @@ def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
     assert (inbound.next_number, inbound.duplicates, inbound.reused_ids) == (1, 7, 0)
 
 
-def test_a_stub_is_a_row_without_payload() -> None:
-    packets = published(Decoder().feed(publish(1, b"", retain=True).write() + crowd(2000)))
+def test_a_truncated_message_is_a_row_without_payload() -> None:
+    packets = published(Decoder().feed(publish(1, b"", retain=True).write() + many_properties(2000)))
     headers = b"\x33\x32"
     batch = to_rows(Messages([PublishRun.from_packets(packets, headers)]), 5, 0, "g", strip_marks=True)
-    empty, stub = batch.to_pylist()
+    empty, truncated = batch.to_pylist()
     assert (empty["payload"], empty["offset"]) == (b"", 5)
-    assert (stub["payload"], stub["topic"], stub["qos"], stub["offset"]) == (None, "t/1", 1, 6)
-    assert stub["correlation_data"] == crowd(2000)
-    assert stub["user_properties"][0] == {"key": "towline-reason", "value": TOO_MANY_PROPERTIES}
+    assert (truncated["payload"], truncated["topic"], truncated["qos"], truncated["offset"]) == (None, "t/1", 1, 6)
+    assert truncated["correlation_data"] == many_properties(2000)
+    assert truncated["user_properties"][0] == {"key": "towline-reason", "value": TOO_MANY_PROPERTIES}

@@ -91,7 +91,7 @@ def test_each_role_has_its_runs_and_chance_their_moments() -> None:
     assert plans != list(replace(scenario, seed=2).plans())
 
 
-def test_given_strikes_are_made_anew_for_each_run() -> None:
+def test_given_faults_are_made_anew_for_each_run() -> None:
     ((_, first), (_, second)) = Scenario(faults=RECEIPT_FAULTS, runs=2).plans()
     first[0].at = 7
     assert second[0].at == RECEIPT_FAULTS[0].at == -1
