@@ -24,14 +24,12 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
-from tests.unit.mqtt.model_disk import Crash
-from tests.unit.mqtt.model_driver import Acks, ModelDriver, Plan
+from tests.unit.mqtt.model_driver import Acks, Crash, ModelDriver, Plan
 from towline.mqtt.events import Filter, Publish, PublishAcknowledged, Stop, Tick
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import SessionState
 
 __all__ = ["STEPS", "Acks", "Crash", "Plan", "Step", "World", "draw_plan", "draw_steps", "live"]
-
 Step: TypeAlias = tuple[Any, ...]
 """Name of a method of `World` and its arguments."""
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["ALLOWED", "PROPERTIES", "REASONS", "Broken", "Read", "read"]
-
 CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, PINGRESP, DISCONNECT, AUTH = (
     2, 3, 4, 5, 6, 7, 9, 11, 13, 14, 15
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""QoS 2 receiving: each row of the table in `towline.mqtt.inbound`, and order across everything."""
+"""Receiving: what tells two messages apart, what a duplicate is answered with, and order across everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqtt5 import PublishPacket, QoS
 from towline.delivery.inbound import plain_run
 from towline.mqtt import inbound as module
 from towline.mqtt.codec import Decoder, PublishRun
-from towline.mqtt.events import BrokerProtocolError, Deliver, UnreleasedMessage
+from towline.mqtt.events import BrokerProtocolError, Deliver
 from towline.mqtt.inbound import FilterResult, Inbound
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.truncated import ReceivedPublish
@@ -52,15 +52,6 @@ def stored(inbound: Inbound, delivery: Deliver | None) -> bytes:
     return inbound.raise_ack_watermark(delivery.first_number + len(delivery.messages)) + inbound.confirm_stored(
         delivery.delivery_id
     )
-
-
-def test_message_and_packet_id_travel_in_one_delivery_before_pubrec() -> None:
-    inbound = Inbound(100)
-    delivery = deliver(inbound, publish(7))
-    assert (delivery.first_number, len(delivery.messages)) == (100, 1)
-    assert delivery.unreleased_messages[7].number == 100
-    assert inbound.raise_ack_watermark(100) == b"", "not before it is settled"
-    assert stored(inbound, delivery) == pubrec(7)
 
 
 PROPERTIES: dict[str, list[Any]] = {
@@ -125,17 +116,6 @@ def test_the_answer_to_a_repeat_waits_for_what_came_before() -> None:
     assert stored(inbound, delivery) == pubrec(2, 1, 3)
 
 
-def test_pubcomp_waits_until_the_release_is_durable() -> None:
-    inbound = Inbound()
-    stored(inbound, take(inbound, publish(7)))
-    assert inbound.take_pubrels([7]) == b""
-    delivery = deliver(inbound)
-    assert delivery.released_ids == (7,)
-    assert len(delivery.messages) == 0
-    assert inbound.confirm_stored(delivery.delivery_id - 1) == b""
-    assert inbound.confirm_stored(delivery.delivery_id) == pubcomp(7)
-
-
 def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
     """Some brokers send both again after a crash of theirs."""
     inbound = Inbound()
@@ -146,36 +126,6 @@ def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
     delivery = deliver(inbound)
     assert (dict(delivery.unreleased_messages), delivery.released_ids, len(delivery.messages)) == ({}, (), 1)
     assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
-
-
-def test_the_table_outlives_connections_and_the_process() -> None:
-    inbound = Inbound()
-    delivery = take(inbound, publish(7))
-    inbound.drop_connection_state()
-    assert stored(inbound, delivery) == b"", "owed to a connection that is gone"
-    assert take(inbound, publish(7, dup=True)) is None
-    assert inbound.raise_ack_watermark(inbound.ack_watermark) == pubrec(7)
-    again = Inbound(1, inbound.unreleased_messages)
-    assert take(again, publish(7, dup=True)) is None
-    assert again.raise_ack_watermark(1) == pubrec(7)
-
-
-def test_a_repeat_before_the_first_is_durable_waits_for_it() -> None:
-    inbound = Inbound()
-    delivery = take(inbound, publish(7))
-    inbound.drop_connection_state()
-    assert take(inbound, publish(7, dup=True)) is None
-    assert inbound.raise_ack_watermark(inbound.ack_watermark) == b""
-    assert stored(inbound, delivery) == pubrec(7)
-
-
-def test_a_lost_session_frees_all_ids_durably() -> None:
-    inbound = Inbound(5, {7: UnreleasedMessage(3, 0), 8: UnreleasedMessage(4, 0)})
-    inbound.drop_session_state()
-    delivery = deliver(inbound, publish(7))
-    assert delivery.released_ids == (7, 8)
-    assert delivery.unreleased_messages[7].number == 5
-    assert list(inbound.unreleased_messages) == [7]
 
 
 def test_all_qos_mixed_keep_one_order() -> None:

@@ -142,21 +142,6 @@ def test_the_window_counts_until_the_last_answer() -> None:
     assert len(sent(actions)) == 1
 
 
-def test_a_smaller_window_after_a_reconnect_is_kept_to() -> None:
-    outbound = connected(window=5)
-    for token in range(4):
-        publish(outbound, token, 1)
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 2, resumed=True)
-    again = sent(outbound.actions())
-    assert [p.topic for p in again if isinstance(p, PublishPacket)] == ["t/0", "t/1"]
-    outbound.validate()
-    assert isinstance(again[0], PublishPacket)
-    assert again[0].packet_id
-    third = only_sent(answer(outbound, PubAckPacket(again[0].packet_id)), PublishPacket)
-    assert (third.topic, third.duplicate) == ("t/2", True)
-
-
 def test_an_answer_before_the_resend_finishes_a_message_that_still_waits_for_the_window() -> None:
     outbound = connected(window=5)
     ids = [first_id(publish(outbound, token, 1)) for token in range(3)]

@@ -114,23 +114,6 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
     assert session.deadline() == 20.0 + CONFIG.connect_timeout_s
 
 
-def test_a_connection_that_ends_before_the_ids_are_free_leaves_the_wait_to_the_next() -> None:
-    session = holding()
-    (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
-    session.handle(ConnectionLost(), 2.0)
-    assert connect(session, ConnAckPacket(session_present=True), opened=3.0) == []
-    only_sent(session.handle(DeliveryStored(freed.delivery_id), 4.0), SubscribePacket)
-    session.validate()
-
-
-def test_ids_that_became_free_while_offline_hold_nothing_up() -> None:
-    session = holding()
-    (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
-    session.handle(ConnectionLost(), 2.0)
-    assert session.handle(DeliveryStored(freed.delivery_id), 2.5) == []
-    only_sent(connect(session, ConnAckPacket(session_present=True), opened=3.0), SubscribePacket)
-
-
 # Several servers that share no sessions
 
 
@@ -309,12 +292,6 @@ def test_a_kept_subscription_with_an_identifier_is_confirmed_once_and_for_all() 
     for _ in range(2):
         session.handle(ConnectionLost(), 2.0)
         assert sent(connect(session, ConnAckPacket(session_present=True), opened=3.0)) == []
-
-
-def test_a_crash_between_connect_and_connack_is_no_loss_and_no_question() -> None:
-    session = Session(CONFIG, SessionRecord("plant-7"))
-    actions = connect(session, ConnAckPacket(session_present=True))
-    assert not [a for a in actions if isinstance(a, SessionLost | Close)]
 
 
 def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> None:

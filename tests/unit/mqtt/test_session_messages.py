@@ -7,20 +7,12 @@ from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqtt5 import ConnAckPacket, PubAckPacket, PublishPacket, QoS
+from mqtt5 import PubAckPacket, PublishPacket, QoS
 
-from tests.unit.mqtt.sessions import CONFIG, connect, message, online, receive, sent
+from tests.unit.mqtt.sessions import CONFIG, message, online, receive, sent
 from towline.delivery.inbound import plain_run
 from towline.mqtt.codec import Decoder, encode
-from towline.mqtt.events import (
-    AckWatermark,
-    ConnectionLost,
-    ConnectionOpened,
-    Deliver,
-    DeliveryStored,
-    PacketsReceived,
-    Send,
-)
+from towline.mqtt.events import AckWatermark, ConnectionOpened, Deliver, DeliveryStored, PacketsReceived, Send
 from towline.mqtt.session import Session
 
 # Receiving
@@ -76,16 +68,6 @@ def test_acks_take_the_short_form() -> None:
     session = online()
     receive(session, message(0x1234))
     assert session.handle(AckWatermark(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
-
-
-def test_after_a_lost_connection_no_old_ack_leaves() -> None:
-    session = online()
-    receive(session, message(5))
-    session.handle(ConnectionLost(), 2.0)
-    connect(session, ConnAckPacket(session_present=True), now=3.0, opened=3.0)
-    assert session.handle(AckWatermark(1), 4.0) == []
-    receive(session, message(5))
-    assert len(sent(session.handle(AckWatermark(2), 5.0))) == 1
 
 
 def test_a_full_window_is_seen_and_an_overrun_counted() -> None:

@@ -24,6 +24,7 @@ from towline.mqtt.events import (
     Action,
     Close,
     ConnectionOpened,
+    DecodeFailed,
     Deliver,
     DeliveryStored,
     Event,
@@ -35,21 +36,6 @@ from towline.mqtt.events import (
 )
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
-
-__all__ = [
-    "ALIVE",
-    "CONNACK",
-    "CONNECT",
-    "FOLDER",
-    "RESUMED",
-    "Case",
-    "expected_bytes",
-    "load",
-    "plans",
-    "play",
-    "play_in_one_chunk",
-    "probe_packet",
-]
 
 #: Beside the checkout, because the vectors carry a licence of their own.
 FOLDER: Final = Path(__file__).parents[4] / "shared" / "vectors" / "mqtt_client"
@@ -140,20 +126,21 @@ def plans(case: Case) -> Iterator[Plan]:
 
 
 class Client:
-    """Drives a session as the gateway does, on a disk that is always ready."""
+    """Drives decoder and session as the gateway does, on a disk that is always ready."""
 
-    def __init__(self, config: SessionConfig, record: SessionRecord | None) -> None:
+    def __init__(self, config: SessionConfig, record: SessionRecord | None, limit: int = 64 << 20) -> None:
         self.session = Session(config, record)
-        self.decoder = Decoder(version=config.protocol)
+        self.decoder = Decoder(limit, config.protocol)
         self.version = config.protocol
         self.sent = bytearray()
         #: Why the connection was closed, None while it is open.
         self.closed: str | None = None
+        self.now = 1.0
 
     def handle(self, event: Event) -> None:
         pending = [event]
         while pending and self.closed is None:
-            actions = self.session.handle(pending.pop(0), 1.0)
+            actions = self.session.handle(pending.pop(0), self.now)
             self.session.validate()
             for action in actions:
                 pending += self._carry_out(action)
@@ -173,9 +160,10 @@ class Client:
         try:
             items = self.decoder.feed(data)
         except MalformedPacket as error:
-            self.closed = f"malformed: {error}"
-            return
-        self.handle(PacketsReceived(items))
+            self.handle(DecodeFailed(str(error), error.reason))
+            assert self.closed is not None
+        else:
+            self.handle(PacketsReceived(items))
 
     def take(self, count: int) -> bytes:
         taken = bytes(self.sent[:count])
