@@ -58,10 +58,6 @@ class FaultProxy:
         """Close all connections and refuse new ones."""
         self._run_on_loop(self._close())
 
-    def cut_connections(self) -> None:
-        """Close all connections; new ones are accepted."""
-        self._run_on_loop(self._cut_links())
-
     def cut_after(self, count: int) -> None:
         """Forward this many more bytes from the server, then close all connections: in the middle of a packet."""
         self._bytes_until_cut = count

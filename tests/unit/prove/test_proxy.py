@@ -65,16 +65,6 @@ def test_bytes_pass_both_ways(echo: int) -> None:
         assert proxy.connections == 1
 
 
-def test_cut_closes_what_is_open_and_lets_new_ones_in(echo: int) -> None:
-    with FaultProxy(echo) as proxy:
-        with client(proxy) as sock:
-            assert ask(sock) == b"hello"
-            proxy.cut_connections()
-            assert sock.recv(10) == b""
-        with client(proxy) as sock:
-            assert ask(sock) == b"hello"
-
-
 def test_hang_keeps_the_connection_and_passes_nothing_until_forward(echo: int) -> None:
     with FaultProxy(echo) as proxy, client(proxy) as sock:
         assert ask(sock) == b"hello"

@@ -59,16 +59,6 @@ def test_the_servers_receive_maximum_is_kept() -> None:
     assert sender.encode_burst(100)[2] == 2
 
 
-def test_answers_may_come_in_pieces_of_any_size() -> None:
-    sender = make(total=5)
-    ids = [packet.packet_id for packet in publishes(sender.encode_burst(5)[0])]
-    acked = []
-    for byte in b"".join(PubAckPacket(packet_id).write() for packet_id in ids if packet_id):
-        acked += sender.feed(bytes([byte])).acked_numbers
-    assert acked == list(range(5))
-    assert sender.is_done
-
-
 def test_a_resumed_session_gets_the_same_ids_again_with_dup_in_order() -> None:
     """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
     sender = make(total=6)
@@ -121,13 +111,6 @@ def test_nobody_listening_is_no_refusal() -> None:
     packet_id = publishes(sender.encode_burst(1)[0])[0].packet_id or 0
     code = mqtt5.PubAckReasonCode.NO_MATCHING_SUBSCRIBERS
     assert sender.feed(PubAckPacket(packet_id, reason_code=code).write()).acked_numbers == [0]
-
-
-def test_an_answer_to_nothing_changes_nothing() -> None:
-    sender = make(total=1)
-    sender.encode_burst(1)
-    assert not sender.feed(PubAckPacket(4711).write()).acked_numbers
-    assert not sender.is_done
 
 
 def test_qos_0_has_no_window() -> None:
