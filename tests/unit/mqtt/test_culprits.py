@@ -47,19 +47,19 @@ class World:
     random_cuts: frozenset[int] = frozenset()
     window: int = 5
     outbound: Outbound = field(default_factory=lambda: Outbound(encode))
-    fates: dict[MessageToken, int] = field(default_factory=dict)
+    ack_reasons: dict[MessageToken, int] = field(default_factory=dict)
     #: What had left without an answer at each end of a connection.
     ends: list[tuple[MessageToken, ...]] = field(default_factory=list)
     seen: int = 0
-    convicted: list[MessageToken] = field(default_factory=list)
+    found_culprits: list[MessageToken] = field(default_factory=list)
     #: When the connection began; what leaves does so after the time of quiet.
     now: float = 0.0
 
     @property
-    def suspects(self) -> CulpritFinder:
+    def culprit_finder(self) -> CulpritFinder:
         return self.outbound.culprit_finder
 
-    def leaving(self) -> list[Action]:
+    def sent_actions(self) -> list[Action]:
         return list(self.outbound.actions(self.now + 2))
 
     def publish(self, messages: Iterable[tuple[int, int]]) -> None:
@@ -67,63 +67,63 @@ class World:
             self.outbound.publish(token, OutboundMessage("t", b"%d" % token, qos=qos))
 
     def run(self, messages: list[tuple[int, int]], most: int) -> None:
-        """Connect again and again until all have a fate."""
+        """Connect again and again until all are acknowledged."""
         for _ in range(most):
-            todo = [(t, q) for t, q in messages if t not in self.fates and not self._flying(t)]
+            todo = [(t, q) for t, q in messages if t not in self.ack_reasons and not self._is_in_flight(t)]
             self.publish(todo)
             if not self.connection():
                 return
             self.outbound.withdraw_unsent()
-        raise AssertionError(f"not done after {most} connections: {self.fates}")
+        raise AssertionError(f"not done after {most} connections: {self.ack_reasons}")
 
-    def _flying(self, token: int) -> bool:
-        flying = [found for found, _ in self.outbound.in_flight.values()]
-        return token in (*flying, *self.convicted)
+    def _is_in_flight(self, token: int) -> bool:
+        in_flight_tokens = [found for found, _ in self.outbound.in_flight.values()]
+        return token in (*in_flight_tokens, *self.found_culprits)
 
     def connection(self) -> bool:
         """One connection; whether the broker has ended it."""
         self.now += 10
         self.outbound.start_connection(ConnAckPacket(session_present=True), self.window, resumed=True, now=self.now)
-        queue = self.heard(self.leaving())
+        queue = self.handle_actions(self.sent_actions())
         while queue:
             packet = queue.pop(0)
             self.seen += 1
-            if self.seen in self.random_cuts or self._hates(packet):
-                self.ended()
+            if self.seen in self.random_cuts or self._ends_connection_at(packet):
+                self.end_by_broker()
                 return True
-            queue += self.heard(self._answer(packet))
-            queue += self.heard(self.leaving())
+            queue += self.handle_actions(self._answer(packet))
+            queue += self.handle_actions(self.sent_actions())
             self.outbound.validate()
         self.outbound.end_connection(self.now + 2)
         return False
 
-    def _hates(self, packet: Any) -> bool:
+    def _ends_connection_at(self, packet: Any) -> bool:
         return isinstance(packet, PublishPacket) and int(packet.payload) in self.culprits
 
     def _answer(self, packet: Any) -> list[Action]:
         if isinstance(packet, PubRelPacket):
-            return [*self.outbound.take_ack(PubCompPacket(packet.packet_id)), *self.leaving()]
+            return [*self.outbound.take_ack(PubCompPacket(packet.packet_id)), *self.sent_actions()]
         if packet.qos == QoS.AT_MOST_ONCE:
             return []
         kind = PubAckPacket if packet.qos == QoS.AT_LEAST_ONCE else PubRecPacket
-        return [*self.outbound.take_ack(kind(packet.packet_id)), *self.leaving()]
+        return [*self.outbound.take_ack(kind(packet.packet_id)), *self.sent_actions()]
 
-    def heard(self, actions: list[Action]) -> list[Any]:
+    def handle_actions(self, actions: list[Action]) -> list[Any]:
         packets = []
         for action in actions:
             if isinstance(action, PublishAcknowledged):
-                assert self.fates.setdefault(action.token, action.reason) == action.reason
-                self.suspects.clear_token(action.token)
+                assert self.ack_reasons.setdefault(action.token, action.reason) == action.reason
+                self.culprit_finder.clear_token(action.token)
             elif isinstance(action, Send):
                 packets += read_all(action.data)
         return packets
 
-    def ended(self) -> None:
+    def end_by_broker(self) -> None:
         self.outbound.end_connection(self.now + 2, ended_by_broker=True)
         self.ends.append(self.outbound.unanswered_tokens)
         found = self.outbound.culprit_token
         if found is not None:
-            self.convicted.append(found)
+            self.found_culprits.append(found)
             assert self.ends[-CULPRIT_STRIKES:] == [(found,)] * CULPRIT_STRIKES
 
 
@@ -132,8 +132,8 @@ class World:
 def test_the_culprits_are_set_aside_and_all_others_arrive(qos: list[int], culprits: set[int], window: int) -> None:
     world = World(frozenset(culprits), window=window)
     world.run(list(enumerate(qos)), most=6 * len(culprits) + 2)
-    assert world.fates == {token: CONNECTION_CUT if token in culprits else 0 for token in range(len(qos))}
-    assert not world.suspects.one_at_a_time
+    assert world.ack_reasons == {token: CONNECTION_CUT if token in culprits else 0 for token in range(len(qos))}
+    assert not world.culprit_finder.one_at_a_time
 
 
 @settings(deadline=None)
@@ -146,31 +146,31 @@ def test_the_culprits_are_set_aside_and_all_others_arrive(qos: list[int], culpri
 def test_nobody_is_set_aside_but_for_three_ends_alone(
     qos: list[int], cuts: set[int], culprits: set[int], window: int
 ) -> None:
-    """The broker ends connections wherever it likes: `World.ended` sees that each verdict stands on three of them."""
+    """The broker ends connections anywhere; `World.end_by_broker` sees that each verdict stands on three of them."""
     world = World(frozenset(t for t in culprits if t < len(qos) and qos[t]), frozenset(cuts), window=window)
     world.run(list(enumerate(qos)), most=60)
-    assert all(world.fates[token] == CONNECTION_CUT for token in world.culprits)
-    unlucky = [token for token in world.convicted if token not in world.culprits]
-    assert {token for token, reason in world.fates.items() if reason} <= {*world.culprits, *unlucky}
+    assert all(world.ack_reasons[token] == CONNECTION_CUT for token in world.culprits)
+    unlucky = [token for token in world.found_culprits if token not in world.culprits]
+    assert {token for token, reason in world.ack_reasons.items() if reason} <= {*world.culprits, *unlucky}
 
 
 @pytest.mark.parametrize("between", [3, 10, 40])
 def test_a_broker_that_ends_connections_after_some_messages_sets_nothing_aside(between: int) -> None:
     world = World(frozenset(), frozenset(range(between, 2000, between)), window=20)
     world.run([(token, 1 + token % 2) for token in range(200)], most=1000)
-    assert not world.convicted
-    assert set(world.fates.values()) == {0}
+    assert not world.found_culprits
+    assert set(world.ack_reasons.values()) == {0}
 
 
 def test_other_ends_of_a_connection_count_nothing() -> None:
-    suspects = CulpritFinder()
+    culprit_finder = CulpritFinder()
     for _ in range(10):
-        assert suspects.find_culprit([1], ended_by_broker=False, only_acked_sent=True) is None
-    assert not suspects.one_at_a_time
+        assert culprit_finder.find_culprit([1], ended_by_broker=False, only_acked_sent=True) is None
+    assert not culprit_finder.one_at_a_time
     for _ in range(2):
-        assert suspects.find_culprit([1], ended_by_broker=True, only_acked_sent=True) is None
-    assert suspects.find_culprit([1], ended_by_broker=False, only_acked_sent=True) is None
-    assert suspects.find_culprit([1], ended_by_broker=True, only_acked_sent=True) is None, "three in a row"
+        assert culprit_finder.find_culprit([1], ended_by_broker=True, only_acked_sent=True) is None
+    assert culprit_finder.find_culprit([1], ended_by_broker=False, only_acked_sent=True) is None
+    assert culprit_finder.find_culprit([1], ended_by_broker=True, only_acked_sent=True) is None, "three in a row"
 
 
 class Line:
@@ -179,9 +179,9 @@ class Line:
     def __init__(self, *others: MessageToken) -> None:
         """`others` are messages of somebody else."""
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt", keep_alive_s=0))
-        self.suspects = self.session.outbound.culprit_finder
-        self.suspects.is_droppable = lambda token: token not in others
-        self.fates: dict[MessageToken, int] = {}
+        self.culprit_finder = self.session.outbound.culprit_finder
+        self.culprit_finder.is_droppable = lambda token: token not in others
+        self.ack_reasons: dict[MessageToken, int] = {}
 
     def handle(self, event: Event, now: float) -> list[MessageToken]:
         """Tokens of the messages that leave."""
@@ -190,7 +190,7 @@ class Line:
             if isinstance(action, Send):
                 left += [int(p.payload) for p in read_all(action.data) if isinstance(p, PublishPacket)]
             elif isinstance(action, PublishAcknowledged):
-                self.fates[action.token] = action.reason
+                self.ack_reasons[action.token] = action.reason
         return left
 
     def connect(self, now: float) -> list[MessageToken]:
@@ -213,34 +213,34 @@ class Line:
         return due
 
 
-def suspecting() -> Line:
+def searching_line() -> Line:
     """Two connections in a row ended with the same messages unanswered, and it is online again at 100."""
     line = Line()
     for now in (10.0, 20.0):
         line.connect(now)
-        line.publish(now, *([] if line.suspects.candidate_cuts else [1, 2]))
+        line.publish(now, *([] if line.culprit_finder.candidate_cuts else [1, 2]))
         assert line.end(now + 1) is None
-    assert line.suspects.one_at_a_time
+    assert line.culprit_finder.one_at_a_time
     assert line.connect(100.0) == []
     return line
 
 
 def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None:
-    line = suspecting()
+    line = searching_line()
     due = line.due()
     assert 100.0 < due <= 105.0
     assert line.handle(Tick(), (100.0 + due) / 2) == []
     assert line.handle(Tick(), due) == [1]
     assert (line.handle(Tick(), due), line.session.deadline()) == ([], None)
     assert line.handle(PacketsReceived([PubAckPacket(1)]), due) == [2]
-    assert line.suspects.one_at_a_time
+    assert line.culprit_finder.one_at_a_time
     line.handle(PacketsReceived([PubAckPacket(2)]), due)
-    assert line.publish(due, 3, 4, 5) == [3, 4, 5], "nobody is suspected any more"
+    assert line.publish(due, 3, 4, 5) == [3, 4, 5], "no culprit is searched for any more"
     assert line.session.deadline() is None
 
 
 def test_the_time_of_quiet_begins_with_each_connection() -> None:
-    line = suspecting()
+    line = searching_line()
     due = line.due()
     line.end(100.5)
     assert line.session.deadline() is None, "there is no connection"
@@ -249,13 +249,13 @@ def test_the_time_of_quiet_begins_with_each_connection() -> None:
 
 
 def test_the_message_is_given_up_after_three_ends_alone_and_told_with_the_next_connection() -> None:
-    line = suspecting()
+    line = searching_line()
     for now in (100.0, 200.0, 300.0):
         due = line.due()
         assert line.handle(Tick(), due) == [1]
         assert line.end(due + 1) == (1 if now == 300.0 else None)
         assert line.connect(now + 100) == ([2] if now == 300.0 else [])
-    assert line.fates == {1: CONNECTION_CUT}
+    assert line.ack_reasons == {1: CONNECTION_CUT}
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,17 @@ from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
 from towline.mqtt.outbound import MAX_PACKET_ID, Outbound, Phase
 
 
-def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
-    outbound = Outbound(encode)
+def connected(window: int = 10, connack: ConnAckPacket | None = None, **options: bool) -> Outbound:
+    outbound = Outbound(encode, **options)
     outbound.start_connection(connack or ConnAckPacket(), window, resumed=False)
     return outbound
+
+
+def reconnect(
+    outbound: Outbound, connack: ConnAckPacket | None = None, window: int = 10, *, resumed: bool = True
+) -> None:
+    outbound.end_connection()
+    outbound.start_connection(connack or ConnAckPacket(session_present=resumed), window, resumed=resumed)
 
 
 def publish(outbound: Outbound, token: int, qos: int = 2, *, retain: bool = False) -> list[Packet]:
@@ -83,8 +90,7 @@ def test_a_lost_session_publishes_what_was_not_released_as_new() -> None:
     publish(outbound, 2)
     publish(outbound, 3)
     answer(outbound, PubRecPacket(released))
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    reconnect(outbound, resumed=False)
     actions = list(outbound.actions())
     assert done(actions) == [(1, 0, False)]
     again = [(p.topic, p.duplicate) for p in sent(actions) if isinstance(p, PublishPacket)]
@@ -145,8 +151,7 @@ def test_the_window_counts_until_the_last_answer() -> None:
 def test_an_answer_before_the_resend_finishes_a_message_that_still_waits_for_the_window() -> None:
     outbound = connected(window=5)
     ids = [first_id(publish(outbound, token, 1)) for token in range(3)]
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 1, resumed=True)
+    reconnect(outbound, window=1)
     assert len(sent(outbound.actions())) == 1
     assert done(answer(outbound, PubAckPacket(ids[2]))) == [(2, 0, False)]
     answer(outbound, PubAckPacket(ids[0]))
@@ -206,20 +211,18 @@ def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> 
 
 def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
     """[I10]: assigned before PUBLISH, released before PUBREL, each once; answers of a chunk together."""
-    outbound = Outbound(encode, save_in_flight=True)
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    outbound = connected(save_in_flight=True)
     for token in (7, 8):
         outbound.publish(token, OutboundMessage("t", qos=2))
-    flying, publishes = list(outbound.actions())
-    assert flying == SaveInFlight((), {1: 7, 2: 8}, {})
+    saved, publishes = list(outbound.actions())
+    assert saved == SaveInFlight((), {1: 7, 2: 8}, {})
     assert isinstance(publishes, Send)
     for packet_id in (1, 2):
         assert list(outbound.take_ack(PubRecPacket(packet_id))) == []
-    flying, pubrels = list(outbound.actions())
-    assert flying == SaveInFlight((), {}, {1: 0, 2: 0})
+    saved, pubrels = list(outbound.actions())
+    assert saved == SaveInFlight((), {}, {1: 0, 2: 0})
     assert [type(p) for p in sent([pubrels])] == [PubRelPacket, PubRelPacket]
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    reconnect(outbound, resumed=False)
     lost = list(outbound.actions())
     assert [(a.token, a.delivery_unknown) for a in lost if isinstance(a, PublishAcknowledged)] == [(7, True), (8, True)]
     assert lost[-1] == SaveInFlight((1, 2), {}, {})
@@ -253,8 +256,7 @@ def test_a_message_sent_again_says_what_is_left_of_its_expiry_then() -> None:
     outbound.publish(1, OutboundMessage("t", qos=1, message_expiry_interval=60), 160.0)
     list(outbound.actions(now=100.0))
     for resumed in (True, False):
-        outbound.end_connection()
-        outbound.start_connection(ConnAckPacket(session_present=resumed), 10, resumed=resumed)
+        reconnect(outbound, resumed=resumed)
         again = only_sent(outbound.actions(now=130.0), PublishPacket)
         assert (again.message_expiry_interval, again.duplicate) == (30, resumed)
 
@@ -272,8 +274,7 @@ def test_our_own_limit_lets_so_many_be_without_an_answer(monkeypatch: pytest.Mon
     assert [packet.topic for packet in sent(freed) if isinstance(packet, PublishPacket)] == ["t/2", "t/3"]
     unanswered = [outbound.unanswered_tokens]
     limits.append(0)
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
+    reconnect(outbound)
     assert sent(outbound.actions()) == []
     unanswered.append(outbound.unanswered_tokens)
     limits.append(None)
@@ -309,32 +310,27 @@ def test_what_left_is_known_until_the_next_connection() -> None:
 
 
 def test_exactly_once_sends_one_until_the_broker_has_answered_it_with_pubrec() -> None:
-    outbound = Outbound(encode, require_qos2=True)
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    outbound = connected(require_qos2=True)
     assert len(publish(outbound, 1)) == 1
     assert publish(outbound, 2) == []
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
+    reconnect(outbound)
     assert len(sent(outbound.actions())) == 1, "the same one again, of a broker that may be another"
     assert [type(packet) for packet in sent(answer(outbound, PubRecPacket(1)))] == [PubRelPacket, PublishPacket]
     assert len(publish(outbound, 3)) == 1
 
 
 def test_exactly_once_sends_no_other_after_one_was_taken_as_less() -> None:
-    outbound = Outbound(encode, require_qos2=True)
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    outbound = connected(require_qos2=True)
     publish(outbound, 1)
     publish(outbound, 2)
     publish(outbound, 3, qos=1)
     assert done(answer(outbound, PubAckPacket(1))) == [(1, 0, True)]
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
+    reconnect(outbound)
     assert sent(outbound.actions()) == []
 
 
 def test_other_qos_is_on_no_trial() -> None:
-    outbound = Outbound(encode, require_qos2=True)
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    outbound = connected(require_qos2=True)
     assert [len(publish(outbound, token, qos)) for token, qos in ((1, 1), (2, 2), (3, 0))] == [1, 1, 1]
 
 
@@ -350,8 +346,7 @@ def test_what_another_server_can_not_take_again_is_given_up(
     packet_id = first_id(publish(outbound, 1, retain=True))
     if received:
         answer(outbound, PubRecPacket(packet_id))
-    outbound.end_connection()
-    outbound.start_connection(connack, 10, resumed=True)
+    reconnect(outbound, connack)
     only_sent(outbound.actions(), PubRelPacket)
     assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0 if received else reason, False)]
     assert len(outbound) == 0
@@ -402,12 +397,11 @@ def test_every_packet_id_can_be_in_use_and_no_more() -> None:
 
 
 def test_qos_1_is_noted_beside_qos_2_where_ids_are_durable() -> None:
-    outbound = Outbound(encode, save_in_flight=True)
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    outbound = connected(save_in_flight=True)
     for token, qos in ((7, 2), (8, 1), (9, 0)):
         outbound.publish(token, OutboundMessage("t", qos=qos))
-    flying, publishes, acknowledged = list(outbound.actions())
-    assert (flying, acknowledged) == (SaveInFlight((), {1: 7}, {}, {2: 8}), PublishAcknowledged(9, 0))
+    saved, publishes, acknowledged = list(outbound.actions())
+    assert (saved, acknowledged) == (SaveInFlight((), {1: 7}, {}, {2: 8}), PublishAcknowledged(9, 0))
     assert len(sent([publishes])) == 3
     outbound.publish(10, OutboundMessage("t", qos=0))
     assert not [action for action in outbound.actions() if isinstance(action, SaveInFlight)]
@@ -419,16 +413,14 @@ NOBODY = PubRecReasonCode.NO_MATCHING_SUBSCRIBERS
 @pytest.mark.parametrize("lost", ["nothing", "connection", "session", "process"])
 def test_what_pubrec_said_of_a_message_is_what_became_of_it(lost: str) -> None:
     """PUBCOMP says nothing of it [MQTT 5 section 3.7.2.1]: 0x10, nobody is subscribed, is known for QoS 2, too."""
-    outbound = Outbound(encode, save_in_flight=True)
-    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    outbound = connected(save_in_flight=True)
     packet_id = first_id(publish(outbound, 7))
     actions = answer(outbound, PubRecPacket(packet_id, reason_code=NOBODY))
     assert [a.pubrec_reasons for a in actions if isinstance(a, SaveInFlight)] == [{packet_id: 0x10}]
     if lost == "process":
         outbound = Outbound(encode, save_in_flight=True)
         outbound.restore(packet_id, 7, OutboundMessage("t/7", b"x", qos=2), Phase.RELEASED, pubrec_reason=0x10)
-    outbound.end_connection()
-    outbound.start_connection(ConnAckPacket(session_present=lost != "session"), 10, resumed=lost != "session")
+    reconnect(outbound, resumed=lost != "session")
     actions = list(outbound.actions())
     if lost != "session":
         answer(outbound, PubRecPacket(packet_id))  # asked twice, it may see another answer; the first one counts
