@@ -40,7 +40,7 @@ from towline.net.settings import ClientSettings, reject_argument
 from towline.threads import Condition, guarded_thread
 
 #: Unconfirmed messages above which `publish` blocks.
-_MAX_UNCONFIRMED: Final = 1000
+_MAX_PENDING: Final = 1000
 #: Bytes in the send buffer above which no event is passed to the session: QoS 0 has no other limit.
 _MAX_UNSENT_BYTES: Final = 1 << 20
 #: Bytes of queued messages above which reading stops; from half of it QoS 0 is dropped, which nothing else throttles.
@@ -341,9 +341,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close(0 if kind else DISCONNECT_TIMEOUT_S)
 
     def __iter__(self) -> Iterator[Message]:
@@ -433,13 +431,11 @@ class Client:
         self._check_process()
         with self._condition:
             results = self._pending_results
-            self._condition.wait_for(
-                lambda: len(results) < _MAX_UNCONFIRMED or self._end_error or self._closing, timeout_s
-            )
+            self._condition.wait_for(lambda: len(results) < _MAX_PENDING or self._end_error or self._closing, timeout_s)
             if self._end_error or self._closing:
                 raise self._end_error or self._closed_error()
-            if len(results) >= _MAX_UNCONFIRMED:
-                problem = f"{_MAX_UNCONFIRMED:,} messages are not confirmed after {timeout_s:g} s"
+            if len(results) >= _MAX_PENDING:
+                problem = f"{_MAX_PENDING:,} messages are not confirmed after {timeout_s:g} s"
                 remedy = "Is the broker alive? This message was not queued."
                 raise Unreachable("TL-M33", self._location, problem, remedy)
             result = PublishResult(topic, self._condition)

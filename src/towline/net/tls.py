@@ -112,9 +112,8 @@ class Tls:
             context.load_cert_chain(cert_file, self.key_file, key_password)
         except (OSError, ValueError) as error:
             if password_requested:
-                problem = (
-                    f"the private key is encrypted, and {'the password is wrong' if password else 'has no password'}"
-                )
+                cause = "the password is wrong" if password else "has no password"
+                problem = f"the private key is encrypted, and {cause}"
                 location = f"{self.key_file or cert_file}"
                 raise ConfigError("TL-C30", location, problem, "Set tls.key_password_file.") from None
             _raise_unusable_file(error, "tls.cert_file and tls.key_file", cert_file, self.key_file)

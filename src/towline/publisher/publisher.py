@@ -30,17 +30,7 @@ from towline.delivery.receipts.payload import TOPIC_PREFIX, ReceiptPayload, rece
 from towline.errors import BrokerError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.files import check_owner
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import (
-    AckWatermark,
-    Action,
-    Deliver,
-    DeliveryStored,
-    Event,
-    Filter,
-    Online,
-    SaveSessionRecord,
-    SessionLost,
-)
+from towline.mqtt import events
 from towline.mqtt.session import Session
 from towline.net.client import Properties, check_message
 from towline.net.driver import Hooks, SessionDriver
@@ -137,7 +127,7 @@ class Publisher:
             self._receipts = PendingReceipts(self._outbox, receipt_patience_s, keys) if keys else None
             if keys is None:
                 self._outbox.forget(RECEIPT_CONSUMER)
-            receipt_filter = Filter(receipt_topic(receipt_prefix, self.journal_id), 1, retain_handling=0)
+            receipt_filter = events.Filter(receipt_topic(receipt_prefix, self.journal_id), 1, retain_handling=0)
             session_config = replace(
                 connection.session,
                 client_id=client_id or f"towline-{self.journal_id}",
@@ -200,9 +190,7 @@ class Publisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close(0 if kind else 30.0)
 
     def __reduce__(self) -> NoReturn:
@@ -376,7 +364,7 @@ class Publisher:
             log.warning("no connection", code=driver.fatal_error.code, reason=str(driver.fatal_error))
             driver.fatal_error = None
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         self._driver.handle(event)
 
     def _new_session(self, level: int) -> Session:
@@ -388,16 +376,16 @@ class Publisher:
         self._downlink.attach_session(session)
         return session
 
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, SaveSessionRecord):
+    def _perform(self, action: events.Action) -> None:
+        if isinstance(action, events.SaveSessionRecord):
             self._outbox.set_session(asdict(action.record) if action.record else {})
-        elif isinstance(action, Online):
+        elif isinstance(action, events.Online):
             log.info("online", broker=str(self._driver.endpoint), session="kept" if action.session_resumed else "new")
             if self._receipts is not None:
                 self._receipts.connection_opened(time.monotonic())
-        elif isinstance(action, Deliver):
+        elif isinstance(action, events.Deliver):
             self._handle_receipts(action)
-        elif isinstance(action, SessionLost):
+        elif isinstance(action, events.SessionLost):
             self._outbox.count(sessions_lost=1)
             log.warning("the broker has lost our session", code="TL-M22", broker=str(self._driver.endpoint))
         else:
@@ -419,7 +407,7 @@ class Publisher:
 
     # -- the mqtt thread: receipts --
 
-    def _handle_receipts(self, action: Deliver) -> None:
+    def _handle_receipts(self, action: events.Deliver) -> None:
         """Apply received receipts and acknowledge them at once: the broker retains the newest."""
         for message in action.messages.packets:
             if self._receipts is None or message.payload is None:
@@ -430,8 +418,8 @@ class Publisher:
                 self._apply_receipt(self._receipts, receipt)
             elif not unverified_before and self._receipts.unverified_count:
                 log.warning(_UNVERIFIED_RECEIPT, code="TL-O11")
-        self._driver.handle(AckWatermark(action.first_number + len(action.messages)))
-        self._driver.handle(DeliveryStored(action.delivery_id))
+        self._driver.handle(events.AckWatermark(action.first_number + len(action.messages)))
+        self._driver.handle(events.DeliveryStored(action.delivery_id))
 
     def _apply_receipt(self, pending: PendingReceipts, receipt: ReceiptPayload) -> None:
         with self._lifecycle.completing_stages():
@@ -514,7 +502,7 @@ class AsyncPublisher:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close(0 if kind else 30.0)
 
