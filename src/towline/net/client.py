@@ -156,10 +156,6 @@ class ReceiveQueue:
         A resumed session sends QoS 1 messages again under new numbers, so unread ones are dropped here. After a lost
         session no earlier message can be acknowledged. QoS 2 messages of a resumed session still can be: PUBREC answers
         the repeat.
-
-        Args:
-            connection_number: Number of the connection; it only grows.
-            resumed: The broker resumed the session.
         """
         if self._connection_number == connection_number:
             return

@@ -225,11 +225,7 @@ class SessionDriver:
             self.handle(events.ReadingToggled(not pause))
 
     def restart_session(self, error: BrokerError | None = None) -> None:
-        """Replace the session, because its decisions cannot be persisted.
-
-        Args:
-            error: Ends the connection; None without a connection.
-        """
+        """Replace the session, because its decisions cannot be persisted; `error` ends a connection."""
         self._new_session()
         if error is not None:
             self._close(Close(error))
@@ -426,11 +422,7 @@ class Linger:
         self._chunks_without_wait = 0
 
     def initial_pause(self, silence_s: float = 0.0) -> float:
-        """Return the seconds to wait before a chunk is decoded: a stream is decoded in one go.
-
-        Args:
-            silence_s: Seconds between the last acknowledgement and this chunk.
-        """
+        """Return the seconds to wait before a chunk is decoded, `silence_s` after the last acknowledgement."""
         if self._last_packets >= _STREAM_PACKETS:
             return _STREAM_LINGER_FACTOR * self._linger_s
         silent = silence_s >= _SILENCE_S and not self._chunks_until_retry
@@ -438,11 +430,7 @@ class Linger:
         return self._after_silence_s if self._after_silence_now else 0.0
 
     def further_pauses(self, count_packets: Callable[[], int]) -> Iterator[float]:
-        """Yield the further pauses of a chunk, in seconds, one after the other.
-
-        Args:
-            count_packets: Returns the current number of packets in the chunk.
-        """
+        """Yield the further pauses of a chunk in seconds; `count_packets` returns its current size."""
         remaining_s, first_count = _LINGER_FACTOR * self._linger_s, count_packets()
         is_trial = self._chunks_without_wait == _TRIAL_CHUNKS
         self._chunks_without_wait *= not is_trial
@@ -466,12 +454,7 @@ class Linger:
             self._window_packets = 0  # more arrived than the assumed window
 
     def record_chunk(self, packets: int, *, wait_was_idle: bool = False) -> None:
-        """Record the size of a complete chunk.
-
-        Args:
-            packets: Number of packets.
-            wait_was_idle: Nothing arrived during `initial_pause`.
-        """
+        """Record the size of a complete chunk; `wait_was_idle`: nothing arrived during `initial_pause`."""
         self._chunks_until_retry = max(0, self._chunks_until_retry - 1)
         if self._after_silence_now and wait_was_idle:
             self._chunks_until_retry = _TRIAL_CHUNKS
@@ -596,12 +579,7 @@ class ReconnectSchedule:
             self._backoff.reset()
 
     def record_failure(self, now: float, *, was_online: bool) -> None:
-        """Record a failed or ended connection.
-
-        Args:
-            now: Time on the clock of `due_at`.
-            was_online: The connection had been online.
-        """
+        """Record a failed connection, or the end of one that was online; `now` is on the clock of `due_at`."""
         if self._redirect_targets:
             return
         was_stable = self._online_at is not None and now - self._online_at >= _STABLE_S
@@ -621,12 +599,9 @@ class ReconnectSchedule:
 
 
 def parse_references(text: str, current: Endpoint) -> list[Endpoint]:
-    """Parse a Server Reference into endpoints.
+    """Parse a Server Reference, names separated by spaces, with the scheme and path of the current endpoint.
 
-    Args:
-        text: Server names separated by spaces.
-        current: Endpoint that gives scheme and path. References with another scheme, which would weaken the operator's
-            choice, and malformed ones are skipped.
+    References with another scheme, which would weaken the operator's choice, and malformed ones are skipped.
     """
     endpoints = (_parse_reference(part, current) for part in text.split(" ")[:_MAX_REFERENCES])
     return list(dict.fromkeys(endpoint for endpoint in endpoints if endpoint is not None))

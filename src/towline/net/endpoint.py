@@ -162,11 +162,7 @@ def http_status(code: int) -> str:
 
 
 def tls_port_hint(uri: str) -> str:
-    """Return a question whether the port expects TLS, or expects none; begins with a space, "" for a Unix socket.
-
-    Args:
-        uri: Endpoint as text.
-    """
+    """Return a question whether the port expects TLS, or expects none; begins with a space, "" for a Unix socket."""
     scheme, _, rest = uri.partition("://")
     if scheme in {"mqtts", "wss"}:
         return f" Is it a port without TLS? That is {scheme[:-1]}://{rest}, which anyone on the way can read."
