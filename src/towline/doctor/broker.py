@@ -470,23 +470,23 @@ def _check_queue(broker: BrokerProbe) -> Iterator[Finding]:
 
 
 def _queue_finding(line: str, probe: QueueProbe, conf: MosquittoConf | None, load: LineLoad | None) -> Finding:
-    configured, probed = _conf_number(conf, "max_queued_messages"), _probed_limit(probe, conf)
-    max_messages = min(filter(None, (configured, probed)), default=0)
+    max_queued, probe_limit = _conf_number(conf, "max_queued_messages"), _probed_limit(probe, conf)
+    max_messages = min(filter(None, (max_queued, probe_limit)), default=0)
     max_bytes, setting = _byte_limit(conf)
     if max_bytes and not (
         max_messages and (load is None or max_messages / load.messages_s <= max_bytes / load.bytes_s)
     ):
         return _byte_limit_finding(line, max_bytes, setting, load)
     if max_messages:
-        facts = [f"max_queued_messages is {configured:,}"] if configured else []
-        if probed:
+        facts = [f"max_queued_messages is {max_queued:,}"] if max_queued else []
+        if probe_limit:
             facts += [f"of {probe.accepted_count:,} acknowledged probe messages {probe.received_count:,} were queued"]
-            facts += ["so the broker does not run with this file"] if probed < configured else []
+            facts += ["so the broker does not run with this file"] if probe_limit < max_queued else []
         facts += ["no message arrived during the measurement"] if load is None else []
-        dropped = "newest" if 0 in probe.numbers or not probe.numbers else "oldest"
+        drop_end = "newest" if 0 in probe.numbers or not probe.numbers else "oldest"
         sizing_hint = f"{math.ceil(load.messages_s * _DAY_S):,} hold a day" if load else "--rate N shows the time"
         remedy = f"Raise the broker's limit for an offline client (Mosquitto: max_queued_messages 0). {sizing_hint}."
-        evidence = f"{', '.join(facts)}; the {dropped} are dropped silently"
+        evidence = f"{', '.join(facts)}; the {drop_end} are dropped silently"
         verdict = LIMITED if load is not None and max_messages / load.messages_s >= _NEAR_LIMIT_S else WARNS
         return Finding(verdict, evidence, queue_text(max_messages, load), remedy, line)
     if conf is not None:
@@ -651,23 +651,23 @@ def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
 
 def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D17: largest message, as announced by the broker or set in its file."""
-    announced, size_limit = broker.connack.max_packet_size, _conf_number(broker.conf, "message_size_limit")
+    packet_limit, size_limit = broker.connack.max_packet_size, _conf_number(broker.conf, "message_size_limit")
     downlinks = [gateway.line for gateway in broker.target.gateways if isinstance(gateway.line, Downlink)]
-    evidence = "" if announced is None else f"the broker announces Maximum Packet Size {announced:,}"
+    evidence = "" if packet_limit is None else f"the broker announces Maximum Packet Size {packet_limit:,}"
     if size_limit:
         evidence = f"message_size_limit is {size_limit:,}: larger MQTT 3.x messages are acknowledged and dropped"
         remedy = "Raise message_size_limit at the broker, or set it to 0; only MQTT 5 publishers get an error."
         verdict = WARNS if size_limit < _SENSOR_MESSAGE_BYTES else LIMITED
         yield Finding(verdict, evidence, f"a message of {size_limit:,} bytes", remedy)
-    elif announced is not None and announced < _KAFKA_RECORD_BYTES and downlinks:
+    elif packet_limit is not None and packet_limit < _KAFKA_RECORD_BYTES and downlinks:
         line_stops = any(not line.dead_letter_topic for line in downlinks)
         evidence += f", a record of Kafka may have {_KAFKA_RECORD_BYTES:,}; "
         evidence += "the line stops there" if line_stops else "it becomes a dead letter"
         remedy = "Raise max_packet_size at the broker, or give the line a dead_letter_topic."
-        limit = f"a record becomes a packet of more than {announced:,} bytes"
+        limit = f"a record becomes a packet of more than {packet_limit:,} bytes"
         yield Finding(WARNS if line_stops else LIMITED, evidence, limit, remedy)
-    elif announced is not None:
-        yield Finding(LIMITED, evidence, f"a message of {announced:,} bytes")
+    elif packet_limit is not None:
+        yield Finding(LIMITED, evidence, f"a message of {packet_limit:,} bytes")
     elif broker.conf is None:
         evidence = "the broker announces no limit; an unannounced limit is not visible to a client"
         limit = "message_size_limit is set: larger messages are dropped"

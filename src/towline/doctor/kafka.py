@@ -87,7 +87,7 @@ def _unreachable_finding(broker_id: int, address: str, reason: str) -> Finding:
 
 def _check_topics(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D26: missing topics. Topics without the right to describe them are TL-D39."""
-    created, missing = [], []
+    new_topics, findings = [], []
     limit = "never: the line does not start"
     for use in cluster.topic_uses:
         if not use.required or use.name in cluster.described_topics:
@@ -97,16 +97,16 @@ def _check_topics(cluster: ClusterProbe) -> Iterator[Finding]:
             remedy = (
                 "Set create_topics in [kafka], or: kafka-topics.sh --bootstrap-server SERVERS --create --topic TOPIC"
             )
-            missing.append((use.name, Finding(BROKEN, "does not exist", limit, remedy)))
+            findings.append((use.name, Finding(BROKEN, "does not exist", limit, remedy)))
         elif not error_name:
-            created.append(use.name)
+            new_topics.append(use.name)
         elif not is_kind(error_name, ErrorKind.ACCESS_RIGHTS) and error_name != "TOPIC_ALREADY_EXISTS":
             remedy = "Correct [kafka] create_topics, or create it manually."
-            missing.append((use.name, Finding(BROKEN, f"Kafka refuses to create it: {error_text}", limit, remedy)))
-    yield from _merge_topics(cluster, missing)
-    if created:
-        yield Finding(LIMITED, f"Towline creates {names_text(created)} at the start")
-    elif not missing:
+            findings.append((use.name, Finding(BROKEN, f"Kafka refuses to create it: {error_text}", limit, remedy)))
+    yield from _merge_topics(cluster, findings)
+    if new_topics:
+        yield Finding(LIMITED, f"Towline creates {names_text(new_topics)} at the start")
+    elif not findings:
         yield Finding(HOLDS, f"{len(cluster.described_topics)} topics exist")
 
 
@@ -353,10 +353,10 @@ def _topic_rights(cluster: ClusterProbe) -> Iterator[tuple[str, Finding]]:
             if is_kind(cluster.create_errors.get(name, ("", ""))[0], ErrorKind.ACCESS_RIGHTS):
                 remedy = f"{_ACL} --operation Create --topic TOPIC; or create it manually."
                 yield name, Finding(BROKEN, "Create is not granted, and it is missing", "never", remedy)
-        elif denied := set(operations).difference(
+        elif denied_operations := set(operations).difference(
             operations if topic.allowed_operations is None else topic.allowed_operations
         ):
-            operation_names = " and ".join(operation.title() for operation in sorted(denied))
+            operation_names = " and ".join(operation.title() for operation in sorted(denied_operations))
             limit = "never: the line stops at its first batch"
             yield name, Finding(BROKEN, f"{operation_names} not granted", limit, f"{_ACL} {options} --topic TOPIC")
         elif topic.settings is None:

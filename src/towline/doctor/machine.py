@@ -220,20 +220,20 @@ def _state_directory_finding(state_dirs: Sequence[StateDir], file_systems: Seque
     location = (
         f"{fs.existing_dir} is on {fs_type or 'a file system of unknown kind'}, mounted at {fs.mount_point or '?'}"
     )
-    unwritable = ", ".join(str(fs.existing_dir) for fs in file_systems if not fs.writable)
-    shared = ", ".join(str(fs.existing_dir) for fs in file_systems if fs.mode is not None and fs.mode & 0o022)
-    start, power = "now: no line starts", "the power fails: synced names and contents may be lost"
+    unwritable_dirs = ", ".join(str(fs.existing_dir) for fs in file_systems if not fs.writable)
+    shared_dirs = ", ".join(str(fs.existing_dir) for fs in file_systems if fs.mode is not None and fs.mode & 0o022)
+    start_limit, power_loss = "now: no line starts", "the power fails: synced names and contents may be lost"
     network = "the server or the network fails: syncs and locks are not those of a local disk"
     volume, intruder = "Mount a volume, and set state_dir to it.", "another user of this machine writes there"
     faults = (
-        (fs.read_only, BROKEN, f"{location}, read-only", start, _LOCAL_DISK),
-        (unwritable, BROKEN, f"this user may not write in {unwritable}", start, _LOCAL_DISK),
+        (fs.read_only, BROKEN, f"{location}, read-only", start_limit, _LOCAL_DISK),
+        (unwritable_dirs, BROKEN, f"this user may not write in {unwritable_dirs}", start_limit, _LOCAL_DISK),
         (fs_type in _MEMORY_TYPES, BROKEN, f"{location}, in memory", f"this machine restarts: {loss}", _LOCAL_DISK),
         (fs_type in _LAYER_TYPES, WARNS, f"{location}, a container layer", f"the container is removed: {loss}", volume),
         (fs_type in _NETWORK_TYPES or fs_type.startswith("fuse."), WARNS, f"{location}, remote", network, _LOCAL_DISK),
         (not fs_type, UNKNOWN, location, "", f"Check it with df -T. {_LOCAL_DISK}"),
-        (fs_type not in _JOURNALING_TYPES, WARNS, f"{location}, an untested type", power, _LOCAL_DISK),
-        (shared, WARNS, f"others may write in {shared}", intruder, f"chmod 700 {shared}"),
+        (fs_type not in _JOURNALING_TYPES, WARNS, f"{location}, an untested type", power_loss, _LOCAL_DISK),
+        (shared_dirs, WARNS, f"others may write in {shared_dirs}", intruder, f"chmod 700 {shared_dirs}"),
     )
     default = Finding(HOLDS, f"{location}, for {names_text(state_dir.line for state_dir in state_dirs)}")
     return next((Finding(fault[1], *fault[2:]) for fault in faults if fault[0]), default)
@@ -325,15 +325,15 @@ def _check_clock(machine: MachineProbe) -> Iterator[Finding]:
 def _check_memory(machine: MachineProbe) -> Iterator[Finding]:
     """TL-D47: memory against the needs of Spark, its workers and the gateways."""
     (total, available), (heap, spark, gateways) = machine.memory, _needed_memory(machine.inputs.bridge)
-    needed = heap + spark + gateways + _BRIDGE
+    needed_bytes = heap + spark + gateways + _BRIDGE
     evidence = f"there are {bytes_text(total)} of memory, {bytes_text(available)} available; the bridge needs some "
-    evidence += f"{bytes_text(needed)}: {bytes_text(heap)} heap of Spark, {bytes_text(spark)} beside it, "
+    evidence += f"{bytes_text(needed_bytes)}: {bytes_text(heap)} heap of Spark, {bytes_text(spark)} beside it, "
     evidence += f"{bytes_text(gateways)} gateways"
-    if needed <= available:
+    if needed_bytes <= available:
         yield Finding(HOLDS, evidence)
         return
     limit = "other processes keep their memory: OOM kill of one"
-    if needed > total:
+    if needed_bytes > total:
         limit = "Spark is under load: OOM kill, restart loop"
     remedy = "Lower spark.driver.memory in [spark.conf] or max_bytes_per_trigger, or add memory."
     yield Finding(WARNS, evidence, limit, remedy)
