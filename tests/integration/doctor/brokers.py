@@ -8,6 +8,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 
+from tests.integration.net.ways import LOOPBACK, Relay
 from towline.bridge.config.model import Bridge
 from towline.doctor import examine_brokers
 from towline.doctor.inputs import Inputs
@@ -62,50 +63,26 @@ def knows_only_3_1_1() -> Iterator[int]:
         thread.join(60)
 
 
+class _WiderWindow(Relay):
+    """A relay that raises the Receive Maximum of a CONNECT.
+
+    A client then sees a broker that exceeds it, as Mosquitto before 2.0.13 does.
+    """
+
+    def __init__(self, port: int, asked: int, given: int) -> None:
+        super().__init__((LOOPBACK, port))
+        self._before, self._after = (b"\x21" + number.to_bytes(2, "big") for number in (asked, given))
+
+    def meet(self, client: socket.socket) -> socket.socket | None:
+        connect = client.recv(1 << 16)
+        broker = super().meet(client)
+        assert broker is not None
+        broker.sendall(connect.replace(self._before, self._after))
+        return broker
+
+
 @contextlib.contextmanager
 def lets_more_in(port: int, asked: int, given: int) -> Iterator[int]:
-    """A way to a broker on which it is told a larger Receive Maximum than the client asks for.
-
-    What a client sees then is a broker that breaks it, as Mosquitto before 2.0.13 does.
-    """
-    name = b"\x21"
-    before, after = (name + number.to_bytes(2, "big") for number in (asked, given))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(30)
-        ends: list[socket.socket] = []
-        threads: list[threading.Thread] = []
-
-        def pump(source: socket.socket, sink: socket.socket, *, first: bool) -> None:
-            with contextlib.suppress(OSError):
-                while data := source.recv(1 << 16):
-                    sink.sendall(data.replace(before, after) if first else data)
-                    first = False
-            with contextlib.suppress(OSError):
-                sink.shutdown(socket.SHUT_WR)
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    client, _ = listener.accept()
-                    server = socket.create_connection(("127.0.0.1", port))
-                    ends.extend((client, server))
-                    for source, sink, first in ((client, server, True), (server, client, False)):
-                        threads.append(
-                            threading.Thread(target=pump, args=(source, sink), kwargs={"first": first}, daemon=True)
-                        )
-                        threads[-1].start()
-
-        serving = threading.Thread(target=serve, daemon=True)
-        serving.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            serving.join()
-            for end in ends:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-                end.close()
-            for thread in threads:
-                thread.join()
+    """The port of a relay to a broker that sees a larger Receive Maximum than the client asked for."""
+    with _WiderWindow(port, asked, given) as relay:
+        yield relay.port

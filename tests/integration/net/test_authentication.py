@@ -5,20 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import importlib.util
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, ConnectPacket, DisconnectPacket, Packet
 
+from tests.integration.net import authenticators
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings
 from towline.errors import BrokerRefused, ConfigError, ProtocolViolation, TowlineError
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "mqtt_scram.py"
 SALT, ROUNDS, PASSWORD = b"0123456789abcdef", 4096, b"opensesame"
 METHOD = "SCRAM-SHA-256"
 MORE = AuthReasonCode.CONTINUE_AUTHENTICATION
@@ -26,12 +24,7 @@ Script: TypeAlias = Callable[[Line], None]
 
 
 def scram(password: bytes = PASSWORD) -> Any:
-    spec = importlib.util.spec_from_file_location("mqtt_scram", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.ScramSha256("device,1", password)
+    return authenticators.scram("device,1", password)
 
 
 def auth(data: bytes, method: str = METHOD) -> AuthPacket:
