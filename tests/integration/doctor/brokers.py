@@ -15,8 +15,6 @@ from towline.doctor.inputs import Inputs
 from towline.doctor.table import Finding, Verdict
 from towline_prove.devstack import Mosquitto
 
-__all__ = ["KEEPING", "examined", "knows_only_3_1_1", "lets_more_in", "wrong"]
-
 #: Mosquitto as it keeps what it acknowledges.
 KEEPING = {
     "persistence": "true",

@@ -7,8 +7,6 @@ from pathlib import Path
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 
-__all__ = ["DOWN", "UP", "UP_2", "bridge_of"]
-
 UP = """
 [[uplink]]
 name = "telemetry"

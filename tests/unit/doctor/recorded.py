@@ -17,8 +17,6 @@ from towline.doctor.inputs import Inputs, LineLoad, broker_targets
 from towline.doctor.table import Check, Finding, Verdict, run_checks
 from towline.mosquitto_conf import read_conf
 
-__all__ = ["BROKEN", "HOLDS", "LIMITED", "SOUND_CONF", "UNKNOWN", "WARNS", "broker_of", "rows", "wrong"]
-
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = (
     Verdict.BROKEN,
     Verdict.HOLDS,

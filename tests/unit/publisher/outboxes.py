@@ -9,8 +9,6 @@ from tests.unit.delivery.receipts.marks import KEYS
 from towline.journal.ranges import Ranges
 from towline.publisher.pending_receipts import PendingReceipts
 
-__all__ = ["Noted", "awaited_of"]
-
 
 class Noted:
     """Numbers, what the broker has of them, and what is kept."""
