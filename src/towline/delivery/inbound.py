@@ -145,15 +145,9 @@ class InboxWriter:
         if now < self._next_report_at:
             return
         self._next_report_at = now + _REPORT_INTERVAL_S
-        topic = truncated[0][1]
+        topic, limit = repr(truncated[0][1][:_MAX_TOPIC_CHARACTERS]), self._max_packet_bytes
         event = "truncated messages; each is stored as a row without payload"
-        self._log.warning(
-            event,
-            code="TL-M42",
-            topic=repr(topic[:_MAX_TOPIC_CHARACTERS]),
-            limit=self._max_packet_bytes,
-            **self._unreported_truncations,
-        )
+        self._log.warning(event, code="TL-M42", topic=topic, limit=limit, **self._unreported_truncations)
         self._unreported_truncations.clear()
 
     def retry_when_due(self, now: float) -> None:
@@ -426,9 +420,8 @@ def plain_run(
         if valid_count == len(fields):
             valid_count = _count_valid_topics(topics := packet_fields.field_values(_TOPIC))
             if valid_count == len(fields):
-                columns = ArrowColumns(
-                    topics.view(pa.string()), packet_fields.field_values(_PAYLOAD)
-                )  # no cast: it is UTF-8
+                topics = topics.view(pa.string())  # no cast: it is UTF-8
+                columns = ArrowColumns(topics, packet_fields.field_values(_PAYLOAD))
                 return PlainRun(packet_fields.headers, packet_fields.ids, columns), packet_fields.end
         fields = fields[:valid_count]
     return None

@@ -96,20 +96,6 @@ def test_older_numbers_that_come_late_go_once_each() -> None:
     assert sent == [1, 2, 6]
 
 
-def test_what_is_being_tried_again_is_not_handed_over_twice() -> None:
-    plan = dispatch()
-    plan.add_in_flight(5, "a", 1)
-    plan.handle_answer(5, QUOTA, 0.0)
-    assert list(plan.ready_numbers(1.0, 10)) == [5]
-    plan.add_in_flight(5, "a", 1)
-    assert [plan.may_send(number, "a") for number in (1, 2)] == [False] * 2
-    for number in plan.ready_numbers(100.0, 10):
-        plan.add_in_flight(number, "a", 1)
-        plan.handle_answer(number, 0, 100.0)
-    assert sorted(plan.in_flight) == [5]
-    assert list(plan.ready_numbers(100.0, 10)) == []
-
-
 def test_the_oldest_is_the_smallest_that_is_under_way_or_waits() -> None:
     plan = dispatch()
     oldest = [plan.oldest_number]

@@ -278,15 +278,9 @@ def verify_mark(mark: Mark, keys: ReceiptKeys, packet: Any, topic: str, max_pack
     if packet.payload is None:
         is_oversize = mark.declares_oversize(max_packet_bytes)
         return is_oversize and keys.verify_codes(mark.publisher, [mark.code], mark.signed_header(topic))
-    content = Content(
-        topic,
-        packet.payload,
-        packet.content_type,
-        packet.payload_format_indicator == 1,
-        packet.response_topic,
-        packet.correlation_data,
-        strip_mark(packet.user_properties) if len(packet.user_properties) > len(_KEYS) else (),
-    )
+    pairs = strip_mark(packet.user_properties) if len(packet.user_properties) > len(_KEYS) else ()
+    request, is_utf8 = (packet.response_topic, packet.correlation_data), packet.payload_format_indicator == 1
+    content = Content(topic, packet.payload, packet.content_type, is_utf8, *request, pairs)
     if not keys.verify_codes(mark.publisher, [mark.code], *mark.signed_parts(content)):
         return False
     return not mark.content_summary or mark.content_summary == content.summary()
