@@ -121,7 +121,7 @@ def test_without_a_file_of_tokens_nobody_is_let_in(tmp_path: Path) -> None:
     [
         (0o644, TOKEN, "[monitor]: token_file: the file of tokens: every user of this machine may read or write it."),
         (0o600, "hush-hush", "a token has at least 16 letters, digits and signs"),
-        (None, "", "is not there. Make one: openssl rand -hex 32, mode 0600.   [TL-C15]"),
+        (None, "", "does not exist. Make one: openssl rand -hex 32, mode 0600.   [TL-C15]"),
     ],
 )
 def test_a_file_of_tokens_that_cant_be_used_is_one_line(
