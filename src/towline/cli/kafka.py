@@ -87,11 +87,11 @@ def reset(
 
 
 def _settings(
-    servers: str, prefix: str, marker_topic: str | None, given: list[str] | None, parallelism: int = 1
+    servers: str, prefix: str, marker_topic: str | None, pairs: list[str] | None, parallelism: int = 1
 ) -> SinkSettings:
     from towline.kafka.options import SinkSettings  # noqa: PLC0415 - loaded when it is called
 
-    options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in given or ())}
+    options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in pairs or ())}
     options |= {"kafka.bootstrap.servers": servers, "transactionalIdPrefix": prefix, "deliveryTimeout": "15"}
     options["parallelism"] = str(parallelism)
     if marker_topic is not None:

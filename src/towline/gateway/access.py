@@ -176,9 +176,8 @@ class TokenFile:
             valid_tokens = self._read_tokens()
         except ConfigError:
             return False
-        return (
-            sum(hmac.compare_digest(_sha256(token), _sha256(valid_token)) for valid_token in valid_tokens) > 0
-        )  # each is compared
+        # Each token is compared, also after a match.
+        return sum(hmac.compare_digest(_sha256(token), _sha256(valid_token)) for valid_token in valid_tokens) > 0
 
     def _read_tokens(self) -> tuple[str, ...]:
         return read_secret("the file of tokens", self._path, parse_tokens, "TL-C98", _REMEDY, private=True)
@@ -215,8 +214,8 @@ class ServerCertificate:
             return cls(chain, key, _valid_until(client, server))
         except ssl.SSLCertVerificationError as error:
             setting, path = "cert_file", settings.cert_file
-            rejected = f"the certificate is not accepted ({error.verify_message})"
-            problem = _VALIDITY_ERRORS.get(error.verify_code, rejected)
+            other_problem = f"the certificate is not accepted ({error.verify_message})"
+            problem = _VALIDITY_ERRORS.get(error.verify_code, other_problem)
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 problem = "the key does not fit the certificate in cert_file"
@@ -231,11 +230,11 @@ def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
     import ssl  # noqa: PLC0415 - see above
 
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    tls_sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
     for step in range(_MAX_HANDSHAKE_STEPS):
         with contextlib.suppress(ssl.SSLWantReadError):
-            sides[step % 2].do_handshake()
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str((sides[0].getpeercert() or {})["notAfter"])), UTC)
+            tls_sides[step % 2].do_handshake()
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str((tls_sides[0].getpeercert() or {})["notAfter"])), UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,9 +165,8 @@ class GatewayClient:
                 time.sleep(0.1)
         if needs_heartbeat:
             self._lease_ended.set()
-            self._lease_ended = threading.Event()
-            ended = self._lease_ended
-            guarded_thread(self._send_heartbeats, "heartbeat", lease, ended, retry_s=HEARTBEAT_S).start()
+            lease_ended = self._lease_ended = threading.Event()
+            guarded_thread(self._send_heartbeats, "heartbeat", lease, lease_ended, retry_s=HEARTBEAT_S).start()
         return status
 
     def _reader_fields(self, lease: Lease) -> dict[str, object]:
@@ -207,8 +206,7 @@ class GatewayClient:
             timeout_s: Seconds to wait for a row, 60 at most; 0 returns at once.
             max_rows: Maximum rows up to the returned ``end``, which is ``start`` if there is nothing new.
             max_bytes: Maximum bytes of them; one row is always allowed.
-            durable_offset: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for
-                ``start``.
+            durable_offset: Offset up to which the commit log survives a power failure; None for ``start``, its maximum.
             incarnation: Incarnation that belongs to ``start``, "" if unknown.
 
         Raises:
@@ -354,11 +352,8 @@ class GatewayClient:
 
         Returns False after `timeout_s` seconds, 60 at most.
         """
-        return bool(
-            self._call_action("wait_delivered", timeout_s + CALL_TIMEOUT_S, end_offset=end_offset, timeout_s=timeout_s)[
-                "done"
-            ]
-        )
+        fields = {"end_offset": end_offset, "timeout_s": timeout_s}
+        return bool(self._call_action("wait_delivered", timeout_s + CALL_TIMEOUT_S, **fields)["done"])
 
     def refused_messages(self, operation: str, offset: int) -> dict[str, Any]:
         """List, replay or drop a page of the messages that the broker refused; the answer has the next offset.

@@ -123,8 +123,8 @@ def error_fields(error: errors.TowlineError) -> dict[str, Any]:
 
 def error_from(fields: Mapping[str, Any]) -> errors.TowlineError:
     """Rebuild the error from `error_fields`; an unknown type becomes a `GatewayError`."""
-    nested = map(error_from, fields.get("errors") or ())
-    if config_errors := [error for error in nested if isinstance(error, errors.ConfigError)]:
+    nested_errors = map(error_from, fields.get("errors") or ())
+    if config_errors := [error for error in nested_errors if isinstance(error, errors.ConfigError)]:
         return errors.ConfigErrors(config_errors)
     error_class = vars(errors).get(str(fields.get("type")))
     base_class: type[errors.TowlineError] = errors.GatewayError

@@ -101,14 +101,9 @@ class CallAuthenticator(flight.ServerMiddlewareFactory):  # type: ignore[misc]  
             GatewayError: TL-G40 without a valid token, TL-G41 and TL-G42 for an invalid ticket.
         """
         authorization = headers.get("authorization", [])
-        text = (
-            authorization[0]
-            if len(authorization) == 1
-            and isinstance(authorization[0], str)
-            and len(authorization[0]) <= _MAX_HEADER_CHARS
-            else ""
-        )
-        scheme, _, credential = text.partition(" ")
+        text = authorization[0] if len(authorization) == 1 else b""
+        is_text = isinstance(text, str) and len(text) <= _MAX_HEADER_CHARS
+        scheme, _, credential = str(text).partition(" ") if is_text else ("", "", "")
         if scheme == "Ticket":
             return self._ticket_key.verify(credential)
         if scheme != "Bearer" or not self._token_file.accepts(credential):
@@ -164,8 +159,8 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
 
     def status(self) -> dict[str, object]:
         """Return location, certificate expiry and number of refused calls."""
-        until, refused = self.certificate.valid_until.isoformat(timespec="seconds"), self._authenticator.refused_calls
-        return {"location": self.location, "certificate_until": until, "refused": refused}
+        expiry, count = self.certificate.valid_until.isoformat(timespec="seconds"), self._authenticator.refused_calls
+        return {"location": self.location, "certificate_until": expiry, "refused": count}
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Forward an action."""

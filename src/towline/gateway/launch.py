@@ -147,9 +147,7 @@ def _matches_settings(client: GatewayClient, settings: GatewaySettings, owner_pi
         f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other settings '
         "(broker, subscriptions, guarantee, limits ...)"
     )
-    remedy = (
-        f"Stop its queries and then process {endpoint.pid} to start it with these settings, or set another stateDir."
-    )
+    remedy = f"Stop its queries, then process {endpoint.pid}, to start it with these settings, or set another stateDir."
     raise ConfigError("TL-C27", str(settings.state_dir), problem, remedy)
 
 

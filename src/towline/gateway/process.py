@@ -56,9 +56,7 @@ def main() -> int:
     """Read the settings from standard input, run the gateway, return its exit code."""
     os.environ.pop("NOTIFY_SOCKET", None)  # the notifications are for the service manager of the starter
     try:
-        configure_logging(
-            LogStream(sys.stderr, MAX_LOG_BYTES)
-        )  # the log is the gateway's own file, and nothing else limits it
+        configure_logging(LogStream(sys.stderr, MAX_LOG_BYTES))  # nothing else limits the gateway's own log file
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG

@@ -23,20 +23,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import structlog
 
+from towline import errors
 from towline.delivery.inbound import TRUNCATION_COUNTERS, InboxWriter, plain_run
 from towline.delivery.outbound import OutboxSender, load_session_record
 from towline.delivery.receipts.ledger import ReceiptLedger, ReceiptSender
 from towline.delivery.receipts.mark import ReceiptKeys
-from towline.errors import (
-    BrokerError,
-    ConfigError,
-    JournalError,
-    JournalFailed,
-    JournalFull,
-    TakenOver,
-    TowlineError,
-    Unreachable,
-)
 from towline.gateway.identity import abandoned_client_id, record_client_session, record_session_end, session_directories
 from towline.gateway.sessions import Drain, DrainStep, RequestedFilters, end_session
 from towline.gateway.settings import GatewaySettings
@@ -59,7 +50,7 @@ _INBOX_COUNTERS = ("deduplicated", *TRUNCATION_COUNTERS.values(), "packet_ids_re
 
 def row_time(journal: Journal, offset: int, column: str) -> float | None:
     """Return the time in a column of one row, in seconds since 1970; None if the row is not in the journal."""
-    with contextlib.suppress(JournalError):
+    with contextlib.suppress(errors.JournalError):
         if offset >= journal.first_offset:
             row = next(iter(journal.read(offset, offset + 1)))
             microseconds: int = row.column(column).view(pa.int64())[0].as_py()
@@ -189,7 +180,7 @@ class Pump:
         """Request other filters, or return the state of that change; raises TL-C172 during a drain."""
         if self._drain is not None:
             problem = "the gateway is being drained, and takes no other filters"
-            raise ConfigError("TL-C172", self._settings.name, problem, "Start it without --drain, or wait.")
+            raise errors.ConfigError("TL-C172", self._settings.name, problem, "Start it without --drain, or wait.")
         return self.submit(lambda: self._filters.request(change, filters, self._driver.session))
 
     def wake(self) -> None:
@@ -262,7 +253,7 @@ class Pump:
             while not self._stopping.is_set() and driver.fatal_error is None:
                 self._turn()
             if driver.fatal_error is None:
-                with contextlib.suppress(JournalFull):
+                with contextlib.suppress(errors.JournalFull):
                     self._uplink.store_pending()  # acknowledges the durable messages
                 driver.send_disconnect()
         finally:
@@ -309,7 +300,7 @@ class Pump:
             future.set_result(call())
         except Exception as error:
             future.set_exception(error)
-            if isinstance(error, JournalFailed):
+            if isinstance(error, errors.JournalFailed):
                 raise
 
     def _send_pending(self, now: float) -> list[float | None]:
@@ -334,10 +325,10 @@ class Pump:
         """Write state that must be durable first; on a full disk restore the session from the disk instead."""
         try:
             write()
-        except JournalFull as error:
+        except errors.JournalFull as error:
             broker = str(self._driver.endpoint)
             problem = f"the state of the session can't be recorded: {error.problem}"
-            self._driver.restart_session(Unreachable("TL-M13", broker, problem, error.remedy))
+            self._driver.restart_session(errors.Unreachable("TL-M13", broker, problem, error.remedy))
 
     def _throttle_reading(self, *, is_inbox_full: bool) -> None:
         """Stop reading while the journal is full [I7] or the broker exceeds the receive window."""
@@ -451,7 +442,7 @@ class Pump:
         try:
             end_session(self._connection, client_id, self._stopping.is_set)
             self._inbox.set_session({})
-        except (BrokerError, ConfigError, JournalFull) as error:
+        except (errors.BrokerError, errors.ConfigError, errors.JournalFull) as error:
             drain.postpone_end(time.monotonic())
             self._record_error(error)
             self._log.warning("the session is not ended yet", code=error.code, reason=str(error))
@@ -465,7 +456,7 @@ class Pump:
         """End the session of an abandoned client id, so that it queues no more messages; tried once a start."""
         try:
             end_session(self._connection, client_id, self._stopping.is_set)
-        except (BrokerError, ConfigError) as error:
+        except (errors.BrokerError, errors.ConfigError) as error:
             problem = f'the session of client id "{client_id}" was abandoned and is not ended: {error}'
             self._log.warning(problem, code="TL-G59")
             return
@@ -488,7 +479,7 @@ class Pump:
             since_text = f"{time_text}, when the last message was stored,"
         problem = f"the broker has lost our session: what came to it between {since_text} and now may be missing"
         remedy = KEEP_SESSIONS_ADVICE
-        if isinstance(self._driver.error, TakenOver):
+        if isinstance(self._driver.error, errors.TakenOver):
             remedy = "Another client took over the client id and started a new session: give each client its own id."
         lost = {"at": time.time(), "since": stored_at, "text": problem, "do": remedy}
         self._status_fields["session_lost"] = lost
@@ -502,7 +493,7 @@ class Pump:
         if self._downlink is not None:
             self._downlink.connection_lost(withdrawn_messages)
 
-    def _on_connect_failed(self, error: BrokerError | ConfigError) -> None:
+    def _on_connect_failed(self, error: errors.BrokerError | errors.ConfigError) -> None:
         self.broker_answered.set()
         if not error.location.startswith(self._settings.name):  # the connection does not know the line
             error.location = f"{self._settings.name} at {error.location}"
@@ -512,10 +503,10 @@ class Pump:
 
     # -- helpers --
 
-    def _on_journal_full(self, error: JournalFull) -> None:
+    def _on_journal_full(self, error: errors.JournalFull) -> None:
         if self._status_fields["held_back"] is None:
             self._log.warning("journal full, holding back", reason=str(error), code=error.code)
         self._record_error(error)
 
-    def _record_error(self, error: TowlineError) -> None:
+    def _record_error(self, error: errors.TowlineError) -> None:
         self._status_fields["last_error"] = {"code": error.code, "text": str(error), "at": time.time()}

@@ -381,12 +381,8 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         if self._long_poll.wait(has_rows, min(timeout_s, MAX_WAIT_S), cancelled):
             end = self._journal.find_range_end(start, max_rows=max_rows, max_bytes=max_bytes)
         size = self._journal.range_bytes(start, end) if max_bytes is not None else 0
-        return {
-            "end": end,
-            "journal_end": self._journal.end,
-            "incarnation": self._journal.incarnation_of(end),
-            "size": size,
-        }
+        incarnation = self._journal.incarnation_of(end)
+        return {"end": end, "journal_end": self._journal.end, "incarnation": incarnation, "size": size}
 
     def _on_extent(self, offset: Number, *, outbox: bool) -> Any:
         """Return the offset range of a journal, and the incarnation that wrote the row below ``offset`` [I14]."""
@@ -426,12 +422,8 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
     def _on_wait_delivered(self, end_offset: Number, timeout_s: Seconds, cancelled: Callable[[], bool]) -> Any:
         """Wait until every message of the outbox below ``end_offset`` is delivered, refused or expired."""
-        outbox = self._require_outbox()
-        return {
-            "done": self._long_poll.wait(
-                lambda: outbox.is_done_below(end_offset), min(timeout_s, MAX_WAIT_S), cancelled
-            )
-        }
+        is_done, outbox = self._long_poll.wait, self._require_outbox()
+        return {"done": is_done(lambda: outbox.is_done_below(end_offset), min(timeout_s, MAX_WAIT_S), cancelled)}
 
     def _on_refused(self, operation: Literal["page", "replay", "drop"], offset: Number) -> Any:
         """Call a method of `RefusedMessages` on the pump's thread: list, replay or drop a page of refused messages.

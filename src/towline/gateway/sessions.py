@@ -74,8 +74,7 @@ class RequestedFilters:
     def request(self, change: str, filters: Sequence[Filter], session: Session) -> dict[str, str]:
         """Request these filters, or report the state of that change if it was requested already.
 
-        The caller repeats the call until the state is final, so a gateway that was killed meanwhile gets the request
-        again.
+        The caller repeats the call until the state is final: a gateway that was killed meanwhile gets it again.
 
         Returns:
             ``state``, a `FilterChangeState`, and ``text``: the broker's reason for a refusal.
@@ -200,8 +199,8 @@ def end_session(connection: BrokerConnection, client_id: str, cancelled: Callabl
     )
     clean_connection = replace(connection, session=session)
     timeout_s = max(_SESSION_END_TIMEOUT_S, connection.settings.connect_timeout_s)
-    groups = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
-    for group in groups:
+    brokers = connection.brokers
+    for group in [(broker,) for broker in brokers] if connection.several_sessions else [brokers]:
         is_expired = partial(lambda deadline: cancelled() or time.monotonic() >= deadline, time.monotonic() + timeout_s)
         hooks = Hooks(  # nothing is received, and no state is stored
             new_session=lambda level: Session(clean_connection.session_config_for(level)),

@@ -311,7 +311,7 @@ class GatewaySettings(MqttSettings):
         )
 
     def min_qos(self, filters: Iterable[Filter]) -> int:
-        """Return the lowest QoS that is not counted as too low; with a dedupe key it may be below the guarantee's."""
+        """Return the QoS below which messages are counted as `lower_qos`; filters with a dedupe key may lower it."""
         return min(policy(self.guarantee).qos, min((topic_filter.qos for topic_filter in filters), default=0))
 
     @property

@@ -52,7 +52,7 @@ class BridgeMonitor:
         self.state = state
 
     def samples(self) -> Iterator[Sample]:
-        """Return all samples of one moment."""
+        """Return the bridge's metric samples of one moment."""
         if (state := self.state) is None:
             return iter(())
         with state.lock:

@@ -33,13 +33,13 @@ Problem: TypeAlias = dict[str, Any]
 
 
 def problem(text: str, line: str = "", gateway: str = "", codes: tuple[str, ...] = ()) -> Problem:
-    """Return a problem as JSON values, without empty ones."""
+    """Return a health problem as JSON values; empty ones are omitted."""
     values = {"what": text, "line": line, "gateway": gateway, "codes": codes}
     return {key: value for key, value in values.items() if value}
 
 
 def verdict(key: str, problems: Iterable[Problem]) -> tuple[bool, dict[str, Any]]:
-    """Return True if there are no problems, and the JSON answer."""
+    """Return the health verdict, True without problems, and its JSON answer."""
     problem_list = [*problems]
     return not problem_list, {key: not problem_list, "problems": problem_list}
 
@@ -107,7 +107,7 @@ class GatewayMonitor:
             return replace(self._facts, status=status or {}).with_rates(self._rate_meter, now)
 
     def samples(self) -> Iterator[Sample]:
-        """Return all samples."""
+        """Return the gateway's metric samples."""
         return gateway_samples(self.facts(), time.time(), self._broker_queue)
 
     def alive(self) -> tuple[bool, dict[str, Any]]:

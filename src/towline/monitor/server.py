@@ -201,12 +201,8 @@ class BridgeLines:
     def routes(self) -> list[Route]:
         """Return the routes for `towline.monitor.server.serve`."""
         request_routes = [
-            Route(
-                f"/lines/{{line}}/{verb}",
-                partial(_respond, partial(self._submit_request, operation), 202),
-                methods=["POST"],
-            )
-            for verb, operation in _REQUESTS.items()
+            Route(f"/lines/{{line}}/{verb}", partial(_respond, partial(self._submit, call), 202), methods=["POST"])
+            for verb, call in _REQUESTS.items()
         ]
         return [Route("/lines", partial(_respond, self._status, 200)), *request_routes]
 
@@ -214,7 +210,7 @@ class BridgeLines:
         file = self._bridge.file
         return collect_bridge_status(_load_bridge(file, files.file_version(file)))
 
-    def _submit_request(self, operation: Callable[[Path], object], request: Request) -> dict[str, Any]:
+    def _submit(self, operation: Callable[[Path], object], request: Request) -> dict[str, Any]:
         """Submit a request as `towline pause` does; return the line's state."""
         self._authorize(request.headers.get("authorization", ""))
         line, state = str(request.path_params["line"]), self._monitor.state
@@ -238,7 +234,7 @@ class BridgeLines:
             count = f"{self._refused_requests:,}"
             state.add_event(f"[monitor]: requests refused that had no token of token_file: {count}   [TL-B74]")
         remedy = (
-            'Send the header "Authorization: Bearer TOKEN" with a token of the file that [monitor] token_file names.'
+            'Send the header "Authorization: Bearer TOKEN" with a line of the file that [monitor] token_file names.'
         )
         raise GatewayError("TL-B74", "[monitor]", "the request has no token, or another one", remedy)
 

@@ -38,7 +38,7 @@ def metrics_endpoint(bridge: Bridge, option: str | None, gateway: GatewaySetting
         server = serve(monitor, address, BridgeLines(bridge, monitor).routes())
     else:
         state_dir = gateway.state_dir
-        line = next(one for one in bridge.lines if state_dir in {g.state_dir for g in (one.gateway, *one.all_gateways)})
+        line = next(x for x in bridge.lines if state_dir in {g.state_dir for g in (x.gateway, *x.all_gateways)})
         facts = GatewayFacts(bridge.name, line.name, gateway.name, line.direction)
         server = serve(GatewayMonitor(facts, state_dir, queue), address)
     with server:
