@@ -98,41 +98,6 @@ def test_an_older_copy_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> 
     assert query.seen == list(range(35)), "what waited at the broker was never acknowledged to the copy"
 
 
-def test_an_older_copy_that_has_gone_on_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
-    """As long as the checkpoint meanwhile, because it ran without it: the number of rows says nothing."""
-    query = Query(gateway)
-    gateway.start()
-    publish(broker, range(10))
-    gateway.until(journaled=10)
-    gateway.stop()
-    copy = copied(gateway, "copy")
-    publish(broker, range(10, 15))
-    gateway.start()
-    gateway.until(journaled=15)
-    query.read()
-    gateway.stop()
-    newest = copied(gateway, "newest")
-
-    bring_back(gateway, copy)
-    known, gateway.settings = gateway.settings, gateway.settings.model_copy(update={"checkpoint": ""})
-    gateway.start()
-    publish(broker, range(20, 40))
-    gateway.until(journaled=30)
-    gateway.stop()
-    gateway.settings = known
-    publish(broker, range(40, 50))
-    line = gateway.fail()
-    assert "this is an older copy that was written to since" in line
-    assert "TL-G26" in line
-    assert payloads(gateway) == [*range(10), *range(20, 40)]
-
-    bring_back(gateway, newest)
-    gateway.start()
-    gateway.until(journaled=25)
-    query.read()
-    assert query.seen == [*range(15), *range(40, 50)]
-
-
 def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
     query = Query(gateway)
     gateway.start()

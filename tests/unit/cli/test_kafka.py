@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from towline.cli import main
+from tests.unit.cli.test_main import ran
 from towline.cli.kafka import _print, _reset_preview
 from towline.kafka.markers import Marker
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["kafka", "marker", *arguments])
-    said = capsys.readouterr()
-    return end.value.code, said.out, said.err
-
-
 @pytest.mark.parametrize("more", [(), ("--to-batch", "3", "--remove")])
 def test_reset_wants_one_of_two(capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
-    code, _, err = run(capsys, "reset", "--kafka", "127.0.0.1:1", "--sink", "s", *more)
+    code, _, err = ran(capsys, "kafka", "marker", "reset", "--kafka", "127.0.0.1:1", "--sink", "s", *more)
     assert code == 2
     assert "say --to-batch N or --remove" in err
     assert len(err.splitlines()) == 1
 
 
 def test_a_wrong_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "show", "--kafka", "127.0.0.1:1", "--sink", "s", "-X", "securty.protocol=ssl")
+    code, _, err = ran(
+        capsys, "kafka", "marker", "show", "--kafka", "127.0.0.1:1", "--sink", "s", "-X", "securty.protocol=ssl"
+    )
     assert (code, len(err.splitlines())) == (2, 1)
     assert 'Did you mean "kafka.security.protocol"?' in err
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.cli import main
+from tests.unit.cli.test_main import ran
 
 NOWHERE = "mqtt://127.0.0.1:9"
 
@@ -21,10 +21,9 @@ def test_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], topic: str, more: list[str], *, durable: bool
 ) -> None:
     kept = ["--durable", str(tmp_path / "p")] if durable else []
-    with pytest.raises(SystemExit) as end:
-        main(["pub", NOWHERE, topic, "text", *more, *kept])
-    told = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2
+    code, _, err = ran(capsys, "pub", NOWHERE, topic, "text", *more, *kept)
+    told = err.splitlines()
+    assert code == 2
     assert "TL-C5" in told[-1]
     assert len(told) == 1
     assert told[0].isprintable()
