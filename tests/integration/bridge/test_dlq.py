@@ -1,4 +1,4 @@
-"""Dead letters on a real Kafka: shown, mended, and carried on at most once."""
+"""Dead letters on a real Kafka: shown, fixed, and replayed at most once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ from tests.integration.kafka.test_topic_ids import make_anew
 from towline.bridge import deadletters
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
-from towline.bridge.deadletters import LetterMapper
+from towline.bridge.deadletters import (
+    DeadLetterTopic,
+    LetterFilter,
+    LetterMapper,
+    ReplayCounts,
+    StoredLetter,
+    _ReplayWriter,
+    dead_letter_topics,
+)
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline_prove.devstack import Kafka
@@ -31,8 +39,20 @@ from towline_prove.devstack import Kafka
 Make = Callable[..., tuple[Bridge, str, str]]
 
 
+ALL = LetterFilter()
+
+
 def no_spark() -> NoReturn:
     raise AssertionError("no route has a where")
+
+
+def replay(letters: DeadLetterTopic, letter_filter: LetterFilter = ALL, **options: Any) -> ReplayCounts:
+    return deadletters.replay(letters, letter_filter, no_spark, **options)
+
+
+def write(writer: _ReplayWriter, letters: DeadLetterTopic, bridge: Bridge, waiting: list[StoredLetter]) -> None:
+    mappers = {"line": LetterMapper(bridge.uplinks[0], no_spark)}
+    writer.write(letters.topic, waiting, deadletters._remap_letters(letters, mappers, waiting))
 
 
 def put(bootstrap: str, topic: str, letters: list[DeadLetter], limit: int = 1_000_000) -> None:
@@ -80,52 +100,50 @@ def test_a_dead_letter_topic_recreated_during_a_replay_gets_no_mark_of_the_old_o
     """A mark names offsets: in another topic it would hide other dead letters."""
     bridge, _, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
-    (ledger,) = deadletters.dead_letter_topics(bridge)
-    waiting = list(ledger.waiting_letters(deadletters.LetterFilter()))
-    assert len(ledger.still_waiting(waiting)) == 3
+    (letters,) = dead_letter_topics(bridge)
+    waiting = list(letters.waiting_letters(ALL))
+    assert len(letters.still_waiting(waiting)) == 3
     make_anew(kafka, dead)
     with pytest.raises(KafkaError, match=r"was deleted and recreated during the replay.*TL-B30"):
-        ledger.still_waiting(waiting)
+        letters.still_waiting(waiting)
 
 
 def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody"), letter(2, size=9000), letter(3)], limit=4096)
-    strange: list[str | bytes] = ["kcat", "-P", "-b", kafka.bootstrap, "-t", dead, "-p", "0", "-H", b"\xff=1"]
-    subprocess.run(strange, input=b"somebody else's", check=True)
-    (shelf,) = deadletters.dead_letter_topics(bridge)
-    dry = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark, dry_run=True)
+    command: list[str | bytes] = ["kcat", "-P", "-b", kafka.bootstrap, "-t", dead, "-p", "0", "-H", b"\xff=1"]
+    subprocess.run(command, input=b"somebody else's", check=True)
+    (letters,) = dead_letter_topics(bridge)
+    dry = replay(letters, dry_run=True)
     assert dry.replayed_by_topic == {target: 3}
     assert values(kafka, target) == []
 
-    first = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark, limit=1)
+    first = replay(letters, limit=1)
     assert sum(first.replayed_by_topic.values()) == 1 or first.dead_by_reason
-    rest = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
+    rest = replay(letters)
     assert rest.dead_by_reason == {"no route takes this topic": 1}
-    again = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
+    again = replay(letters)
     assert (again.replayed_by_topic, again.dead_by_reason) == ({}, {"no route takes this topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
-    assert [entry.dead_letter.value for entry in shelf.waiting_letters(deadletters.LetterFilter())] == [
-        b"m1".ljust(10, b".")
-    ]
-    assert shelf.unreadable_records == 1
+    assert [entry.dead_letter.value for entry in letters.waiting_letters(ALL)] == [b"m1".ljust(10, b".")]
+    assert letters.unreadable_records == 1
 
 
-def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
+def test_only_selected_letters_are_replayed(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, reason=Reason.UNROUTED)])
-    (shelf,) = deadletters.dead_letter_topics(bridge)
-    made = deadletters.replay(shelf, deadletters.LetterFilter(line="line", reason="unrouted"), no_spark)
-    assert made.replayed_by_topic == {target: 1}
+    (letters,) = dead_letter_topics(bridge)
+    result = replay(letters, LetterFilter(line="line", reason="unrouted"))
+    assert result.replayed_by_topic == {target: 1}
     assert values(kafka, target) == [b"m1"]
-    assert len(list(shelf.waiting_letters(deadletters.LetterFilter()))) == 1
+    assert len(list(letters.waiting_letters(ALL))) == 1
 
 
-def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None:
+def test_a_killed_replay_is_repeated(kafka: Kafka, make: Make) -> None:
     """All of it was sent, only the commit is missing: nothing of it counts, and nothing waits for it."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1)])
-    (shelf,) = deadletters.dead_letter_topics(bridge)
+    (letters,) = dead_letter_topics(bridge)
     code = """if True:
         import os, sys
         from pathlib import Path
@@ -137,45 +155,44 @@ def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None
         deadletters.replay(deadletters.dead_letter_topics(bridge)[0], deadletters.LetterFilter(), None)
     """
     assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
-    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 2}
+    assert replay(letters).replayed_by_topic == {target: 2}
     assert sorted(values(kafka, target)) == [b"m0", b"m1"]
 
 
-def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) -> None:
+def test_a_fenced_replay_writes_nothing(kafka: Kafka, make: Make) -> None:
     """By a bridge of another name too, with a line of the same: a letter that names the line alone is of both."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,), (others,) = (
-        deadletters.dead_letter_topics(bridge),
-        deadletters.dead_letter_topics(bridge.model_copy(update={"name": "another"})),
+    (letters,), (others,) = (
+        dead_letter_topics(bridge),
+        dead_letter_topics(bridge.model_copy(update={"name": "another"})),
     )
-    slow = deadletters._ReplayWriter(others)
-    waiting = list(shelf.waiting_letters(deadletters.LetterFilter()))
-    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 1}
-    mappers = {"line": LetterMapper(bridge.uplinks[0], no_spark)}
+    slow = _ReplayWriter(others)
+    waiting = list(letters.waiting_letters(ALL))
+    assert replay(letters).replayed_by_topic == {target: 1}
     with pytest.raises(KafkaError, match=r"TL-B30"):
-        slow.write(dead, waiting, deadletters._remap_letters(shelf, mappers, waiting))
+        write(slow, letters, bridge, waiting)
     assert values(kafka, target) == [b"m0"]
 
 
-def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_concurrent_replays_write_each_letter_once(
+    kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deadletters, "LETTERS_PER_TRANSACTION", 1)
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
-    (shelf,), (other,) = deadletters.dead_letter_topics(bridge), deadletters.dead_letter_topics(bridge)
-    turns, write = [2, 0], deadletters._ReplayWriter.write
+    (letters,), (other,) = dead_letter_topics(bridge), dead_letter_topics(bridge)
+    limits, write_chunk = [2, 0], _ReplayWriter.write
 
-    def overtaken(self: deadletters._ReplayWriter, *chunk: Any) -> None:
-        write(self, *chunk)
-        if limit := turns.pop(0) if turns else 0:
+    def write_and_overtake(self: _ReplayWriter, *chunk: Any) -> None:
+        write_chunk(self, *chunk)
+        if limit := limits.pop(0) if limits else 0:
             self.close()
-            assert deadletters.replay(other, deadletters.LetterFilter(), no_spark, limit=limit).replayed_by_topic == {
-                target: 2
-            }
+            assert replay(other, limit=limit).replayed_by_topic == {target: 2}
 
-    monkeypatch.setattr(deadletters._ReplayWriter, "write", overtaken)
-    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 2}
-    assert not turns
+    monkeypatch.setattr(_ReplayWriter, "write", write_and_overtake)
+    assert replay(letters).replayed_by_topic == {target: 2}
+    assert not limits
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
 
 
@@ -205,17 +222,14 @@ def test_marks_above_an_open_transaction_count(
 ) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,) = deadletters.dead_letter_topics(bridge)
-    waiting = list(shelf.waiting_letters(deadletters.LetterFilter()))
+    (letters,) = dead_letter_topics(bridge)
+    waiting = list(letters.waiting_letters(ALL))
     another(dead)
-    writer = deadletters._ReplayWriter(shelf)
-    writer.write(
-        dead, waiting, deadletters._remap_letters(shelf, {"line": LetterMapper(bridge.uplinks[0], no_spark)}, waiting)
-    )
+    write(_ReplayWriter(letters), letters, bridge, waiting)
 
     monkeypatch.setattr(deadletters, "_OPEN_TRANSACTION_S", 1.0)
     with pytest.raises(KafkaError, match="TL-B31"):
-        deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
+        replay(letters)
     assert values(kafka, target) == [b"m0"]
 
 
@@ -224,12 +238,12 @@ def test_the_transaction_of_another_writer_is_waited_for(
 ) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,) = deadletters.dead_letter_topics(bridge)
+    (letters,) = dead_letter_topics(bridge)
     later = threading.Timer(2.0, another(dead).abort_transaction, (20,))
     later.start()
-    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {target: 1}
+    assert replay(letters).replayed_by_topic == {target: 1}
     later.join()
-    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark).replayed_by_topic == {}
+    assert replay(letters).replayed_by_topic == {}
 
 
 def test_letters_replayed_by_another_do_not_count_to_the_limit(
@@ -238,17 +252,14 @@ def test_letters_replayed_by_another_do_not_count_to_the_limit(
     """The mark of it is not to be seen yet when the search begins: it lies above an open transaction."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
-    (shelf,), (other,) = deadletters.dead_letter_topics(bridge), deadletters.dead_letter_topics(bridge)
-    (first, *_) = shelf.waiting_letters(deadletters.LetterFilter())
+    (letters,), (other,) = dead_letter_topics(bridge), dead_letter_topics(bridge)
+    (first, *_) = letters.waiting_letters(ALL)
     unfinished = another(dead)
-    writer = deadletters._ReplayWriter(other)
-    writer.write(
-        dead, [first], deadletters._remap_letters(other, {"line": LetterMapper(bridge.uplinks[0], no_spark)}, [first])
-    )
+    write(_ReplayWriter(other), other, bridge, [first])
 
     later = threading.Timer(2.0, unfinished.abort_transaction, (20,))
     later.start()
-    assert deadletters.replay(shelf, deadletters.LetterFilter(), no_spark, limit=2).replayed_by_topic == {target: 2}
+    assert replay(letters, limit=2).replayed_by_topic == {target: 2}
     later.join()
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2"]
 
@@ -256,30 +267,25 @@ def test_letters_replayed_by_another_do_not_count_to_the_limit(
 def test_letters_that_kafka_would_refuse_stay(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)
-    (shelf,) = deadletters.dead_letter_topics(bridge)
-    made = deadletters.replay(shelf, deadletters.LetterFilter(), no_spark)
-    assert sum(made.dead_by_reason.values()) == 1
-    assert "2,000" in next(iter(made.dead_by_reason))
+    (letters,) = dead_letter_topics(bridge)
+    result = replay(letters)
+    assert sum(result.dead_by_reason.values()) == 1
+    assert "2,000" in next(iter(result.dead_by_reason))
     assert values(kafka, target) == []
 
 
-def told(*arguments: str) -> tuple[int, str, str]:
-    made = subprocess.run(
-        [sys.executable, "-m", "towline", "dlq", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    return made.returncode, made.stdout, made.stderr
+def run_dlq(*arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "towline", "dlq", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    return result.returncode, result.stdout, result.stderr
 
 
-def test_before_the_first_start_there_are_none(kafka: Kafka, make: Make) -> None:
+def test_before_the_first_start_there_are_no_letters(kafka: Kafka, make: Make) -> None:
     bridge, _, dead = make()
     absent = f"{dead}.not-yet"
     bridge.file.write_text(bridge.file.read_text().replace(dead, absent))
-    assert told("show", str(bridge.file)) == (0, f"none yet: topic {absent} is not there\n", "")
-    code, out, _ = told("replay", str(bridge.file), "--json")
+    assert run_dlq("show", str(bridge.file)) == (0, f"none yet: topic {absent} is not there\n", "")
+    code, out, _ = run_dlq("replay", str(bridge.file), "--json")
     assert (code, json.loads(out)["replayed"]) == (0, {})
 
 
@@ -287,15 +293,15 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     other = replace(letter(2), source="another.line")
     put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody", Reason.UNROUTED), other])
-    code, out, _ = told("show", str(bridge.file))
+    code, out, _ = run_dlq("show", str(bridge.file))
     assert code == 0
     assert "1  topic_illegal      line line   in " + dead in out
     assert "nobody → no topic  10 B" in out
     assert f'1  of no line of this bridge, signed "another.line"   in {dead}' in out
-    code, out, _ = told("replay", str(bridge.file), "--json")
-    known: dict[str, Any] = json.loads(out)
+    code, out, _ = run_dlq("replay", str(bridge.file), "--json")
+    report: dict[str, Any] = json.loads(out)
     assert code == 1
-    assert known == {
+    assert report == {
         "dry_run": False,
         "replayed": {target: 1},
         "filtered": 0,
@@ -304,16 +310,16 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
         "unowned": [{"topic": dead, "signed": "another.line", "letters": 1}],
         "invalid": [],
     }
-    code, _, err = told("replay", str(bridge.file), "--reason", "topic_ilegal")
+    code, _, err = run_dlq("replay", str(bridge.file), "--reason", "topic_ilegal")
     assert (code, err) == (2, '--reason: there is no reason "topic_ilegal". Did you mean "topic_illegal"?   [TL-C21]\n')
 
 
 @pytest.mark.spark
-def test_a_where_is_asked_again(kafka: Kafka, make: Make) -> None:
+def test_a_where_is_evaluated_again(kafka: Kafka, make: Make) -> None:
     where = "CASE WHEN payload = X'6D322E2E2E2E2E2E2E2E' THEN raise_error('no') ELSE payload LIKE 'm1%' END"
     bridge, target, dead = make(f'where = "{where}"')
     put(kafka.bootstrap, dead, [letter(0), letter(1), letter(2)])
-    code, out, _ = told("replay", str(bridge.file), "--json")
+    code, out, _ = run_dlq("replay", str(bridge.file), "--json")
     assert code == 1
     assert json.loads(out)["replayed"] == {target: 1}
     assert json.loads(out)["filtered"] == 1

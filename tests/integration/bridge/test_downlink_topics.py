@@ -1,4 +1,4 @@
-"""Kafka topics of a downlink that are deleted, made anew or overtaken by retention: real Spark, Kafka and gateway.
+"""Kafka topics of a downlink that are deleted, recreated or truncated by retention: real Spark, Kafka and gateway.
 
 The line's runner is the driver's own; the session of Spark is the tests'.
 """
@@ -41,35 +41,35 @@ class Host:
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
-        self.said: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
 
     def report(self, kind: str, **values: Any) -> None:
-        self.said.append({"kind": kind, **values})
+        self.reports.append({"kind": kind, **values})
 
     def is_ending(self) -> bool:
         return False
 
 
 class Downlink:
-    """A line that runs in the session of the tests, and what a subscriber hears of it."""
+    """A line that runs in the session of the tests, and a subscriber of its messages."""
 
-    def __init__(self, spark: SparkSession, broker: Mosquitto, kafka: Kafka, place: Path) -> None:
+    def __init__(self, spark: SparkSession, broker: Mosquitto, kafka: Kafka, directory: Path) -> None:
         self.host, self.ear = Host(spark), Ear(broker)
-        self._broker, self._kafka, self._place = broker, kafka, place
+        self._broker, self._kafka, self._directory = broker, kafka, directory
         self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
 
-    def run(self, *said: str) -> None:
-        """Start the line, as the file says it now."""
+    def run(self, *settings: str) -> None:
+        """Start the line with these settings."""
         text = (
-            f'name = "{self._place.name}"\nstate_dir = "state"\nmqtt = {{ brokers = "{self._broker.uri}" }}\n'
+            f'name = "{self._directory.name}"\nstate_dir = "state"\nmqtt = {{ brokers = "{self._broker.uri}" }}\n'
             f'kafka = {{ bootstrap_servers = "{self._kafka.bootstrap}" }}\n[[downlink]]\nname = "line"\n'
-            'topic = "down/{key}"\n' + "\n".join(said)
+            'topic = "down/{key}"\n' + "\n".join(settings)
         )
-        bridge = parse(text, self._place / "bridge.toml", {})
+        bridge = parse(text, self._directory / "bridge.toml", {})
         (self.line,) = bridge.downlinks
         with ensure_running(self.line.gateway, owner_pid=os.getpid()):
             pass
-        self.host.said.clear()
+        self.host.reports.clear()
         host: Any = self.host
         self.runner = LineRunner(host, DownlinkQuery(bridge, self.line))
 
@@ -103,10 +103,10 @@ class Downlink:
     def stops(self) -> str:
         """Why the line stops for good."""
         self.until(lambda: self.runner.start_at == math.inf)
-        return str(self.host.said[-1]["text"])
+        return str(self.host.reports[-1]["text"])
 
-    def taken(self) -> dict[str, int]:
-        """Where the last batch that is done ends, in the one topic."""
+    def committed_offsets(self) -> dict[str, int]:
+        """End offsets of the last committed batch, in the one topic."""
         logs = Checkpoint(str(self.line.checkpoint))
         return next(iter(kafka_offsets_in(logs.offsets(logs.last_committed_batch())).values()), {})
 
@@ -122,7 +122,7 @@ def downlink(spark: SparkSession, mosquitto: Mosquitto, kafka: Kafka, tmp_path: 
 
 
 def test_deleted_records_and_a_recreated_topic(downlink: Downlink, topic: NewTopic) -> None:
-    """Retention overtakes a stopped line, a batch is begun; then its topic is made anew, and is longer."""
+    """Retention overtakes a stopped line, a batch is planned; then its topic is recreated, and is longer."""
     name = topic()
     source = f'from = "{name}"'
     downlink.put(name, range(3))
@@ -138,19 +138,19 @@ def test_deleted_records_and_a_recreated_topic(downlink: Downlink, topic: NewTop
     assert "[TL-B06]" in downlink.stops()
     downlink.stop()
     downlink.run(source, 'on_data_loss = "go_on"', 'where = "false"')
-    downlink.hears([0, 1, 2, 8, 9])  # by the settings the batch was begun with
+    downlink.hears([0, 1, 2, 8, 9])  # with the settings the batch was planned with
     downlink.put(name, range(10, 12))
-    downlink.until(lambda: downlink.taken() == {"0": 12})  # and then by the file's
+    downlink.until(lambda: downlink.committed_offsets() == {"0": 12})  # and then by the file's
     downlink.stop()
 
     downlink.delete(name, again=True)
     downlink.put(name, range(100, 120))
     downlink.run(source, 'on_data_loss = "go_on"')
-    why = downlink.stops()
-    assert f'"{name}" (its id was ' in why
-    assert "offset 12 of partition 0; nothing is read from the new one" in why
-    assert re.search(r"towline reset \S+ line\b", why)
-    assert "; from its end, set starting_offsets" in why
+    error = downlink.stops()
+    assert f'"{name}" (its id was ' in error
+    assert "offset 12 of partition 0; nothing is read from the new one" in error
+    assert re.search(r"towline reset \S+ line\b", error)
+    assert "; from its end, set starting_offsets" in error
     assert downlink.ear.numbers() == [0, 1, 2, 8, 9], "no record of the new one"
     downlink.stop()
     reset_line(downlink.line)
@@ -172,13 +172,13 @@ def test_a_deleted_topic_of_a_pattern_stops_no_line(downlink: Downlink, topic: N
     downlink.delete(two)
     downlink.put(one, range(2, 4))
     downlink.hears([0, 1, 2, 3])
-    told = [text for report in downlink.host.said for text in report.get("remarks", ())]
+    remarks = [text for report in downlink.host.reports for text in report.get("remarks", ())]
     lost = "was deleted from Kafka; all of its known records were delivered"
-    assert told == [f'topic "{two}", read up to offset 2, {lost}']
+    assert remarks == [f'topic "{two}", read up to offset 2, {lost}']
     downlink.stop()
     downlink.delete(three)
     downlink.run(source)
     downlink.put(one, range(4, 5))
     downlink.hears([0, 1, 2, 3, 4])
-    (stopped,) = [report for report in downlink.host.said if report["kind"] == "failed"]
+    (stopped,) = [report for report in downlink.host.reports if report["kind"] == "failed"]
     assert "Partitions Set(" in stopped["text"], "Spark is asked to stop at any other loss"

@@ -30,8 +30,8 @@ RECORD = (
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def section(**said: Any) -> DownlinkSection:
-    return DownlinkSection.model_validate({"name": "line", "from": "t", **said})
+def section(**settings: Any) -> DownlinkSection:
+    return DownlinkSection.model_validate({"name": "line", "from": "t", **settings})
 
 
 def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> tuple[Any, ...]:
@@ -39,22 +39,24 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
     return key, value, "t", more.get("partition", 0), more.get("offset", 0), NOW, headers
 
 
-def applied(frame: DataFrame, said: DownlinkSection, **more: Any) -> DataFrame:
-    return downsql.apply_downlink_sql(frame, said, line_of(said), **more)
+def applied(frame: DataFrame, downlink: DownlinkSection, **more: Any) -> DataFrame:
+    return downsql.apply_downlink_sql(frame, downlink, line_of(downlink), **more)
 
 
-def down(spark: SparkSession, said: DownlinkSection, *records: tuple[Any, ...], **more: Any) -> Any:
+def down(spark: SparkSession, downlink: DownlinkSection, *records: tuple[Any, ...], **more: Any) -> Any:
     """Of each record its columns, and what Kafka gets of all that are refused."""
-    rows = applied(spark.createDataFrame(records, RECORD), said, **more).toArrow().combine_chunks()
-    table = message_table(line_of(said))
-    (made,) = render_rows(table, rows.to_batches(), Counter(), has_dead_letter_topic=True)
-    messages = made.select([*map(internal, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
-    refused = made.filter(made.column(OUTCOME).cast("bool"))
+    rows = applied(spark.createDataFrame(records, RECORD), downlink, **more).toArrow().combine_chunks()
+    table = message_table(line_of(downlink))
+    (batch,) = render_rows(table, rows.to_batches(), Counter(), has_dead_letter_topic=True)
+    messages = (
+        batch.select([*map(internal, SENT), OUTCOME, FAULT]).rename_columns([*SENT, "outcome", FAULT]).to_pylist()
+    )
+    refused = batch.filter(batch.column(OUTCOME).cast("bool"))
     return messages, kafka_gets(table, refused)
 
 
 @pytest.mark.parametrize("name", ["topic", "content_type", "response_topic"])
-def test_text_that_is_said_in_sql_is_looked_at_too(spark: SparkSession, name: str) -> None:
+def test_text_from_sql_is_checked_too(spark: SparkSession, name: str) -> None:
     """Spark casts any bytes to a string, and Arrow carries them: the gateway would have to set them aside."""
     values: dict[str, Any] = {"topic": "fine", name: {"sql": "concat('a/', CAST(key AS STRING))"}}
     (bad, fine, none), _ = down(spark, section(**values), record(b"\xff"), record("ü".encode()), record(None))
@@ -73,9 +75,9 @@ NOTICE_OF: dict[str, Any] = {
 }
 
 
-def test_what_a_line_refuses_is_a_dead_letter_and_kafka_is_told(spark: SparkSession) -> None:
+def test_a_refused_record_is_a_dead_letter_and_a_failure_notice(spark: SparkSession) -> None:
     """The SQL of a notice may name why: so Spark is told first."""
-    said = section(
+    downlink = section(
         topic="a/{key}",
         properties="mqtt",
         fields={"shout": "upper(CAST(key AS STRING))"},
@@ -87,7 +89,7 @@ def test_what_a_line_refuses_is_a_dead_letter_and_kafka_is_told(spark: SparkSess
     records = [record(key, headers=headers, offset=at) for at, key in enumerate(keys)]
     odd, refused = "the SQL of reject raised an error on it", "no such device"
     topic = "MQTT takes no such topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
-    rows, letters = down(spark, said, *records, record(b"bad"))
+    rows, letters = down(spark, downlink, *records, record(b"bad"))
     assert [row[FAULT] for row in rows] == [None, refused, odd, topic, topic, None, refused]
     assert [topic for topic, *_ in letters] == [*["dead"] * 5, *["answers.t"] * 4]
     notices = letters[5:]
@@ -101,8 +103,8 @@ def test_what_a_line_refuses_is_a_dead_letter_and_kafka_is_told(spark: SparkSess
     assert notices[0][-1] == own_headers
 
 
-def test_everything_can_be_said_in_sql_or_as_a_template(spark: SparkSession) -> None:
-    said = section(
+def test_everything_can_be_sql_or_a_template(spark: SparkSession) -> None:
+    downlink = section(
         topic="c/{key}/{header.tenant}/{value.a.b[1]}/{kafka.offset}/{half}",
         fields={"twice": "offset * 2", "half": "twice / 4"},
         payload={"sql": "upper(CAST(value AS STRING)) -- loud"},
@@ -115,9 +117,9 @@ def test_everything_can_be_said_in_sql_or_as_a_template(spark: SparkSession) -> 
     )
     value = b'{"a": {"b": [1, "x"]}, "ttl": 60}'
     headers = [("tenant", b"acme"), ("mqtt.user.u", b"1"), ("mqtt.retain", b"true"), ("traceparent", b"00-1-2-01")]
-    one = record(value=value, headers=headers, offset=4)
+    source = record(value=value, headers=headers, offset=4)
     for parallelism in (1, 2):  # with two the messages are rendered before the task that writes
-        ((row,), _) = down(spark, said, one, parallelism=parallelism)
+        ((row,), _) = down(spark, downlink, source, parallelism=parallelism)
         assert (row["topic"], row["payload"]) == ("c/k/acme/x/4/2.0", value.upper())
         assert (row["retain"], row["message_expiry_seconds"], row["content_type"]) == (True, 60, "text/acme")
         assert (row["response_topic"], row["correlation_data"]) == ("r/k", b"t")
@@ -125,11 +127,11 @@ def test_everything_can_be_said_in_sql_or_as_a_template(spark: SparkSession) -> 
         assert pairs == [("u", "1"), ("traceparent", "00-1-2-01")]
 
 
-def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession) -> None:
+def test_partitions_are_by_topic_and_filtered_records_are_counted(spark: SparkSession) -> None:
     where = "CASE WHEN offset = 1 THEN raise_error('odd') WHEN offset = 3 THEN NULL ELSE offset % 2 = 0 END"
-    said = section(topic="d/{key}", where=where)
+    downlink = section(topic="d/{key}", where=where)
     records = [record(b"%d" % (n % 4), b"%d" % n, offset=n) for n in range(40)]
-    frame = applied(spark.createDataFrame(records, RECORD), said, parallelism=3)
+    frame = applied(spark.createDataFrame(records, RECORD), downlink, parallelism=3)
     rows = frame.withColumn("part", F.spark_partition_id()).toArrow().combine_chunks()
     sent = [row for row in rows.to_pylist() if row[OUTCOME] == 0]
     assert (
@@ -140,7 +142,7 @@ def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession)
     assert sorted(row["offset"] for row in sent) == list(range(0, 40, 2))
     assert all((row["value"], row["headers"]) == (None, None) for row in sent), "only the payload goes on"
     counts = Counter[str]()
-    parts = render_rows(message_table(line_of(said)), rows.to_batches(), counts, has_dead_letter_topic=True)
+    parts = render_rows(message_table(line_of(downlink)), rows.to_batches(), counts, has_dead_letter_topic=True)
     assert sum(batch.num_rows for batch in parts) == 21
     assert counts == Counter(records=40, filtered=18, undecided=1, unfit=1)
 
@@ -164,8 +166,8 @@ def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tm
 
 def test_a_transform_keeps_the_columns(spark: SparkSession) -> None:
     frame = spark.createDataFrame([record(b"a"), record(b"b")], RECORD)
-    said = section(topic="{key}", transform="m:f")
-    rows = applied(frame, said, transform=lambda rows: rows.where("key = 'b'")).collect()
+    downlink = section(topic="{key}", transform="m:f")
+    rows = applied(frame, downlink, transform=lambda rows: rows.where("key = 'b'")).collect()
     assert [bytes(row.key) for row in rows] == [b"b"]
     with pytest.raises(ConfigError, match="does not keep the column headers"):
-        applied(frame, said, transform=lambda rows: rows.drop("headers"))
+        applied(frame, downlink, transform=lambda rows: rows.drop("headers"))

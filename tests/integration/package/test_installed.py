@@ -22,7 +22,7 @@ import pytest
 from tests.conftest import NewTopic
 from tests.helpers import lacking, produce_all, wait_until
 from tests.integration.bridge.running import PATIENCE, in_kafka, publish
-from tests.integration.bridge.test_dlq import told
+from tests.integration.bridge.test_dlq import run_dlq
 from tests.integration.package.installing import ROOT, Installation, build, environ, pythons
 from towline import Client, Filter
 from towline.bridge.runtime.status import collect_status
@@ -214,7 +214,7 @@ class Example:
         answer = device.receive(PATIENCE)
         assert answer is not None
         assert (answer.topic, answer.payload) == ("down/valve", b"open")
-        _, out, _ = told("show", str(self.file))
+        _, out, _ = run_dlq("show", str(self.file))
         assert "1  too_large          line telemetry   in plant-7.dead-letters" in out
         assert "telemetry/t1/d1/large → telemetry  1,100,000 B" in out
 

@@ -37,10 +37,10 @@ def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, byte
     return _TopicRecord(3, 9, 0, key, value, headers)
 
 
-def test_a_range_is_never_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_range_of_a_mark_is_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     """And names nothing that came after the mark."""
     text = b'{"offsets":[[-5,1000000000000000000000],[7,3],[2,4]]}'
-    marks = [record(None, b"", [(REPLAY_MARK, one)]) for one in (text, b'{"offsets":[[1,1]]}')]
+    marks = [record(None, b"", [(REPLAY_MARK, value)]) for value in (text, b'{"offsets":[[1,1]]}')]
     monkeypatch.setattr(DeadLetterTopic, "_read_records", lambda *_: iter(marks))
     topic = DeadLetterTopic({}, "dead", {})
     topic._read_marks({3: 12})
@@ -54,11 +54,11 @@ def test_ranges_that_touch_are_one() -> None:
     assert merge_ranges([(7, 9), (1, 2), (3, 3), (8, 12), (5, 5)]) == [(1, 3), (5, 5), (7, 12)]
 
 
-def test_a_devices_header_marks_nothing() -> None:
+def test_a_header_of_a_device_is_no_mark() -> None:
     letter = DeadLetter(Reason.UNMAPPED, None, None, b"x", ((REPLAY_MARK, FORGED), ("a", b"b")))
-    (given,) = to_records(letter, 4096)
-    assert [*_replayed_by_mark(record(*given))] == []
-    assert ChunkAssembler().add(*given) == letter
+    (stored,) = to_records(letter, 4096)
+    assert [*_replayed_by_mark(record(*stored))] == []
+    assert ChunkAssembler().add(*stored) == letter
     assert [*_replayed_by_mark(record(b"k", b"v", [(REPLAY_MARK, FORGED)]))] == []
 
 
@@ -75,18 +75,18 @@ def test_a_devices_header_marks_nothing() -> None:
         b'{"offsets":[[1.5,2]]}',
     ],
 )
-def test_a_mark_that_is_none_of_ours_marks_nothing(value: bytes) -> None:
+def test_an_invalid_mark_marks_nothing(value: bytes) -> None:
     assert [*_replayed_by_mark(record(None, b"", [(REPLAY_MARK, value)]))] == []
 
 
 class Growing:
-    """A topic that gets a record for each that is read, as where a line gives up again what it was given back."""
+    """A topic that gets a record for each that is read, as where a line rejects its replayed letters again."""
 
     def __init__(self) -> None:
         self.read, self.closed = -1, False
 
-    def assign(self, places: list[Any]) -> None:
-        assert {place.topic for place in places} == {"dead"}
+    def assign(self, partitions: list[Any]) -> None:
+        assert {tp.topic for tp in partitions} == {"dead"}
 
     def poll(self, _: float) -> Any:
         self.read += 1
@@ -94,9 +94,9 @@ class Growing:
         return self.message(self.read % 2, self.read // 2)
 
     def message(self, partition: int, offset: int) -> Any:
-        said = {"partition": partition, "offset": offset, "timestamp": (1, 0), "key": None, "value": None}
-        said |= {"headers": None, "error": None}
-        return SimpleNamespace(**{name: lambda value=value: value for name, value in said.items()})
+        fields = {"partition": partition, "offset": offset, "timestamp": (1, 0), "key": None, "value": None}
+        fields |= {"headers": None, "error": None}
+        return SimpleNamespace(**{name: lambda value=value: value for name, value in fields.items()})
 
     def close(self) -> None:
         self.closed = True
@@ -112,10 +112,10 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> Growing:
 DEAD = DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {})
 
 
-def test_reading_stops_at_the_ends_that_were_there_first(grown: Growing) -> None:
+def test_reading_stops_at_the_first_end_offsets(grown: Growing) -> None:
     """They lie in the middle of a transaction's records, or above one that was aborted."""
-    found = [(one.partition, one.offset) for one in DEAD._read_records({0: 2, 1: 5})]
-    assert found == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
+    positions = [(record.partition, record.offset) for record in DEAD._read_records({0: 2, 1: 5})]
+    assert positions == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
     assert grown.closed
 
 
@@ -134,11 +134,11 @@ def test_a_stalled_partition_is_noticed_beside_a_growing_one(grown: Growing, mon
 @pytest.mark.usefixtures("grown")
 def test_a_slow_caller_does_not_time_out_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.05)
-    found = []
-    for one in DEAD._read_records({0: 1, 1: 3}):
-        found.append(one.offset)
+    offsets = []
+    for record in DEAD._read_records({0: 1, 1: 3}):
+        offsets.append(record.offset)
         time.sleep(0.1)
-    assert found == [0, 0, 1, 2]
+    assert offsets == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -149,13 +149,13 @@ def test_a_renamed_line_knows_its_letters(tmp_path: Path, other: bool) -> None:
     bridge = read(text, tmp_path)
     line = bridge.line("telemetry")
     Identity("telemetry", f"{bridge.name}.before.2", 2).save(line.gateway.state_dir)
-    (shelf,) = dead_letter_topics(bridge)
-    assert shelf.lines[f"{bridge.name}.before.2"] is line
-    assert shelf.lines["before"].name == ("before" if other else "telemetry")
+    (letters,) = dead_letter_topics(bridge)
+    assert letters.lines[f"{bridge.name}.before.2"] is line
+    assert letters.lines["before"].name == ("before" if other else "telemetry")
 
 
 def test_an_invalid_client_setting_is_a_config_error(tmp_path: Path) -> None:
-    """librdkafka's own word, in one line."""
+    """With librdkafka's text, in one line."""
     client = {
         "bootstrap.servers": "127.0.0.1:9",
         "security.protocol": "ssl",
@@ -203,7 +203,7 @@ def letter(
     return DeadLetter(reason, topic, b"k", b"payload", headers, partition=9, timestamp=5, source="telemetry")
 
 
-def test_a_row_comes_back_as_it_was() -> None:
+def test_the_source_row_is_rebuilt_unchanged() -> None:
     assert source_row(letter()) == {
         "topic": "telemetry/d1/x",
         "payload": b"payload",
@@ -229,43 +229,43 @@ def test_a_row_comes_back_as_it_was() -> None:
 
 def test_a_corrected_route_remaps_its_letters(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{device}"\n').uplinks
-    (made,) = LetterMapper(line, no_spark).remap([letter()])
-    assert made.record is not None
-    assert made.reason == ""
-    assert made.record[:4] == ("telemetry", b"payload", b"d1", -1)
-    assert made.record[6] == 1767225600000
-    assert ("mqtt.correlation-data", b"\x00\xff") in made.record[7]
-    assert [name for name, _ in made.record[7] if name == "mqtt.user.k"] == ["mqtt.user.k"] * 2
+    (result,) = LetterMapper(line, no_spark).remap([letter()])
+    assert result.record is not None
+    assert result.reason == ""
+    assert result.record[:4] == ("telemetry", b"payload", b"d1", -1)
+    assert result.record[6] == 1767225600000
+    assert ("mqtt.correlation-data", b"\x00\xff") in result.record[7]
+    assert [name for name, _ in result.record[7] if name == "mqtt.user.k"] == ["mqtt.user.k"] * 2
 
 
-def test_letters_that_still_can_not_be_mapped_stay(tmp_path: Path) -> None:
+def test_unmappable_letters_stay(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{mqtt.user.none}"\nkey_required = true\n').uplinks
     elsewhere = (("mqtt.topic", b"nobody"),)
-    made = LetterMapper(line, no_spark).remap([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
-    assert [(one.record, one.reason) for one in made] == [
+    results = LetterMapper(line, no_spark).remap([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
+    assert [(result.record, result.reason) for result in results] == [
         (None, "the message lacks what its key or its dedupe key is made of"),
         (None, "no route takes this topic"),
         (None, "it names no topic"),
     ]
 
 
-def test_a_record_that_kafka_refused_goes_as_it_was(tmp_path: Path) -> None:
+def test_a_record_that_kafka_refused_is_replayed_unchanged(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path).uplinks
     reasons = (Reason.TOO_LARGE, Reason.PARTITION, Reason.TIMESTAMP)
-    made = LetterMapper(line, no_spark).remap([letter(reason, (("h", None),)) for reason in reasons])
-    assert [one.record for one in made] == [
+    results = LetterMapper(line, no_spark).remap([letter(reason, (("h", None),)) for reason in reasons])
+    assert [result.record for result in results] == [
         ("x", b"payload", b"k", 9, None, None, 5, [("h", None)]),
         ("x", b"payload", b"k", -1, None, None, 5, [("h", None)]),
         ("x", b"payload", b"k", 9, None, None, 0, [("h", None)]),
     ]
 
 
-def test_letters_belong_to_the_line_that_signed_them(tmp_path: Path) -> None:
-    (shelf,) = dead_letter_topics(bridge(tmp_path))
-    assert shelf.topic == "plant-7.dead-letters"
-    assert set(shelf.lines) == {"telemetry", "plant-7.telemetry"}
-    assert shelf.line_of(letter()) is shelf.lines["telemetry"]
-    assert not shelf._matches(
+def test_letters_belong_to_their_source_line(tmp_path: Path) -> None:
+    (letters,) = dead_letter_topics(bridge(tmp_path))
+    assert letters.topic == "plant-7.dead-letters"
+    assert set(letters.lines) == {"telemetry", "plant-7.telemetry"}
+    assert letters.line_of(letter()) is letters.lines["telemetry"]
+    assert not letters._matches(
         StoredLetter(0, 0, 0, DeadLetter(Reason.UNROUTED, None, None, None, source="other")), LetterFilter()
     )
 
@@ -279,8 +279,8 @@ def test_no_number_of_a_letter_ends_a_replay(tmp_path: Path, value: bytes | None
     (line,) = bridge(tmp_path, 'key = "{mqtt.qos}-{mqtt.offset}"\n').uplinks
     numbers = ("qos", "message-expiry", "subscription-id", "received-at", "offset")
     forged = (("mqtt.topic", b"telemetry/d1/x"), *((f"mqtt.{name}", value) for name in numbers))
-    (made,) = LetterMapper(line, no_spark).remap([letter(headers=forged)])
-    assert (made.record is None) == bool(made.reason)
+    (result,) = LetterMapper(line, no_spark).remap([letter(headers=forged)])
+    assert (result.record is None) == bool(result.reason)
     row = source_row(letter(headers=forged))
     assert row is not None
     assert all(row[name] is None or row[name] < 2**63 for name in ("qos", "offset"))
@@ -294,7 +294,7 @@ def test_marks_name_offsets_in_ranges() -> None:
 def test_truncated_messages_are_never_replayed(tmp_path: Path) -> None:
     """Its value is no payload; and a ``where`` is not asked about it."""
     (line,) = bridge(tmp_path, 'where = "true"\n').uplinks
-    made = LetterMapper(line, no_spark).remap([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])
-    assert [one.record for one in made] == [None, None]
-    assert "max_packet_bytes" in made[0].reason
-    assert "MQTT packet" in made[1].reason
+    results = LetterMapper(line, no_spark).remap([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])
+    assert [result.record for result in results] == [None, None]
+    assert "max_packet_bytes" in results[0].reason
+    assert "MQTT packet" in results[1].reason

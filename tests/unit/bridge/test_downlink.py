@@ -1,4 +1,4 @@
-"""A downlink without brokers: its account, the order of its rows, its place on the screen."""
+"""A downlink without brokers: its account, the order of its rows, its line on the screen."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_messages_of_an_uncommitted_batch_are_uncounted() -> None:
     assert downlink_account(LineNotes(), {"outbox": OUTBOX}).uncounted == 90
 
 
-def test_an_outbox_that_knows_less_does_not_add_up() -> None:
+def test_an_outbox_with_fewer_messages_does_not_add_up() -> None:
     account = downlink_account(down(91), {"outbox": OUTBOX})
     assert "the writer brought 91 messages · the outbox knows 90" in account.sentence()
     away = downlink_account(down(91), {"outbox": OUTBOX, "away_since": 0.0})
@@ -62,7 +62,7 @@ def test_records_removed_by_a_transform_count_as_filtered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "told"),
+    ("notes", "expected"),
     [
         (down(90, {"taken": 92, "unlike": 2}), "Spark took 92 records · the writer was given 90 of them"),
         (down(90, {"taken": 90, "beyond": 3}), "Kafka's offsets have room for 87 records · Spark took 90"),
@@ -78,8 +78,8 @@ def test_records_removed_by_a_transform_count_as_filtered() -> None:
         ),
     ],
 )
-def test_sources_that_disagree_are_in_the_account(notes: LineNotes, told: str) -> None:
-    assert told in downlink_account(notes, {"outbox": OUTBOX}).disagreement_text
+def test_sources_that_disagree_are_in_the_account(notes: LineNotes, expected: str) -> None:
+    assert expected in downlink_account(notes, {"outbox": OUTBOX}).disagreement_text
 
 
 def test_a_missing_acknowledgement_is_in_the_account() -> None:
@@ -88,18 +88,18 @@ def test_a_missing_acknowledgement_is_in_the_account() -> None:
 
 
 def test_messages_and_refused_records_come_in_the_order_of_kafka() -> None:
-    places = [("t", 1, 3, "d"), ("t", 0, 9, None), ("s", 7, 8, "a"), ("t", 0, 10, "c")]
-    rows = placed([dict(zip((*POSITION_COLUMNS, internal("topic")), place, strict=True)) for place in places])
+    positions = [("t", 1, 3, "d"), ("t", 0, 9, None), ("s", 7, 8, "a"), ("t", 0, 10, "c")]
+    rows = rendered([dict(zip((*POSITION_COLUMNS, internal("topic")), row, strict=True)) for row in positions])
     messages, refused = split_by_outcome([rows.slice(0, 2), rows.slice(2)])
     assert [row["topic"] for part in messages for row in part.to_pylist()] == ["a", "c", "d"]
     assert [row["offset"] for part in refused for row in part.to_pylist()] == [9]
     assert [list(part) for part in split_by_outcome([])] == [[], []]
 
 
-def placed(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+def rendered(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """Rendered records; one without an MQTT topic is refused."""
-    made = [{**row, OUTCOME: int(RowOutcome.TOPIC_ABSENT) * (row[internal("topic")] is None)} for row in rows]
-    return pa.RecordBatch.from_pylist(made, schema=_PLACED)
+    columns = [{**row, OUTCOME: int(RowOutcome.TOPIC_ABSENT) * (row[internal("topic")] is None)} for row in rows]
+    return pa.RecordBatch.from_pylist(columns, schema=_RENDERED)
 
 
 @settings(deadline=None)  # files
@@ -107,26 +107,26 @@ def placed(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
     order: list[int], group: int, dead: set[int], memory: int
 ) -> None:
-    places = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
-    said = [
+    positions = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
+    fields = [
         {internal("payload"): b"%d" % n + bytes(100 * n), internal("topic"): None if n in dead else "t"} for n in order
     ]
-    records = placed([{**place, **one} for place, one in zip(places, said, strict=True)])
+    records = rendered([{**position, **row} for position, row in zip(positions, fields, strict=True)])
     with Spool(memory, None) as spool:
         spool.fill(records.slice(at, group) for at in range(0, 12, group))
         messages, refused = (list(part) for part in split_by_outcome(list(spool), max_bytes=2000))
         assert all(batch.num_rows == 1 or batch.nbytes <= 2000 for batch in messages)
         sent = [payload.rstrip(b"\0") for batch in messages for payload in batch.column("payload").to_pylist()]
         assert sent == [b"%d" % n for n in range(12) if n not in dead]
-        left = [row["partition"] * 6 + row["offset"] for batch in refused for row in batch.to_pylist()]
-        assert left == sorted(dead)
+        refused_numbers = [row["partition"] * 6 + row["offset"] for batch in refused for row in batch.to_pylist()]
+        assert refused_numbers == sorted(dead)
 
 
-_PLACED = pa.schema([*(RECORD.field(name) for name in POSITION_COLUMNS), *RENDERED_SCHEMA])
+_RENDERED = pa.schema([*(RECORD.field(name) for name in POSITION_COLUMNS), *RENDERED_SCHEMA])
 
 
 @pytest.mark.parametrize("header", ["h", "mqtt.topic"])
-def test_a_letter_goes_back_where_it_came_from(tmp_path: Path, header: str) -> None:
+def test_a_letter_is_replayed_to_its_source_partition(tmp_path: Path, header: str) -> None:
     """Also one whose record had come from MQTT: no route of an uplink is asked."""
     letter = DeadLetter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", ((header, b"1"),), 3, 17, "why", "commands")
     mapper = LetterMapper(down_file.the_line(down_file.GOOD, tmp_path), lambda: pytest.fail("there is no SQL"))
@@ -155,7 +155,7 @@ def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end
     assert status.exit_code(shown) == (1 if guarantee == "exactly_once" else 0)
 
 
-def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
+def test_status_and_screen_show_a_downlink(tmp_path: Path) -> None:
     state = BridgeState("b", tmp_path, {"line": "down"})
     view = state.lines["line"]
     view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}

@@ -34,7 +34,7 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 class ModelDownlink:
     """A line whose Spark, Kafka and gateway are not there, and whose writers, notes and account are."""
 
-    place: Path
+    directory: Path
     letters: bool = True
     batches: list[tuple[int, int, int]] = field(default_factory=list)
     accepted: int = 0
@@ -45,9 +45,9 @@ class ModelDownlink:
     def writer(self) -> DownlinkWriter:
         options = {"kafka.bootstrap.servers": "k:1", "deadLetterTopic": "dead", "guarantee": "at_least_once"}
         kafka = LetterSink(options).streamWriter(from_arrow_schema(DEAD_LETTER_SCHEMA), overwrite=False)
-        kafka._checkpoint_location = str(self.place)
+        kafka._checkpoint_location = str(self.directory)
         mqtt: Any = SimpleNamespace(commit=lambda *_: None)
-        return DownlinkWriter("", mqtt, kafka if self.letters else None, str(self.place))
+        return DownlinkWriter("", mqtt, kafka if self.letters else None, str(self.directory))
 
     def run(self, rows: tuple[int, int, int], kill_after: str = "") -> None:
         """A batch of records to be delivered, to be filtered, and dead letters; what was begun before comes first."""
@@ -64,25 +64,27 @@ class ModelDownlink:
                 answer = DownlinkResult(MqttTaskResult(0, batch, sent, already_stored=False), letters, counts)
                 self.writer.commit([answer], batch)
             elif step == "committed":
-                (self.place / "commits").mkdir(exist_ok=True)
-                (self.place / "commits" / str(batch)).touch()
+                (self.directory / "commits").mkdir(exist_ok=True)
+                (self.directory / "commits" / str(batch)).touch()
                 self.committed = batch
             if step == kill_after:
                 return
 
     def sentence(self, **outbox: int) -> str:
-        told = {"accepted": self.accepted, "delivered": self.accepted, "expired": 0, "refused": 0}
-        gateway = {"outbox": {**told, "acknowledged": self.accepted, **outbox}}
-        return downlink_account(LineNotes.read(self.place), gateway).sentence()
+        counts = {"accepted": self.accepted, "delivered": self.accepted, "expired": 0, "refused": 0}
+        gateway = {"outbox": {**counts, "acknowledged": self.accepted, **outbox}}
+        return downlink_account(LineNotes.read(self.directory), gateway).sentence()
 
 
 ROWS = st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 2))
 
 
 @given(st.booleans(), st.lists(st.tuples(ROWS, st.sampled_from(["", *STEPS])), max_size=12))
-def test_whatever_is_killed_wherever_the_sum_holds(letters: bool, runs: list[tuple[tuple[int, int, int], str]]) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        line = ModelDownlink(Path(place), letters)
+def test_the_account_adds_up_after_a_kill_at_any_step(
+    letters: bool, runs: list[tuple[tuple[int, int, int], str]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        line = ModelDownlink(Path(directory), letters)
         for rows, kill_after in runs:
             line.run(rows if letters else (*rows[:2], 0), kill_after)
             assert "adds up ✓" in line.sentence()
@@ -91,11 +93,11 @@ def test_whatever_is_killed_wherever_the_sum_holds(letters: bool, runs: list[tup
         sent, filtered, dead = (sum(column) for column in zip((0, 0, 0), *line.batches, strict=True))
         parts = {"dead-lettered": dead, "filtered": filtered}
         more = "".join(f" + {name} {count}" for name, count in parts.items() if count)
-        whole = f"taken {sent + filtered + dead} = delivered {sent}{more} + waiting 0   adds up ✓"
-        assert line.sentence() == whole
+        expected = f"taken {sent + filtered + dead} = delivered {sent}{more} + waiting 0   adds up ✓"
+        assert line.sentence() == expected
 
 
-def test_a_note_that_a_power_failure_took_leaves_what_the_outbox_knows(tmp_path: Path) -> None:
+def test_a_lost_note_leaves_the_counts_of_the_outbox(tmp_path: Path) -> None:
     line = ModelDownlink(tmp_path)
     line.run((5, 1, 2))
     (tmp_path / "towline.totals").unlink()

@@ -1,4 +1,4 @@
-"""What a downlink begins with: its mapping, its offsets, and what is counted again."""
+"""Mapping and offsets that a downlink starts with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
 from towline.kafka.admin import save_topic_ids
 
-# -- beginning again --
+# -- reset and unfinished batches --
 
 
 def checkpoint(line: Downlink, offsets: dict[str, Any], batch: int = 0, *, done: bool = True) -> None:
@@ -50,7 +50,7 @@ def test_a_reset_line_starts_after_the_last_committed_batch(tmp_path: Path) -> N
     assert not line.checkpoint.exists()
 
 
-def test_a_batch_that_was_begun_is_finished_by_its_settings(tmp_path: Path) -> None:
+def test_an_unfinished_batch_is_finished_with_its_settings(tmp_path: Path) -> None:
     """All that decides about its rows is as it was, and what is to be done about a loss as the file says it now."""
     bridge = read(GOOD + 'where = "old"\nparallelism = 2\ndead_letter_topic = "dead"\n', tmp_path)
     (before,) = bridge.downlinks
@@ -68,7 +68,7 @@ def test_a_batch_that_was_begun_is_finished_by_its_settings(tmp_path: Path) -> N
     assert query.query_to_start()._trigger() != {"once": True}
 
 
-def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_path: Path) -> None:
+def test_an_unfinished_batch_with_refused_settings_needs_a_reset(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     (line,) = bridge.downlinks
     mapping = json.dumps(json.loads(mapping_of(line)) | {"where": "'{key}' = 'a'"})
@@ -82,7 +82,7 @@ def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_
 
 
 @pytest.mark.parametrize(
-    ("more", "same"),
+    ("setting", "same"),
     [
         ('on_data_loss = "go_on"\n', True),
         ("trigger_interval_s = 3\n", True),
@@ -96,11 +96,11 @@ def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_
         ('from = "others"\n', False),
     ],
 )
-def test_the_settings_of_the_mapping(tmp_path: Path, more: str, same: bool) -> None:
-    head, _, own = GOOD.partition("[[downlink]]")
-    key = more.partition(" ")[0]
-    kept = head + "[[downlink]]" + "".join(f"{said}\n" for said in own.split("\n") if not said.startswith(f"{key} ="))
-    now, before = the_line(kept + more, tmp_path), the_line(GOOD, tmp_path)
+def test_the_settings_of_the_mapping(tmp_path: Path, setting: str, same: bool) -> None:
+    head, _, table = GOOD.partition("[[downlink]]")
+    key = setting.partition(" ")[0]
+    rest = head + "[[downlink]]" + "".join(f"{row}\n" for row in table.split("\n") if not row.startswith(f"{key} ="))
+    now, before = the_line(rest + setting, tmp_path), the_line(GOOD, tmp_path)
     assert (line_of_last_batches(now, mapping_of(before)) == line_of_last_batches(now, "")) is same
 
 
@@ -114,9 +114,9 @@ def test_the_settings_of_the_mapping(tmp_path: Path, more: str, same: bool) -> N
 )
 def test_a_reset_line_has_offsets_of_every_partition(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
     section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path)
-    stood = {"commands": {"0": 12}, "gone": {"0": 3}}
+    offsets = {"commands": {"0": 12}, "gone": {"0": 3}}
     topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
-    assert with_all_partitions(stood, topics, section) == wanted
+    assert with_all_partitions(offsets, topics, section) == wanted
 
 
 def test_a_module_that_ends_the_process_ends_its_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

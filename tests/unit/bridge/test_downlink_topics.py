@@ -1,6 +1,6 @@
-"""What becomes of a line whose Kafka topics are gone, and what a broker without topic ids leaves unknown.
+"""Check of a downlink's Kafka topics: deleted, recreated, or on a broker without topic ids.
 
-What Kafka answers is given; `tests/integration/bridge/test_downlink_topics.py` asks a real one.
+Kafka's answers are fakes; `tests/integration/bridge/test_downlink_topics.py` asks a real one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from towline.kafka.admin import KafkaAdmin, recreated_topics, save_topic_ids
 
 PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")
 GO_ON = PATTERN + 'on_data_loss = "go_on"\n'
-#: Of batch 0, which is done, and of batch 1, which is or is not: where each topic ends. What that makes of topic t.b,
-#: which is gone, with batches of at most 100 records.
+#: End offsets of batch 0, which is committed, and of batch 1; whether batch 1 is committed; the bridge file; the
+#: error about the deleted topic t.b, with batches of at most 100 records.
 CASES = [
     # all of it was delivered: it stood still, or the batch had room for more
     ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 5}, True, PATTERN, ""),
@@ -34,10 +34,10 @@ CASES = [
     ({"t.a": 1, "t.b": 5}, {"t.a": 200, "t.b": 5}, True, PATTERN, ""),
     # the batch was full: there was more of it, or there may have been
     ({"t.a": 1, "t.b": 5}, {"t.a": 50, "t.b": 55}, True, PATTERN, 'topic "t.b" behind offset 55'),
-    # begun without it, as Spark does when it is gone, and never run
+    # planned without it, as Spark does when it is deleted, and never run
     ({"t.a": 1, "t.b": 5}, {"t.a": 9}, False, PATTERN, ""),
     ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, PATTERN, 'topic "t.b" behind offset 55'),
-    # begun with records of it, or with none
+    # planned with records of it, or with none
     ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, PATTERN, 'offsets 5 to 7 of topic "t.b", partition 0'),
     ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, GO_ON, "Spark would wait for a deleted topic"),
     ({"t.a": 1}, {"t.a": 9, "t.b": 0}, False, PATTERN, ""),
@@ -45,12 +45,12 @@ CASES = [
 ]
 
 
-def ends(of: dict[str, int]) -> dict[str, dict[str, int]]:
-    return {name: {"0": at} for name, at in of.items()}
+def ends(offsets: dict[str, int]) -> dict[str, dict[str, int]]:
+    return {name: {"0": offset} for name, offset in offsets.items()}
 
 
 @pytest.mark.parametrize(("first", "second", "done", "file", "lost"), CASES)
-def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
+def test_a_deleted_topic_stops_a_line_only_where_records_were_unread(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     first: dict[str, int],
@@ -67,22 +67,22 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
     monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda _, names: {"t.a": "A"} if "t.a" in names else {})
     monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 0})
 
-    def look() -> TopicCheck:
+    def check() -> TopicCheck:
         return check_topics(line, "bridge.toml", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
     if lost:
         with pytest.raises(KafkaError, match=r"TL-B06") as caught:
-            look()
+            check()
         assert lost in str(caught.value)
         assert "towline reset bridge.toml commands" in caught.value.remedy
         return
-    found = look()
-    assert found.has_removed_topics
-    (remark,) = found.remarks
+    result = check()
+    assert result.has_removed_topics
+    (remark,) = result.remarks
     assert ("was deleted from Kafka; all of its known records were delivered" in remark) is (file is PATTERN)
 
 
-def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
+def test_a_topic_deleted_before_the_first_batch_may_have_had_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge = read(PATTERN, tmp_path)
@@ -99,7 +99,7 @@ def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
 def test_while_a_topic_is_missing_deleted_records_of_others_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark is told not to stop at a loss for that one batch, and would not say it."""
+    """Spark does not stop at a loss in that one batch, and would not report it."""
     bridge = read(PATTERN, tmp_path)
     (line,) = bridge.downlinks
     checkpoint(line, ends({"t.a": 1, "t.b": 5}))
@@ -121,12 +121,12 @@ def test_a_missing_configured_topic_is_an_error_and_a_removed_one_a_remark(
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
         check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
     monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "A", "former": "B", "more": ""})
-    found = check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
-    assert found.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
-    assert found.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
+    result = check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
+    assert result.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
+    assert result.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
 
 
-def test_before_the_first_offset_the_ids_are_noted_and_a_silent_kafka_is_waited_for(
+def test_topic_ids_are_saved_before_the_first_offset_and_need_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With "latest" the first offset is one of the topic that was there then."""
@@ -160,28 +160,26 @@ def test_a_reset_line_reads_a_recreated_topic_from_starting_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, wanted: dict[str, int]
 ) -> None:
     """Both ways out of TL-B06; the other topics go on where they stood."""
-    said = f"starting_offsets = {start}\n" if start else ""
-    bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic') + said, tmp_path)
+    setting = f"starting_offsets = {start}\n" if start else ""
+    bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic') + setting, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
     query._topic_check = TopicCheck({"commands": "B", "more": "M"})
     monkeypatch.setattr(KafkaAdmin, "info", lambda _: type("Info", (), {"topics": {"commands": 2, "more": 1}}))
     offsets, ids = ends({"commands": 12, "more": 3}), {"commands": "A", "more": "M"}
-    begins = json.loads(query._starting_offsets(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
-    assert begins == {"commands": wanted, "more": {"0": 3}}
+    starting = json.loads(query._starting_offsets(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
+    assert starting == {"commands": wanted, "more": {"0": 3}}
 
 
 _IDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2"]))
 
 
 @given(_IDS, _IDS)
-def test_an_unknown_id_is_no_other_one(kept: dict[str, str], now: dict[str, str]) -> None:
+def test_an_unknown_topic_id_is_no_change(kept: dict[str, str], now: dict[str, str]) -> None:
     both = {name for name in kept.keys() & now.keys() if kept[name] and now[name]}
     assert recreated_topics(kept, now) == sorted(name for name in both if kept[name] != now[name])
 
 
-def test_a_broker_without_ids_answers_with_zeros_and_a_note_that_is_torn_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_without_topic_ids_and_a_torn_file_give_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka before 2.8 has no topic ids, and librdkafka shows 0 for that."""
     described = {name: SimpleNamespace(topic_id=Uuid(0, number)) for number, name in enumerate(["old", "new"])}
     monkeypatch.setattr(KafkaAdmin, "describe_topics", lambda *_: described)

@@ -84,14 +84,14 @@ def test_a_directory_or_a_pattern_names_its_jars_once(tmp_path: Path) -> None:
     (tmp_path / "jars" / "nested.jar").mkdir(parents=True)
     for file in (*jars, tmp_path / "jars" / "README", tmp_path / "other[1].jar"):
         file.touch()
-    for names, taken in (
+    for names, expected in (
         (["jars"], jars),
         (["jars/*.jar", str(jars[0])], jars),
         (["jars/kafka*"], jars[:1]),
         (["other[1].jar"], [tmp_path / "other[1].jar"]),
     ):
         bridge = read(f"{GOOD}[spark]\nkafka_jars = {json.dumps(names)}\n", tmp_path)
-        assert bridge.spark.kafka_jars == tuple(taken)
+        assert bridge.spark.kafka_jars == tuple(expected)
     (tmp_path / "empty").mkdir()
     for named in ("empty", "jars/x*", "none/*.jar", "jars/a**b"):
         with pytest.raises(ConfigErrors, match=re.escape(f"no jar file is at {tmp_path}/{named}.")):
@@ -108,26 +108,26 @@ def test_configured_jars_are_used_and_shown(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigErrors, match=r"no jar file is at .*gone\.jar"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 
-    def nothing(version: str) -> list[Path]:
+    def no_jars(version: str) -> list[Path]:
         raise SetupError("TL-S15", "maven", f"no {version}", "Bring it.")
 
-    monkeypatch.setattr(kafka_source, "spark_kafka_jars", nothing)
+    monkeypatch.setattr(kafka_source, "spark_kafka_jars", no_jars)
     monkeypatch.setattr(kafka_source, "cached_spark_kafka_jars", lambda _: [])
     bare = read(GOOD, tmp_path)
     assert "Maven brings its jars at the first start" in kafka_source.source_description(bare)
     with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be fetched .* \[TL-B07\]") as caught:
         kafka_source.with_kafka_jars(bare)
-    way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
-    assert way in caught.value.remedy  # of who has no Maven
+    setting = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
+    assert setting in caught.value.remedy  # of who has no Maven
     assert caught.value.remedy.startswith("Bring it. Or name their directory with kafka_jars"), (
         "Maven's cause and its cure"
     )
-    packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
+    packages = read(f"{GOOD}[spark.conf]\n{setting}\n", tmp_path)
     assert kafka_source.with_kafka_jars(packages) is packages
     assert kafka_source.source_description(packages).endswith(
         "Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
     )
-    others = read(f"{GOOD}[spark.conf]\n{way.replace('sql-kafka-0-10', 'avro')}\n", tmp_path)
+    others = read(f"{GOOD}[spark.conf]\n{setting.replace('sql-kafka-0-10', 'avro')}\n", tmp_path)
     assert "Maven brings its jars" in kafka_source.source_description(others)
     with pytest.raises(ConfigError, match="TL-B07"):
         kafka_source.with_kafka_jars(others)
