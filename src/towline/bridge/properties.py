@@ -41,30 +41,28 @@ def user_property(header: str) -> str | None:
     return header.removeprefix(USER_PREFIX) if header.startswith(USER_PREFIX) else None
 
 
-def property_headers(
-    topic: bytes | None, qos: int | None, received_us: int, columns: Mapping[str, Any]
-) -> list[Header]:
+def property_headers(topic: bytes | None, qos: int | None, received_us: int, row: Mapping[str, Any]) -> list[Header]:
     """Return the headers of all properties, in the order of `HEADERS`.
 
     Args:
         topic: The topic name, UTF-8; None where a dead letter has none, as for all that follows.
         qos: 0, 1 or 2.
         received_us: Microseconds since 1970 UTC.
-        columns: Optional properties, by the columns of `towline.schema.ROW_SCHEMA`.
+        row: Optional properties, by the columns of `towline.schema.ROW_SCHEMA`.
     """
     headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", to_bytes(qos))]
-    headers += [("mqtt.retain", b"true")] if columns["retain"] else []
+    headers += [("mqtt.retain", b"true")] if row["retain"] else []
     optional = {
-        "mqtt.content-type": columns["content_type"],
-        "mqtt.response-topic": columns["response_topic"],
-        "mqtt.correlation-data": columns["correlation_data"],
-        "mqtt.message-expiry": columns["message_expiry_seconds"],
-        "mqtt.payload-format": None if columns["payload_is_utf8"] is None else int(columns["payload_is_utf8"]),
+        "mqtt.content-type": row["content_type"],
+        "mqtt.response-topic": row["response_topic"],
+        "mqtt.correlation-data": row["correlation_data"],
+        "mqtt.message-expiry": row["message_expiry_seconds"],
+        "mqtt.payload-format": None if row["payload_is_utf8"] is None else int(row["payload_is_utf8"]),
     }
     headers += [(name, to_bytes(value)) for name, value in optional.items() if value is not None]
-    headers += [("mqtt.subscription-id", to_bytes(number)) for number in columns["subscription_ids"] or ()]
+    headers += [("mqtt.subscription-id", to_bytes(number)) for number in row["subscription_ids"] or ()]
     headers.append(("mqtt.received-at", to_bytes(received_us)))
-    headers += [(user_header(pair["key"]), to_bytes(pair["value"])) for pair in columns["user_properties"] or ()]
+    headers += [(user_header(pair["key"]), to_bytes(pair["value"])) for pair in row["user_properties"] or ()]
     return headers
 
 

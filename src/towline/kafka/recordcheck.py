@@ -243,14 +243,12 @@ class RecordCheck:
         """Return the dead letter of a record, in as many chunks as the topic's limit requires."""
         topic, value, key, partition, _, _, timestamp, headers = record
         originals = tuple(self._columns.original_headers(batch, row, headers or ()))
-        partition_or_none = None if partition == -1 else partition
+        to_partition = None if partition == -1 else partition
         when = timestamp or None
-        dead_letter = DeadLetter(
-            fault.reason, topic, key, value, originals, partition_or_none, when, fault.detail, self._source
-        )
+        letter = DeadLetter(fault.reason, topic, key, value, originals, to_partition, when, fault.detail, self._source)
         name = self._settings.dead_letter_topic
         # The dead letter has the current time: its original timestamp may be the fault, and would be refused again.
-        return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._letter_bytes())]
+        return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(letter, self._letter_bytes())]
 
     def _letter_bytes(self) -> int:
         topic_limits = self._limits.topics.get(self._settings.dead_letter_topic or "")  # unknown before `check_batches`

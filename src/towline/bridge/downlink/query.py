@@ -209,10 +209,8 @@ class DownlinkQuery(LineQuery[Downlink]):
         self._ignores_data_loss = self._topic_check.has_removed_topics and not summary.all_committed
         self._finish_only = self._finish_only or self._ignores_data_loss
         identity = _with_mapping(line, identity, summary)
-        records, transform = self._read_stream(spark, identity), _transform(line)
-        rows = apply_downlink_sql(
-            records, line, self._message_options(identity), transform, parallelism=line.parallelism
-        )
+        records, options = self._read_stream(spark, identity), self._message_options(identity)
+        rows = apply_downlink_sql(records, line, options, _transform(line), parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
 
     def count_spark(self, progress: Mapping[str, Any]) -> None:
@@ -326,9 +324,8 @@ def _with_mapping(line: Downlink, identity: Identity, summary: CheckpointSummary
     """
     if not summary.all_committed:
         return identity
-    (status,) = wait_for_answers(
-        endpoints_of([str(line.gateway.state_dir)], ClientAccess()), request_status, is_local=True
-    )
+    endpoints = endpoints_of([str(line.gateway.state_dir)], ClientAccess())
+    (status,) = wait_for_answers(endpoints, request_status, is_local=True)
     online = status.get("state") == "online"  # only then the broker's limit is known, and None means no limit
     limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
     return identity.update(line.gateway.state_dir, mapping=mapping_of(line), packet_limit=limit)
