@@ -19,7 +19,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "mqtt.response-topic": "topic name, UTF-8",
     "mqtt.correlation-data": "the bytes",
     "mqtt.message-expiry": "seconds left on receipt, decimal",
-    "mqtt.payload-format": '"1" for UTF-8 text, "0" for bytes, when said',
+    "mqtt.payload-format": '"1" for UTF-8 text, "0" for bytes, if it is set',
     "mqtt.subscription-id": "decimal; one header for each",
     "mqtt.received-at": "microseconds since 1970 UTC, decimal; the record's timestamp has the milliseconds",
     "mqtt.user.<key>": "user property, one header for each; traceparent and tracestate have no prefix",

@@ -73,7 +73,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_every_bad_record_is_kept_and_the_others_arrive(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
+def test_every_bad_record_is_a_dead_letter_and_the_others_arrive(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
     good, small = topic("good"), topic("small", 1, {"max.message.bytes": "50000"})
     compacted = topic("compacted", 1, {"cleanup.policy": "compact"})
     # Its own limit is small as well, so the large one becomes chunks.

@@ -152,7 +152,7 @@ def test_a_deleted_checkpoint_is_recognised(spark: SparkSession, kafka: Kafka, t
     check(kafka, name)
 
 
-def test_lost_markers_are_found(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+def test_lost_markers_are_detected(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
     name, lost = topic(), topic("markers", 1, {"cleanup.policy": "compact"})
     frame = counting(spark).coalesce(1)
     run_to_end(to_kafka(frame, kafka, name, tmp_path), 2)

@@ -205,9 +205,7 @@ def granted(name: str, left_out: str = "") -> list[Right]:
         ("settings", {"TL-D39": UNKNOWN}),
     ],
 )
-def test_a_right_that_is_missing(
-    guarded: SecuredKafka, tmp_path: Path, left_out: str, expected: dict[str, Verdict]
-) -> None:
+def test_a_missing_acl(guarded: SecuredKafka, tmp_path: Path, left_out: str, expected: dict[str, Verdict]) -> None:
     name = f"b{next(_numbers)}"
     put(guarded.internal_bootstrap, sound_topics(name))
     grant(guarded, granted(name, left_out))
@@ -220,7 +218,7 @@ def secured(broker: SecuredKafka, password: Path | None = None) -> Callable[[str
     return lambda text: text.replace("create_topics", own)
 
 
-def test_a_password_that_is_wrong(guarded: SecuredKafka, tmp_path: Path) -> None:
+def test_a_wrong_password(guarded: SecuredKafka, tmp_path: Path) -> None:
     wrong = tmp_path / "password"
     wrong.write_text("hunter2")
     found = asked_of(replace(bridge_case(tmp_path, "b", guarded.bootstrap, secured(guarded, wrong)), timeout_s=3.0))

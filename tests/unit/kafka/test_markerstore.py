@@ -140,7 +140,7 @@ def test_the_last_record_with_the_key_counts_however_far_back_it_is(
         assert reader().read_marker(0) == expected
 
 
-def test_a_marker_near_the_end_is_found_without_reading_the_topic(memory: MemoryKafka) -> None:
+def test_a_marker_near_the_end_needs_no_read_of_the_whole_topic(memory: MemoryKafka) -> None:
     """Compaction comes late: years of markers may lie before it."""
     memory.topics[TOPIC] = 1
     older = Written(TOPIC, 0, b"s/0", OLDER.to_json())

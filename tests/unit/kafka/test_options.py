@@ -30,7 +30,7 @@ def test_at_least_once_is_idempotent_and_waits_for_all_replicas() -> None:
     assert client["message.timeout.ms"] == "60000"
 
 
-def test_at_most_once_waits_for_nobody_and_repeats_nothing() -> None:
+def test_at_most_once_has_no_acks_and_no_retries() -> None:
     settings = SinkSettings.parse({**BASE, "guarantee": "at_most_once"})
     assert (settings.client["acks"], settings.client["retries"]) == ("0", "0")
     assert settings.client["enable.idempotence"] == "false"

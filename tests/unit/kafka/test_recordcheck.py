@@ -99,7 +99,7 @@ def test_learned_limits_only_get_lower(one: TopicLimits, other: TopicLimits) -> 
 @pytest.mark.parametrize(
     ("moment", "bad"), [(NOW + 3 * HOUR, NOW + 3 * HOUR), (NOW - 3 * HOUR, NOW - 4 * HOUR)], ids=["ahead", "back"]
 )
-def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
+def test_a_refused_timestamp_is_learned(moment: int, bad: int) -> None:
     told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
     lessons = RefusalLearner(kafka_settings())
     failed = FailedRecord("u", ClientError(ClientError.INVALID_TIMESTAMP))
@@ -174,7 +174,7 @@ ALL = ("key", "value", "topic", "partition", "timestamp", "headers")
         (TopicLimits(1, 1_000, None, None, "delete"), "TL-K72", "takes 1,000 bytes"),
     ],
 )
-def test_a_topic_that_is_no_place_for_letters(
+def test_a_topic_that_can_not_take_dead_letters(
     monkeypatch: pytest.MonkeyPatch, facts: TopicLimits, code: str, told: str
 ) -> None:
     monkeypatch.setitem(TOPICS, "dlq", facts)
