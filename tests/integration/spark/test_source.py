@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
@@ -166,15 +165,6 @@ def test_max_messages_per_trigger(spark: SparkSession, server: Served, start: St
 # -- the watermark ---------------------------------------------------------------------------------------------------
 
 
-@of_the_reader
-def test_the_last_message_of_an_idle_source_is_committed(spark: SparkSession, server: Served, start: Start) -> None:
-    """Spark's own commit() never comes for it; `start` of latestOffset does, also without a known checkpoint [I5]."""
-    query = start(load(spark, server, checkpointLocation=""), Collected())
-    for end in (1, 2):
-        server.add(1)
-        until(query, partial(committed, server, end))
-
-
 def test_nothing_is_committed_before_the_batch_is(spark: SparkSession, server: Served, start: Start) -> None:
     server.add(10)
     seen: list[int] = []
@@ -280,26 +270,6 @@ def test_a_query_survives_a_restart_of_its_gateway(spark: SparkSession, start: S
         query.stop()
 
 
-def test_an_older_copy_that_has_gone_on_stops_the_query(spark: SparkSession, start: Start, tmp_path: Path) -> None:
-    """[I14]: the same journal, and longer than the checkpoint by now."""
-    place = tmp_path / "a"
-    with served(place) as one:
-        one.add(5)
-    shutil.copytree(place / "inbox", place / "copy")
-    with served(place) as one:
-        one.add(5)
-        finished(start(load(spark, one), Collected(), availableNow=True))
-    shutil.rmtree(place / "inbox")
-    (place / "copy").rename(place / "inbox")
-    with served(place) as one:
-        one.add(10)
-        line = failure(start(load(spark, one), Collected(), availableNow=True))
-        assert one.journal.first_offset == 0
-        assert not any(one.journal.consumers.values())
-    assert "this is an older copy that was written to since. Bring back the newest state directory" in line
-    assert "[TL-G26]" in line
-
-
 # -- consumers -------------------------------------------------------------------------------------------------------
 
 
@@ -378,12 +348,6 @@ def test_a_table_has_the_columns_and_its_reader_the_options(spark: SparkSession,
         )
     finally:
         spark.sql("DROP TABLE received")
-
-
-def test_no_gateway_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    frame = spark.read.format("mqtt").option("gateway", str(tmp_path)).load()
-    with pytest.raises((AnalysisException, PythonException), match=r"no gateway runs in this state directory"):
-        frame.count()
 
 
 def test_a_schema_of_ones_own_is_refused(spark: SparkSession, server: Served, start: Start) -> None:

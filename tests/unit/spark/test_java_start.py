@@ -60,31 +60,22 @@ def test_it_has_what_a_local_master_needs_and_no_zip() -> None:
     assert (home / "bin" / "spark-submit").exists()
     assert list((home / "jars").glob("spark-core_*.jar"))
     assert not (home / "python").exists()
+    assert (home / "conf").readlink() == (home / "jars").readlink().parent / "conf", "a configuration beside PySpark"
     assert light_spark_home() == home
 
 
-def test_the_users_own_home_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    assert light_spark_home() is None
-
-
-def test_a_configuration_beside_pyspark_counts() -> None:
+@pytest.mark.parametrize("why", ["the user has a home", "links lead nowhere", "nothing can be written"])
+def test_there_is_none_where_another_one_must_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str) -> None:
     home = light_spark_home()
     assert home is not None
-    assert (home / "conf").readlink() == (home / "jars").readlink().parent / "conf"
-
-
-def test_links_into_nothing_are_no_home(tmp_path: Path) -> None:
-    home = light_spark_home()
-    assert home is not None
-    (home / "jars").unlink()
-    (home / "jars").symlink_to(tmp_path / "removed")
-    assert light_spark_home() is None
-
-
-def test_where_nothing_can_be_written_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file"))
+    if why == "the user has a home":
+        monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    elif why == "links lead nowhere":
+        (home / "jars").unlink()
+        (home / "jars").symlink_to(tmp_path / "removed")
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file"))
     assert light_spark_home() is None
 
 
@@ -144,19 +135,13 @@ def test_an_archive_is_made_once(jars: Path) -> None:
     assert make(class_archive_path(jars, jars.with_name("some"))) == []
 
 
-def test_jars_that_were_installed_anew_have_another_and_the_old_one_goes(jars: Path) -> None:
+def test_jars_that_were_installed_anew_have_another_and_only_the_old_one_goes(jars: Path) -> None:
     """Java would ignore it without a word, and every start would take twice as long again."""
-    old = class_archive_path(jars, jars.with_name("some"))
+    old, other = (class_archive_path(jars, jars.with_name(stem)) for stem in ("some", "other"))
     make(old)
+    make(other)
     os.utime(jars / "a.jar", (1, 1))
     new = class_archive_path(jars, jars.with_name("some"))
     assert new != old
     assert len(make(new)) == 1
-    assert (old.exists(), new.exists()) == (False, True)
-
-
-def test_the_archive_of_other_jars_stays(jars: Path) -> None:
-    one, other = (class_archive_path(jars, jars.with_name(stem)) for stem in ("one", "other"))
-    make(one)
-    make(other)
-    assert one.exists()
+    assert (old.exists(), new.exists(), other.exists()) == (False, True, True), "that of other jars stays"

@@ -69,14 +69,6 @@ def test_an_answer_that_is_missing_or_of_another_batch(strange: KafkaTaskResult 
     assert caught.value.code == "TL-K08"
 
 
-def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
-    sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
-    sink._checkpoint_location = str(tmp_path)
-    for batch in (7, 7):  # Spark was killed before it noted the commit
-        sink.commit([written(dead_lettered=3), written()], batch)
-    assert noted(tmp_path, 7)["dead_lettered"] == 3
-
-
 def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
     """Of a task that was skipped what its marker says; of one by a person's marker nobody knows."""
     sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)

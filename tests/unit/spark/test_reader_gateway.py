@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from tests.helpers import wait_until
-from tests.unit.gateway.serving import Served, hold_as, mark, served
+from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, offset, table
 from tests.unit.spark.several import until
 from towline.errors import GatewayUnreachable, ReaderFenced
 from towline.gateway.client import GatewayClient, Lease
-from towline.spark import gateways, link
+from towline.spark import link
 from towline.spark.link import GatewayAddress, ReadPlan, retry_while_unreachable
 from towline.spark.options import driver_pid
 from towline.spark.reader import MqttStreamReader, Slice
@@ -88,15 +88,6 @@ def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamRe
         newer.acquire(Lease("default"))
         with pytest.raises(ReaderFenced, match="TL-G07"):
             stream.latestOffset(at, ALL)
-
-
-def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "LEASE_WAIT_S", 0.1)
-    with subprocess.Popen(["sleep", "60"]) as other:
-        hold_as(server, "default", mark(other.pid))
-        with pytest.raises(ReaderFenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):
-            stream.initialOffset()
-        other.kill()
 
 
 def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
