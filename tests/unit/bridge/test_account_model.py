@@ -178,18 +178,16 @@ def test_rows_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) -> None:
     assert "✗" in another_batch(line), "it stays"
 
 
+THREE_LETTERS = "3 dead letters + 1 that did not reach it"
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"given": 1}, ["journal says 10 committed · the sink was given 10"]),
         (
             {"dead_lettered": 2},
-            [
-                (
-                    "journal says 10 committed · the sink says 8 acknowledged by Kafka + 3 dead letters "
-                    "+ 1 that did not reach it"
-                )
-            ],
+            [f"journal says 10 committed · the sink says 8 acknowledged by Kafka + {THREE_LETTERS}"],
         ),
         ({"filtered": 1}, ["journal says 10 committed · the sink was given 9"]),
         ({"messages": 1}, ["offsets 0 to 10 have 10 messages · the sink's note has 11"]),
