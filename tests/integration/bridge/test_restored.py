@@ -47,7 +47,7 @@ def test_an_older_copy_stops_the_line_before_intake(bridge: Running, mosquitto: 
         assert "[TL-B24]" in bridge.out
     assert "tests-line" not in mosquitto.log.read_text(), "no gateway came to the broker"
 
-    assert "begins again" in bridge.command("reset", "line")
+    assert "is reset" in bridge.command("reset", "line")
     bridge.start()
     online(bridge)
     assert bridge.line()["gateway"]["journaled"] == 10

@@ -209,7 +209,7 @@ def test_a_dedupe_key_is_a_template_or_sql(spark: SparkSession, key: str, keys: 
     users = [{"key": "id", "value": "1"}]
     sent = [message("t/a", user_properties=users), message("t/b", user_properties=users), message("t/c")]
     sent += [message("x/a", user_properties=users), message("t/d", None, user_properties=users)]
-    rows = applied(spark, table, [{**one, "offset": n} for n, one in enumerate(sent)], within="1 minute")
+    rows = applied(spark, table, [{**one, "offset": n} for n, one in enumerate(sent)], dedupe_window="1 minute")
     assert DEDUPE_COLUMNS[0] == "topic"
     assert [row[DEDUPE] for row in rows] == keys
     assert [row[DEDUPE_COLUMNS[-1]] for row in rows] == [None if key else n for n, key in enumerate(keys)]

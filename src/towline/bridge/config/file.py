@@ -177,14 +177,9 @@ class _FileReader:
                 if error.code != "TL-C06":  # else its table of parameters would be unknown
                     self._errors.raise_if_any()
                 self._use_placeholder(kind, index)
-        profiles = {
-            known_profile.content.table: known_profile
-            for known_profile in (*shipped_profiles(), *(profile for _, _, profile, _ in profile_lines))
-        }
-        values = {
-            known_profile: self._profile_parameters(known_profile)
-            for known_profile in {*profiles.values(), *(profile for _, _, profile, _ in profile_lines)}
-        }
+        own_profiles = [profile for _, _, profile, _ in profile_lines]
+        profiles = {profile.content.table: profile for profile in (*shipped_profiles(), *own_profiles)}
+        values = {profile: self._profile_parameters(profile) for profile in {*profiles.values(), *own_profiles}}
         for kind, index, profile, line_index in profile_lines:
             self._values[kind][index] = profile.apply(kind, line_index, self._values[kind][index], values[profile])
         for name in profiles:
@@ -408,7 +403,7 @@ class _FileReader:
         self, table: UplinkTable, member: MemberSection, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
     ) -> dict[str, Any]:
         """Return the settings of a member's gateway, derived from the settings of the line's single gateway."""
-        way, line_filters = table.way or ShareMethod.FILTERS, gateway.subscriptions
+        way, line_filters = table.share_way or ShareMethod.FILTERS, gateway.subscriptions
         names = tuple(sorted(each_member.name for each_member in table.member))
         share = ShareSettings(member=member.name, members=names, way=way, client_id=gateway.mqtt_client_id)
         prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"

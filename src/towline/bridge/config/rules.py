@@ -166,7 +166,7 @@ _KEYS_WITHOUT_EFFECT: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeT
     ),
     (("removed_gateways",), lambda line, _: not line.gateways, "without gateways"),
     (("share", "share_group"), lambda line, _: not line.member, "without members: [[uplink.member]] with a name"),
-    (("share_group",), lambda line, _: line.way is ShareMethod.FILTERS, 'with share = "filters"'),
+    (("share_group",), lambda line, _: line.share_way is ShareMethod.FILTERS, 'with share = "filters"'),
     (("failure_notice",), lambda line, file: dead_letter_topic(line, file) is None, "without a dead_letter_topic"),
 )
 #: Keys with values limited by the guarantee: verb in the error, and attribute with the accepted values.
@@ -232,18 +232,20 @@ def _dedupe_problems(line: UplinkTable, file: BridgeTable) -> Iterator[Violation
 
 def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Violation]:
     """Yield violations of members that can't share the line's messages; keys are relative to the line."""
-    if line.member and line.way is None:
+    if line.member and line.share_way is None:
         yield "TL-C122", ("member",), "share is missing: how the members share the line's messages"
     if shared_filters := [route.from_ for route in line.route if line.member and route.from_.startswith("$share/")]:
         problem = f'"{shared_filters[0]}" is a shared subscription, and the line has members'
         yield "TL-C125", ("route",), problem, 'Write the plain filter, and share = "subscription".'
-    for index, member in enumerate(line.member if line.way else ()):
+    for index, member in enumerate(line.member if line.share_way else ()):
         path, name = ("member", index, "filters"), f"{gateway.name}-{member.name}"
         if len(name) > _MAX_NAME_LENGTH:
             problem = f'"{name}" names this gateway in its rows, and has more than {_MAX_NAME_LENGTH} characters'
             yield "TL-C125", ("member", index, "name"), problem, "Shorten one of the two names."
-        if bool(member.filters) is not (line.way is ShareMethod.FILTERS):
-            problem = f'member "{member.name}" has {"" if member.filters else "no "}filters, and share = "{line.way}"'
+        if bool(member.filters) is not (line.share_way is ShareMethod.FILTERS):
+            problem = (
+                f'member "{member.name}" has {"" if member.filters else "no "}filters, and share = "{line.share_way}"'
+            )
             yield "TL-C122", path, problem
         for filter_index, topic_filter in enumerate(member.filters):
             share_error = "it is a shared subscription" if topic_filter.startswith("$share/") else None

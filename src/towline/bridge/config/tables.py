@@ -465,7 +465,7 @@ class UplinkTable(LineTable, UplinkSection):
     ] = ()
 
     @property
-    def way(self) -> ShareMethod | None:
+    def share_way(self) -> ShareMethod | None:
         """How the members share the line's messages; None without members, or if it is not configured."""
         share_way = self.share or (ShareMethod.FILTERS if any(member.filters for member in self.member) else None)
         return share_way if self.member else None

@@ -351,9 +351,7 @@ def _tls_files(settings: ConfSection, names: Mapping[str, str]) -> tuple[dict[st
         if path.is_file():
             tls_files[key] = _escape_variables(str(path))
         else:
-            notes.append(
-                f"tls.{key} is missing: {path} ({name}, {setting.location}) does not exist, or is not readable."
-            )
+            notes.append(f"tls.{key} is missing: {path} ({name}, {setting.location}) does not exist or is unreadable.")
     return tls_files, notes
 
 

@@ -143,10 +143,8 @@ def assign_identities(bridge: Bridge) -> list[str]:
     notes = []
     for line in bridge.lines:
         former = identities.get(line.name)
-        identity, used_sinks = (
-            former or Identity.of_new_line(bridge.name, line.name),
-            {saved_identity.sink for saved_identity in identities.values()},
-        )
+        identity = former or Identity.of_new_line(bridge.name, line.name)
+        used_sinks = {saved_identity.sink for saved_identity in identities.values()}
         if not former and identity.sink in used_sinks:  # of another line that was reset
             identity = identity.reset(used_sinks)
         if identity.line != line.name:

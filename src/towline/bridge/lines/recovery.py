@@ -132,9 +132,8 @@ def resume_step(line: AnyLine, identity: Identity, checkpoint: CheckpointSummary
     needs_markers = policy(line.guarantee).transactions and not has_markers  # there is no marker of the last batch
     if checkpoint.planned_batch is None or not (rescaled or needs_markers):
         return ResumeStep.CONTINUE
-    keeps_checkpoint = (
-        isinstance(line, Uplink) and needs_state and checkpoint.all_committed and checkpoint.committed_batch is not None
-    )
+    is_committed = checkpoint.all_committed and checkpoint.committed_batch is not None
+    keeps_checkpoint = isinstance(line, Uplink) and needs_state and is_committed
     return ResumeStep.NEW_SINK if keeps_checkpoint else ResumeStep.NEW_CHECKPOINT
 
 
