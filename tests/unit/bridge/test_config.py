@@ -15,6 +15,7 @@ from towline.bridge.config.file import load, parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.plan import bridge_plan
 from towline.errors import ConfigError, ConfigErrors
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 
 GOOD = """\
@@ -404,6 +405,39 @@ def test_a_line_needs_a_route(tmp_path: Path) -> None:
     (line,) = told(text, tmp_path)
     assert content(line)[:2] == ('bridge.toml:10  uplink "telemetry"', "[TL-C61]")
     assert "[[uplink.route]]" in line
+
+
+def with_receipts(more: str, directory: Path) -> GatewaySettings:
+    return read(changed('name = "telemetry"\n', f'name = "telemetry"\n{more}\n'), directory).uplinks[0].gateway
+
+
+def test_the_key_of_receipts_is_a_file_beside_the_bridge_file(tmp_path: Path) -> None:
+    assert with_receipts("", tmp_path).receipts is None
+    text = 'receipts = { prefix = "plant/done", keep_s = 3600, key_file = "receipts.key" }'
+    with pytest.raises(ConfigError, match="TL-C15"):
+        with_receipts(text, tmp_path)
+    (tmp_path / "receipts.key").write_text("0" * 64)
+    given = with_receipts(text, tmp_path).receipts
+    assert given is not None
+    assert (given.key_file, given.prefix, given.keep_s) == (tmp_path / "receipts.key", "plant/done", 3600)
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("receipts = true", '"receipts" must be a table'),
+        ('receipts = { prefix = "x" }', '"key_file" is missing'),
+        ('receipts = { key_file = "k" }\nguarantee = "at_most_once"', "receipts need guarantee"),
+        ('receipts = { key_file = "k" }\n[uplink.mqtt]\nprotocol = "3.1.1"', "receipts need protocol"),
+        ('receipts = { prefixes = "x" }', "bridge.toml:"),
+        ('[uplink.mqtt]\nreceipts = "x"', "unknown key"),
+    ],
+)
+def test_contradictions_of_receipts_are_errors_of_the_file(more: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "k").write_text("0" * 64)
+    with pytest.raises(ConfigError) as caught:
+        with_receipts(more, tmp_path)
+    assert problem in str(caught.value)
 
 
 def test_a_bridge_needs_a_line(tmp_path: Path) -> None:
