@@ -73,12 +73,7 @@ REFUSED = {
 COMMANDS: dict[str, dict[str, str]] = {
     "one-way": {"device_id": DEVICE, "subject": "blink", "content-type": "text/plain"},
     "request": {"device_id": DEVICE, "subject": "get/level", "response-required": "true", "correlation-id": "q-1"},
-    "without subject": {
-        "device_id": DEVICE,
-        "response-required": "true",
-        "correlation-id": "q-2",
-        METADATA: "7",
-    },
+    "without subject": {"device_id": DEVICE, "response-required": "true", "correlation-id": "q-2", METADATA: "7"},
     "nobody waits": {"device_id": DEVICE},
 }
 

@@ -1,5 +1,7 @@
 """A first bridge file: whatever is answered, it says that and is right, or the answer is refused."""
 
+# ruff: noqa: E501 - the messages are one line each, and pinned as such
+
 from __future__ import annotations
 
 import re
@@ -125,23 +127,15 @@ def test_options_answer_and_the_rest_is_asked() -> None:
     ("key", "text", "told"),
     [
         ("broker", "http://b", '--broker: "http://" is not a broker scheme. Use mqtt://'),
-        (
-            "broker",
-            "mqtt://u:p@b",
-            "--broker: a broker URI carries no user or password. Use username and password_file",
-        ),
+        ("broker", "mqtt://u:p@b", "--broker: a broker URI carries no user or password. Use username and password_file"),
         ("topics", "a/#/b", "--topics: "),
         ("kafka", "k1", '--kafka: "k1" in "bootstrap_servers" is not HOST:PORT.'),
         ("topic", "a b", '--topic: "a b" is no Kafka topic name'),
         ("topic", "{device}", "--topic: "),
         ("guarantee", "exactly", '--guarantee: "guarantee" must be "at_most_once", '),
-        (
-            "guarantee",
-            "exactly_once",
-            "--guarantee: guarantee exactly_once with 2 brokers needs them to share sessions",
-        ),
+        ("guarantee", "exactly_once", "--guarantee: guarantee exactly_once with 2 brokers needs them to share sessions"),
     ],
-)
+)  # fmt: skip
 def test_an_option_that_cant_be_is_one_line(key: str, text: str, told: str) -> None:
     said = {**NOBODY, key: text} | ({"broker": "mqtt://a,mqtt://b"} if text == "exactly_once" else {})
     with pytest.raises(ConfigError) as found:

@@ -123,11 +123,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, pki: Pki, old: str, new: str, exp
 
 
 def test_status_shows_where_it_listens() -> None:
-    listen = {
-        "location": "grpc+tls://0.0.0.0:8815",
-        "certificate_until": "2027-02-03T04:05:06+00:00",
-        "refused": 1200,
-    }
+    listen = {"location": "grpc+tls://0.0.0.0:8815", "certificate_until": "2027-02-03T04:05:06+00:00", "refused": 1200}
     line = {
         "direction": "up",
         "gateway": {"listen": listen},

@@ -18,7 +18,7 @@ from towline.bridge.runtime.plan import bridge_plan, render
 from towline.bridge.runtime.session import session_settings
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import POLICIES, AckAfter, Guarantee, policy, promise_problem, qos_problem, spark_conflict
+from towline.guarantee import POLICIES, AckAfter, Guarantee, policy, promise_problem, spark_conflict
 from towline.kafka.options import SinkSettings
 from towline.schema import ROW_SCHEMA
 
@@ -57,24 +57,6 @@ def test_the_sink_takes_what_the_table_sets(guarantee: Guarantee) -> None:
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "guarantee": guarantee.value})
     assert settings.client.items() >= POLICIES[guarantee].kafka_settings.items()
     assert settings.timeout_s == POLICIES[guarantee].kafka_timeout_s
-
-
-def test_a_low_qos_needs_a_key() -> None:
-    assert qos_problem(Guarantee.EXACTLY_ONCE, 1) == (
-        "guarantee exactly_once needs QoS 2",
-        'Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS 1.',
-    )
-    assert qos_problem(Guarantee.EXACTLY_ONCE, 1, dedupe=True) is None
-    assert qos_problem(Guarantee.AT_LEAST_ONCE, 1) is None
-
-
-@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE])
-@pytest.mark.parametrize("keyed", [False, True])
-def test_qos_0_is_led_to_the_promise_that_takes_it(guarantee: Guarantee, keyed: bool) -> None:
-    problem = qos_problem(guarantee, 0, dedupe=keyed)
-    assert problem is not None
-    assert 'give the route promise = "at_most_once"' in problem[1]
-    assert qos_problem(Guarantee.AT_MOST_ONCE, 0, dedupe=keyed) is None
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))

@@ -266,10 +266,7 @@ def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Serve
     assert {
         name: (one.position and one.position.offset, one.committed_offset, one.extent.end_offset)
         for name, one in seen.items()
-    } == {
-        "g1": (7, 5, 10),
-        "g2": (5, 5, 10),
-    }
+    } == {"g1": (7, 5, 10), "g2": (5, 5, 10)}
 
 
 def test_a_checkpoint_older_than_one_gateway_is_told(tmp_path: Path, two: tuple[Served, Served]) -> None:
