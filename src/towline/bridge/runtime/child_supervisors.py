@@ -24,23 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import AnyLine, Bridge, Uplink
+from towline.bridge.lines import statuses
 from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import configured_client_ids, is_drained
 from towline.bridge.lines.recovery import journal_refusal
-from towline.bridge.lines.statuses import (
-    AWAY_SINCE,
-    access_refused,
-    ask_each,
-    combine_statuses,
-    endpoints_of,
-    gateway_status,
-    kafka_offsets,
-    outage_problem,
-    outage_text,
-    read_checkpoint,
-    request_status,
-    statuses_by_gateway,
-)
 from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
 from towline.bridge.runtime.session import check_java, create_scratch_dir, driver_environment
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
@@ -179,7 +166,8 @@ class KafkaSupervisor(ChildSupervisor):
         """
         deadline = time.monotonic() + _KAFKA_POLL_S
         for line in self.bridge.downlinks:
-            offsets, backlog = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).committed_batch), None
+            batch, backlog = statuses.read_checkpoint(line.checkpoint).committed_batch, None
+            offsets = statuses.kafka_offsets(line.checkpoint, batch)
             is_stopped, remaining_s = self._state.lines[line.name].query == STOPPED, deadline - time.monotonic()
             if admin is not None and offsets and not is_stopped and remaining_s > 0:
                 with contextlib.suppress(KafkaError):
@@ -265,7 +253,7 @@ class GatewaySupervisor(ChildSupervisor):
         if remote_locations := line.gateways if isinstance(line, Uplink) else ():
             access = bridge.gateway.access()
             self._view.gateways, self._view.access = remote_locations, asdict(access)
-            self._remote_gateways = endpoints_of(remote_locations, access)
+            self._remote_gateways = statuses.endpoints_of(remote_locations, access)
 
     @property
     def is_active(self) -> bool:
@@ -298,13 +286,13 @@ class GatewaySupervisor(ChildSupervisor):
         """Poll the status once; without an answer of a local gateway the last status stays."""
         notes = read_notes(self._view.directory)
         if self._remote_gateways:
-            statuses = ask_each(self._remote_gateways, request_status)
-            status = combine_statuses(statuses, self._view.status or self._view.previous_status)
-            remote_error = next((status for status in statuses.values() if isinstance(status, GatewayError)), None)
+            answers = statuses.ask_each(self._remote_gateways, statuses.request_status)
+            status = statuses.combine_statuses(answers, self._view.status or self._view.previous_status)
+            remote_error = next((status for status in answers.values() if isinstance(status, GatewayError)), None)
             with self._state.lock:
                 self._view.gateway_error = str(remote_error) if status["state"] == "away" else None
             self._handle_status(status, notes)
-        elif own_status := gateway_status(self.line.gateway.state_dir):
+        elif own_status := statuses.gateway_status(self.line.gateway.state_dir):
             self._handle_status(own_status, notes)
 
     def end(self, deadline: float, *, poll_first: bool = False) -> None:
@@ -365,14 +353,15 @@ class GatewaySupervisor(ChildSupervisor):
             if new_letters:  # only the first of a run; the account has all
                 text = f"{count_text(new_letters)} written to the dead-letter topic"
                 self._add_event(f"{text}; towline dlq show has the reasons")
-        old_parts = statuses_by_gateway(self._view.previous_status)
-        for name, part in statuses_by_gateway(status).items():
+        old_parts = statuses.statuses_by_gateway(self._view.previous_status)
+        for name, part in statuses.statuses_by_gateway(status).items():
             last_problem, reported_at = self._last_problems.get(name, (None, 0.0))
-            is_away, last_error = AWAY_SINCE in part, part.get("last_error") or {}
-            problem = outage_text(name, part) if is_away else str(last_error.get("text", ""))
-            if problem != last_problem or (access_refused(part) and time.monotonic() - reported_at > _REMINDER_S):
+            is_away, last_error = statuses.AWAY_SINCE in part, part.get("last_error") or {}
+            problem = statuses.outage_text(name, part) if is_away else str(last_error.get("text", ""))
+            is_due = time.monotonic() - reported_at > _REMINDER_S
+            if problem != last_problem or (is_due and statuses.access_refused(part)):
                 event = problem or _recovery_text(name, part, last_problem or "")
-                if text := outage_problem(name, part) if is_away else event:
+                if text := statuses.outage_problem(name, part) if is_away else event:
                     self._add_event(text)
                     self._last_problems[name] = problem, time.monotonic()
             for event in _new_losses(old_parts.get(name, {}), part) if not is_away else ():

@@ -13,26 +13,8 @@ from urllib.request import ProxyHandler, build_opener
 
 from towline import files
 from towline.bridge.config.model import Bridge
+from towline.bridge.lines import identity, statuses
 from towline.bridge.lines.account import remark_text
-from towline.bridge.lines.identity import (
-    configured_client_ids,
-    former_dead_letter_topics,
-    gateway_directories,
-    is_drained,
-    open_sessions,
-    removed_lines,
-)
-from towline.bridge.lines.statuses import (
-    AWAY_SINCE,
-    ask_each,
-    combine_statuses,
-    endpoints_of,
-    gateway_status,
-    mark_stale,
-    outage_problem,
-    request_status,
-    statuses_by_gateway,
-)
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import (
     MAX_STATUS_AGE_S,
@@ -94,13 +76,13 @@ def collect_status(
 
 def collect_bridge_status(bridge: Bridge) -> dict[str, Any]:
     """Return the status of the lines of a bridge file, and of removed lines whose state still exists."""
-    client_ids = {line.name: configured_client_ids(line) for line in bridge.lines}
+    client_ids = {line.name: identity.configured_client_ids(line) for line in bridge.lines}
     leftovers = []
-    for line in removed_lines(bridge):
+    for line in identity.removed_lines(bridge):
         counts = {"waiting": line.waiting_messages, "sessions": line.client_ids, "elsewhere": line.remote_gateways}
         leftovers.append({"line": line.directory.name, "text": str(line.error), **counts})
     status = collect_status(bridge.state_dir, [*client_ids], client_ids)
-    return {**status, "left": leftovers, "former_dead_letter_topics": former_dead_letter_topics(bridge)}
+    return {**status, "left": leftovers, "former_dead_letter_topics": identity.former_dead_letter_topics(bridge)}
 
 
 def fetch_status(url: str) -> dict[str, Any]:
@@ -147,14 +129,15 @@ def _line_status(
     saved_line: dict[str, Any] = {"query": _UNKNOWN_LINE, **state["lines"].get(state_dir.name, {})}
     view = LineView.from_saved(state_dir, saved_line)
     if view.gateways:
-        endpoints = endpoints_of(view.gateways, ClientAccess(**view.access))
-        combined_status = combine_statuses(ask_each(endpoints, request_status), saved_line.get("gateway") or {})
-        status = None if combined_status["state"] == "away" else combined_status
+        endpoints = statuses.endpoints_of(view.gateways, ClientAccess(**view.access))
+        answers = statuses.ask_each(endpoints, statuses.request_status)
+        combined = statuses.combine_statuses(answers, saved_line.get("gateway") or {})
+        status = None if combined["state"] == "away" else combined
     else:
-        status = gateway_status(state_dir)
+        status = statuses.gateway_status(state_dir)
     if not (running and status):
         view.behind = view.hidden = None
-    member_names = dict(gateway_directories(state_dir)) if client_ids is None else client_ids
+    member_names = dict(identity.gateway_directories(state_dir)) if client_ids is None else client_ids
     line_status: dict[str, Any] = {
         **{name: getattr(view, name) for name in ("direction", "query_error", "gateway_error", "remarks", "gateways")},
         "gateway_running": status is not None,
@@ -164,13 +147,14 @@ def _line_status(
         "fallback": view.notes.counts["fallback"] if view.notes else 0,
         "account": None,
         "gateway": status,
-        "members": {name: gateway_status(state_dir / MEMBERS_DIR / name) for name in member_names if name},
-        "left_sessions": open_sessions(state_dir, client_ids),
-        "drained": is_drained(state_dir, client_ids),
+        "members": {name: statuses.gateway_status(state_dir / MEMBERS_DIR / name) for name in member_names if name},
+        "left_sessions": identity.open_sessions(state_dir, client_ids),
+        "drained": identity.is_drained(state_dir, client_ids),
     }
+    last_status = saved_line.get("gateway")
     if status and (account := view.account_from(status)):
         line_status["account"], line_status["sentence"] = account.as_json(), account.sentence()
-    elif (last_status := saved_line.get("gateway")) and (account := view.account_from(mark_stale(last_status))):
+    elif last_status and (account := view.account_from(statuses.mark_stale(last_status))):
         heard_at, sentence = saved_line.get("heard") or state.get("updated"), account.sum_text()
         values = {"heard": heard_at, "account": account.as_json(), "sentence": sentence, "gateway": last_status}
         line_status["last"] = values
@@ -185,9 +169,9 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
     yield from line.get("remarks", ())
-    for name, part in statuses_by_gateway(gateway).items():
-        if AWAY_SINCE in part:
-            yield outage_problem(name, part)
+    for name, part in statuses.statuses_by_gateway(gateway).items():
+        if statuses.AWAY_SINCE in part:
+            yield statuses.outage_problem(name, part)
         elif problem := (part.get("last_error") or {}).get("text"):
             yield str(problem)
     yield from _share_advice(line)
@@ -201,8 +185,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
 
 def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
     """Yield advice about message order between members, and about sessions that were not ended."""
-    statuses = [line["gateway"] or {}, *(status or {} for status in line.get("members", {}).values())]
-    if any((status.get("share") or {}).get("way") == "subscription" for status in statuses):
+    all_statuses = [line["gateway"] or {}, *(status or {} for status in line.get("members", {}).values())]
+    if any((status.get("share") or {}).get("way") == "subscription" for status in all_statuses):
         yield 'the order of a device\'s messages is not kept: share = "subscription".'
     for session in line.get("left_sessions", ()):
         location = f"at {', '.join(session['brokers'])}" if session["brokers"] else "at its broker"
@@ -344,7 +328,7 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         text_lines.append(f"  account   unknown: {reason}{last_text}")
     if markers := line.get("markers"):
         text_lines.append(f"  markers   {_markers_text(markers)}")
-    for gateway_name, part in statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
+    for gateway_name, part in statuses.statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
         text_lines += _render_gateway(gateway_name, part, line)
     if running and line["rate_in"] is not None:
         rates = f"in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s"
@@ -391,7 +375,7 @@ def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, An
     """Yield the text rows of a gateway, with its name if the line has several."""
     waiting = int(gateway.get("end", 0)) - int(gateway.get("committed", 0))
     last_text = f"   last update: {waiting:,} waiting" if "end" in gateway else ""
-    is_unavailable = AWAY_SINCE in gateway
+    is_unavailable = statuses.AWAY_SINCE in gateway
     if name:
         yield f"  gateway   {name}   {gateway['at']}{f'   away{last_text}' if is_unavailable else ''}"
     if is_unavailable:
