@@ -54,7 +54,6 @@ def effective_settings(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
 
 
 def _setting(document: Document, name: str, value: object, source: str) -> Setting:
-    """Return a setting with its value as text, environment variables unexpanded."""
     key = _KAFKA_KEYS.get(name, name.rpartition(".")[2])
     return {"name": name, "value": _value_text(document.restore_references(value, key)), "source": source}
 

@@ -125,7 +125,6 @@ def _dedupes_every_route(line: Uplink) -> bool:
 
 
 def _uplink_rows(line: Uplink, plan: Plan) -> Iterator[tuple[str, str | list[str]]]:
-    """Yield the rows of an uplink as label and text."""
     gateway, line_policy, members = line.gateway, policy(line.guarantee), plan["share"]
     after_kafka = gateway.effective_ack_after is AckAfter.KAFKA
     yield "gateways", plan["gateways"]
@@ -195,7 +194,6 @@ def _routes_with_promise(line: Uplink, promise: Guarantee) -> str:
 
 
 def _downlink_rows(line: Downlink, plan: Plan) -> Iterator[tuple[str, str | list[str]]]:
-    """Yield the rows of a downlink as label and text."""
     source_topics, topic_text, starting_offsets = plan["from"], plan["topic"], plan["starting_offsets"]
     names = ", ".join([source_topics] if isinstance(source_topics, str) else source_topics)
     source_names = f"topics like {source_topics['pattern']}" if isinstance(source_topics, dict) else names
@@ -236,7 +234,6 @@ def _filters_text(member: Plan) -> str:
 
 
 def _shorten(sql: str, max_length: int = 100) -> str:
-    """Return an SQL expression, cut to `max_length` characters."""
     return sql if len(sql) <= max_length else f"{sql[: max_length - 3]}..."
 
 

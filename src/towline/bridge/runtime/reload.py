@@ -317,7 +317,6 @@ class Reloader:
         self.gateways[line.name] = child
 
     def _end_gateway(self, name: str) -> None:
-        """End the gateway of a line and its supervisor, if there is one."""
         if child := self.gateways.get(name):
             child.is_replaced = True
             child.end(time.monotonic() + _BROKER_TIMEOUT_S)

@@ -73,7 +73,6 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
 
 
 def _check_drainable(line: AnyLine) -> None:
-    """Raise an error for a line that can't be drained as a whole."""
     settings, location = line.gateway, f'line "{line.name}"'
     if line.all_gateways != (settings,):
         remedy = "Add it to the file again, and drain each gateway (towline gateway --drain); then retire --discard."

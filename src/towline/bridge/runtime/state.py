@@ -366,7 +366,6 @@ def _pause_effect(view: Mapping[str, Any]) -> str:
 
 
 def _write_request(file: Path, text: str | None) -> None:
-    """Write a request file, or remove it."""
     prepare_state_dir(file.parent)
     try:
         if text is not None:

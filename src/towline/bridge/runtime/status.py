@@ -184,7 +184,6 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
 
 
 def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
-    """Yield advice about message order between members, and about sessions that were not ended."""
     all_statuses = [line["gateway"] or {}, *(status or {} for status in line.get("members", {}).values())]
     if any((status.get("share") or {}).get("way") == "subscription" for status in all_statuses):
         yield 'the order of a device\'s messages is not kept: share = "subscription".'
@@ -198,7 +197,6 @@ def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _stopped_advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
-    """Yield the reason why a line does not run, and the remedy."""
     if pause := line.get("paused"):
         effect = "stay in Kafka" if line["direction"] == "down" else "wait"
         yield f"paused by {pause['by'] or 'somebody'} {_time(pause['at'])}: new messages {effect} until towline resume."
@@ -313,7 +311,6 @@ def _time(at: float | None) -> str:
 
 
 def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]:
-    """Return the text rows of a line, its problems first."""
     last_report, members = line.get("last") or {}, line.get("members") or {}
     gateway = line["gateway"] or last_report.get("gateway") or {}
     advice_texts = [f"  ! {text}" for text in advice(line, running=running)]
@@ -337,7 +334,6 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
 
 
 def _markers_text(markers: Mapping[str, Any]) -> str:
-    """Return the totals of Kafka's markers as text, and whether they agree with the sink's."""
     keys = {"rows": "rows", "dead letters": "dead_lettered"}
     counts = [f"{label} {markers[key]:,}" for label, key in keys.items() if markers.get(key) is not None]
     verdict = {True: "equal to the sink's ✓", False: "✗", None: "not compared"}[markers["agrees"]]
@@ -352,7 +348,6 @@ def _severity_mark(line: Mapping[str, Any], advice_texts: list[str]) -> str:
 
 
 def _render_member(name: str, status: Mapping[str, Any] | None) -> str:
-    """Return the text row of a member."""
     if status is None:
         return f"  member    {name}   none answers on this machine"
     parts = [str(status.get("state")), f"{status.get('client_id')} at {status.get('broker') or 'no broker'}"]
@@ -372,7 +367,6 @@ def _disk_size_text(gateway: Mapping[str, Any]) -> str:
 
 
 def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the text rows of a gateway, with its name if the line has several."""
     waiting = int(gateway.get("end", 0)) - int(gateway.get("committed", 0))
     last_text = f"   last update: {waiting:,} waiting" if "end" in gateway else ""
     is_unavailable = statuses.AWAY_SINCE in gateway
