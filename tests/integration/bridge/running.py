@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -86,13 +87,8 @@ class Running:
 
     def status_command(self) -> dict[str, Any]:
         """What `towline status` says."""
-        run = subprocess.run(
-            [sys.executable, "-m", "towline", "status", "--json", str(self.file)],
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
-        status: dict[str, Any] = json.loads(run.stdout)
+        command = [sys.executable, "-m", "towline", "status", "--json", str(self.file)]
+        status: dict[str, Any] = json.loads(subprocess.run(command, stdout=PIPE, check=False, timeout=60).stdout)
         return status
 
     def line(self, name: str = "line") -> dict[str, Any]:

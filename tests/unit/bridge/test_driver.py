@@ -42,6 +42,28 @@ def uplink(tmp_path: Path) -> UplinkQuery:
     return UplinkQuery(bridge, bridge.uplinks[0])
 
 
+class Host:
+    """The driver, as far as a runner goes, and what it reports."""
+
+    spark = None
+
+    def __init__(self) -> None:
+        self.out = io.StringIO()
+        self.report = ReportWriter(self.out).send
+
+    def is_ending(self) -> bool:
+        return False
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.out.getvalue().splitlines()]
+
+
+@pytest.fixture
+def host() -> Any:
+    return Host()
+
+
 def uplink_with(tmp_path: Path, line: str = "", route: str = "") -> UplinkQuery:
     name = 'name = "telemetry"\n'
     bridge = read(GOOD.replace(name, name + line) + route, tmp_path)
@@ -78,33 +100,26 @@ def test_spark_conf_does_not_have_tasks_counted_twice(tmp_path: Path) -> None:
     assert session_settings(read(GOOD.replace("[[uplink]]", conf), tmp_path)).items() >= OBSERVE_SETTINGS.items()
 
 
-def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
+def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery, host: Any) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
-    out = io.StringIO()
-    host: Any = SimpleNamespace(report=ReportWriter(out).send)
     runner = LineRunner(host, uplink)
     runner.report_progress({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
-    assert out.getvalue() == ""
+    assert host.reports == []
     runner.report_progress({**PROGRESS, "durationMs": {"addBatch": 30, "triggerExecution": 41}})
-    report = json.loads(out.getvalue())
-    assert (report["line"], report["batch"], report["millis"]) == (
-        "telemetry",
-        3,
-        {"addBatch": 30, "triggerExecution": 41},
-    )
+    (report,) = host.reports
+    millis = {"addBatch": 30, "triggerExecution": 41}
+    assert (report["line"], report["batch"], report["millis"]) == ("telemetry", 3, millis)
 
 
 def test_numbers_that_can_not_be_counted_stop_nothing(
-    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    uplink: UplinkQuery, host: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(uplink, "count_spark", full)
-    out = io.StringIO()
-    host: Any = SimpleNamespace(report=ReportWriter(out).send)
     LineRunner(host, uplink).report_progress({**PROGRESS, "durationMs": {"addBatch": 30}})
-    assert json.loads(out.getvalue())["batch"] == 3
+    assert host.reports[0]["batch"] == 3
     assert "not counted" in capsys.readouterr().err
 
 
@@ -124,35 +139,31 @@ def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path) -
     assert (told.dead_letter_topic, told.sink_id) == ("dead", "plant-7.telemetry")
 
 
-def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> None:
-    out = io.StringIO()
-    host: Any = SimpleNamespace(report=ReportWriter(out).send, is_ending=lambda: False)
+def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery, host: Any) -> None:
     runner = LineRunner(host, uplink)
     began = time.monotonic()
     runner.stop(began + 60)
     assert not runner.is_start_due
     runner.stop(began + 60)
     assert time.monotonic() - began < 30
-    assert out.getvalue() == ""
+    assert host.reports == []
 
 
-def test_a_disk_that_has_room_again_is_not_waited_for(uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_has_room_again_is_not_waited_for(
+    uplink: UplinkQuery, host: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A minute's pause after a disk that was full for seconds costs more than asking it every other second."""
-    out = io.StringIO()
-    host: Any = SimpleNamespace(report=ReportWriter(out).send, is_ending=lambda: False)
     runner = LineRunner(host, uplink)
     for _ in range(8):
         runner._report_failure(RuntimeError("java.io.IOException: No space left on device"))
-    assert all(json.loads(text)["again_in"] <= 2 for text in out.getvalue().splitlines())
+    assert all(report["again_in"] <= 2 for report in host.reports)
     assert "No space left" in capsys.readouterr().err  # the log has all of it
 
 
 def test_a_line_that_lacks_a_topic_looks_again_each_minute(
-    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    uplink: UplinkQuery, host: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By itself; a Kafka that does not answer is no reason to wait, and what was made is told."""
-    out = io.StringIO()
-    host: Any = SimpleNamespace(report=ReportWriter(out).send, spark=None, is_ending=lambda: False)
     answers: list[Any] = [KafkaError("TL-B03", "k", "it is not there"), KafkaError("TL-K01", "k", "silent"), "made"]
 
     def ensure_topics(*_: object) -> str:
@@ -167,7 +178,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
     for _ in range(3):
         runner.start_at, runner._streaming_query = 0.0, None
         runner.step()
-    said = [json.loads(text) for text in out.getvalue().splitlines()]
+    said = host.reports
     assert [report["kind"] for report in said] == ["failed", "started", "noted", "started"]
     assert said[0]["code"] == "TL-B03"
     assert said[0]["again_in"] <= 60
@@ -175,9 +186,8 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
 
 
 def test_what_a_look_at_the_topics_does_not_change_is_not_tried_for_ever(
-    uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]
+    uplink: UplinkQuery, host: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host: Any = SimpleNamespace(report=ReportWriter(io.StringIO()).send, is_ending=lambda: False)
     runner = LineRunner(host, uplink)
     for text, given_up in ((TOPICS_GONE[0], False), (TOPICS_GONE[1], False), (TOPICS_GONE[1], True)):
         runner._report_failure(RuntimeError(text))
@@ -225,9 +235,8 @@ def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
 
 
 def test_a_query_begins_until_its_first_batch_or_for_a_while(
-    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
+    uplink: UplinkQuery, host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host: Any = SimpleNamespace(report=ReportWriter(io.StringIO()).send, spark=None, is_ending=lambda: False)
     monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", lambda *_: "")
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)
