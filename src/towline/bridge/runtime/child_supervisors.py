@@ -353,18 +353,18 @@ class GatewaySupervisor(ChildSupervisor):
             if new_letters:  # only the first of a run; the account has all
                 text = f"{count_text(new_letters)} written to the dead-letter topic"
                 self._add_event(f"{text}; towline dlq show has the reasons")
-        old_parts = statuses.statuses_by_gateway(self._view.previous_status)
-        for name, part in statuses.statuses_by_gateway(status).items():
+        old_statuses = statuses.statuses_by_gateway(self._view.previous_status)
+        for name, gateway in statuses.statuses_by_gateway(status).items():
             last_problem, reported_at = self._last_problems.get(name, (None, 0.0))
-            is_away, last_error = statuses.AWAY_SINCE in part, part.get("last_error") or {}
-            problem = statuses.outage_text(name, part) if is_away else str(last_error.get("text", ""))
+            is_away, last_error = statuses.AWAY_SINCE in gateway, gateway.get("last_error") or {}
+            problem = statuses.outage_text(name, gateway) if is_away else str(last_error.get("text", ""))
             is_due = time.monotonic() - reported_at > _REMINDER_S
-            if problem != last_problem or (is_due and statuses.access_refused(part)):
-                event = problem or _recovery_text(name, part, last_problem or "")
-                if text := statuses.outage_problem(name, part) if is_away else event:
+            if problem != last_problem or (is_due and statuses.access_refused(gateway)):
+                event = problem or _recovery_text(name, gateway, last_problem or "")
+                if text := statuses.outage_problem(name, gateway) if is_away else event:
                     self._add_event(text)
                     self._last_problems[name] = problem, time.monotonic()
-            for event in _new_losses(old_parts.get(name, {}), part) if not is_away else ():
+            for event in _new_losses(old_statuses.get(name, {}), gateway) if not is_away else ():
                 self._add_event(f"gateway {name}: {event}" if name else event)
         self._view.previous_status = status
 
@@ -390,14 +390,15 @@ class GatewaySupervisor(ChildSupervisor):
             self._stopping.wait(self._backoff.next_pause())
 
 
-def _recovery_text(name: str, part: Mapping[str, Any], last_problem: str) -> str:
+def _recovery_text(name: str, gateway: Mapping[str, Any], last_problem: str) -> str:
     """Return an event for a gateway that has recovered; "" if there is nothing to report."""
     if name:
-        return f"gateway {name} answers again: {part.get('state')}"
-    if part.get("state") != "online":
+        return f"gateway {name} answers again: {gateway.get('state')}"
+    if gateway.get("state") != "online":
         return ""
-    has_room = "[TL-J" in last_problem
-    return "there is disk space again, and messages are received" if has_room else f"connected to {part.get('broker')}"
+    if "[TL-J" in last_problem:
+        return "there is disk space again, and messages are received"
+    return f"connected to {gateway.get('broker')}"
 
 
 def _new_losses(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> Iterator[str]:

@@ -169,10 +169,10 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
     yield from line.get("remarks", ())
-    for name, part in statuses.statuses_by_gateway(gateway).items():
-        if statuses.AWAY_SINCE in part:
-            yield statuses.outage_problem(name, part)
-        elif problem := (part.get("last_error") or {}).get("text"):
+    for name, status in statuses.statuses_by_gateway(gateway).items():
+        if statuses.AWAY_SINCE in status:
+            yield statuses.outage_problem(name, status)
+        elif problem := (status.get("last_error") or {}).get("text"):
             yield str(problem)
     yield from _share_advice(line)
     account = line["account"] or last_report.get("account") or {}  # its counts only grow
@@ -325,8 +325,8 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         text_lines.append(f"  account   unknown: {reason}{last_text}")
     if markers := line.get("markers"):
         text_lines.append(f"  markers   {_markers_text(markers)}")
-    for gateway_name, part in statuses.statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
-        text_lines += _render_gateway(gateway_name, part, line)
+    for gateway_name, status in statuses.statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
+        text_lines += _render_gateway(gateway_name, status, line)
     if running and line["rate_in"] is not None:
         rates = f"in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s"
         text_lines.append(f"  pace      {rates}   lag {lag_text(line['lag_s'])}")

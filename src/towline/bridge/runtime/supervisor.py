@@ -244,11 +244,11 @@ class Supervisor:
         if self._interrupts > 1:
             self._on_second_interrupt()
 
-    def _on_hangup(self, *, ignored: bool) -> None:
-        """Handle SIGHUP; `ignored` if the bridge was started with ``nohup``."""
+    def _on_hangup(self, *, is_ignored: bool) -> None:
+        """Handle SIGHUP; `is_ignored` if the bridge was started with ``nohup``."""
         if not self._terminal.has_just_closed():
             self._reload_requested = True
-        elif not ignored:
+        elif not is_ignored:
             self._on_interrupt()
 
     def _shut_down(self) -> None:
@@ -351,12 +351,12 @@ def lock_state_directory(bridge: Bridge) -> Iterator[None]:
 def _handle_signals(on_interrupt: Callable[[], None], on_hangup: Callable[..., None]) -> Iterator[None]:
     """Handle SIGINT, SIGTERM and SIGHUP, and restore the former handlers at the end.
 
-    Ignored SIGINT and SIGTERM stay ignored. `on_hangup` gets ``ignored``, True under ``nohup``.
+    Ignored SIGINT and SIGTERM stay ignored. `on_hangup` gets ``is_ignored``, True under ``nohup``.
     """
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ignored = [number for number in signals if signal.getsignal(number) is signal.SIG_IGN]  # background job of a script
     callbacks = dict.fromkeys((number for number in signals if number not in ignored), on_interrupt)
-    callbacks[signal.SIGHUP] = partial(on_hangup, ignored=signal.SIGHUP in ignored)
+    callbacks[signal.SIGHUP] = partial(on_hangup, is_ignored=signal.SIGHUP in ignored)
     old_handlers = {number: signal.signal(number, lambda *_, call=call: call()) for number, call in callbacks.items()}
     try:
         yield
