@@ -92,10 +92,7 @@ def test_the_connection_is_that_of_the_gateway(bridge: Bridge, tmp_path: Path) -
         "unknown_session": ("refuse", "default"),
         "Clean Start": ("false", "always"),
         "Maximum Packet Size": ("not announced", "always"),
-        "filter a/+/#": (
-            "QoS 2, retained messages as the journal knows the filter",
-            "guarantee = exactly_once, 22",
-        ),
+        "filter a/+/#": ("QoS 2, retained messages as the journal knows the filter", "guarantee = exactly_once, 22"),
         "filter b/#": ("QoS 2, retained messages as the journal knows the filter", "27"),
         "acknowledged after": ("journal", "guarantee = exactly_once"),
     }
@@ -235,10 +232,7 @@ def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
 
 @pytest.mark.parametrize(
     ("said", "shown"),
-    [
-        ("mqtt://${HOST},mqtt://b", ["mqtt://${HOST}", "mqtt://b"]),
-        ("${BROKERS}", ["${BROKERS}", "${BROKERS}"]),
-    ],
+    [("mqtt://${HOST},mqtt://b", ["mqtt://${HOST}", "mqtt://b"]), ("${BROKERS}", ["${BROKERS}", "${BROKERS}"])],
 )
 def test_brokers_in_one_text_are_shown_as_the_file_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, shown: list[str]

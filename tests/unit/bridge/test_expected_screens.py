@@ -329,17 +329,6 @@ def test_a_bridge_that_was_killed(up: Watched) -> None:
     ]
 
 
-def test_a_bridge_that_is_there_and_writes_nothing_down(up: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It told ``it was killed`` of one whose disk was full, or that waited for its last batch."""
-    runs(up)
-    up.answer(received=10, end=10)
-    up.state.save()
-    monkeypatch.setattr(time, "time", lambda: NOW + 60)
-    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect_status(up.bridge.state_dir))).splitlines()[0]
-    head = '✗ bridge "plant-7"   there, and silent (pid 4711): is its disk full?   last update '
-    assert re.sub(r"\(pid \d+\)", "(pid 4711)", text).startswith(head)
-
-
 def test_kafka_is_away_and_comes_back(up: Watched) -> None:
     up.answer()
     up.kafka._handle_failure(faults.unreachable_error("k1:9092", 5.1, "connection refused"))

@@ -190,10 +190,7 @@ TEXTS = Path(__file__).parent / "spark_4_3_0"
         ("load_not_a_python", "/bin/ls: cannot access 'pyspark.daemon': No such file or directory /bin/ls: cannot"),
         ("connect_back", "Python worker failed to connect back"),
         ("crashed", "a Python process of Spark has ended (killed, or out of memory)"),
-        (
-            "executor_lost",
-            "an executor was lost during a batch (Command exited with code 137), and its tasks",
-        ),
+        ("executor_lost", "an executor was lost during a batch (Command exited with code 137), and its tasks"),
     ],
 )
 def test_the_cause_is_told_wherever_it_stands(name: str, words: str) -> None:

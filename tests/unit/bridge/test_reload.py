@@ -144,11 +144,7 @@ def test_lines_that_come_touch_no_other_and_what_goes_or_is_another_needs_a_new_
     ]
 
 
-OVERLAPS = [
-    ("exactly_once", "qos = 2", True),
-    ("at_least_once", "", False),
-    ("at_most_once", "", False),
-]
+OVERLAPS = [("exactly_once", "qos = 2", True), ("at_least_once", "", False), ("at_most_once", "", False)]
 
 
 @pytest.mark.parametrize(("guarantee", "more", "stops"), OVERLAPS)
