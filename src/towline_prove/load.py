@@ -180,12 +180,12 @@ class NumberedSender:
         """Return bytes to send first on a new connection, and the numbers of repeated messages in them."""
         self._partial_packet = b""
         self._window = min(self._max_window, connack.receive_max)
-        unacked = list(self._unacked_messages.items())
+        messages = list(self._unacked_messages.items())
         if not connack.session_present:  # [MQTT-3.2.2-5]: nothing of the old flows may go on
-            for _, message in unacked:
+            for _, message in messages:
                 message.pubrec_received = False
-        packets = [self._resend(packet_id, message, dup=connack.session_present) for packet_id, message in unacked]
-        return b"".join(packets), [message.number for _, message in unacked if not message.pubrec_received]
+        packets = [self._resend(packet_id, message, dup=connack.session_present) for packet_id, message in messages]
+        return b"".join(packets), [message.number for _, message in messages if not message.pubrec_received]
 
     def _resend(self, packet_id: int, message: _UnackedMessage, *, dup: bool) -> bytes:
         if message.pubrec_received:
@@ -204,12 +204,12 @@ class NumberedSender:
 
     def encode_burst(self, limit: int) -> tuple[bytes, int, int]:
         """Return the bytes of the next messages, their first number and their count."""
-        first = self.next_number
         count = max(0, min(limit, self.sendable_count()))
+        numbers = range(self.next_number, self.next_number + count)
         self.next_number += count
         if self._qos == 0:
-            return (b"".join(self._encode_one(None, number) for number in range(first, self.next_number)), first, count)
-        return b"".join(map(self._encode_next, range(first, self.next_number))), first, count
+            return b"".join(self._encode_one(None, number) for number in numbers), numbers.start, count
+        return b"".join(map(self._encode_next, numbers)), numbers.start, count
 
     def _encode_next(self, number: int) -> bytes:
         packet_id = next(candidate for candidate in self._packet_ids if candidate not in self._unacked_messages)

@@ -78,7 +78,7 @@ class Rig:
         with contextlib.ExitStack() as stack:
             for broker in (self.mosquitto, self.kafka_proxy, self.kafka):
                 stack.enter_context(broker)
-            self.mqtt_proxy = stack.enter_context(FaultProxy(self.mosquitto.port))  # the port is settled now
+            self.mqtt_proxy = stack.enter_context(FaultProxy(self.mosquitto.port))  # the port is fixed now
             self.kafka.create_topics({TOPIC: self._partitions})
             self._write_config()
             stack.enter_context(self.bridge).start()

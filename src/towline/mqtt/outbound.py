@@ -269,7 +269,7 @@ class Outbound:
         if resumed:
             self._resend_ids = deque(self._unfinished)
             return
-        unreleased = [m for m in self._unfinished.values() if m.phase is Phase.PUBLISHED]
+        in_flight = [m for m in self._unfinished.values() if m.phase is Phase.PUBLISHED]
         self._finished_acks += [
             PublishAcknowledged(m.token, m.pubrec_reason, packet_id=packet_id, delivery_unknown=not m.is_dropped)
             for packet_id, m in self._unfinished.items()
@@ -279,7 +279,7 @@ class Outbound:
             self._discarded_ids += self._unfinished
         self._unfinished.clear()
         self._unsaved_pubrecs.clear()
-        self._queue.extendleft(reversed([_Message(m.token, m.content, expires_at=m.expires_at) for m in unreleased]))
+        self._queue.extendleft(reversed([_Message(m.token, m.content, expires_at=m.expires_at) for m in in_flight]))
 
     def end_connection(self, now: float = 0.0, *, ended_by_broker: bool = False) -> None:
         """End the connection, and drop the message that made the broker end it, if it is found.

@@ -160,11 +160,11 @@ class Subscriptions:
 
         They stay unsure even if the packet can't be sent: the broker may apply it though its answer never comes.
         """
-        known = self.known_options
-        changed = [f for f in self._filters.values() if known.get(f.pattern) != f.encoded_options]
-        surplus = [pattern for pattern in known if pattern not in self._filters]
-        filters = list(map(self._with_retain_handling, changed))
-        self.known_options = known | dict.fromkeys([*(f.pattern for f in changed), *surplus], UNSURE)
+        options = self.known_options
+        changed_filters = [f for f in self._filters.values() if options.get(f.pattern) != f.encoded_options]
+        surplus = [pattern for pattern in options if pattern not in self._filters]
+        filters = list(map(self._with_retain_handling, changed_filters))
+        self.known_options = options | dict.fromkeys([*(f.pattern for f in changed_filters), *surplus], UNSURE)
         return filters, surplus
 
     def _with_retain_handling(self, topic_filter: Filter) -> Filter:

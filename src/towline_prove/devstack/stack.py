@@ -43,18 +43,18 @@ class StackForm:
     shared: bool = False
 
     @classmethod
-    def resolve(cls, directory: Path, requested: StackForm | None) -> StackForm:
+    def resolve(cls, directory: Path, requested_form: StackForm | None) -> StackForm:
         """Return the form of a directory's stack, new ones as requested; SetupError TL-S23 if it has another form."""
         file = directory / "stack.json"
-        stored = cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
-        existing = stored or (cls() if (directory / "kafka").exists() else None)
-        if requested is not None and existing is not None and requested != existing:
-            problem = f"has a stack of another form ({existing.description})"
+        stored_form = cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+        existing_form = stored_form or (cls() if (directory / "kafka").exists() else None)
+        if requested_form is not None and existing_form is not None and requested_form != existing_form:
+            problem = f"has a stack of another form ({existing_form.description})"
             raise SetupError("TL-S23", str(directory), problem, "Name another directory with --dir, or remove it.")
-        if requested is not None and stored is None:
+        if requested_form is not None and stored_form is None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.replace(file, json.dumps(asdict(requested)), sync=False)
-        return requested or existing or cls()
+            files.replace(file, json.dumps(asdict(requested_form)), sync=False)
+        return requested_form or existing_form or cls()
 
     @property
     def description(self) -> str:
