@@ -27,7 +27,7 @@ def test_a_window_and_its_bytes_are_kept_to() -> None:
     assert rooms == [True, False, False]
 
 
-def test_what_was_put_off_holds_back_its_topic_alone() -> None:
+def test_what_was_postponed_holds_back_its_topic_alone() -> None:
     plan = dispatch()
     plan.add_in_flight(0, "a", 1)
     assert plan.handle_answer(0, QUOTA, 0.0) is Outcome.POSTPONED
@@ -96,7 +96,7 @@ def test_older_numbers_that_come_late_go_once_each() -> None:
     assert sent == [1, 2, 6]
 
 
-def test_the_oldest_is_the_smallest_that_is_under_way_or_waits() -> None:
+def test_the_oldest_is_the_smallest_that_is_in_flight_or_waits() -> None:
     plan = dispatch()
     oldest = [plan.oldest_number]
     for number in (4, 5, 7):
@@ -113,7 +113,7 @@ def test_the_oldest_is_the_smallest_that_is_under_way_or_waits() -> None:
     assert [*oldest, plan.oldest_number] == [None, 4, 5, 6, 7]
 
 
-def test_while_all_is_handed_over_that_may_be_nothing_is_due() -> None:
+def test_while_all_is_sent_that_may_be_nothing_is_due() -> None:
     plan = dispatch(most_open=2)
     for number in (0, 1):
         plan.add_in_flight(number, "a", 1)
@@ -129,7 +129,7 @@ def test_while_all_is_handed_over_that_may_be_nothing_is_due() -> None:
     assert plan.next_ready_at() is None, "the first is being tried again, and the next waits for its answer"
 
 
-def test_what_is_ready_waits_again_behind_one_of_its_topic_that_was_put_off_meanwhile() -> None:
+def test_what_is_ready_waits_again_behind_one_of_its_topic_that_was_postponed_meanwhile() -> None:
     plan = dispatch()
     for number in (0, 9):
         plan.add_in_flight(number, "a", 1)
@@ -146,7 +146,7 @@ def test_what_is_ready_waits_again_behind_one_of_its_topic_that_was_put_off_mean
     assert list(plan.ready_numbers(2.0, 10)) == [1], "it is the first of them now"
 
 
-def test_so_many_wait_before_nothing_new_is_handed_over() -> None:
+def test_so_many_wait_before_nothing_new_is_sent() -> None:
     plan = dispatch()
     plan.add_in_flight(0, "a", 1)
     plan.handle_answer(0, QUOTA, 0.0)

@@ -118,7 +118,7 @@ def test_what_kafka_has_is_acknowledged_where_that_is_the_promise(tmp_path: Path
     assert line.answers == [("PubAck", 1, 3), ("PubAck", 2, 3)]
 
 
-def test_without_room_all_waits_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_space_all_waits_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """[I7]: nothing is acknowledged, nothing lost; asked again after a while, and not in each turn."""
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     line = Line(tmp_path)
@@ -137,7 +137,7 @@ def test_without_room_all_waits_in_order(tmp_path: Path, monkeypatch: pytest.Mon
     assert line.writer.received_count == 3
 
 
-def test_a_delivery_that_is_stored_in_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_delivery_that_is_stored_in_part_continues_where_it_stopped(tmp_path: Path) -> None:
     line = Line(tmp_path)
     line.writer._max_frame_bytes = 1  # a frame a message
 
@@ -186,7 +186,7 @@ def test_repeats_are_in_the_account_over_the_life_of_the_journal(tmp_path: Path)
     assert Line(tmp_path).writer.received_count == 4
 
 
-def test_what_is_not_taken_in_whole_is_counted_and_told_once_in_a_while(
+def test_a_truncated_message_is_counted_and_logged_once_in_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody may send ten thousand of them."""

@@ -103,7 +103,7 @@ def test_a_large_payload_is_the_same_alone_and_among_others(size: int) -> None:
     assert alone.equals(among.slice(0, 1))
 
 
-def test_marks_are_left_out_where_they_end_and_nothing_else_is() -> None:
+def test_marks_are_removed_where_they_end_and_nothing_else_is() -> None:
     own = [("a", "1"), ("towline-reason", "x")]
     packets = [
         PublishPacket("t", b"", user_properties=[own[0], *Mark("p", 1, 2, 0).properties(), own[1]]),

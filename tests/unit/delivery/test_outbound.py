@@ -134,7 +134,7 @@ class Line:
         return [(row["number"], row["reason"]) for row in self.sender.refused_messages.page(0)["rows"]]
 
 
-def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
+def test_a_message_postponed_is_overtaken_by_none_of_its_topic_that_had_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session had them all before the answer came; the broker's window let one of them leave."""
@@ -151,7 +151,7 @@ def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
     assert line.outbox.waiting_rows == 0
 
 
-def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sent_a_second_time_is_postponed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     line = Line(tmp_path, 3)
@@ -169,7 +169,7 @@ def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypat
     assert line.refused() == []
 
 
-def test_a_broker_that_ends_every_connection_at_once_sets_nothing_aside(tmp_path: Path) -> None:
+def test_a_broker_that_ends_every_connection_at_once_refuses_nothing(tmp_path: Path) -> None:
     """The first message of a connection waits for a second of quiet, while one is suspected."""
     line = Line(tmp_path, 5)
     assert line.connect() == [0, 1, 2, 3, 4]
@@ -190,7 +190,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_three_ends_alone_set_aside_and_the_window_opens_again(tmp_path: Path) -> None:
+def test_three_ends_alone_refuse_the_message_and_the_window_opens_again(tmp_path: Path) -> None:
     line = Line(tmp_path, 5)
     for published, found in zip(([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0], [0], [0]), (0, 0, 0, 0, 1), strict=True):
         assert line.connect() == published
@@ -220,7 +220,7 @@ def test_the_broker_s_word_at_the_end_counts(tmp_path: Path, reason: DisconnectR
     assert line.refused() == ([(0, CONNECTION_CUT)] if counts else [])
 
 
-def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -> None:
+def test_rows_that_a_crash_left_dropped_free_space_after_the_start(tmp_path: Path) -> None:
     """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
     limits = Limits(max_bytes=100_000, min_free_bytes=0)
     rows = outbox_rows({"topic": "d", "payload": bytes(9_000), "qos": 1})
@@ -239,7 +239,7 @@ def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -
     assert outbox.waiting_rows == 8
 
 
-def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_taken_as_qos_1(tmp_path: Path) -> None:
+def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_acknowledged_as_qos_1(tmp_path: Path) -> None:
     """RabbitMQ 3.10 does so, and MQTT 3.1.1 has no Maximum QoS that would tell before."""
     line = Line(tmp_path, 5, qos=2, exactly_once=True)
     assert line.connect() == [0], "no second one before the broker has shown that it knows QoS 2"
@@ -253,7 +253,7 @@ def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_taken_as_
     assert line.connect() == []
 
 
-def test_exactly_once_goes_on_once_the_broker_has_shown_that_it_knows_qos_2(tmp_path: Path) -> None:
+def test_exactly_once_continues_once_the_broker_has_shown_that_it_knows_qos_2(tmp_path: Path) -> None:
     line = Line(tmp_path, 5, qos=2, exactly_once=True)
     line.connect()
     line.handle(PacketsReceived([PubRecPacket(line.sent[0].packet_id or 0)]))
@@ -262,7 +262,7 @@ def test_exactly_once_goes_on_once_the_broker_has_shown_that_it_knows_qos_2(tmp_
     assert line.sender.blocked_reason is None
 
 
-def test_exactly_once_sets_nothing_aside_at_a_broker_without_qos_2(tmp_path: Path) -> None:
+def test_exactly_once_refuses_nothing_at_a_broker_without_qos_2(tmp_path: Path) -> None:
     line = Line(tmp_path, 3, qos=2, exactly_once=True)
     assert line.connect(max_qos=QoS.AT_LEAST_ONCE) == []
     assert line.refused() == []
@@ -270,7 +270,7 @@ def test_exactly_once_sets_nothing_aside_at_a_broker_without_qos_2(tmp_path: Pat
     assert "Maximum QoS" in (line.sender.blocked_reason or "")
 
 
-def test_at_least_once_counts_what_was_taken_at_qos_1(tmp_path: Path) -> None:
+def test_at_least_once_counts_what_was_acknowledged_at_qos_1(tmp_path: Path) -> None:
     line = Line(tmp_path, 3, qos=2)
     assert line.connect() == [0, 1, 2]
     line.answer()
@@ -298,7 +298,7 @@ def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(t
     assert after.outbox.in_flight == {}
 
 
-def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) -> None:
+def test_after_a_crash_and_a_lost_session_qos_1_is_sent_as_new(tmp_path: Path) -> None:
     line = Line(tmp_path, 5)
     line.connect()
     line.outbox.close()
@@ -329,7 +329,7 @@ def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tm
 @pytest.mark.parametrize(
     ("qos", "answered", "lost_sessions"), [(1, True, 0), (1, False, 0), (2, True, 0), (2, False, 1)]
 )
-def test_a_lost_session_is_told_only_where_it_held_something(
+def test_a_lost_session_is_reported_only_where_it_held_something(
     tmp_path: Path, qos: int, *, answered: bool, lost_sessions: int
 ) -> None:
     """Many brokers keep no session without subscriptions; of an outbox only a QoS 2 message in flight is lost."""
@@ -382,7 +382,7 @@ def test_a_record_comes_back_as_it_was_stored() -> None:
         (True, 0, "", False),
     ],
 )
-def test_the_session_of_another_client_id_is_given_up_only_where_nothing_waits_in_it_or_a_user_says_so(
+def test_the_session_of_another_client_id_is_dropped_only_where_nothing_waits_in_it_or_a_user_says_so(
     established: bool, expiry_s: int, abandoned: str, refused: bool
 ) -> None:
     stored: dict[str, Any] = asdict(replace(RECORD, client_id="before", established=established))

@@ -41,7 +41,7 @@ def test_acknowledgements_are_counted_beside_the_numbers(
     assert "adds up ✓" in verdict(status)
 
 
-def test_a_message_that_is_done_and_that_no_broker_has_taken_is_told(tmp_path: Path) -> None:
+def test_a_message_that_is_done_and_that_no_broker_acknowledged_is_reported(tmp_path: Path) -> None:
     """The planted fault: a row is done, and its acknowledgement is in no count."""
     line = Line(tmp_path, 5)
     line.connect(window=4)

@@ -68,7 +68,7 @@ def arrive(line: Line, *expiries: int | None, age_s: int = 0, qos: int = 1) -> N
     line.outbox.append_batch(outbox_rows(*messages, arrival=arrival))
 
 
-def test_nothing_more_is_handed_over_while_the_transport_holds_much(tmp_path: Path) -> None:
+def test_nothing_more_is_sent_while_the_transport_holds_much(tmp_path: Path) -> None:
     """[I7]."""
     line = Line(tmp_path, 0)
     line.connect()
@@ -151,7 +151,7 @@ def test_the_line_s_own_limit_holds_beside_a_message_s(
     assert outcomes == [(number, Outcome.EXPIRED, 0) for number in range(4) if number not in left]
 
 
-def test_what_expires_while_it_is_put_off_lets_the_next_go(tmp_path: Path, clock: Clock) -> None:
+def test_what_expires_while_it_is_postponed_lets_the_next_go(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 0)
     arrive(line, 2, None)
     line.connect(window=1)
@@ -216,7 +216,7 @@ def test_a_packet_id_of_qos_1_alone_needs_no_row_to_be_given_back(tmp_path: Path
     assert line.sender.oldest_number == oldest
 
 
-def test_progress_is_told_once_a_turn_that_brought_any(tmp_path: Path) -> None:
+def test_progress_is_reported_once_a_turn_that_brought_any(tmp_path: Path) -> None:
     told = []
     line = Line(tmp_path, 3, on_progress=lambda: told.append(1))
     line.connect()
@@ -226,7 +226,7 @@ def test_progress_is_told_once_a_turn_that_brought_any(tmp_path: Path) -> None:
     assert told == [1]
 
 
-def test_qos_0_leaves_without_room_on_the_disk_and_then_nothing_does(tmp_path: Path, clock: Clock) -> None:
+def test_qos_0_leaves_without_space_on_the_disk_and_then_nothing_does(tmp_path: Path, clock: Clock) -> None:
     """A crash may lose it, and does not double it."""
     disk = FillingDisk()
     line = Line(tmp_path, 1, qos=0, disk=disk)
@@ -247,7 +247,7 @@ def test_qos_0_leaves_without_room_on_the_disk_and_then_nothing_does(tmp_path: P
     assert line.connect() == []
 
 
-def test_without_room_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
+def test_without_space_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
     """[I10]: a packet id of QoS 2 is durable before its PUBLISH."""
     disk = FillingDisk()
     line = Line(tmp_path, 1, disk=disk)
@@ -259,7 +259,7 @@ def test_without_room_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "told"), [((), 0), ((50,), 51), ((50, 100), None)])
-def test_a_message_larger_than_any_that_was_taken_is_told_so(
+def test_a_message_larger_than_any_that_was_acknowledged_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, ...], told: int | None
 ) -> None:
     """MQTT 3.x has no Maximum Packet Size: a broker may end the connection there."""
@@ -276,7 +276,7 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     assert (facts["number"], facts["bytes"], facts.get("larger_than_any_taken")) == (len(before), 61, told)
 
 
-def test_a_message_that_was_sent_a_second_time_goes_on_after_a_crash(tmp_path: Path) -> None:
+def test_a_message_that_was_sent_a_second_time_continues_after_a_crash(tmp_path: Path) -> None:
     """Its owner waits for a receipt, and the broker for its PUBREL or the same packet again [MQTT-4.4.0-1]."""
 
     def line(messages: int) -> Line:
@@ -298,7 +298,7 @@ def test_a_message_that_was_sent_a_second_time_goes_on_after_a_crash(tmp_path: P
     assert [(packet.packet_id, packet.duplicate) for packet in after.sent] == [(sent.packet_id, True)]
 
 
-def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
+def test_rows_that_were_removed_between_two_turns_are_not_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for them any more."""

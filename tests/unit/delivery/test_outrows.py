@@ -165,7 +165,7 @@ def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
     assert packet.message_expiry_interval == MAX_EXPIRY_S
 
 
-def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> None:
+def test_a_message_in_flight_that_a_new_server_does_not_take_is_dropped() -> None:
     """[MQTT-3.2.2-15]: what the limit of the connection before allowed may be too large for this one."""
     outbound = Outbound(encode)
     outbound.start_connection(ConnAckPacket(), 10, resumed=False)

@@ -101,7 +101,7 @@ def test_packet_ids_of_3_1_1_are_no_property_lengths(first: int) -> None:
     assert list(run.packet_ids) == [*range(first, first + 200)]
 
 
-def test_a_run_goes_on_behind_an_odd_packet() -> None:
+def test_a_run_continues_behind_an_odd_packet() -> None:
     odd = PublishPacket("t", b"odd", qos=QoS.AT_LEAST_ONCE, packet_id=9, content_type="c")
     stream = [*packets(200), odd, *packets(200)]
     items = Decoder(plain_reader=plain_run).feed(b"".join(packet.write() for packet in stream))

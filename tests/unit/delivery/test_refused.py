@@ -110,7 +110,7 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
     outbox.close()
 
 
-def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path) -> None:
+def test_what_was_refused_before_a_crash_is_not_sent_once_more(tmp_path: Path) -> None:
     """The broker's rights were mended meanwhile: it would accept the message now, and once more with a replay."""
     outbox = outbox_at(tmp_path)
     outbox.append_batch(rows(b"0", b"1", b"2"))
@@ -167,7 +167,7 @@ def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> Non
     assert refused.replay(99)["moved"] == 1
 
 
-def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path) -> None:
+def test_without_space_for_refused_messages_everything_waits_and_nothing_is_done(tmp_path: Path) -> None:
     outbox, log = outbox_at(tmp_path), Log()
     events: list[Event] = []
     outcomes: list[int] = []

@@ -72,7 +72,7 @@ def test_an_error_at_every_call_loses_nothing(memory_path: Path, call: str) -> N
 
 @pytest.mark.parametrize("number", NO_ROOM)
 @pytest.mark.parametrize("call", ["create", "write"])
-def test_no_room_at_every_call_changes_nothing(memory_path: Path, call: str, number: int) -> None:
+def test_no_space_at_every_call_changes_nothing(memory_path: Path, call: str, number: int) -> None:
     count = calls_of_a_run(memory_path / "dry").calls.count(call)
     for at in range(2, count + 1):
         directory = memory_path / str(at)
@@ -239,7 +239,7 @@ def test_an_interrupt_half_way_kills(tmp_path: Path) -> None:
     crash(journal)
 
 
-def test_recovery_without_room_changes_nothing(tmp_path: Path) -> None:
+def test_recovery_without_space_changes_nothing(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     fill(journal, 50, group=10)
     crash(journal)
@@ -281,7 +281,7 @@ def test_the_reserve_lets_committed_rows_go_on_a_full_disk(tmp_path: Path) -> No
         assert journal.consumers == {"spark": 100}
 
 
-def test_nothing_is_removed_before_its_mark_is_written(tmp_path: Path) -> None:
+def test_nothing_is_removed_before_its_watermark_is_written(tmp_path: Path) -> None:
     disk = Crowded(tmp_path / "reserve", forgiving=False)
     with opened(tmp_path, SMALL, disk) as journal:
         fill(journal, 100, group=10)

@@ -52,7 +52,7 @@ def test_a_reader_that_comes_too_late_gets_an_error(tmp_path: Path) -> None:
             next(late)
 
 
-def test_locate_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
+def test_a_range_end_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 2000, group=1, size=1000)
         a_row = (journal.bytes_on_disk - 2000) / 2000
@@ -114,7 +114,7 @@ def test_a_refused_append_leaves_the_files_as_they_are(tmp_path: Path) -> None:
         assert {path: path.stat().st_size for path in segments(tmp_path)} == files
 
 
-def test_rows_that_are_kept_for_another_look_give_way_to_new_ones(tmp_path: Path) -> None:
+def test_rows_that_are_kept_for_another_look_make_space_for_new_ones(tmp_path: Path) -> None:
     """Though others wait: what is committed is worth less than what comes."""
     limits = Limits(min_free_bytes=0, max_bytes=32_000, retain_bytes=32_000)
     with opened(tmp_path, limits) as journal:
@@ -137,7 +137,7 @@ def test_a_frame_below_the_limit_keeps_it_where_all_is_committed(tmp_path: Path)
             journal.commit("spark", journal.end)
 
 
-def test_a_row_above_the_limit_is_taken_where_no_row_waits(tmp_path: Path) -> None:
+def test_a_row_above_the_limit_is_accepted_where_no_row_waits(tmp_path: Path) -> None:
     with opened(tmp_path, Limits(min_free_bytes=0, max_bytes=20_000)) as journal:
         journal.commit("spark", 0)
         fill(journal, 5)
@@ -172,7 +172,7 @@ def test_the_free_space_guard(tmp_path: Path) -> None:
         assert journal.end == 100
 
 
-def test_a_reserve_that_found_no_room_leaves_no_file(tmp_path: Path) -> None:
+def test_a_reserve_that_found_no_space_leaves_no_file(tmp_path: Path) -> None:
     """One without its bytes would be taken for the reserve ever after."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))

@@ -10,7 +10,7 @@ from towline.errors import JournalError, JournalFull
 from towline.journal import Batch, Limits
 
 
-def test_a_batch_in_pieces_goes_on_where_it_was_left(shelf: Shelf) -> None:
+def test_a_batch_in_pieces_continues_where_it_was_left(shelf: Shelf) -> None:
     outbox = shelf.outbox()
     batch = Batch("q/0", 0)
     outbox.append_batch(rows(0, 4), batch, start=0, whole=False)
@@ -35,7 +35,7 @@ def test_another_batch_with_the_same_number_is_refused(shelf: Shelf) -> None:
     outbox.close()
 
 
-def test_markers_outlive_their_rows(shelf: Shelf) -> None:
+def test_batch_notes_outlive_their_rows(shelf: Shelf) -> None:
     """Compaction removes segments whose messages are delivered; a repeat of such a batch still enters nothing."""
     outbox = shelf.outbox(SMALL)
     for number in range(30):
@@ -109,7 +109,7 @@ def test_a_last_piece_without_rows_makes_a_batch_whole(shelf: Shelf) -> None:
     outbox.close()
 
 
-def test_a_batch_that_can_never_fit_says_so_and_gives_its_room_back(shelf: Shelf) -> None:
+def test_a_batch_that_can_never_fit_says_so_and_gives_its_space_back(shelf: Shelf) -> None:
     limits = Limits(max_bytes=40_000, min_free_bytes=0, segment_bytes=5000)
     outbox = shelf.outbox(limits)
     sending = Sending(outbox)
@@ -131,7 +131,7 @@ def test_a_batch_that_can_never_fit_says_so_and_gives_its_room_back(shelf: Shelf
     outbox.close()
 
 
-def test_a_batch_whose_query_is_gone_makes_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_query_is_gone_frees_space(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(max_bytes=40_000, min_free_bytes=0, segment_bytes=5000)
     outbox = shelf.outbox(limits)
     sending = Sending(outbox)
@@ -158,7 +158,7 @@ def test_a_batch_whose_query_is_gone_makes_room(shelf: Shelf, monkeypatch: pytes
     outbox.close()
 
 
-def test_the_markers_of_a_job_go_with_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batches_of_a_job_go_with_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("time.time", clock)
     outbox = shelf.outbox(SMALL)
@@ -181,7 +181,7 @@ def test_the_markers_of_a_job_go_with_it(shelf: Shelf, monkeypatch: pytest.Monke
     outbox.close()
 
 
-def test_the_markers_of_a_job_that_nobody_ended_go_after_a_week(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batches_of_a_job_that_nobody_ended_go_after_a_week(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("time.time", clock)
     outbox = shelf.outbox()

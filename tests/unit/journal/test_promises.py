@@ -181,7 +181,7 @@ def names(journal: Journal) -> list[str]:
     return [journal.incarnation_of(offset) for offset in range(journal.first_offset, journal.end + 1)]
 
 
-def test_two_that_went_on_from_one_copy_differ(tmp_path: Path) -> None:
+def test_two_that_continued_from_one_copy_differ(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as journal:
         fill(journal, 5)
         writer = journal.incarnation

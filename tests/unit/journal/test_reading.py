@@ -86,7 +86,7 @@ def test_a_journal_reads_within_both_bounds(
 
 @settings(deadline=None)  # files
 @given(FRAMES.filter(bool), st.integers(1, 5000))
-def test_ranges_by_bytes_go_on_and_end_at_a_frame_too_many(
+def test_ranges_by_bytes_continue_and_end_at_a_frame_too_many(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[list[int]], most: int
 ) -> None:
     frames = frames_of(sizes)
@@ -158,7 +158,7 @@ def test_ten_thousand_rows_may_be_more_than_arrow_can_join(tmp_path: Path) -> No
         assert drained(journal, BATCH_BYTES) == 7_700 * 300_002
 
 
-def test_a_size_is_what_locate_takes(tmp_path: Path) -> None:
+def test_range_bytes_agree_with_find_range_end(tmp_path: Path) -> None:
     """Parts of a range are together its size, and what `locate` gives for a number of bytes is not larger."""
     with opened(tmp_path, SMALL) as journal:
         for group in (1, 1, 30, 2, 9, 1, 64, 5):

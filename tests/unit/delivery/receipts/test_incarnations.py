@@ -69,7 +69,7 @@ def test_a_gateway_has_the_messages_of_a_publisher_if_each_number_is_of_the_same
         ((), False),
     ],
 )
-def test_a_directory_restored_from_a_copy_is_told_from_its_original(
+def test_a_directory_restored_from_a_copy_differs_from_its_original(
     steps: tuple[tuple[int, str], ...], same: bool
 ) -> None:
     """Numbers 0 to 4 were assigned by the first incarnation of the publisher's journal, 5 to 8 by the second."""

@@ -66,7 +66,7 @@ def test_a_lower_limit_than_before_lets_nobody_new_in() -> None:
     assert len(again) == 3
 
 
-def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
+def test_a_new_epoch_resets_the_numbers_and_an_old_one_passes() -> None:
     ledger = ReceiptLedger({}, 0, keys=KEYS)
     ledger.record_mark(mark(5), NOW)
     assert ledger.record_mark(mark(5, epoch=2), NOW) is MarkVerdict.NEW
@@ -77,7 +77,7 @@ def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
     }
 
 
-def test_what_an_older_epoch_had_under_way_says_nothing_of_the_newer() -> None:
+def test_what_an_older_epoch_had_in_flight_says_nothing_of_the_newer() -> None:
     ledger = ReceiptLedger({}, 0, keys=KEYS)
     ledger.record_mark(mark(0), NOW)
     ledger.resend_receipts()
@@ -176,7 +176,7 @@ def test_the_same_number_of_another_opening_is_another_message() -> None:
     assert ledger.counts["foreign"] == 1
 
 
-def test_a_mark_is_believed_on_its_own_message_alone() -> None:
+def test_a_mark_is_verified_on_its_own_message_alone() -> None:
     ledger = ReceiptLedger({}, 0, keys=KEYS)
     own = mark(0).sign(KEYS, CONTENT)
     others = [
@@ -225,7 +225,7 @@ def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_i
         assert len(ledger) == 1
 
 
-def test_a_message_that_was_not_taken_in_whole_keeps_its_mark() -> None:
+def test_a_message_that_was_truncated_keeps_its_mark() -> None:
     """Or its publisher would never hear of it, and send it again for ever."""
     pairs = [("k", "v"), ("towline-reason", "forged")]
     signed = mark(5).sign(KEYS, Content("t", bytes(5_000), user_properties=pairs))

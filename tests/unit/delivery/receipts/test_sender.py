@@ -156,7 +156,7 @@ def test_rounds_have_a_pause_between_them(gateway: Gateway) -> None:
     assert gateway.turn(due) == [("p", 2)]
 
 
-def test_a_publisher_has_one_receipt_under_way_and_then_the_newest(gateway: Gateway) -> None:
+def test_a_publisher_has_one_receipt_in_flight_and_then_the_newest(gateway: Gateway) -> None:
     gateway.arrive(0)
     gateway.turn(5.0)
     for number in (1, 2):
@@ -168,7 +168,7 @@ def test_a_publisher_has_one_receipt_under_way_and_then_the_newest(gateway: Gate
     assert gateway.turn(40.0) == [("p", 3)]
 
 
-def test_so_many_are_under_way_and_the_others_follow_the_answers(gateway: Gateway) -> None:
+def test_so_many_are_in_flight_and_the_others_follow_the_answers(gateway: Gateway) -> None:
     for publisher in range(203):
         mark = Mark(f"p{publisher}", 1, 0, 0)
         assert gateway.ledger.record_mark(mark, NOW) is MarkVerdict.NEW
@@ -196,7 +196,7 @@ def test_an_answer_to_something_else_is_not_taken(gateway: Gateway) -> None:
     assert gateway.sender.sent_count == 0, "of a session before this one"
 
 
-def test_a_receipt_that_the_broker_refuses_is_told_once(gateway: Gateway) -> None:
+def test_a_receipt_that_the_broker_refuses_is_logged_once(gateway: Gateway) -> None:
     for number in range(3):
         gateway.arrive(number)
         gateway.turn(10.0 * number)
@@ -236,7 +236,7 @@ def test_a_lost_session_and_a_new_one_say_again_what_they_may_have_lost(gateway:
     assert all(b'"restarted":true' in packet.payload for packet in gateway.sent)
 
 
-def test_without_room_for_a_watermark_no_receipt_leaves(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_space_for_a_watermark_no_receipt_leaves(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway.arrive(0)
     monkeypatch.setattr(time, "monotonic", lambda: 5.0)
     gateway.disk.full = True
@@ -253,7 +253,7 @@ def test_without_room_for_a_watermark_no_receipt_leaves(gateway: Gateway, monkey
     assert gateway.turn(20.0) == [("p", 1)], "this one is durable"
 
 
-def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_publisher_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway.arrive(0)
     gateway.turn(0.0)
     gateway.answer()
@@ -266,7 +266,7 @@ def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatc
     assert "publisher:p" not in gateway.inbox.notes
 
 
-def test_a_wrong_code_is_told_once(gateway: Gateway) -> None:
+def test_a_wrong_code_is_logged_once(gateway: Gateway) -> None:
     packet = PublishPacket("t", b"", user_properties=Mark("p", 1, 0, 0).properties())
     for now in (0.0, 10.0):
         gateway.ledger.deduplicate([packet], ["t"], NOW)

@@ -112,7 +112,7 @@ def test_no_two_messages_make_the_same_text(pairs: list[tuple[str, str]], payloa
     assert len(said) == 10
 
 
-def test_a_receipt_is_believed_as_it_was_written(tmp_path: Path) -> None:
+def test_a_receipt_is_verified_as_it_was_written(tmp_path: Path) -> None:
     told = ReceiptPayload("p", 3, 17, "plant", incarnations=((0, "a1"),))
     payload = told.encode(KEYS)
     assert ReceiptPayload.decode(payload) == told
