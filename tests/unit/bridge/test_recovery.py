@@ -213,7 +213,7 @@ def test_a_change_is_taken_back_before_there_was_a_batch(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("was", "parallelism"), [(KNOWN, 2), (replace(KNOWN, guarantee="at_least_once"), 1)])
-def test_another_parallelism_forgets_no_keys(tmp_path: Path, was: Identity, parallelism: int) -> None:
+def test_another_parallelism_or_guarantee_forgets_no_keys(tmp_path: Path, was: Identity, parallelism: int) -> None:
     one = line(tmp_path, parallelism, more=DEDUPE)
     batch(one, 7, 700)
     marked: list[tuple[str, int]] = []
