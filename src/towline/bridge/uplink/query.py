@@ -226,10 +226,8 @@ class UplinkQuery(LineQuery[Uplink]):
             evidence, journals = read_evidence(line, access, identity)
         offsets, replays = initial_offsets(line, identity, journals), policy(line.guarantee).replays_batches
         if is_new:
-            starts = [
-                JournalPosition(name, journal.extent.journal, offsets[name]) for name, journal in journals.items()
-            ]
-            start_totals(line.checkpoint, starts, drops=not replays)
+            start = [JournalPosition(name, journal.extent.journal, offsets[name]) for name, journal in journals.items()]
+            start_totals(line.checkpoint, start, drops=not replays)
         elif (batch := evidence.committed_batch) is not None:
             start_totals(line.checkpoint, positions_at(Checkpoint(str(line.checkpoint)), batch), batch=batch)
         line_options = {
