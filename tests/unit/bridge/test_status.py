@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from towline.bridge.runtime import status
+from towline.bridge.runtime import state
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import EXIT_UNKNOWN, advice, collect_status, exit_code, render
 from towline.gateway.identity import record_client_session, record_session_end
@@ -108,7 +108,7 @@ def test_a_drained_gateway_is_not_told_to_have_a_session(tmp_path: Path) -> None
 
 def test_a_bridge_that_is_silent_is_not_to_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     BridgeState("plant", tmp_path, {"telemetry": "up"}).save()
-    monkeypatch.setattr(status, "MAX_STATUS_AGE_S", -1.0)
+    monkeypatch.setattr(state, "MAX_STATUS_AGE_S", -1.0)
     text = render(collect_status(tmp_path, ["telemetry"]))
     assert "there, and silent" in text
     assert "Start towline run" not in text

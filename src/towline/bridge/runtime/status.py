@@ -15,17 +15,8 @@ from towline import files
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines import identity, statuses
 from towline.bridge.lines.account import remark_text
+from towline.bridge.runtime import state
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import (
-    MAX_STATUS_AGE_S,
-    PAUSED,
-    REFUSED,
-    LineView,
-    file_digest,
-    is_bridge_alive,
-    read_pause,
-    read_state,
-)
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import ClientAccess
 from towline.gateway.identity import MEMBERS_DIR
@@ -49,28 +40,29 @@ def collect_status(
     Raises:
         ConfigError: TL-B11, no bridge has ever run there.
     """
-    state = read_state(state_dir)
-    if state is None and not lines:
+    saved_state = state.read_state(state_dir)
+    if saved_state is None and not lines:
         remedy = "Name the bridge file, or its state_dir with --state-dir; start it with towline run."
         raise ConfigError("TL-B11", str(state_dir), "no bridge has run here", remedy)
-    state = state or {"lines": {}}
-    names = lines or list(state["lines"])
-    is_alive = is_bridge_alive(state)
-    running = is_alive and time.time() - float(state.get("updated", 0)) < MAX_STATUS_AGE_S
-    ids, bridge_file = client_ids or {}, state.get("file") or {}
-    has_changed = running and bool(bridge_file) and file_digest(Path(bridge_file["path"])) != bridge_file["sha256"]
+    saved_state = saved_state or {"lines": {}}
+    names = lines or list(saved_state["lines"])
+    is_alive = state.is_bridge_alive(saved_state)
+    running = is_alive and time.time() - float(saved_state.get("updated", 0)) < state.MAX_STATUS_AGE_S
+    ids, bridge_file = client_ids or {}, saved_state.get("file") or {}
+    has_changed = running and bool(bridge_file)
+    has_changed = has_changed and state.file_digest(Path(bridge_file["path"])) != bridge_file["sha256"]
     return {
-        **{name: state.get(name) for name in ("bridge", "version", "revision", "pid", "updated", "kafka_error")},
+        **{name: saved_state.get(name) for name in ("bridge", "version", "revision", "pid", "updated", "kafka_error")},
         "state_dir": str(state_dir),
         "running": running,
         "silent": is_alive and not running,
         "file": bridge_file.get("path"),
-        "reload": state.get("outcomes", {}).get("", {}),
+        "reload": saved_state.get("outcomes", {}).get("", {}),
         "file_changed": has_changed,
-        "spark": state.get("spark", "not started") if running else "not running",
-        "kafka": state.get("kafka", "unknown") if running else "unknown",
-        "kafka_insecure": state.get("kafka_insecure", []),
-        "lines": {name: _line_status(state_dir / name, state, ids.get(name), running=running) for name in names},
+        "spark": saved_state.get("spark", "not started") if running else "not running",
+        "kafka": saved_state.get("kafka", "unknown") if running else "unknown",
+        "kafka_insecure": saved_state.get("kafka_insecure", []),
+        "lines": {name: _line_status(state_dir / name, saved_state, ids.get(name), running=running) for name in names},
     }
 
 
@@ -114,20 +106,20 @@ def exit_code(status: dict[str, Any]) -> int:
     if any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values()):
         return EXIT_WRONG
     all_delivered = all(leftover["waiting"] == 0 and not leftover["elsewhere"] for leftover in status.get("left", ()))
-    all_running = all_delivered and all(line["query"] in ("running", PAUSED) for line in status["lines"].values())
+    all_running = all_delivered and all(line["query"] in ("running", state.PAUSED) for line in status["lines"].values())
     all_known = all(account and not account.get("away") for account in accounts)
     return 0 if all_running and all_known else EXIT_UNKNOWN
 
 
 def _line_status(
-    state_dir: Path, state: Mapping[str, Any], client_ids: Mapping[str, str] | None, *, running: bool
+    state_dir: Path, saved_state: Mapping[str, Any], client_ids: Mapping[str, str] | None, *, running: bool
 ) -> dict[str, Any]:
     """Return the status of a line, null for unknown values; the last known account is under ``last``, with its time.
 
     ``members`` are those on this machine: empty for a single gateway, null for a member without an answer.
     """
-    saved_line: dict[str, Any] = {"query": _UNKNOWN_LINE, **state["lines"].get(state_dir.name, {})}
-    view = LineView.from_saved(state_dir, saved_line)
+    saved_line: dict[str, Any] = {"query": _UNKNOWN_LINE, **saved_state["lines"].get(state_dir.name, {})}
+    view = state.LineView.from_saved(state_dir, saved_line)
     if view.gateways:
         endpoints = statuses.endpoints_of(view.gateways, ClientAccess(**view.access))
         answers = statuses.ask_each(endpoints, statuses.request_status)
@@ -142,7 +134,7 @@ def _line_status(
         **{name: getattr(view, name) for name in ("direction", "query_error", "gateway_error", "remarks", "gateways")},
         "gateway_running": status is not None,
         "query": view.query if running else "not running",
-        "paused": read_pause(state_dir),
+        "paused": state.read_pause(state_dir),
         **{name: saved_line.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
         "fallback": view.notes.counts["fallback"] if view.notes else 0,
         "account": None,
@@ -155,7 +147,7 @@ def _line_status(
     if status and (account := view.account_from(status)):
         line_status["account"], line_status["sentence"] = account.as_json(), account.sentence()
     elif last_status and (account := view.account_from(statuses.mark_stale(last_status))):
-        heard_at, sentence = saved_line.get("heard") or state.get("updated"), account.sum_text()
+        heard_at, sentence = saved_line.get("heard") or saved_state.get("updated"), account.sum_text()
         values = {"heard": heard_at, "account": account.as_json(), "sentence": sentence, "gateway": last_status}
         line_status["last"] = values
     return line_status
@@ -294,7 +286,7 @@ def render(status: dict[str, Any]) -> str:
     if (reload := status.get("reload")) and status["running"]:
         time_text = f" {_time(reload['at'])}" if "at" in reload else ""
         text_lines.append(f"  reload    {reload['outcome']}{time_text}")
-        text_lines += [f"  ! {text}" for text in reload["texts"]] if reload["outcome"] == REFUSED else []
+        text_lines += [f"  ! {text}" for text in reload["texts"]] if reload["outcome"] == state.REFUSED else []
     if status["kafka_error"] and status["running"]:
         text_lines.append(f"  ! {status['kafka_error']}")
     running = status["running"] or status["silent"]
@@ -376,9 +368,9 @@ def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, An
         return
     if listen := gateway.get("listen"):
         expiry_date = str(listen.get("certificate_until", "unknown"))[:10]
-        refused_text = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
-        state = "" if listen.get("running", True) else "   restarting"
-        yield f"  network   {listen.get('location')}   token   certificate until {expiry_date}{refused_text}{state}"
+        notes = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
+        notes += "" if listen.get("running", True) else "   restarting"
+        yield f"  network   {listen.get('location')}   token   certificate until {expiry_date}{notes}"
     session = f"{gateway.get('state')}   {gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}"
     if line["direction"] == "down":
         yield f"  session   {session}"

@@ -165,7 +165,6 @@ class Supervisor:
             self._on_second_interrupt = self._driver.kill
             for child in (*self._gateways.values(), self._kafka, self._driver):
                 child.start()
-            fatal_error: TowlineError | None = None
             try:
                 fatal_error = self._watch()
             finally:
