@@ -16,12 +16,7 @@ import shutil
 from typing import Final
 
 from towline.bridge.config.model import AnyLine, Bridge, Downlink
-from towline.bridge.lines.identity import (
-    JOURNAL_DIRECTORIES,
-    configured_client_ids,
-    current_or_former_line,
-    open_sessions,
-)
+from towline.bridge.lines import identity
 from towline.bridge.runtime.screen import Screen
 from towline.bridge.runtime.session import SCRATCH_DIR
 from towline.bridge.runtime.state import BRIDGE_FILE
@@ -49,14 +44,14 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
         GatewayError: TL-B39, messages still wait; nothing was removed.
         TowlineError: The gateway or the query can't run.
     """
-    directory, line = bridge.state_dir / name, current_or_former_line(bridge, name)
+    directory, line = bridge.state_dir / name, identity.current_or_former_line(bridge, name)
     with lock_state_directory(bridge):
         if not discard:
             _check_drainable(line)
             idle_s = min(idle_s, _DOWN_IDLE_S) if isinstance(line, Downlink) else idle_s
             drain_settings = line.gateway.model_copy(update={"drain_s": idle_s})
             _deliver_waiting(bridge, line.model_copy(update={"gateway": drain_settings}), screen)
-        dropped_count = sum(count_waiting_rows(directory / journal) for journal in JOURNAL_DIRECTORIES)
+        dropped_count = sum(count_waiting_rows(directory / journal) for journal in identity.JOURNAL_DIRECTORIES)
         for settings in line.all_gateways or (line.gateway,):
             for client in read_client_sessions(settings.state_dir):  # after a drain all sessions have ended
                 if client.ended is None:
@@ -78,7 +73,7 @@ def _check_drainable(line: AnyLine) -> None:
         remedy = "Add it to the file again, and drain each gateway (towline gateway --drain); then retire --discard."
         raise ConfigError("TL-B38", location, "its gateways are on other machines", remedy)
     check_drainable(settings)
-    sessions = open_sessions(settings.state_dir, configured_client_ids(line))
+    sessions = identity.open_sessions(settings.state_dir, identity.configured_client_ids(line))
     if client_ids := ", ".join(f'"{session["client_id"]}"' for session in sessions):
         remedy = "Drain it with that client_id first; or drop all waiting messages: --discard."
         raise ConfigError("TL-B38", location, f"the session {client_ids} of a former client id is not ended", remedy)
@@ -102,7 +97,7 @@ def _deliver_waiting(bridge: Bridge, line: AnyLine, screen: Screen) -> None:
         remedy = f"Resend them, or drop them (towline refused show {directory}); then retire the line again."
         problem = f"its broker has refused {count_text(refused_count)}, which are kept"
         raise GatewayError("TL-B39", location, problem, remedy)
-    waiting_count = sum(count_waiting_rows(directory / journal) for journal in JOURNAL_DIRECTORIES)
+    waiting_count = sum(count_waiting_rows(directory / journal) for journal in identity.JOURNAL_DIRECTORIES)
     if not is_drained or waiting_count:
         problem = f"its session is not ended yet, and {count_text(waiting_count)} wait; nothing was removed"
         raise GatewayError("TL-B39", location, problem, "Repeat the command: it continues from here.")

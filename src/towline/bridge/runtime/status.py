@@ -101,9 +101,8 @@ def fetch_status(url: str) -> dict[str, Any]:
 def exit_code(status: dict[str, Any]) -> int:
     """Return the exit code of a status: 0 if every line runs or is paused, adds up and keeps its guarantee."""
     accounts = [line["account"] for line in status["lines"].values()]
-    if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
-        return EXIT_WRONG
-    if any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values()):
+    disagrees = any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values())
+    if disagrees or any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
         return EXIT_WRONG
     all_delivered = all(leftover["waiting"] == 0 and not leftover["elsewhere"] for leftover in status.get("left", ()))
     all_running = all_delivered and all(line["query"] in ("running", state.PAUSED) for line in status["lines"].values())
