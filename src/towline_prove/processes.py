@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Final, Self
 from towline import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from towline_prove.rig import Rig
     from towline_prove.subject import BridgeRun
 
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _SIZE_LINE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -48,6 +49,19 @@ _ROLE_PATTERNS = (
     (Role.DRIVER, re.compile(r"-m\0towline\.bridge\.runtime\.driver$")),
     (Role.BRIDGE, re.compile(r"towline\0run\0|main\(\)\0run\0")),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTime:
+    """CPU seconds, user and system together."""
+
+    own_s: float
+    reaped_s: float
+
+    @property
+    def total_s(self) -> float:
+        """CPU seconds of the process and its children."""
+        return self.own_s + self.reaped_s
 
 
 def process_tree(root: int) -> list[int]:
@@ -79,6 +93,16 @@ def role_of(pid: int) -> Role:
 def pids_with_role(root: int, role: Role) -> list[int]:
     """Return the pids below `root` (itself included) with this role, outermost first."""
     return [pid for pid in process_tree(root) if role_of(pid) is role]
+
+
+def cpu_time_of(pids: Iterable[int]) -> CpuTime:
+    """Return the CPU time of these processes; 0 for those that are gone (their parent may have reaped them)."""
+    own_ticks = reaped_ticks = 0
+    for fields in map(processes.stat_fields, pids):
+        if fields:
+            own_ticks += int(fields[11]) + int(fields[12])
+            reaped_ticks += int(fields[13]) + int(fields[14])
+    return CpuTime(own_ticks / TICKS_PER_SECOND, reaped_ticks / TICKS_PER_SECOND)
 
 
 def memory_fields(pid: int) -> dict[str, int]:

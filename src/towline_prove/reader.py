@@ -112,6 +112,12 @@ class TopicTail:
         if self._stopped_partitions:
             self._assign()
 
+    def next_arrival(self, seconds: float) -> Arrival | None:
+        """Wait for one record and return it at once; None if none comes in time."""
+        self._resume_stopped()
+        message = self._consumer.poll(seconds)
+        return None if message is None else self._take_message(message)
+
     @property
     def at_end(self) -> bool:
         """True if the last `read_arrivals` reached the end of every partition."""

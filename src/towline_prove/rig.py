@@ -159,6 +159,11 @@ class Rig:
 
         return Watermarks.from_status(status) if wait_for(has_status, timeout) else None
 
+    def journaled_count(self) -> int:
+        """Return the number of messages in the gateway's journal; 0 if it does not answer in time."""
+        watermarks = self.watermarks()
+        return watermarks.journaled if watermarks else 0
+
     def broker_dropped(self) -> int:
         """Return the broker's count of messages dropped by a full queue, at most a second old; NotReady TL-P01."""
         topic = "$SYS/broker/publish/messages/dropped"

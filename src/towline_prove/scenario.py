@@ -130,7 +130,7 @@ class Scenario:
         kills: Kills of a role in a run, at random moments.
         at: Share of the messages that is sent when an outage begins.
         away: Seconds that an outage lasts.
-        faults: Faults of each run, in place of `hurt`.
+        faults: Faults of each run, in place of `targets`.
         messages: Messages per run.
         rate: Messages a second; 0 for as fast as the broker takes them.
         size: Payload bytes.

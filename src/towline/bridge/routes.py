@@ -638,7 +638,7 @@ class _BatchRendering:
         return self.join_views([pa.nulls(view.size, arrow_type) if part is None else part for view, part in pairs])
 
     def _destination(self, view: _RouteView, route: Route) -> pa.Array:
-        """Return structs of `_DESTINATION_TYPE`."""
+        """Return structs of `_DESTINATION`."""
         codes = lossy_text(view.template_text(route.topic)).dictionary_encode(null_encoding="encode")
         structs = [(name, *self._table.destination(name, view.route_number)) for name in codes.dictionary.to_pylist()]
         return pa.array(structs, _DESTINATION).take(codes.indices)

@@ -75,12 +75,12 @@ def reset(
 
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
-    markers = MarkerStore(_settings(servers, prefix, marker_topic, options), sink).read_markers().values()
-    # By default as many partitions as the sink wrote last.
-    partition_count = parallelism or max((m.parallelism for m in markers if m is not None), default=1)
-    settings = _settings(servers, prefix, marker_topic, options, partition_count)
+    if parallelism is None:  # as many partitions as the sink wrote last; a damaged marker is not read if it is given
+        markers = MarkerStore(_settings(servers, prefix, marker_topic, options), sink).read_markers().values()
+        parallelism = max((m.parallelism for m in markers if m is not None), default=1)
+    settings = _settings(servers, prefix, marker_topic, options, parallelism)
     if not is_confirmed:
-        sys.stdout.write(terminal_text(_reset_preview(sink, partition_count, to_batch)))
+        sys.stdout.write(terminal_text(_reset_preview(sink, parallelism, to_batch)))
         raise typer.Exit(1)
     new_markers = {p: m for p, m in MarkerStore(settings, sink).reset(to_batch).items() if m is not None}
     _print(settings.marker_topic_of(sink), new_markers, as_json=as_json)

@@ -326,7 +326,7 @@ def _packet_columns(messages: Messages, count: int, *, strip_marks: bool) -> _Me
 
 
 def _optional_column(column: str, values: Sequence[Any], absent_count: int) -> pa.Array:
-    """Return one column of `OPTIONAL`, of whose values `absent_count` are absent."""
+    """Return one column of `OPTIONAL_COLUMNS`, of whose values `absent_count` are absent."""
     if absent_count == len(values):
         return _constant_columns(((column, None),), absent_count)[0]
     return pa.array(_CELL_CONVERTERS[column](values) if column in _CELL_CONVERTERS else values, _COLUMN_TYPES[column])

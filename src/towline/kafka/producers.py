@@ -104,8 +104,10 @@ class KafkaProducer:
     def one_per_request(self, records: Iterable[Record], topic: str, size: Callable[[Record], int]) -> Iterator[Record]:
         """Yield records to be sent one per request; the failure of a record of the topic is reported with its size."""
         for record in records:
-            report = partial(self._report, size=size(record))
-            yield (*record[:4], report, None, *record[6:]) if record[0] == topic else record
+            if record[0] != topic:
+                yield record
+            else:
+                yield (*record[:4], partial(self._report, size=size(record)), None, *record[6:])
 
     @property
     def pending(self) -> int:

@@ -54,8 +54,8 @@ class Message:
     """Message received from the broker.
 
     A message larger than ``max_packet_bytes`` or with more than 1,000 user properties is delivered too. Its `payload`
-    is None and its `user_properties` give the reason (`towline.mqtt.truncated.Stub`). Like any other message it needs
-    `ack`; otherwise the broker sends it again.
+    is None and its `user_properties` give the reason (`towline.mqtt.truncated.TruncatedMessage`). Like any other
+    message it needs `ack`; otherwise the broker sends it again.
     """
 
     def __init__(self, packet: ReceivedPublish, topic: str, number: int, acknowledge: Callable[[int], None]) -> None:

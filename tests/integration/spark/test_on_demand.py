@@ -155,6 +155,6 @@ def test_what_a_gateway_refuses_is_told_in_the_words_of_the_options(mosquitto: M
         end_gateway(tmp_path / name)
 
     opened("first")
-    with pytest.raises(SessionUnknown, match=r'set unknownSession=adopt to take .* or "discard" to drop it.*TL-M20'):
+    with pytest.raises(SessionUnknown, match=r'set unknownSession=adopt to get .* or "discard" to drop them.*TL-M20'):
         opened("second")
     opened("second", unknownSession="adopt")

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.effective import effective_settings
+from towline.bridge.runtime.effective import effective_settings, render_effective
 from towline.bridge.runtime.plan import bridge_plan
 from towline.bridge.uplink.query import UplinkQuery
 from towline.kafka import markerstore, producers
@@ -270,3 +270,16 @@ def test_a_password_in_a_url_of_kafka_is_refused_and_a_variable_stays_one(tmp_pa
         .kafka.client_settings()["sasl.oauthbearer.token.endpoint.url"]
         .endswith("@idp/token")
     )
+
+
+def test_no_secret_is_shown(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has a password in a file and a user name in a variable [I12]."""
+    settings = effective_settings(bridge)
+    text = ran(capsys, "check", str(bridge.file), "-v")[1]
+    assert '▸ line "up"   Kafka producer\n' in text
+    for shown in (json.dumps(settings), "\n".join(render_effective(settings)), text):
+        assert SECRET not in shown
+        assert WHO not in shown
+    for options in ((), ("-v",)):
+        plan = json.loads(ran(capsys, "check", str(bridge.file), "--json", *options)[1])
+        assert ("effective" in plan) is bool(options)

@@ -221,9 +221,11 @@ def test_status_and_its_exit_code_name_what_is_left(tmp_path: Path, capsys: pyte
     record_lines(bridge(tmp_path, "a", "b", dead='"old"'))
     assign_identities(bridge(tmp_path, "a", "b"))
     received(tmp_path / "state" / "a", 1, 0)
+    record_client_session(tmp_path / "state" / "a", "plant-7-a", "mqtt://h:1883")
     bridge(tmp_path, "b")
     code, out, _ = ran(capsys, "status", str(tmp_path / "bridge.toml"), "--json")
     found = json.loads(out)
+    assert [(one["sessions"], one["elsewhere"]) for one in found["left"]] == [(["plant-7-a"], [])]
     assert (code, found["former_dead_letter_topics"]) == (3, ["old"])
     assert [(one["line"], one["waiting"]) for one in found["left"]] == [("a", 1)]
     _, out, _ = ran(capsys, "status", str(tmp_path / "bridge.toml"))

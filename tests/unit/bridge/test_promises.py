@@ -229,3 +229,46 @@ def test_a_members_own_filters_do_not_overlap(tmp_path: Path) -> None:
     assert '"a/+/c" and "a/b/+" have topics in common' in mistake
     keyed = text.replace('"exactly_once"\n', f'"exactly_once"\n{KEY}\n')
     assert len(read(keyed + member, tmp_path).uplinks[0].members) == 1
+
+
+#: Who takes the messages in, as a bridge file says it: keys of the line, and its tables.
+TAKING = {
+    "own": ("", ""),
+    "members": ('share = "subscription"\n', '[[uplink.member]]\nname = "g1"\n[[uplink.member]]\nname = "g2"\n'),
+    "members that are read": (
+        'share = "subscription"\ngateways = ["/x/g1", "/x/g2"]\n',
+        '[[uplink.member]]\nname = "g1"\n[[uplink.member]]\nname = "g2"\n',
+    ),
+    "elsewhere": ('gateways = ["/x/g1", "/x/g2"]\n', ""),
+}
+
+
+@pytest.mark.parametrize("taking", TAKING)
+@pytest.mark.parametrize("keyed", [False, True], ids=["", "keyed"])
+@pytest.mark.parametrize(
+    ("guarantee", "acks"),
+    [(one, acks) for one in Guarantee for acks in policy(one).ack_choices],
+)
+def test_no_two_sentences_of_a_plan_contradict_each_other(
+    tmp_path: Path, guarantee: Guarantee, acks: AckAfter, taking: str, *, keyed: bool
+) -> None:
+    """Over all that a line may be: they follow from what its gateways are told."""
+    keys, tables = TAKING[taking]
+    said = f'name = "telemetry"\nguarantee = "{guarantee}"\n{keys}'
+    said += f'ack_after = "{acks}"\n' if taking != "elsewhere" else ""
+    said += 'dedupe = { key = "{mqtt.user.id}" }\n' if keyed else ""
+    text = render(bridge_plan(read(changed('name = "telemetry"\n', said) + tables, tmp_path)))
+    known, after_kafka = taking != "elsewhere", acks is AckAfter.KAFKA and taking != "elsewhere"
+    says = {
+        "acks      when Kafka has the message": after_kafka,
+        "an acknowledgement waits for its batch in Kafka": after_kafka,
+        "only the broker's window is received": after_kafka,
+        "as long as the broker keeps its session": after_kafka,
+        "holds what was acknowledged and is not yet in Kafka": known and not after_kafka,
+        "each gateway has settings of its own": not known,
+        "acks      ": known,
+        "repeats are dropped for": keyed,
+        "and what a publisher sends again": guarantee is Guarantee.AT_LEAST_ONCE and not keyed,
+        "sends twice as two messages is two": guarantee is Guarantee.EXACTLY_ONCE and not keyed,
+    }
+    assert {sentence: sentence in text for sentence in says} == says

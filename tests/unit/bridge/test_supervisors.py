@@ -393,3 +393,16 @@ def test_queries_begin_when_kafka_has_answered(stopping: threading.Event, tmp_pa
         stopping.set()
         child.kill()
         child.join(20)
+
+
+def test_what_becomes_of_messages_while_kafka_is_away(
+    state: BridgeState, stopping: threading.Event, tmp_path: Path
+) -> None:
+    kept = GOOD.replace('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
+    beside = GOOD.partition("[[uplink]]")[2].replace('"telemetry"', '"beside"')
+    for text, said in (
+        (GOOD, "messages are still received and wait on disk"),
+        (kept, "receiving stops at the broker's window, and the brokers queue new messages"),
+        (f"{kept}[[uplink]]{beside}", 'wait on disk, except those of "telemetry", which the broker queues'),
+    ):
+        assert KafkaSupervisor(read(text, tmp_path), state, stopping)._outage_effect.endswith(said)

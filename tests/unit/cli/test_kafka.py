@@ -6,7 +6,9 @@ import pytest
 
 from tests.unit.cli.test_main import ran
 from towline.cli.kafka import _print, _reset_preview
+from towline.errors import KafkaError
 from towline.kafka.markers import Marker
+from towline.kafka.markerstore import MarkerStore
 
 
 @pytest.mark.parametrize("more", [(), ("--to-batch", "3", "--remove")])
@@ -39,3 +41,26 @@ def test_a_table_of_markers(capsys: pytest.CaptureFixture[str]) -> None:
     assert head.split()[:3] == ["partition", "of", "batch"]
     assert first.split() == ["0", "2", "41", "1,000", "0", "12,345", "q"]
     assert second.endswith("any (set by hand)")
+
+
+def test_a_reset_of_so_many_partitions_reads_no_damaged_marker(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the way out of TL-K22: only what the sink wrote last has to be read from its markers."""
+
+    def read_markers(_store: MarkerStore) -> dict[int, Marker | None]:
+        raise KafkaError("TL-K22", "k", 'the marker "s/1" can\'t be decoded')
+
+    def reset_markers(_store: MarkerStore, batch: int | None) -> dict[int, Marker | None]:
+        reset.append(batch)
+        return {}
+
+    reset: list[int | None] = []
+    monkeypatch.setattr(MarkerStore, "read_markers", read_markers)
+    monkeypatch.setattr(MarkerStore, "reset", reset_markers)
+    command = "kafka", "marker", "reset", "--kafka", "127.0.0.1:1", "--sink", "s", "--to-batch", "3", "--yes"
+    code, _, err = ran(capsys, *command, "--parallelism", "2")
+    assert (code, err, reset) == (0, "", [3])
+    code, _, err = ran(capsys, *command)
+    assert (code, reset) == (1, [3])
+    assert err.endswith("[TL-K22]\n")

@@ -241,3 +241,28 @@ class Delivery(RuleBasedStateMachine):
 
 Delivery.TestCase.settings = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestDelivery = Delivery.TestCase
+
+
+def test_what_is_being_tried_again_is_not_handed_over_twice() -> None:
+    plan = dispatch()
+    plan.add_in_flight(5, "a", 1)
+    plan.handle_answer(5, QUOTA, 0.0)
+    assert list(plan.ready_numbers(1.0, 10)) == [5]
+    plan.add_in_flight(5, "a", 1)
+    assert [plan.may_send(number, "a") for number in (1, 2)] == [False] * 2
+    for number in plan.ready_numbers(100.0, 10):
+        plan.add_in_flight(number, "a", 1)
+        plan.handle_answer(number, 0, 100.0)
+    assert sorted(plan.in_flight) == [5]
+    assert list(plan.ready_numbers(100.0, 10)) == []
+
+
+def test_a_refusal_lets_the_next_of_its_topic_go() -> None:
+    plan = dispatch()
+    plan.add_in_flight(0, "a", 1)
+    plan.handle_answer(0, QUOTA, 0.0)
+    plan.may_send(1, "a")
+    assert list(plan.ready_numbers(1.0, 10)) == [0]
+    plan.add_in_flight(0, "a", 1)
+    assert plan.handle_answer(0, NOT_AUTHORIZED, 1.0) is Outcome.REFUSED
+    assert list(plan.ready_numbers(1.0, 10)) == [1]

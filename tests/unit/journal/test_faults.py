@@ -334,3 +334,15 @@ def test_a_really_full_disk(small_disk: Path) -> None:
     with opened(small_disk / "inbox", limits) as journal:
         assert journal.end == end
         served(journal)
+
+
+def test_a_failed_sync_of_a_mark_kills_before_anything_is_removed(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    journal = opened(tmp_path, SMALL, disk)
+    fill(journal, 100, group=10)
+    there = segments(tmp_path)
+    disk.call, disk.at = "sync_data", disk.calls.count("sync_data") + 1
+    with pytest.raises(JournalFailed):
+        journal.commit("spark", 100)
+    assert segments(tmp_path) == there
+    crash(journal)

@@ -115,7 +115,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        if not hasattr(self, "outbox_offset"):
+        if not hasattr(self, "outbox"):
             return
         outbox = self.outbox
         assert outbox.end == self.end
@@ -130,7 +130,7 @@ class Life(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "outbox_offset"):
+            if hasattr(self, "outbox"):
                 self.outbox.close()
                 assert segments(self.directory)
         finally:

@@ -151,3 +151,8 @@ def test_the_largest_record_is_never_underrated(rows: list[tuple[Any, Any, Any]]
         for value, key in [record[1:3]]
     ]
     assert bound("key", "value", "headers").max_record_bytes(pa.record_batch(columns)) >= max(sizes)
+
+
+def test_partitions_are_used_where_given() -> None:
+    data = {"value": pa.array([b"1", b"2"]), "partition": pa.array([2, None], pa.int32())}
+    assert [record[3] for record in produced(bound("value", "partition"), **data)] == [2, -1]

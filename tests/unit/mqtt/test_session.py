@@ -512,3 +512,14 @@ def test_without_the_authenticator_s_first_data_no_connect_leaves() -> None:
     close = only(actions, Close)
     assert (close.fatal, sent(actions), session.state) == (True, [], SessionState.OFFLINE)
     assert "no credentials" in str(close.error)
+
+
+def test_a_connection_that_ends_before_the_ids_are_free_leaves_the_wait_to_the_next() -> None:
+    session = holding()
+    (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
+    session.handle(ConnectionLost(), 2.0)
+    session.handle(ConnectionOpened(), 3.0)
+    assert receive(session, ConnAckPacket(session_present=True)) == []
+    (subscribe,) = sent(session.handle(DeliveryStored(freed.delivery_id), 4.0))
+    assert isinstance(subscribe, SubscribePacket)
+    session.validate()

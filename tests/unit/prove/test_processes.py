@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from towline_prove.processes import (
     Peaks,
     Role,
     command_line,
+    cpu_time_of,
     growth_problems,
     memory_of,
     pids_with_role,
@@ -42,6 +44,14 @@ def test_our_own_process_is_the_root_of_its_tree() -> None:
     assert not Process.of(child.pid).alive
     assert memory_of(child.pid) == 0
     assert command_line(child.pid) == ""
+
+
+def test_cpu_of_this_process_grows() -> None:
+    before = cpu_time_of([os.getpid()])
+    deadline = time.monotonic() + 10
+    while cpu_time_of([os.getpid()]).own_s - before.own_s < 0.05:
+        assert time.monotonic() < deadline
+    assert cpu_time_of([os.getpid()]).total_s >= cpu_time_of([os.getpid()]).own_s
 
 
 @pytest.mark.parametrize(

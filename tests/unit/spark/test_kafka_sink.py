@@ -154,3 +154,11 @@ def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
         given = {**OPTIONS, "guarantee": guarantee, "checkpointlocation": str(tmp_path / guarantee)}
         KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
     assert synced == [str(tmp_path / guarantee) for guarantee in ("at_most_once", "exactly_once")]
+
+
+def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
+    sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
+    sink._checkpoint_location = str(tmp_path)
+    for batch in (7, 7):  # Spark was killed before it noted the commit
+        sink.commit([written(dead_lettered=3), written()], batch)
+    assert noted(tmp_path, 7)["dead_lettered"] == 3

@@ -243,3 +243,13 @@ def test_a_message_that_was_truncated_keeps_its_mark() -> None:
     assert (left_out, tag) == (b"", signed)
     store(ledger, [tag], 1)
     assert ledger.deduplicate(run.packets, ["t"], NOW).duplicate_flags == b"\1", "a repeat"
+
+
+def test_what_the_publisher_gave_up_holds_nothing_back() -> None:
+    ledger = ReceiptLedger({}, 0, keys=KEYS)
+    ledger.record_mark(mark(3), NOW)
+    store(ledger, [mark(3)], 1)
+    ledger.commit(1)
+    assert ledger.receipts(1) == []
+    assert ledger.record_mark(mark(3, low=3), NOW) is MarkVerdict.REPEAT
+    assert ledger.receipts(1)[0].watermark == 4
