@@ -9,11 +9,13 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, Producer
-from paho.mqtt.client import CallbackAPIVersion, Client
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from benchmarks import publisher
 from benchmarks.rig import UNLIMITED, Meter, Outcome, held, machine, wait
@@ -91,7 +93,7 @@ def by_hand(broker: Mosquitto, kafka: Kafka, count: int) -> float:
         }
     )
     consumer.subscribe(["by-hand"])
-    client = Client(CallbackAPIVersion.VERSION2, client_id="by-hand", protocol=5)
+    client = Client(CallbackAPIVersion.VERSION2, client_id="by-hand", protocol=MQTTProtocolVersion.MQTTv5)
     client.max_inflight_messages_set(1000)
     client.connect("127.0.0.1", broker.port)
     client.loop_start()
@@ -99,7 +101,9 @@ def by_hand(broker: Mosquitto, kafka: Kafka, count: int) -> float:
     while done < count:
         records = consumer.consume(1000, 1.0)
         started = started or time.perf_counter()
-        sent = [client.publish(f"command/{r.key().decode()}", r.value(), qos=1) for r in records if not r.error()]
+        sent = [
+            client.publish(f"command/{(r.key() or b'').decode()}", r.value(), qos=1) for r in records if not r.error()
+        ]
         for each in sent:
             each.wait_for_publish(30)
         if sent:
@@ -141,7 +145,7 @@ class Line:
             fill(self._kafka, self._topic, WARM_UP)
             wait(lambda: self._delivered() >= WARM_UP, f"the first messages of {self._name}", pause=0.1)
             jvm = self._pids(Role.JVM)[0]
-            meter = Meter({role: lambda role=role: self._pids(role) for role in (Role.JVM, Role.WORKER, Role.GATEWAY)})
+            meter = Meter({role: partial(self._pids, role) for role in (Role.JVM, Role.WORKER, Role.GATEWAY)})
             with held(jvm):
                 fill(self._kafka, self._topic, messages)
                 meter.start()

@@ -11,6 +11,7 @@ import gc
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -37,6 +38,7 @@ def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) ->
     for data in chain([rest] if rest else [], chunks(sock)):
         ids: list[int] = []
         for run in decoder.feed(data):
+            payloads: Sequence[bytes | None]
             if isinstance(run, PlainRun):
                 payloads = run.columns.payloads()
             elif isinstance(run, PublishRun):
@@ -54,7 +56,7 @@ def _produce(producer: Producer, topic: str, names: Any, payloads: Any) -> None:
         name: (name.split("/")[1].encode(), property_headers(name.encode(), 1, received, _NOTHING))
         for name in set(names)
     }
-    produce = producer.produce
+    produce: Any = producer.produce
     for name, payload in zip(names, payloads, strict=True):
         key, headers = known[name]
         while True:

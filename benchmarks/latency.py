@@ -15,8 +15,8 @@ from towline.checkpoint import Checkpoint
 from towline_prove.history import decode_message
 from towline_prove.load import run_load
 from towline_prove.reader import TopicTail
-from towline_prove.rig import TOPIC, Rig
-from towline_prove.subject import LINE
+from towline_prove.rig import Rig
+from towline_prove.subject import LINE, TOPIC
 
 #: Seconds at the same rate before the first message that counts.
 _WARM_S = 15.0

@@ -13,6 +13,7 @@ from typing import Any
 
 import paho.mqtt.client as mqtt
 from confluent_kafka import Producer
+from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
@@ -26,13 +27,11 @@ class Bridge:
             {"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", "linger.ms": 20,
              "batch.size": 1_000_000, "queue.buffering.max.messages": 1_000_000}
         )  # fmt: skip
-        self.client = mqtt.Client(
-            mqtt.CallbackAPIVersion.VERSION2, "paho-bridge", protocol=mqtt.MQTTv5, manual_ack=True
-        )
+        self.client = mqtt.Client(CallbackAPIVersion.VERSION2, "paho-bridge", protocol=mqtt.MQTTv5, manual_ack=True)
         self.client.on_connect = self.on_connect
         self.client.on_subscribe = lambda *_: print("ready", flush=True)
         self.client.on_message = self.on_message
-        properties = Properties(PacketTypes.CONNECT)
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 3600
         properties.ReceiveMaximum = 65534
         self.client.connect("127.0.0.1", port, clean_start=False, properties=properties)
@@ -50,7 +49,7 @@ class Bridge:
         while True:
             try:
                 self.producer.produce(
-                    self.topic, message.payload, key,
+                    self.topic, bytes(message.payload), key,
                     on_delivery=lambda error, _record: self.on_delivery(error, mid, qos),
                 )  # fmt: skip
                 break

@@ -80,7 +80,7 @@ def camel(rig: Rig, directory: Path) -> Iterator[int]:
     jars = resolve_jars(f"camel-{_CAMEL}", [*parts, "org.slf4j:slf4j-nop:2.0.17"])
     route, out = directory / "camel.xml", directory / "camel.log"
     route.write_text(_CAMEL_ROUTE.format(port=rig.mosquitto.port, topic=RIVAL_TOPIC, kafka=rig.bootstrap))
-    command = [find_java(), "-cp", f"{jars}/*", f"-Dcamel.main.routesIncludePattern=file:{route}"]
+    command: list[str | Path] = [find_java(), "-cp", f"{jars}/*", f"-Dcamel.main.routesIncludePattern=file:{route}"]
     ends = Ends(rig.bootstrap, RIVAL_TOPIC, 2)
     before = ends()
     with running([*command, "org.apache.camel.main.Main"], out) as child:

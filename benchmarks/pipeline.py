@@ -15,7 +15,8 @@ from benchmarks.intake import forget
 from benchmarks.rig import UNLIMITED, Meter, Outcome, held, machine, publish, running, wait
 from towline_prove import processes
 from towline_prove.processes import Role
-from towline_prove.rig import TOPIC, Rig
+from towline_prove.rig import Rig
+from towline_prove.subject import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

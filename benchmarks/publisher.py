@@ -11,8 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-from paho.mqtt.client import CallbackAPIVersion
 from paho.mqtt.client import Client as PahoClient
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from towline import Client, Publisher
 from towline_prove.devstack import Mosquitto
@@ -48,7 +48,7 @@ def null(broker: Mosquitto, messages: int) -> float:
 
 
 def paho(broker: Mosquitto, messages: int) -> float:
-    client = PahoClient(CallbackAPIVersion.VERSION2, client_id="paho", protocol=5)
+    client = PahoClient(CallbackAPIVersion.VERSION2, client_id="paho", protocol=MQTTProtocolVersion.MQTTv5)
     client.max_inflight_messages_set(1000)
     done = threading.Semaphore(0)
     client.on_publish = lambda *_: done.release()

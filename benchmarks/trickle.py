@@ -122,7 +122,7 @@ def measured(case: Case, mosquitto: Mosquitto, kafka: Kafka, directory: Path, se
         bridge.stop()
     cores: Counter[str] = Counter()
     for place, value in used.items():
-        cores[place.process] += value / took
+        cores[place.process] += value / took  # type: ignore[assignment]  # a Counter of floats
     return Figures(cores, percentile(delays, 0.5), percentile(delays, 0.99), batches / took)
 
 

@@ -11,7 +11,8 @@ from benchmarks.pipeline import Ends
 from benchmarks.rig import UNLIMITED, held, machine, publish, wait
 from towline_prove import processes
 from towline_prove.processes import Role
-from towline_prove.rig import TOPIC, Rig
+from towline_prove.rig import Rig
+from towline_prove.subject import TOPIC
 
 #: Kafka keeps what is written for so long, because nobody reads it.
 _KEPT = {"log.retention.bytes": "200000000", "log.segment.bytes": "50000000"}

@@ -53,7 +53,7 @@ def field_of(model: type, path: tuple[str, ...]) -> tuple[Any, str]:
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         kind = field.annotation
     else:
-        entry = next(one for one in dataclasses.fields(model) if one.name == name)
+        entry = next(one for one in dataclasses.fields(model) if one.name == name)  # type: ignore[arg-type]
         default = entry.default if entry.default is not dataclasses.MISSING else None
         kind = inspect.get_annotations(model, eval_str=True)[name]
     if not rest:
@@ -136,7 +136,7 @@ def tables() -> dict[str, str]:
         "kafka": rows(KAFKA, SinkSettings, file=False),
     }
     heads = {name: ["option", "default", "meaning"] for name in found}
-    found |= {name: keys(model) for name, (_, model) in FILE.items()}
+    found |= {name: keys(model) for name, (_, model) in FILE.items()}  # type: ignore[arg-type]
     heads |= {name: [f"key of `{table}`", "default", "meaning"] for name, (table, _) in FILE.items()}
     heads["connection"].insert(0, "key of `[mqtt]`")
     return {

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +51,7 @@ def sign(mark: str, colour: int) -> str:
     return {"✓": "ok", "✗": "FAILED"}.get(mark, "!")
 
 
-def step(name: str, act) -> bool:  # noqa: ANN001  a callable without arguments
+def step(name: str, act: Callable[[], tuple[str, str]]) -> bool:
     """Do one thing and tell it in one line; whether it went well."""
     begun = time.monotonic()
     try:
@@ -111,7 +112,7 @@ def apt_install(*packages: str) -> None:
 
 
 @contextlib.contextmanager
-def no_services():  # noqa: ANN201
+def no_services() -> Iterator[None]:
     """Debian starts a server as soon as it is installed, unless policy-rc.d forbids it: ours are started by tests."""
     if POLICY.exists():
         yield
