@@ -435,7 +435,8 @@ class Journal:
     def _write(self, changes: frames.Changes, payload: frames.Bytes = b"", *, rows: int = 0, durable: bool) -> int:
         """Write one frame, into a new segment if necessary, and return its position; `JournalFull` writes nothing."""
         with self._ledger_lock:
-            totals = {name: self._state.ledger[name] for name in self._pending_counters}
+            pending = self._pending_counters  # none for most frames
+            totals = {name: self._state.ledger[name] for name in pending} if pending else {}
         written_changes = {**changes, "ledger": totals} if totals else changes
         section = frames.encode_section(written_changes) if written_changes else b""
         used, limit = self._active.written_bytes, self._space.limits.segment_bytes
