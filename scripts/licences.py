@@ -1,6 +1,6 @@
 """The licences of all that `pip install "towline[spark,proxy]"` installs, as their packages declare them.
 
-``python scripts/licences.py`` prints the table of docs/licences.md; a test holds the page, and the list of what is
+``python scripts/licences.py`` prints the table of docs/install.md; a test holds the page, and the list of what is
 allowed, against what is installed.
 """
 

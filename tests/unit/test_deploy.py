@@ -30,7 +30,7 @@ COMPOSE = DEPLOY / "compose.yaml"
 UNITS = ["towline@.service", "towline-gateway@.service"]
 #: Where the images' user, the unit's and the files of examples have everything.
 STATE, SECRETS = "/var/lib/towline", "/etc/towline/secrets"
-#: Seconds that a stop may take (docs/monitoring.md), and that a service manager gives it.
+#: Seconds that a stop may take (docs/operate.md), and that a service manager gives it.
 STOP_S, GRACE_S = 25, 30
 #: How exposed a unit may be, in tenths of ``systemd-analyze security``.
 EXPOSURE = "20"

@@ -1,4 +1,4 @@
-"""A machine that is lost, and a state directory that moves, as docs/lost-machine.md has them."""
+"""A machine that is lost, and a state directory that moves, as docs/operate.md has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each package that comes with Towline has a licence that is allowed, and stands in docs/licences.md."""
+"""Each package that comes with Towline has a licence that is allowed, and stands in docs/install.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scripts import licences
 
-PAGE = (Path(__file__).parents[3] / "docs" / "licences.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "install.md").read_text()
 
 
 def test_every_licence_is_allowed_and_named() -> None:
