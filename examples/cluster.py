@@ -1,4 +1,4 @@
-"""MQTT to Kafka on a cluster, exactly once, as an application of yours; docs/cluster.md has the way there.
+"""MQTT to Kafka on a cluster, exactly once, as an application of yours; docs/spark.md describes the setup.
 
     spark-submit --properties-file cluster.properties examples/cluster.py \
         --gateway grpc+tls://g1:8815 --token-file token --ca-file ca.pem --kafka k1:9092 --topic readings \

@@ -97,7 +97,7 @@ def test_pages_name_commands_and_options_that_exist(capsys: pytest.CaptureFixtur
 def test_the_bridge_file_of_the_quick_start_is_valid(tmp_path: Path) -> None:
     from towline.bridge.config.file import load  # noqa: PLC0415
 
-    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)
+    text, *_ = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "configure.md").read_text(), re.DOTALL)
     file = tmp_path / "bridge.toml"
     file.write_text(text)
     assert load(file, {}).lines[0].name == "telemetry"

@@ -19,7 +19,7 @@ from towline_prove.devstack.mosquitto import find_mosquitto
 
 ROOT = Path(__file__).parents[3]
 README, OPERATE, CONFIGURATION = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/operate.md", "docs/configuration.md")
+    (ROOT / name).read_text() for name in ("README.md", "docs/operate.md", "docs/configure.md")
 )
 #: Seconds for one answer: a start of Spark on a machine that is busy.
 PATIENCE = 240.0
@@ -68,7 +68,7 @@ def test_the_pages_sessions(tmp_path: Path) -> None:
             for said in (one.said, other.said):  # no row is longer than the terminal, but for what is typed, or a word
                 rows = [row for row in said.splitlines() if len(row) > COLUMNS and not row.startswith(PROMPT)]
                 assert [row for row in rows if max(map(len, row.split())) < COLUMNS // 2] == []
-        (shown,) = re.findall(r"```toml\n(.*?)```", CONFIGURATION, re.DOTALL)
+        shown, *_ = re.findall(r"```toml\n(.*?)```", CONFIGURATION, re.DOTALL)
         for name, real in names.items():
             shown = shown.replace(name, real)
         assert tomllib.loads((tmp_path / "elsewhere" / "bridge.toml").read_text()) == tomllib.loads(shown)

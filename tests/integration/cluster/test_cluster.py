@@ -1,4 +1,4 @@
-"""docs/cluster.md as it stands, with real messages and real deaths: MQTT, a gateway, two workers of Spark, Kafka."""
+"""docs/spark.md as it stands, with real messages and real deaths: MQTT, a gateway, two workers of Spark, Kafka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from towline_prove.referee import RunVerdict, judge_arrivals
 
 pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark]
 
-PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
+PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
 HALLS = ("hall-1", "hall-2")
 #: Messages a second of each hall, until everybody has died.
 RATE = 75.0

@@ -52,7 +52,7 @@ route = [{{ from = "telemetry/{{device}}/#", topic = "readings", key = "{{device
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with ``towline.zip`` and ``site-packages.tar.gz``, as docs/cluster.md makes them."""
+    """A directory with ``towline.zip`` and ``site-packages.tar.gz``, as docs/spark.md makes them."""
     place = tmp_path_factory.mktemp("ship")
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(place), str(ROOT)]
     subprocess.run(wheel, check=True, timeout=300)

@@ -80,7 +80,7 @@ def test_the_readme_of_an_index_page_has_no_link_that_leads_nowhere(built: tuple
     text = str(said.get_payload())
     assert said["Description-Content-Type"] == "text/markdown"
     assert [target for target in re.findall(r"\]\(([^)]*)\)", text) if not re.match("https?:", target)] == []
-    assert "(`docs/cluster.md`)" in text, "a link is its words and the path"
+    assert "(`docs/spark.md`)" in text, "a link is its words and the path"
     assert "towline init --examples DIR" in text
 
 

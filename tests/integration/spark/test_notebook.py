@@ -20,7 +20,7 @@ from towline import Client
 from towline.gateway.launch import find_running
 from towline_prove.devstack import Kafka, Mosquitto
 
-PAGE = Path(__file__).parents[3] / "docs" / "notebook.md"
+PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a Kafka record becomes by docs/downlink.md, read row by row: what `towline.bridge.messages` is held to.
+"""What a Kafka record becomes by docs/kafka.md, read row by row: what `towline.bridge.messages` is held to.
 
 It shares no code with the product: templates are cut by hand, JSON is Python's, texts are looked at by character.
 """

@@ -1,4 +1,4 @@
-"""Messages that a downlink makes of columns are those that docs/downlink.md says, record by record (`down_oracle`)."""
+"""Messages that a downlink makes of columns are those that docs/kafka.md says, record by record (`down_oracle`)."""
 
 from __future__ import annotations
 
