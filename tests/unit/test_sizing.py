@@ -15,7 +15,7 @@ from towline.cli import main
 from towline.guarantee import Guarantee
 from towline.sizing import Load, requirements
 
-PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
 def amounts(load: Load) -> dict[str, float]:

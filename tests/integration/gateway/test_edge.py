@@ -1,4 +1,4 @@
-"""The session of docs/edge.md, typed in a person's terminal: a gateway alone, with a broker and no Kafka."""
+"""The session of docs/publishers.md, typed in a person's terminal: a gateway alone, with a broker and no Kafka."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.integration.bridge.terminal import PROMPT, Terminal, sessions
 from towline_prove.devstack import Mosquitto
 
-PAGE = (Path(__file__).parents[3] / "docs" / "edge.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "publishers.md").read_text()
 PATIENCE = 60.0
 
 
