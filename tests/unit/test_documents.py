@@ -119,13 +119,14 @@ def test_nothing_names_this_machine() -> None:
         assert str(ROOT) not in path.read_text(), path
 
 
+def section(page: str, title: str) -> str:
+    """Return the text of a section of a page, up to the next heading of its level."""
+    _, _, text = (ROOT / "docs" / page).read_text().partition(f"\n## {title}\n")
+    return text.partition("\n## ")[0]
+
+
 def test_every_cell_of_what_may_be_changed_is_a_test() -> None:
-    page = (
-        (ROOT / "docs" / "guarantees.md")
-        .read_text()
-        .partition("## What may be changed on a line")[2]
-        .partition("\n## ")[0]
-    )
+    page = section("guarantees.md", "Changes to a line")
     rows = [
         row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| ") and "what happens" not in row
     ]
@@ -138,7 +139,7 @@ def test_every_cell_of_what_may_be_changed_is_a_test() -> None:
 
 
 def test_every_cell_of_the_situations_is_a_test() -> None:
-    _, *situations = (ROOT / "docs" / "situations.md").read_text().split("\n## ")
+    _, *situations = section("guarantees.md", "Situations").split("\n### ")
     assert len(situations) >= 20
     for text in situations:
         title, *lines = text.splitlines()
@@ -152,7 +153,7 @@ def test_every_cell_of_the_situations_is_a_test() -> None:
 
 
 def test_every_sentence_of_kafkas_page_is_a_test() -> None:
-    page = (ROOT / "docs" / "guarantees.md").read_text().partition("## Kafka's own words")[2].partition("\n## ")[0]
+    page = section("guarantees.md", "Kafka's delivery semantics")
     rows = [row for row in page.splitlines() if row.startswith("| ") and "Kafka's page says" not in row]
     assert rows
     for row in rows:
@@ -177,23 +178,20 @@ autowiredEnabled bridgeErrorHandler lazyStartProducer exceptionHandler exchangeP
 
 
 def camels_rows() -> list[list[str]]:
-    lines = (ROOT / "docs" / "camel.md").read_text().splitlines()
+    """Return the cells of the rows that begin with a name of Camel's."""
+    lines = section("coming-from.md", "Apache Camel").splitlines()
     return [line.split("|") for line in lines if line.startswith("| `")]
 
 
 def test_every_option_of_camel_has_a_row() -> None:
-    rows = [
-        line.split("|")[1] for line in (ROOT / "docs" / "camel.md").read_text().splitlines() if line.startswith("| `")
-    ]
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} >= set(CAMEL)
+    assert {name for row in camels_rows() for name in re.findall(r"`(\w+)`", row[1])} >= set(CAMEL)
 
 
 def test_what_stands_for_camels_options_are_settings_of_ours() -> None:
     """Every word in backticks of the third column that looks like a setting is one."""
     models = (GatewaySettings, RouteSection, UplinkTable, WillSettings, DownlinkSection)
     known = {name for model in models for name in model.model_fields} | {one.name for one in fields(Tls)} | {"from"}
-    rows = [
-        line.split("|")[3] for line in (ROOT / "docs" / "camel.md").read_text().splitlines() if line.count("|") == 6
-    ]
+    rows = [row[3] for row in camels_rows() if len(row) == 7]
+    assert rows
     named = {part for row in rows for word in re.findall(r"`([a-z_.]+)`", row) for part in word.split(".")}
     assert named - known <= {"websocket_headers", "subscribe", "gateway", "will", "tls"}
