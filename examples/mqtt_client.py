@@ -19,7 +19,7 @@ def serve(uri: str, client_id: str, count: int) -> int:
     with Client(uri, client_id=client_id, subscribe=[Filter("requests/#", qos=1)]) as client:
         print(f"online at {uri}", flush=True)
         for message in client:
-            if message.payload is None:  # too large, see docs/client.md: nothing to answer
+            if message.payload is None:  # too large, see docs/publishers.md#client: nothing to answer
                 message.ack()
                 continue
             topic = message.response_topic or "answers/" + message.topic.removeprefix("requests/")

@@ -37,7 +37,7 @@ def size(
     sql: Annotated[bool, typer.Option("--sql", help="A where, fields, a dedupe key, or several writers.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Calculate the resources for a load, from figures measured on two cores (docs/sizing.md). No network.
+    """Calculate the resources for a load, from figures measured on two cores (docs/scaling.md#sizing). No network.
 
     Example:  towline size --rate 20000 --bytes 200 --outage 120 --guarantee exactly_once
     """

@@ -553,7 +553,7 @@ def _check_restart(broker: BrokerProbe) -> Iterator[Finding]:
             evidence += "; so is the phase of QoS 2 messages in flight, which are then lost or duplicated"
         evidence += "" if directory else "; it saves in its working directory, which is unknown here"
         remedy = "" if verdict is LIMITED else "Set autosave_on_changes true and autosave_interval 1. "
-        remedy += "Receipts close the remaining gap (docs/receipts.md)."
+        remedy += "Receipts close the remaining gap (docs/publishers.md#receipts)."
         yield Finding(verdict, evidence, f"it is killed or loses power: {loss}", remedy)
 
 

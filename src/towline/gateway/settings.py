@@ -111,7 +111,7 @@ class OutboxSettings(OutboxLimits):
 
 
 class ReceiptSettings(SettingsModel):
-    """End-to-end receipts for publishers that request them (docs/receipts.md).
+    """End-to-end receipts for publishers that request them (docs/publishers.md#receipts).
 
     Attributes:
         key_file: File of the line's keys; only publishers with one of them, or with one derived from it, get receipts.

@@ -8,7 +8,7 @@ Every part starts at a multiple of 8, so that an Arrow batch is read from the ma
 
 `durable_bytes` is the size of the file's durable part when the frame was written. It distinguishes damage from an
 unfinished write: a bad frame within the durable part of a later frame was durable once, and must not be cut.
-Pure: nothing here opens a file. docs/journal-format.md describes the format for people.
+Pure: nothing here opens a file. docs/journal.md#the-format-on-disk describes the format for people.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class SinkSettings:
         guarantee: ``exactly_once`` (the default), ``at_least_once`` or ``at_most_once`` (docs/exactly-once.md).
         servers: ``bootstrap.servers`` as written, for error texts.
         timeout_s: Seconds, 1 to 900, that Kafka may take for a batch at its usual rate; at least once: how long it may
-            accept nothing (docs/kafka.md#a-kafka-that-is-slow). Default 60, at most once 5.
+            accept nothing (docs/kafka.md#slow-kafka). Default 60, at most once 5.
         client: Unresolved librdkafka configuration, complete but for callbacks.
         topic: Topic of every record; default the column ``topic`` names it.
         include_headers: Whether the column ``headers`` is written, if there is one.

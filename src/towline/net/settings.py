@@ -159,10 +159,10 @@ class ConnectionSettings(SettingsModel):
 
     Attributes:
         username: User name at the broker; default none.
-        password_file: Holds the password; read at each connection, as all these files are (docs/transports.md#secrets).
+        password_file: Holds the password; read at each connection, as all these files are (docs/security.md#secrets-of-a-connection).
         token_provider: ``module:function`` that returns the password at each connection, for short-lived tokens.
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
-            returns an Authenticator (docs/client.md#enhanced-authentication).
+            returns an Authenticator (docs/publishers.md#enhanced-authentication).
         tls: Verification of the broker and the client's certificate, with ``mqtts://`` and ``wss://``.
         source_address: Local address of connections to brokers, for a firewall rule or a second network; default the
             system's choice.
@@ -175,14 +175,14 @@ class ConnectionSettings(SettingsModel):
         receive_maximum: Most unacknowledged messages from the broker [MQTT 5 section 3.1.2.11.3].
         topic_alias_maximum: Most topic aliases the broker may use; they shorten packets with long topics.
         max_packet_bytes: Of a larger message only a row without payload is kept
-            (docs/guarantees.md#what-is-not-taken-in-whole). It is not announced to the broker, which would silently
+            (docs/guarantees.md#truncated-messages). It is not announced to the broker, which would silently
             drop larger messages [MQTT-3.1.2-25].
         will: Message that the broker publishes when the connection breaks.
         follow_redirects: Follow "use another server" and "server moved" to the server that the broker names, with the
             same scheme and TLS verification; otherwise a redirect is an error.
         brokers_share_sessions: The brokers are one cluster that shares the session. Without it each broker is assumed
             to have its own session: QoS 2 is not published to more than one, and unfinished messages are received again
-            after a failover: at least once holds, exactly once does not (docs/transports.md#several-brokers).
+            after a failover: at least once holds, exactly once does not (docs/security.md#several-brokers).
         reconnect_delay_s: First pause before a reconnect; each further pause is twice as long.
         reconnect_max_delay_s: Longest pause.
         websocket_headers_file: Further headers of the WebSocket request, ``Name: value`` a line; a file, because a
@@ -302,7 +302,7 @@ class MqttSettings(ConnectionSettings):
     """Brokers and session of a gateway, for both directions: ``[mqtt]``.
 
     Attributes:
-        brokers: ``mqtt://HOST:PORT``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH`` (docs/transports.md). Tried
+        brokers: ``mqtt://HOST:PORT``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH`` (docs/security.md#broker-addresses). Tried
             in this order; again from the first after the last, and after a connection that worked.
         client_id: MQTT client id: stable, never shared; default the name.
         session_expiry_s: Seconds that the broker keeps the session without a connection; default for ever.

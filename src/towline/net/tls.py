@@ -47,7 +47,7 @@ class Tls:
         min_version: Oldest TLS version allowed.
         strict: Refuse certificates that break RFC 5280's rules about extensions (X509_V_FLAG_X509_STRICT), as Python
             does by default from 3.13 on and Towline on every Python. Without it chain, dates and name are verified all
-            the same (docs/transports.md#certificates-that-break-rfc-5280).
+            the same (docs/security.md#certificates-that-break-rfc-5280).
         insecure: Verify nothing; shown in every status.
     """
 

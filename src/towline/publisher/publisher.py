@@ -76,7 +76,7 @@ class Publisher:
         max_age_s: Messages older than these seconds are not sent any more; None for never.
         overflow: Action of `publish` with a full outbox: ``block`` until there is room, or ``refuse``.
         receipts: Keep each message until its gateway confirms it in Kafka, and resend it if a broker lost it
-            (docs/receipts.md). Needs MQTT 5, and a line with ``receipts`` in its gateway.
+            (docs/publishers.md#receipts). Needs MQTT 5, and a line with ``receipts`` in its gateway.
         receipt_key_file: Holds the gateway's key, or the key of this publisher.
         receipt_prefix: Topic prefix of receipts, as in the gateway.
         receipt_patience_s: Seconds without progress before a status request to the gateway.

@@ -206,17 +206,17 @@ class ReadPlan:
         checkpoint: Location of the query's checkpoint, the same as the writer's: a gateway that the source starts
             compares it with its journal before it receives (docs/guarantees.md#restored-copies), committed
             rows are removed sooner, and after a power failure the query starts without repairs by hand
-            (docs/power-loss.md).
+            (docs/journal.md).
         event_time: One more column ``event_time timestamp`` for ``withWatermark``; needs ``checkpointLocation`` on a
             file system of this machine. It is ``received_at``, but always after the query's watermark: with
             ``received_at`` a clock that was ahead for a moment makes Spark drop every row as late until it has caught
             up.
         gateways: In place of ``gateway``: state directories and locations of several running gateways, with commas or
-            as a JSON list, each once and in any order (docs/several-gateways.md).
+            as a JSON list, each once and in any order (docs/scaling.md#several-gateways).
         removed_gateways: Names of gateways to remove from the checkpoint unchecked, with any rows that wait there; for
             a gateway that will never answer again.
         min_partitions: Requested number of partitions of a batch, as in Spark's Kafka source: a hint, long ranges are
-            split in proportion (docs/several-gateways.md#order). Default one a gateway.
+            split in proportion (docs/scaling.md#order). Default one a gateway.
         max_partition_rows: Most rows of a partition, as in Spark's Kafka source; default no limit.
     """
 

@@ -311,7 +311,7 @@ class SinkOptions:
         confirm_timeout_s: Seconds that a task waits for the broker.
         retry: Retries while the outbox is full.
         clients: MQTT clients, ``<clientId>-0`` and so on, each with an outbox in ``<number>-of-<n>`` of the state
-            directory; a part of a batch always goes to the same client (docs/jet.md#several-clients).
+            directory; a part of a batch always goes to the same client (docs/coming-from.md#several-clients).
     """
 
     address: GatewayAddress

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: The first version has admission control for Python sources; `make test` runs on the last (docs/versions.md).
+#: The first version has admission control for Python sources; `make test` runs on the last (docs/install.md#versions).
 SUPPORTED_PYSPARK: Final = ((4, 2), (4, 3))
 
 

@@ -101,7 +101,7 @@ class SparkSection(SettingsModel):
     """The Spark session of the bridge.
 
     Attributes:
-        master: Where Spark runs, ``local[*]`` or a cluster (docs/cluster.md); ``towline run --master URL`` wins.
+        master: Where Spark runs, ``local[*]`` or a cluster (docs/spark.md#spark-cluster); ``towline run --master URL`` wins.
         secret_file: Holds the secret of ``spark.authenticate``, for a standalone cluster or Kubernetes; elsewhere Spark
             makes one by itself.
         ui: Whether Spark's web page is served (on loopback).
@@ -167,7 +167,7 @@ class MonitorSection(SettingsModel):
             of 127.0.0.1; default no endpoint. There is no TLS: another address than loopback is for a network on which
             everybody may read them.
         token_file: Tokens, one a line; each lets a client pause, resume and restart lines there
-            (docs/monitoring.md#lines). Without it nobody may.
+            (docs/monitoring.md#lines-over-http). Without it nobody may.
         broker_queue_messages: Most messages that the broker queues for one offline client, such as Mosquitto's
             ``max_queued_messages``; for the metric of that outage budget. Default no limit, or not known.
     """
@@ -226,7 +226,7 @@ class RouteSection(SettingsModel):
 
     Attributes:
         from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
-        topic: Kafka topic, a template (docs/routes.md#templates): ``{name}`` of ``from``, ``{mqtt.topic}``,
+        topic: Kafka topic, a template (docs/configure.md#templates): ``{name}`` of ``from``, ``{mqtt.topic}``,
             ``{mqtt.user.NAME}``, ``{payload.PATH}`` of a JSON payload.
         promise: ``at_most_once`` (QoS 0) or ``at_least_once`` (QoS 1) on an ``exactly_once`` line
             (docs/guarantees.md#promises-on-one-line); default the line's guarantee.
@@ -237,7 +237,7 @@ class RouteSection(SettingsModel):
         timestamp: Time of the record, a template that gives milliseconds since 1970, anything else is a dead letter;
             without it, or where it gives nothing, the time of receipt.
         headers: Further headers of the record, each a template.
-        where: Spark SQL, evaluated after ``reject`` (docs/routes.md#in-which-order); messages for which it is false are
+        where: Spark SQL, evaluated after ``reject`` (docs/configure.md#order-of-evaluation); messages for which it is false are
             filtered and counted, those for which it is null are counted apart; one on which it raises is a dead letter.
         allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become; reserved names
             never (docs/security.md#names-that-a-device-chooses). ``create_topics`` creates the listed names; a topic
@@ -357,7 +357,7 @@ class LineSection(SettingsModel):
         parallelism: Writers of a batch; with more than one an uplink's batch is split by key (else by MQTT topic; with
             ``exactly_once`` into as many transactions), a downlink's by MQTT topic. Each writer reads the whole batch.
         dead_letter_topic: Kafka topic of messages that can't be mapped, written or stored whole
-            (docs/guarantees.md#what-is-not-taken-in-whole); ``false`` stops the line at the first one instead. Default
+            (docs/guarantees.md#truncated-messages); ``false`` stops the line at the first one instead. Default
             ``<bridge>.dead-letters`` where missing topics are created, else none.
     """
 
@@ -421,7 +421,7 @@ class UplinkSection(LineSection):
             their own (docs/guarantees.md#repeats).
         gateways: State directories and addresses of gateways that run elsewhere, which the line reads instead of
             starting one; ``[gateway]`` has the credentials, and ``[mqtt]`` is not needed if no line has a gateway
-            of its own (docs/several-gateways.md#a-bridge).
+            of its own (docs/scaling.md#in-a-bridge).
         removed_gateways: Names of gateways that are removed from the line although messages may wait there.
         route: The first route that matches takes the message.
     """
@@ -444,11 +444,11 @@ class UplinkTable(LineTable, UplinkSection):
 
     Attributes:
         ack_after: When the broker gets its acknowledgement, as far as the guarantee leaves it open: ``journal``;
-            ``kafka`` with ``at_least_once`` (docs/lost-machine.md); ``received`` with ``at_most_once``.
+            ``kafka`` with ``at_least_once`` (docs/operate.md#when-a-machine-may-be-lost); ``received`` with ``at_most_once``.
         receipts: A table with ``key_file``: publishers that ask learn when a message is in Kafka, and their repeats are
-            dropped (docs/receipts.md#the-key).
+            dropped (docs/publishers.md#receipt-keys).
         journal: A table: the limit of its disk usage.
-        share: With members: how they share the line's messages, ``filters`` or ``subscription`` (docs/sharing.md).
+        share: With members: how they share the line's messages, ``filters`` or ``subscription`` (docs/scaling.md#members).
         share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``; default ``<bridge>-<line>``.
         member: Gateways that share the line's messages.
     """
@@ -553,7 +553,7 @@ class DownlinkSection(LineSection):
             transactions; not with ``exactly_once``.
         on_data_loss: Reaction to records that Kafka deleted before they were read: ``stop`` the line with an error, or
             ``go_on`` with the remaining ones.
-        topic: MQTT topic: a template or ``{ sql = "..." }``, as all that follows (docs/downlink.md).
+        topic: MQTT topic: a template or ``{ sql = "..." }``, as all that follows (docs/kafka.md#downlink-kafka-to-mqtt).
         qos: QoS of every PUBLISH; default by the guarantee.
         retain: RETAIN flag; default the header ``mqtt.retain``.
         expiry: Seconds the message lives from its arrival in the outbox on; default the header ``mqtt.message-expiry``.
@@ -576,7 +576,7 @@ class DownlinkSection(LineSection):
         confirm: When a batch counts as written: on disk in the outbox, or at the broker.
         control_characters: Reaction to a record with control characters or non-characters in a topic or property, at
             which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it a ``dead_letter``
-            (docs/downlink.md#what-mqtt-cant-carry). Default a dead letter where the line has such a topic.
+            (docs/kafka.md#dead-letters-of-a-downlink). Default a dead letter where the line has such a topic.
         trigger_interval_s: Seconds between batches.
     """
 

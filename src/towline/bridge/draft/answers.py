@@ -272,7 +272,7 @@ _IMPORTED_NAMES: Final = {
 }
 _DIRECTION_NOTE: Final = (
     "A line reads one broker, with that one's topics: for in the remote one, for out and both this one. The messages "
-    "go to Kafka; from Kafka to a broker goes a [[downlink]]: docs/downlink.md."
+    "go to Kafka; from Kafka to a broker goes a [[downlink]]: docs/kafka.md#downlink-kafka-to-mqtt."
 )
 
 

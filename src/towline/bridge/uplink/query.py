@@ -2,7 +2,7 @@
 
 A message is routed by the routes in force when a batch takes it. If none matches, the route that matched when it was
 received applies. Such a route is *retired*: it comes after all others, so it never takes a message from one of them
-(docs/reload.md).
+(docs/operate.md#reload).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""End-to-end receipts: the gateway's ledger, and the marks and payloads shared with publishers (docs/receipts.md)."""
+"""End-to-end receipts: the gateway's ledger, and the marks and payloads shared with publishers (docs/publishers.md#receipts)."""
