@@ -38,7 +38,7 @@ def main() -> None:
         .option("topic", given.target)
         .option("guarantee", "exactly_once")
         .option("sinkId", f"kafka-to-kafka.{given.target}")
-        .option("verifySourceTopics", "true")  # the source topic made anew is another one, and not read on [TL-B06]
+        .option("verifySourceTopics", "true")  # not from old offsets of a recreated topic [TL-B06]
         .option("checkpointLocation", str(given.directory / "checkpoint"))
     )
     started = query.trigger(availableNow=True).start() if given.once else query.start()

@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 #: What an item is.
 ITEM = "driver string, speed double"
-#: What a message has; every column but topic and payload may be left out.
+#: What a message has; every column but topic and payload may be missing.
 MESSAGE = (
     "topic string, payload binary, qos int, retain boolean, content_type string, "
     "user_properties array<struct<key: string, value: string>>"
