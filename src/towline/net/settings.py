@@ -159,7 +159,8 @@ class ConnectionSettings(SettingsModel):
 
     Attributes:
         username: User name at the broker; default none.
-        password_file: Holds the password; read at each connection, as all these files are (docs/security.md#secrets-of-a-connection).
+        password_file: Holds the password; read at each connection, as all these files are
+            (docs/security.md#secrets-of-a-connection).
         token_provider: ``module:function`` that returns the password at each connection, for short-lived tokens.
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
             returns an Authenticator (docs/publishers.md#enhanced-authentication).
@@ -302,8 +303,9 @@ class MqttSettings(ConnectionSettings):
     """Brokers and session of a gateway, for both directions: ``[mqtt]``.
 
     Attributes:
-        brokers: ``mqtt://HOST:PORT``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH`` (docs/security.md#broker-addresses). Tried
-            in this order; again from the first after the last, and after a connection that worked.
+        brokers: ``mqtt://HOST:PORT``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH``
+            (docs/security.md#broker-addresses). Tried in this order; again from the first after the last, and after a
+            connection that worked.
         client_id: MQTT client id: stable, never shared; default the name.
         session_expiry_s: Seconds that the broker keeps the session without a connection; default for ever.
         receive_maximum: Most unacknowledged messages from the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535

@@ -43,7 +43,7 @@ _PARALLEL_CHECKS: Final = 16
 _MAX_NAMED: Final = 3
 #: Most characters of Spark's error text that are shown.
 _MAX_ERROR_LENGTH: Final = 200
-_INSTALL_ADVICE: Final = "Install the driver's packages there, or ship them (docs/spark.md#spark-cluster, Python on the executors)."
+_INSTALL_ADVICE: Final = "Install the driver's packages there, or ship them (docs/spark.md#spark-cluster)."
 _SHARED_DIRECTORY_ADVICE: Final = (
     "Move state_dir to a file system that all of them share, as the same user; or run that line with a local master, "
     "in a bridge file of its own."

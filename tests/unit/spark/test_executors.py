@@ -118,7 +118,7 @@ def test_all_executors_are_one_line() -> None:
     assert str(told) == (
         "executor 0 on worker-1 (10.0.0.6): confluent-kafka is missing, pyarrow 15 is older than 20; "
         "executor 1 on 10.0.0.7: its Python is 3.10, the driver's is 3.11. "
-        "Install the driver's packages there, or ship them (docs/spark.md#spark-cluster, Python on the executors).   [TL-S31]"
+        "Install the driver's packages there, or ship them (docs/spark.md#spark-cluster).   [TL-S31]"
     )
 
 

@@ -101,7 +101,8 @@ class SparkSection(SettingsModel):
     """The Spark session of the bridge.
 
     Attributes:
-        master: Where Spark runs, ``local[*]`` or a cluster (docs/spark.md#spark-cluster); ``towline run --master URL`` wins.
+        master: Where Spark runs, ``local[*]`` or a cluster (docs/spark.md#spark-cluster); ``towline run --master URL``
+            wins.
         secret_file: Holds the secret of ``spark.authenticate``, for a standalone cluster or Kubernetes; elsewhere Spark
             makes one by itself.
         ui: Whether Spark's web page is served (on loopback).
@@ -237,8 +238,9 @@ class RouteSection(SettingsModel):
         timestamp: Time of the record, a template that gives milliseconds since 1970, anything else is a dead letter;
             without it, or where it gives nothing, the time of receipt.
         headers: Further headers of the record, each a template.
-        where: Spark SQL, evaluated after ``reject`` (docs/configure.md#order-of-evaluation); messages for which it is false are
-            filtered and counted, those for which it is null are counted apart; one on which it raises is a dead letter.
+        where: Spark SQL, evaluated after ``reject`` (docs/configure.md#order-of-evaluation); messages for which it is
+            false are filtered and counted, those for which it is null are counted apart; one on which it raises is a
+            dead letter.
         allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become; reserved names
             never (docs/security.md#names-that-a-device-chooses). ``create_topics`` creates the listed names; a topic
             behind a ``*`` that does not exist is a dead letter (``topic_missing``), not a case for the fallback.
@@ -444,11 +446,13 @@ class UplinkTable(LineTable, UplinkSection):
 
     Attributes:
         ack_after: When the broker gets its acknowledgement, as far as the guarantee leaves it open: ``journal``;
-            ``kafka`` with ``at_least_once`` (docs/operate.md#when-a-machine-may-be-lost); ``received`` with ``at_most_once``.
+            ``kafka`` with ``at_least_once`` (docs/operate.md#when-a-machine-may-be-lost); ``received`` with
+            ``at_most_once``.
         receipts: A table with ``key_file``: publishers that ask learn when a message is in Kafka, and their repeats are
             dropped (docs/publishers.md#receipt-keys).
         journal: A table: the limit of its disk usage.
-        share: With members: how they share the line's messages, ``filters`` or ``subscription`` (docs/scaling.md#members).
+        share: With members: how they share the line's messages, ``filters`` or ``subscription``
+            (docs/scaling.md#members).
         share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``; default ``<bridge>-<line>``.
         member: Gateways that share the line's messages.
     """
@@ -553,7 +557,8 @@ class DownlinkSection(LineSection):
             transactions; not with ``exactly_once``.
         on_data_loss: Reaction to records that Kafka deleted before they were read: ``stop`` the line with an error, or
             ``go_on`` with the remaining ones.
-        topic: MQTT topic: a template or ``{ sql = "..." }``, as all that follows (docs/kafka.md#downlink-kafka-to-mqtt).
+        topic: MQTT topic: a template or ``{ sql = "..." }``, as all that follows
+            (docs/kafka.md#downlink-kafka-to-mqtt).
         qos: QoS of every PUBLISH; default by the guarantee.
         retain: RETAIN flag; default the header ``mqtt.retain``.
         expiry: Seconds the message lives from its arrival in the outbox on; default the header ``mqtt.message-expiry``.

@@ -1,7 +1,7 @@
 """Account of a line: every message is counted in exactly one part, with a reason [I11].
 
-It is computed on request from independent sources (docs/monitoring.md#the-account): a `Counter` with the counts of each source under
-its names, and a table that says which counts each part is the sum of. Each direction has its own table.
+It is computed on request from independent sources (docs/monitoring.md#the-account): a `Counter` with the counts of each
+source under its names, and a table that says which counts each part is the sum of. Each direction has its own table.
 """
 
 from __future__ import annotations

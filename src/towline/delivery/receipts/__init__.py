@@ -1,1 +1,1 @@
-"""End-to-end receipts: the gateway's ledger, and the marks and payloads shared with publishers (docs/publishers.md#receipts)."""
+"""End-to-end receipts: the gateway's ledger, marks and payloads (docs/publishers.md#receipts)."""
