@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import NewTopic
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.writing import QUERY, delivery, exactly_once
+from tests.unit.kafka.memory import RECORD_TYPES
 from towline.errors import KafkaError
 from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
 from towline.sinks import Task
@@ -22,18 +23,12 @@ from towline_prove.devstack import Kafka
 api: Any = confluent_kafka.admin
 #: Random, so that no compression makes it small.
 LARGE = os.urandom(300_000)
-ARROW = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-}
 
 
 def rows(*cells: dict[str, Any]) -> Any:
-    return pa.record_batch({name: pa.array([cell.get(name) for cell in cells], kind) for name, kind in ARROW.items()})
+    return pa.record_batch(
+        {name: pa.array([cell.get(name) for cell in cells], kind) for name, kind in RECORD_TYPES.items()}
+    )
 
 
 def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
@@ -78,7 +73,7 @@ def test_every_bad_record_is_a_dead_letter_and_the_others_arrive(kafka: Kafka, t
     compacted = topic("compacted", 1, {"cleanup.policy": "compact"})
     # Its own limit is small as well, so the large one becomes chunks.
     dead = topic("dead", 1, {"max.message.bytes": "60000"})
-    sink = delivery(kafka.bootstrap, *ARROW, guarantee=guarantee, deadLetterTopic=dead, sinkId=good)
+    sink = delivery(kafka.bootstrap, *RECORD_TYPES, guarantee=guarantee, deadLetterTopic=dead, sinkId=good)
     batch = batch_of(good, small, compacted)
     done = sink.deliver(Task(0, batch=0, query=QUERY), [batch])
     assert (done.rows, done.dead_lettered) == (2, 8)
@@ -137,7 +132,7 @@ def test_a_record_that_is_larger_than_a_segment(kafka: Kafka, topic: NewTopic, g
     limits = {"segment.bytes": "1048576", "max.message.bytes": "3000000"}
     name, dead = topic("segment", 1, limits), topic("dead")
     named = {"guarantee": guarantee, "deadLetterTopic": dead, "sinkId": name}
-    sink = delivery(kafka.bootstrap, *ARROW, **named, kafka__message__max__bytes="2000000")
+    sink = delivery(kafka.bootstrap, *RECORD_TYPES, **named, kafka__message__max__bytes="2000000")
     large = os.urandom(1_200_000)
     batch = rows(*({"topic": name, "value": value, "key": b"k"} for value in (b"1", large, b"2")))
     done = sink.deliver(Task(0, batch=0, query=QUERY), [batch])

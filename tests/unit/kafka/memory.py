@@ -24,6 +24,16 @@ from towline.kafka import admin, delivery, markerstore, producers, recordcheck
 from towline.kafka.columns import COLUMN_TYPES, Columns
 from towline.kafka.options import SinkSettings
 
+#: Arrow types of a record's columns, as Spark hands them to the sink.
+RECORD_TYPES: Mapping[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+}
+
 
 def raised(name: str, text: str | None = None, **flags: bool) -> KafkaException:
     """What librdkafka raises; flags are ``fatal``, ``retriable`` and ``txn_requires_abort``."""

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError as ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.kafka.memory import RECORD_TYPES
 from tests.unit.kafka.memory import settings as kafka_settings
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import recordcheck
@@ -152,16 +153,8 @@ def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> RecordChec
 
 
 def everything(**cells: list[Any]) -> Any:
-    types = {
-        "key": pa.binary(),
-        "value": pa.binary(),
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
-        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-    }
     count = max(map(len, cells.values()))
-    return pa.record_batch({n: pa.array(cells.get(n, [None] * count), kind) for n, kind in types.items()})
+    return pa.record_batch({n: pa.array(cells.get(n, [None] * count), kind) for n, kind in RECORD_TYPES.items()})
 
 
 ALL = ("key", "value", "topic", "partition", "timestamp", "headers")
