@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import lacking
-from towline.errors import SetupError
-from towline_prove.devstack import Kafka
-from towline_prove.devstack.kafka import kafka_jars, prepare_kafka
 
 FROM_ARCHIVE = re.compile(r"source: shared objects file \(top\)")
 
@@ -28,18 +25,3 @@ def test_spark_starts_from_its_archive(tmp_path: Path) -> None:
     environment = {**os.environ, "SPARK_SUBMIT_OPTS": options}
     subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
     assert len(FROM_ARCHIVE.findall((tmp_path / "loaded").read_text())) > 500
-
-
-@pytest.mark.long
-@pytest.mark.kafka
-def test_kafka_starts_from_its_archive(tmp_path: Path) -> None:
-    try:
-        kafka_jars()
-    except SetupError as error:
-        lacking(str(error))
-    prepare_kafka()
-    broker = Kafka(tmp_path / "kafka")
-    broker.extra_jvm_options = [f"-Xlog:class+load:file={tmp_path / 'loaded'}"]
-    with broker:
-        pass
-    assert len(FROM_ARCHIVE.findall((tmp_path / "loaded").read_text())) > 2000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import ssl
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ import pytest
 from tests.helpers import lacking
 from towline.errors import SetupError
 from towline_prove.cli.devstack import _login_lines, _requested_form, _submit_lines
-from towline_prove.devstack import Stack
+from towline_prove.devstack import Stack, spark
 from towline_prove.devstack.kafka import KafkaCluster
-from towline_prove.devstack.secured import SecuredKafka, certificates
-from towline_prove.devstack.spark import WorkerMachine
+from towline_prove.devstack.secured import SecuredKafka
 from towline_prove.devstack.stack import StackForm
 
 
@@ -51,15 +49,6 @@ def test_how_to_log_in_shows_no_secret(tmp_path: Path) -> None:
     assert Stack(tmp_path).kafka.client["sasl.password"] == kafka.client["sasl.password"], "made once"
 
 
-def test_the_certificates_are_those_of_their_authority(tmp_path: Path) -> None:
-    made = certificates(tmp_path)
-    assert made == certificates(tmp_path)
-    context = ssl.create_default_context(cafile=str(made.authority))
-    context.load_cert_chain(made.client, made.client_key)
-    with pytest.raises(ssl.SSLError):
-        context.load_cert_chain(made.client, made.server_key)
-
-
 def test_a_stack_with_spark_says_where_everything_is_without_a_secret(tmp_path: Path) -> None:
     assert _requested_form(None, secure=None, workers=2) == StackForm(spark_workers=2)
     stack = Stack(tmp_path, form=StackForm(spark_workers=2))
@@ -80,13 +69,11 @@ def test_a_stack_with_spark_says_where_everything_is_without_a_secret(tmp_path: 
         Stack(tmp_path, form=StackForm(spark_workers=2, bare=True))
 
 
-def test_workers_of_a_secured_stack_have_the_secrets_of_kafka_and_what_is_shared(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, form=StackForm(secure=True, spark_workers=1, shared=True))
-    assert isinstance(stack.kafka, SecuredKafka)
-    assert stack.spark is not None
-    (worker,) = stack.spark.workers
-    assert worker.machine == WorkerMachine(
-        False, (stack.kafka.password_file, stack.kafka.authority), (stack.shared_directory,)
-    )
-    assert stack.form.description.endswith("TLS and passwords, 1 worker of Spark, which share a directory")
-    assert Stack(tmp_path).form == stack.form
+def test_where_nobody_may_mount_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "_UNSHARE_COMMANDS", (("false",), ("no-such-program",)))
+    spark._unshare.cache_clear()
+    try:
+        with pytest.raises(SetupError, match=r"unshare --mount: this user gets no mount namespaces.*\[TL-S30\]$"):
+            spark.enclose_command(["true"], tmp_path, ())
+    finally:
+        spark._unshare.cache_clear()
