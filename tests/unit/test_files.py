@@ -15,26 +15,6 @@ from towline import files
 STEPS = ("fsync", "replace", "fsync directory")
 
 
-def test_content_is_durable_before_it_has_the_name_and_the_name_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    fsync, rename = os.fsync, Path.replace
-
-    def synced(descriptor: int) -> None:
-        steps.append("fsync directory" if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path else "fsync")
-        fsync(descriptor)
-
-    def renamed(self: Path, target: Path) -> Path:
-        steps.append("replace")
-        return rename(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", renamed)
-    files.replace_durably(tmp_path / "one", "new")
-    assert tuple(steps) == STEPS
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_fails_leaves_the_old_file_or_the_new_one(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

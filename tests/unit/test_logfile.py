@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import ConfigError
-from towline.logfile import LogStream, log_settings, rotate_log, stderr_log
+from towline.logfile import LogStream, log_settings
 
 PROGRAM = """
 import sys
@@ -47,17 +47,6 @@ def test_a_file_that_is_not_appended_to_is_left_alone(tmp_path: Path) -> None:
     assert len(log.read_text().splitlines()) == 100
 
 
-def test_a_log_that_can_not_be_put_aside_stays(tmp_path: Path) -> None:
-    log = tmp_path / "driver.log"
-    log.write_text("x" * 100)
-    (tmp_path / "driver.log.1").mkdir()
-    (tmp_path / "driver.log.2").mkdir()
-    (tmp_path / "driver.log.2" / "y").touch()
-    rotate_log(log, max_bytes=10)
-    assert log.read_text() == "x" * 100
-    rotate_log(tmp_path / "gone", max_bytes=10)
-
-
 def test_a_full_disk_ends_nobody() -> None:
     full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - what its buffer holds can't be written either
     with pytest.raises(OSError, match="No space"):
@@ -65,15 +54,6 @@ def test_a_full_disk_ends_nobody() -> None:
     print("x", file=LogStream(full), flush=True)
     with pytest.raises(OSError, match="No space"):
         full.close()
-
-
-def test_standard_error_may_be_no_file() -> None:
-    program = "from towline.logfile import stderr_log; print(stderr_log())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], stderr=subprocess.PIPE, capture_output=False, stdout=-1, check=True
-    )
-    assert done.stdout == b"None\n"
-    assert stderr_log() is None or stderr_log() != Path()
 
 
 def test_level_and_format_come_from_the_environment() -> None:

@@ -67,11 +67,6 @@ def test_a_process_whose_first_thread_has_ended_runs_on() -> None:
         child.communicate()
 
 
-def test_name_and_parent() -> None:
-    assert processes.parent_pid(os.getpid()) == os.getppid()
-    assert "python" in processes.program_name(os.getpid()) or "pytest" in processes.program_name(os.getpid())
-
-
 @pytest.mark.parametrize("abstract", [False, True])
 def test_a_service_manager_is_told(abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As sd_notify(3) says it, at either kind of address; where nobody asks, or listens any more, nothing happens."""

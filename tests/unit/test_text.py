@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
-import pty
 import time
 import unicodedata
 from collections import Counter
@@ -27,10 +25,8 @@ from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import DeadLetter, Reason
-from towline.kafka.markers import Marker
-from towline.kafka.markerstore import MarkerStore
 from towline.publisher.receipt import PublisherLog
-from towline.text import count_text, fit_terminal, printable, printable_lines, wrap_line
+from towline.text import printable, wrap_line
 
 #: Move the cursor, set title and clipboard, a link, markup, a forged line, C1, bidi, separators, a lone surrogate.
 HOSTILE = (
@@ -63,16 +59,6 @@ def assert_harmless(text: str) -> None:
 )
 def test_what_has_no_shape_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
-
-
-def test_long_text_is_cut() -> None:
-    assert printable("a" * 1000, 10) == "a" * 9 + "…"
-    assert printable("\x1b" * 1_000_000, 10) == r"\x1b\x1b\…"
-    assert printable("a" * 10, 10) == "a" * 10
-
-
-def test_lines_stay_lines() -> None:
-    assert printable_lines("a\nb\x1b") == "a\nb\\x1b"
 
 
 def test_an_error_is_one_line_whatever_is_in_it() -> None:
@@ -133,31 +119,6 @@ def test_dlq_show(
         assert json.loads(out)["first"][0]["topic"] == HOSTILE
     else:
         assert out.count("\n") == 3
-
-
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_dlq_replay(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
-) -> None:
-    file = tmp_path / "bridge.toml"
-    file.write_text(GOOD)
-    done = deadletters.ReplayCounts()
-    done.replayed_by_topic[HOSTILE] = 1
-    done.dead_by_reason[HOSTILE] = 1
-    shelf = SimpleNamespace(topic=HOSTILE, is_missing=True, unknown_sources=Counter([HOSTILE]), unreadable_records=0)
-    monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
-    monkeypatch.setattr("towline.bridge.deadletters.replay", lambda *_, **__: done)
-    assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
-
-
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_kafka_marker_show(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str]
-) -> None:
-    monkeypatch.setattr(MarkerStore, "read_markers", lambda _: {0: Marker(3, 1, writer=HOSTILE)})
-    _, out, _ = ran(capsys, "kafka", "marker", "show", "--kafka", "k:9092", "--sink", "x", *more)
-    assert "3" in out
-    assert_harmless(out)
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
@@ -236,11 +197,6 @@ def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
     assert_harmless(caplog.messages[0])
 
 
-@pytest.mark.parametrize(("number", "said"), [(0, "0 messages"), (1, "1 message"), (2000, "2,000 messages")])
-def test_one_is_not_several(number: int, said: str) -> None:
-    assert count_text(number) == said
-
-
 @pytest.mark.parametrize(
     ("line", "rows"),
     [
@@ -267,15 +223,3 @@ def test_one_is_not_several(number: int, said: str) -> None:
 )
 def test_a_line_goes_on_below_its_text(line: str, rows: list[str]) -> None:
     assert wrap_line(line, 44) == rows
-
-
-def test_only_a_terminal_gets_its_lines_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    text = f"towline: {'what is wrong ' * 10}  [TL-C01]\n"
-    assert fit_terminal(text, io.StringIO()) == text
-    main, side = pty.openpty()
-    with os.fdopen(side, "w") as terminal:
-        shown = fit_terminal(text, terminal)
-    os.close(main)
-    assert shown.split("\n") == [*wrap_line(text[:-1], 80), ""]
-    assert [len(row) <= 80 for row in shown.split("\n")] == [True] * 4

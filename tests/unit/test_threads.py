@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.helpers import wait_until
 from towline.threads import Condition, call_in_thread, guarded_thread
 
 
@@ -46,14 +44,6 @@ def test_what_is_started_again_goes_on_and_tells_a_fault_that_stays_once(caplog:
     guarded_thread(target, "t", retry_s=0.001).start()
     assert goes.wait(10)
     assert [record.getMessage().count("started again") for record in caplog.records] == [1]
-
-
-def test_what_is_done_later_hands_on_its_result_or_error(caplog: pytest.LogCaptureFixture) -> None:
-    assert call_in_thread(lambda: 5, "t").result(10) == 5
-    with pytest.raises(SystemExit):
-        call_in_thread(lambda: sys.exit(3), "t").result(10)
-    assert caplog.records == [], "it is the caller's"
-    assert wait_until(lambda: not any(one.name == "t" for one in threading.enumerate()), 10)
 
 
 @pytest.fixture

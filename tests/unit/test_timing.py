@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.timing import BATCH_BUCKETS, SYNC_BUCKETS, Histogram, poll_until
+from towline.timing import BATCH_BUCKETS, Histogram, poll_until
 
 DURATIONS = st.lists(st.floats(0, 1e4))
 
@@ -20,20 +20,6 @@ def test_each_duration_is_in_one_bucket(durations: list[float]) -> None:
     assert histogram.seconds == pytest.approx(sum(durations))
     for at, bound in enumerate(BATCH_BUCKETS):  # as Prometheus counts: all that take no longer than the bound
         assert sum(histogram.counts[: at + 1]) == sum(seconds <= bound for seconds in durations)
-
-
-@given(DURATIONS)
-def test_it_travels_as_json(durations: list[float]) -> None:
-    histogram = Histogram()
-    for seconds in durations:
-        histogram.observe(seconds)
-    again = Histogram.from_json(histogram.as_json())
-    assert (again.bounds, again.counts, again.seconds) == (SYNC_BUCKETS, histogram.counts, histogram.seconds)
-
-
-@pytest.mark.parametrize("bounds", [SYNC_BUCKETS, BATCH_BUCKETS])
-def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
-    assert list(bounds) == sorted(set(bounds))
 
 
 def test_a_look_up_is_waited_for_until_it_is_true_or_over() -> None:

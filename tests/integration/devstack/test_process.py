@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import wait_until
 from towline_prove.devstack import process as ports
 from towline_prove.devstack.process import LOOPBACK, Process, free_port, spawn
 
@@ -26,24 +24,6 @@ def test_a_recycled_pid_is_never_signalled(sleeper: Process) -> None:
     assert not namesake.alive
     assert not namesake.send(signal.SIGKILL)
     assert sleeper.alive
-
-
-def test_a_process_with_a_dead_first_thread_is_still_alive(tmp_path: Path) -> None:
-    """A JVM that is being killed shows a zombie while other threads hold its files."""
-    program = tmp_path / "half_dead.py"
-    program.write_text(
-        "import ctypes, threading, time\n"
-        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
-        "ctypes.CDLL(None).syscall(60 if __import__('platform').machine() == 'x86_64' else 93, 0)\n"
-    )
-    child, process = spawn([sys.executable, program], tmp_path / "log")
-    try:
-        wait_until(lambda: ") Z " in Path(f"/proc/{process.pid}/stat").read_text(), what="the first thread's end")
-        assert process.alive
-    finally:
-        child.kill()
-        assert process.wait_gone(5)
-        child.wait()
 
 
 # Ports

@@ -57,22 +57,6 @@ def test_a_limit_is_for_all_topics_together(
     assert "3  written to t" in out
 
 
-def test_a_letter_of_no_time_is_shown(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever writes a record says when that was."""
-    file = tmp_path / "bridge.toml"
-    file.write_text(GOOD)
-    letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"")
-    entries = [deadletters.StoredLetter(0, n, at, letter) for n, at in enumerate((0, 1 << 62))]
-    topic = fake_topic("dead", waiting_letters=lambda _filter: iter(entries), line_of=lambda _letter: None)
-    monkeypatch.setattr(deadletters, "dead_letter_topics", lambda _bridge: [topic])
-    code, out, err = ran(capsys, "dlq", "show", str(file))
-    assert (code, err) == (0, "")
-    assert "19" in out
-    assert "at an unknown time  0/1  too_large" in out
-
-
 def test_what_is_no_whole_letter_is_counted_and_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

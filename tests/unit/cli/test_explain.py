@@ -31,10 +31,6 @@ def test_a_code_is_explained_for_scripts(capsys: pytest.CaptureFixture[str]) -> 
     assert row == f"| {' | '.join(said.values())} |"
 
 
-def test_a_page_that_an_explanation_links_to_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "see Hono: docs/hono.md\n" in ran(capsys, "explain", "TL-C06")[1]
-
-
 @pytest.mark.parametrize(
     ("written", "do"),
     [

@@ -102,20 +102,6 @@ def test_a_user_is_told_of_what_root_has_left(place: Path, roots: str, capsys: p
     assert seen(place) == before
 
 
-def test_a_file_that_only_its_owner_reads_is_told_and_a_note_is_not(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    inbox = made(place / "state", NOBODY) / "telemetry"
-    made(inbox, NOBODY)
-    (inbox / "README").write_text("Ask Ann before you touch this.")
-    (inbox / "README").chmod(0o644)
-    (inbox / "sessions.json").write_text("{}")
-    (inbox / "sessions.json").chmod(0o600)
-    with acting_as(NOBODY):
-        code, _, err = ran(capsys, "run", str(place / "bridge.toml"))
-    assert (code, err.partition(":")[0]) == (2, str(inbox / "sessions.json"))
-
-
 def test_a_mounted_volume_of_roots_that_lets_the_user_in_is_none_of_another(place: Path) -> None:
     """As a pod has it with fsGroup: the volume is root's, and the group's; and ``lost+found`` is root's alone."""
     volume = made(place / "state", 0, 0o2775)
@@ -144,8 +130,3 @@ def test_whatever_writes_looks_first(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"belongs to the user #64123, and this is root.*\[TL-J23\]"):
             opened()
     assert seen(foreign) == before
-
-
-def test_what_is_not_there_belongs_to_nobody(tmp_path: Path) -> None:
-    check_owner(tmp_path / "a" / "b")
-    check_owner(tmp_path)

@@ -76,11 +76,3 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert (ended, out) == (2, "")
     assert code in err
     assert err.count("\n") == 1
-
-
-def test_a_publisher_at_work_is_left_alone(capsys: pytest.CaptureFixture[str], place: Path) -> None:
-    outbox = Outbox.open(place / "outbox", schema=OUTBOX_SCHEMA)
-    code, _, err = ran(capsys, "refused", "replay", str(place))
-    outbox.close()
-    assert code == 1
-    assert "TL-J03" in err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import wait_until
 from tests.unit.bridge.noted import commit, down, up
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import Served, rows
-from towline.bridge.lines.account import LineNotes
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.status import render
 from towline.gateway.service import GatewayService
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
@@ -94,12 +90,6 @@ def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
     assert "TL-G02" in out
 
 
-def test_a_bridge_whose_name_is_not_known_has_none(capsys: pytest.CaptureFixture[str], line: Line) -> None:
-    line.state.save()
-    _, out, _ = ran(capsys, "status", "--json", "--state-dir", str(line.state_dir))
-    assert render({**json.loads(out), "bridge": None}).startswith("bridge   running (pid")
-
-
 def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line) -> None:
     line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3, "acknowledged": 3}})
     commit(line.state_dir / "line", down(3))
@@ -171,34 +161,6 @@ def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
         assert f"last update {time.strftime('%Y-%m-%d', time.localtime(time.time() - 86_400 * 2))}" in head
     finally:
         line.close()
-
-
-def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -> None:
-    from towline.bridge.runtime.screen import line_summary  # noqa: PLC0415 - what only this test needs
-
-    view = Line(tmp_path).view
-    view.update_status(STATUS, LineNotes())
-    assert "delivered 0" in line_summary(view, "running")
-    view.heard = time.time() - 60
-    assert line_summary(view, "running") == 'line "line"   gateway silent'
-    view.update_status(STATUS, LineNotes())
-    view.gateway_error = "x"
-    assert line_summary(view, "running") == 'line "line"   no gateway'
-
-
-def test_a_zombie_does_not_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A supervisor that was killed a moment ago, and that nobody has waited for."""
-    line = Line(tmp_path, "up")
-    line.state.save()
-    process = subprocess.Popen(["true"])
-    try:
-        wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "Z", what="a zombie")
-        file = tmp_path / "bridge.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "pid": process.pid}))
-        code, out = shown(capsys, line)
-        assert (code, f"not running, it was killed (pid {process.pid})" in out) == (3, True)
-    finally:
-        process.wait()
 
 
 STOPPED = (

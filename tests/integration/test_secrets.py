@@ -12,10 +12,9 @@ import pkgutil
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -26,7 +25,6 @@ from towline import ClientSettings, Publisher
 from towline.bridge.runtime.child_supervisors import unexpected_error
 from towline.bridge.runtime.session import create_session
 from towline.errors import without_traceback
-from towline.monitor.server import serve
 
 SECRET = "s3cret-of-the-plant"  # noqa: S105
 
@@ -145,31 +143,6 @@ def test_a_task_of_spark(fault: Callable[..., NoReturn], monkeypatch: pytest.Mon
     except RuntimeError as error:
         util.handle_worker_exception(error, told)
     assert is_plain(told.getvalue().decode(errors="replace"))
-
-
-class Failing:
-    """A monitor of which nothing can be asked."""
-
-    def __init__(self, fail: Callable[..., NoReturn]) -> None:
-        self._fail = fail
-
-    def samples(self) -> NoReturn:
-        self._fail()
-
-    alive = ready = samples
-
-
-def test_the_monitor(fault: Callable[..., NoReturn], capfd: pytest.CaptureFixture[str]) -> None:
-    answers = []
-    failing: Any = Failing(fault)
-    with serve(failing, "127.0.0.1:0") as port:
-        for path in ("metrics", "healthz"):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
-                    answers.append(answer.read())
-            except OSError as error:
-                answers.append(getattr(error, "read", lambda: b"")())
-    assert SECRET not in f"{answers}{capfd.readouterr()}"
 
 
 def test_what_the_jvm_is_started_with_names_no_secret_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
