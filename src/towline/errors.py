@@ -1,28 +1,6 @@
-"""Exceptions that Towline raises on purpose: class tree, error codes, one-line text.
+"""Exceptions that Towline raises on purpose: each is one line with location, problem, remedy and a code.
 
-    TowlineError
-    ├── ConfigError        TL-C..  you wrote something that can't be; change it and start again
-    ├── SetupError         TL-S..  a tool this machine needs is missing or too old
-    ├── BrokerError        TL-M..  the MQTT broker, or the way to it
-    │   ├── Unreachable            no connection; Towline tries again by itself
-    │   ├── Refused                the broker said no and will say no again; change credentials, rights or names
-    │   ├── TakenOver              another client uses our client id
-    │   ├── SessionUnknown         the broker knows a session that the journal does not; the operator decides
-    │   └── ProtocolViolation      the broker broke the standard; connection dropped and made anew
-    ├── JournalError       TL-J..  the disk under the promise
-    │   ├── JournalLocked          another process owns the directory
-    │   ├── JournalFull            no room; back-pressure until there is, nothing is lost
-    │   ├── JournalFailed          a write or sync failed; the process must end and recover [I6]
-    │   └── JournalDamaged         frames that were durable no longer read back; the operator decides
-    ├── GatewayError       TL-G..  between Spark and a gateway
-    │   ├── GatewayUnreachable     no gateway answers
-    │   │   └── NotAllowed         this user may not look there: what is there is unknown [I19]
-    │   └── Fenced                 somebody newer reads this journal; this reader must stop [I8]
-    ├── PublisherError     TL-O..  an application's outbox
-    └── KafkaError         TL-K..  Kafka, or the way to it
-
-An error is one line for a person: where, what is wrong, what to do, and a code that has a paragraph in
-docs/errors.md. No secret is ever part of it [I12]; what came from outside is escaped in it [I13].
+docs/errors.md explains every code. No secret is ever part of an error [I12]; text from outside is escaped in it [I13].
 """
 
 from __future__ import annotations
