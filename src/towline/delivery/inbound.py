@@ -115,10 +115,6 @@ class InboxWriter:
         """Whether frames wait for free space: no bytes may be read then, nor may a new session reuse their numbers."""
         return bool(self._pending_frames)
 
-    def set_least_qos(self, least_qos: int) -> None:
-        """Set the QoS below which messages are counted, after the subscribed filters changed."""
-        self._least_qos = least_qos
-
     def deliver(self, action: Deliver, inbound: Inbound) -> None:
         """Store a delivery, or queue it until there is free space."""
         if self._acks is AckAfter.RECEIVED:

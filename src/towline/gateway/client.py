@@ -24,7 +24,7 @@ from towline.processes import ProcessIdentity
 from towline.threads import call_in_thread, guarded_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -365,23 +365,6 @@ class GatewayClient:
             GatewayError: TL-G32, the gateway is busy.
         """
         return self._call_action("refused", operation=operation, offset=offset)
-
-    def request_filters(self, change: str, filters: Sequence[Mapping[str, object]], digest: str) -> tuple[str, str]:
-        """Request other topic filters, or return the state of that change: the same call does both.
-
-        Args:
-            change: Name of the change.
-            filters: All filters, as ``subscriptions`` of the gateway's settings are in JSON.
-            digest: `GatewaySettings.digest` of the settings with these filters.
-
-        Returns:
-            A `FilterChangeState` as text, and the broker's reason for a refusal.
-
-        Raises:
-            ConfigError: TL-C172, the gateway is being drained.
-        """
-        answer = self._call_action("filters", change=change, filters=list(filters), settings=digest)
-        return answer["state"], answer["text"]
 
     def close(self) -> None:
         """Close the connection; the gateway keeps running."""

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,13 +55,16 @@ def find_running(state_dir: Path) -> GatewayClient | None:
     return None
 
 
-def ensure_running(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
+def ensure_running(
+    settings: GatewaySettings, *, owner_pid: int, log: Path | None = None, replace: bool = False
+) -> GatewayClient:
     """Connect to the running gateway of ``settings.state_dir``, or start one.
 
     The started gateway outlives this process and ends with ``owner_pid``; with ``detached`` in its settings it runs
     until `towline gateway --stop`. Concurrent callers get the same gateway. A gateway of the same owner with other
-    settings and without readers is stopped and restarted; any other one raises an error. Output goes to `log`, by
-    default ``gateway.log`` in the state directory.
+    settings and without readers is replaced; any other one raises an error. With `replace` the running one is replaced
+    in any case: nobody may read from it. The new process loads before the former one ends, so that a line is without
+    gateway for a moment only. Output goes to `log`, by default ``gateway.log`` in the state directory.
 
     Raises:
         ConfigError: TL-C25 if the state directory can't be used, TL-J23 if it is another user's, TL-C27 if a gateway
@@ -71,14 +75,16 @@ def ensure_running(settings: GatewaySettings, *, owner_pid: int, log: Path | Non
     state_dir = settings.state_dir.absolute()
     deadline = time.monotonic() + START_TIMEOUT_S
     with _start_lock(state_dir, deadline):
-        client = find_running(state_dir)
-        if client and _matches_settings(client, settings, owner_pid, deadline):
-            return client
+        previous = GatewayEndpoint.read(state_dir) if replace else None
+        if not replace and (client := find_running(state_dir)):
+            if (previous := _replaceable_gateway(client, settings, owner_pid)) is None:
+                return client
+            client.close()
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
         owner = None if settings.detached else owner_pid
         settings = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner})
         log = log or state_dir / LOG_FILE
-        return _start_until_running(state_dir, settings.model_dump_json().encode(), log, deadline)
+        return _start_until_running(state_dir, settings.model_dump_json().encode(), log, deadline, previous)
 
 
 def stop_running(state_dir: Path) -> None:
@@ -133,16 +139,14 @@ def _start_timeout(location: str, problem: str, remedy: str) -> GatewayUnreachab
     return GatewayUnreachable("TL-G02", location, f"{problem} for {START_TIMEOUT_S:.0f} s", remedy)
 
 
-def _matches_settings(client: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
-    """Return True if the running gateway has these settings; stops an idle one of the same owner that has others."""
+def _replaceable_gateway(client: GatewayClient, settings: GatewaySettings, owner_pid: int) -> GatewayEndpoint | None:
+    """Return the running gateway if it has other settings and may be replaced; None if it has these; or TL-C27."""
     endpoint = GatewayEndpoint.read(settings.state_dir)
     if endpoint is None or endpoint.settings in ("", settings.digest()):
-        return True
-    readers = client.status()["readers"]
+        return None
+    if endpoint.owner_pid == owner_pid and not client.status()["readers"]:
+        return endpoint
     client.close()
-    if endpoint.owner_pid == owner_pid and not readers:
-        _terminate(endpoint.process, deadline)
-        return False
     problem = (
         f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other settings '
         "(broker, subscriptions, guarantee, limits ...)"
@@ -157,30 +161,40 @@ def _terminate(process: ProcessIdentity, deadline: float) -> None:
     _wait_until(process.has_ended, deadline, f"pid {process.pid}", "the previous gateway has been ending")
 
 
-def _spawn(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
+def _spawn(settings: bytes, log: Path, deadline: float, previous: GatewayEndpoint | None) -> subprocess.Popen[bytes]:
+    """Start a gateway process; end the previous one when the new one has loaded its modules."""
     _children[:] = [child for child in _children if child.poll() is None]
-    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "towline.gateway"],
-            stdin=subprocess.PIPE,
-            stdout=log_fd,
-            stderr=log_fd,
-            start_new_session=True,  # a Ctrl-C at the driver's terminal is not for the gateway
-        )
-    finally:
-        os.close(log_fd)
-    _children.append(child)
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-        pipe.write(settings)
+    ours, theirs = socket.socketpair()
+    with ours:
+        log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "towline.gateway"],
+                stdin=theirs.fileno(),
+                stdout=log_fd,
+                stderr=log_fd,
+                start_new_session=True,  # a Ctrl-C at the driver's terminal is not for the gateway
+            )
+        finally:
+            os.close(log_fd)
+            theirs.close()
+        _children.append(child)
+        ours.settimeout(max(0.1, deadline - time.monotonic()))
+        with contextlib.suppress(OSError):  # a process that has ended has written its error
+            ours.recv(1)
+        if previous is not None and previous.process.is_running():
+            _terminate(previous.process, deadline)
+        with contextlib.suppress(OSError):
+            ours.sendall(settings)
     return child
 
 
-def _start_until_running(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
+def _start_until_running(
+    state_dir: Path, settings: bytes, log: Path, deadline: float, previous: GatewayEndpoint | None
+) -> GatewayClient:
     """Start gateways until one answers: the previous one may still be ending, or another caller was quicker."""
     start_error: TowlineError | None = None
-    child = _spawn(settings, log)
+    child = _spawn(settings, log, deadline, previous)
     while True:
         has_exited = child.poll() is not None
         if client := find_running(state_dir):
@@ -193,7 +207,7 @@ def _start_until_running(state_dir: Path, settings: bytes, log: Path, deadline: 
             raise start_error or timeout
         time.sleep(_RETRY_S if has_exited else _POLL_S)
         if has_exited:
-            child = _spawn(settings, log)
+            child = _spawn(settings, log, deadline, None)
 
 
 def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:

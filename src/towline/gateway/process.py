@@ -61,6 +61,8 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
     try:
+        with contextlib.suppress(OSError):  # no socket, so nobody waits for the modules (`towline.gateway.launch`)
+            os.write(sys.stdin.fileno(), b"\n")
         settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:
         first_error = error.errors(include_url=False, include_input=False)[0]

@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -29,12 +29,12 @@ from towline.delivery.outbound import OutboxSender, load_session_record
 from towline.delivery.receipts.ledger import ReceiptLedger, ReceiptSender
 from towline.delivery.receipts.mark import ReceiptKeys
 from towline.gateway.identity import abandoned_client_id, record_client_session, record_session_end, session_directories
-from towline.gateway.sessions import Drain, DrainStep, RequestedFilters, end_session
+from towline.gateway.sessions import Drain, DrainStep, end_session
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
 from towline.mqtt import events
-from towline.mqtt.events import Action, Event, Filter, Online, PublishAcknowledged
+from towline.mqtt.events import Action, Event, Online, PublishAcknowledged
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
 from towline.mqtt.session import UNSURE, Session, SessionState
 from towline.mqtt.versions import VERSION_NAMES
@@ -110,7 +110,7 @@ class Pump:
             name=settings.name,
             acks=settings.effective_ack_after,
             max_packet_bytes=settings.max_packet_bytes,
-            least_qos=settings.min_qos(settings.subscriptions),
+            least_qos=settings.least_qos,
             handle_event=self._handle,
             on_rows=on_progress,
             on_full=self._on_journal_full,
@@ -138,8 +138,6 @@ class Pump:
         self._connection = settings.connection
         self._acks_after_kafka = settings.effective_ack_after is AckAfter.KAFKA
         self._drain = None if settings.drain_s is None else Drain(settings.drain_s)
-        filter_settings = settings.model_copy(update={"subscriptions": ()}) if self._drain else settings
-        self._filters = RequestedFilters(filter_settings, self._handle)
         #: Abandoned client id whose session is to be ended at the broker; "" for none.
         self._abandoned_client_id = abandoned_client_id(settings, inbox.session)
         self._driver = SessionDriver(self._connection, hooks)
@@ -175,13 +173,6 @@ class Pump:
             return answer
 
         return self.submit(run_operation)
-
-    def request_filters(self, change: str, filters: Sequence[Filter]) -> Future[dict[str, str]]:
-        """Request other filters, or return the state of that change; raises TL-C172 during a drain."""
-        if self._drain is not None:
-            problem = "the gateway is being drained, and takes no other filters"
-            raise errors.ConfigError("TL-C172", self._settings.name, problem, "Start it without --drain, or wait.")
-        return self.submit(lambda: self._filters.request(change, filters, self._driver.session))
 
     def wake(self) -> None:
         """Wake the loop now."""
@@ -360,7 +351,8 @@ class Pump:
     def _restore_session(self, level: int) -> Session:
         """Create a session with the state that the journal holds."""
         settings = self._settings
-        config = replace(self._connection.session_config_for(level), filters=self._filters.for_session(self._session))
+        config = self._connection.session_config_for(level)
+        config = replace(config, filters=()) if self._drain else config
         record = load_session_record(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held_ids:  # packet ids of an abandoned session mean nothing to the next
             self._inbox.append(released_ids=list(self._inbox.held_ids))
@@ -384,11 +376,8 @@ class Pump:
             self._persist(lambda: self._inbox.set_session(record))
         elif isinstance(action, events.SessionLost):
             self._session_lost()
-        elif isinstance(action, Online | events.Subscribed):
-            if isinstance(action, Online):
-                self._on_online(action)
-            filters = self._driver.session.config.filters or self._settings.subscriptions
-            self._uplink.set_least_qos(self._settings.min_qos(filters))
+        elif isinstance(action, Online):
+            self._on_online(action)
         elif self._receipts is not None and isinstance(action, PublishAcknowledged) and self._receipts.perform(action):
             return
         elif (downlink := self._downlink) is not None:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
@@ -31,8 +31,7 @@ from towline.gateway.access import TicketKey
 from towline.gateway.client import HEARTBEAT_TIMEOUT_S
 from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, error_fields, socket_location, socket_path
 from towline.gateway.identity import JournalOffset, check_offset, journal_extent
-from towline.gateway.sessions import FilterChangeState
-from towline.gateway.settings import GatewaySettings, SubscribedFilter
+from towline.gateway.settings import GatewaySettings
 from towline.journal import Batch, max_frame_bytes
 from towline.journal.segment import split_batch
 from towline.logfile import stderr_log
@@ -240,21 +239,16 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             problem, remedy = f"the socket can't be opened ({error})", "Check the directory's permissions."
             raise GatewayError("TL-G02", str(self._socket), problem, remedy) from error
         self._socket.chmod(0o600)
-        self._publish_endpoint(
-            GatewayEndpoint(
-                location=socket_location(self._socket),
-                **asdict(ProcessIdentity.of(os.getpid())),
-                name=self._name,
-                journal=journal.journal_id,
-                since=datetime.now(UTC).isoformat(timespec="seconds"),
-                settings=settings.digest(),
-                owner_pid=settings.owner_pid,
-            )
+        self.endpoint = GatewayEndpoint(
+            location=socket_location(self._socket),
+            **asdict(ProcessIdentity.of(os.getpid())),
+            name=self._name,
+            journal=journal.journal_id,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            settings=settings.digest(),
+            owner_pid=settings.owner_pid,
         )
-
-    def _publish_endpoint(self, endpoint: GatewayEndpoint) -> None:
-        self.endpoint = endpoint
-        endpoint.write(self._state_dir)
+        self.endpoint.write(self._state_dir)
 
     def notify(self) -> None:
         """Wake calls that wait for durable or delivered rows; cheap without waiters."""
@@ -396,16 +390,6 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     def _on_sign_write(self, writer: Text, valid_s: Seconds) -> Any:
         self._require_outbox()
         return {"ticket": self.tickets.sign_ticket(valid_s, kind="write", writer=writer)}
-
-    def _on_filters(self, change: Text, filters: list[SubscribedFilter], settings: Text) -> Any:
-        """Request other topic filters, or return the state of that change; ``settings`` is the new settings digest."""
-        try:
-            answer = self._pump.request_filters(change, filters).result(_POLL_S)
-        except (CancelledError, TimeoutError):
-            return {"state": FilterChangeState.PENDING.value, "text": ""}  # the pump is connecting, or ends
-        if answer["state"] == FilterChangeState.GRANTED.value and settings != self.endpoint.settings:
-            self._publish_endpoint(replace(self.endpoint, settings=settings))
-        return answer
 
     def _on_batch_status(self, batch: Batch) -> Any:
         return self._stored_fields(self._require_outbox().batch_status(batch))

@@ -1,7 +1,6 @@
-"""Filter changes and the drain of a gateway's MQTT session.
+"""Drain of a gateway's MQTT session: ``towline gateway --drain``.
 
-For a change of filters the broker is asked for the difference only (`towline.mqtt.events.ChangeSubscriptions`). A
-filter that it refuses takes the whole change back. ``towline gateway --drain`` takes these steps:
+It takes these steps:
 
     step             until
     UNSUBSCRIBING    UNSUBACK has come for every filter
@@ -19,14 +18,13 @@ it has yet to send. So only silence shows it, and the user sets how long (``--id
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from towline.errors import ConfigError, Unreachable
-from towline.mqtt.events import ChangeSubscriptions, Event, Filter
 from towline.mqtt.session import Session
 from towline.net.driver import Hooks, SessionDriver
 
@@ -40,54 +38,6 @@ _PROBES: Final = 4
 _RETRY_S: Final = 2.0
 #: Minimum timeout for ending a session at a broker, in seconds.
 _SESSION_END_TIMEOUT_S: Final = 10.0
-
-
-class FilterChangeState(StrEnum):
-    """State of a change of filters."""
-
-    #: The broker has not answered all of it, or there is no connection.
-    PENDING = "asked"
-    #: The session is subscribed to exactly these filters.
-    GRANTED = "granted"
-    #: The broker refused one of them; the previous filters are subscribed again.
-    REFUSED = "refused"
-
-
-class RequestedFilters:
-    """Topic filters that a gateway requests, at first those of its settings. Belongs to the pump's thread."""
-
-    def __init__(self, settings: GatewaySettings, handle_event: Callable[[Event], None]) -> None:
-        self._settings = settings
-        #: Passes an event to the session.
-        self._handle_event = handle_event
-        #: The last requested change: its name and its filters.
-        self._change = ("", settings.filters)
-        #: Filters of the next session.
-        self._filters = settings.filters
-
-    def for_session(self, previous_session: Session | None) -> tuple[Filter, ...]:
-        """Return the filters for the session that follows another; a refused change is not requested again."""
-        if previous_session is not None and previous_session.filter_refusal is not None:
-            self._filters = previous_session.config.filters
-        return self._filters
-
-    def request(self, change: str, filters: Sequence[Filter], session: Session) -> dict[str, str]:
-        """Request these filters, or report the state of that change if it was requested already.
-
-        The caller repeats the call until the state is final: a gateway that was killed meanwhile gets it again.
-
-        Returns:
-            ``state``, a `FilterChangeState`, and ``text``: the broker's reason for a refusal.
-        """
-        requested_filters = self._settings.model_copy(update={"subscriptions": tuple(filters)}).filters
-        if (change, requested_filters) != self._change:
-            self._change, self._filters = (change, requested_filters), requested_filters
-            self._handle_event(ChangeSubscriptions(requested_filters, revert_on_refusal=True))
-        if not session.subscribed:
-            return {"state": FilterChangeState.PENDING.value, "text": ""}
-        if session.config.filters == requested_filters:
-            return {"state": FilterChangeState.GRANTED.value, "text": ""}
-        return {"state": FilterChangeState.REFUSED.value, "text": str(session.filter_refusal or "a filter was refused")}
 
 
 class DrainStep(StrEnum):

@@ -310,9 +310,10 @@ class GatewaySettings(MqttSettings):
             replace(s, retain_handling=default) if s.retain_handling is None else s for s in self.subscriptions
         )
 
-    def min_qos(self, filters: Iterable[Filter]) -> int:
-        """Return the QoS below which messages are counted as `lower_qos`; filters with a dedupe key may lower it."""
-        return min(policy(self.guarantee).qos, min((topic_filter.qos for topic_filter in filters), default=0))
+    @property
+    def least_qos(self) -> int:
+        """QoS below which messages are counted as `lower_qos`; filters with a dedupe key may lower it."""
+        return min(policy(self.guarantee).qos, min((s.qos for s in self.subscriptions), default=0))
 
     @property
     def connection(self) -> BrokerConnection:
@@ -398,7 +399,8 @@ class GatewaySettings(MqttSettings):
         return self.state_dir / "refused"
 
     def digest(self) -> str:
-        """Return eight hex digits that identify the settings, without owner and checkpoint."""
-        excluded_fields: dict[str, Any] = {"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint", "number"}}
+        """Return eight hex digits that identify the settings of a running gateway, without owner and checkpoint."""
+        excluded_fields: dict[str, Any] = dict.fromkeys(("owner_pid", "checkpoint", "repeatable"), True)
+        excluded_fields["outbox"] = {"checkpoint", "number"}
         text = self.model_dump_json(exclude=excluded_fields)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -314,20 +314,6 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeSubscriptions:
-    """Request for another set of subscriptions; a connected broker is asked for the difference.
-
-    Attributes:
-        filters: Complete new set of filters.
-        revert_on_refusal: Restore the previous filters if a connected broker refuses one, and set
-            `Session.filter_refusal`. Otherwise the connection ends, as after a refusal at its start.
-    """
-
-    filters: tuple[Filter, ...]
-    revert_on_refusal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PingRequest:
     """Request to send PINGREQ now; with `Session.pings_answered` the broker has read everything sent before it."""
 
@@ -348,7 +334,6 @@ Event: TypeAlias = (
     | BytesWritten
     | Tick
     | DecodeFailed
-    | ChangeSubscriptions
     | PingRequest
     | ConnectionLost
     | Stop
@@ -396,11 +381,6 @@ class Online:
     """Connected, with all subscriptions confirmed."""
 
     session_resumed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """The broker has answered all requests of a subscription change (`ChangeSubscriptions`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,5 +452,5 @@ class Close:
 
 
 Action: TypeAlias = (
-    Send | Deliver | SaveSessionRecord | Online | Subscribed | SessionLost | PublishAcknowledged | SaveInFlight | Close
+    Send | Deliver | SaveSessionRecord | Online | SessionLost | PublishAcknowledged | SaveInFlight | Close
 )

@@ -13,10 +13,8 @@ the driver must carry out, in order; the driver reports their outcome as the nex
    same ids.
 
 `towline.mqtt.inbound` and `towline.mqtt.outbound` are the two directions, this module handles the events of a
-connection. The filters of an online session may change
-(`ChangeSubscriptions`): then only the difference is requested, on the same connection.
-Transitions are two tables: `_PACKET_HANDLERS` (connection state × packet type → method) and `_EVENT_HANDLERS` (event
-type → method). A packet that is not in the first is a protocol error (0x82).
+connection. Transitions are two tables: `_PACKET_HANDLERS` (connection state × packet type → method) and
+`_EVENT_HANDLERS` (event type → method). A packet that is not in the first is a protocol error (0x82).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from typing import Final, TypeAlias
 
 import mqtt5
 
-from towline.errors import BrokerError, BrokerRefused, ProtocolViolation, SessionUnknown, Unreachable
+from towline.errors import BrokerRefused, ProtocolViolation, SessionUnknown, Unreachable
 from towline.mqtt import events
 from towline.mqtt.codec import AckRun, Packet, PublishRun, encode
 from towline.mqtt.events import Action, BrokerProtocolError, Close, Filter, Send, SessionConfig, SessionRecord
@@ -131,10 +129,6 @@ class Subscriptions:
         self.known_options = dict(known_options)
         self._options_before_connect = self.known_options
 
-    def set_filters(self, filters: Iterable[Filter]) -> None:
-        """Replace the requested filters; only while no SUBSCRIBE or UNSUBSCRIBE is unanswered."""
-        self._filters = {f.pattern: f for f in filters}
-
     def expect_connack(self) -> None:
         """Mark all subscriptions unsure before CONNECT: the broker may have lost the session and create an empty one.
 
@@ -227,14 +221,8 @@ class Session:
         )
         self.outbound = Outbound(self._encode, save_in_flight=config.durable_ids, require_qos2=config.exactly_once)
         self.subscriptions = Subscriptions(_protocol_filters(config), record.subscriptions if record else {})
-        #: Change to request when the pending answers have come; None for none.
-        self._pending_change: events.ChangeSubscriptions | None = None
-        #: Filters before a pending change that may be reverted.
-        self._previous_filters: tuple[Filter, ...] | None = None
-        #: Reason why the last change of filters was reverted; None if it was not.
-        self.filter_refusal: BrokerError | None = None
-        #: The session is online, and changes its filters.
-        self._changing_filters = False
+        #: Topic filters to unsubscribe when every new one is granted.
+        self._surplus_patterns: list[str] = []
         #: Number of PINGREQs of this connection without an answer; answers come in their order.
         self._unanswered_pings = 0
         #: Packet id → SUBSCRIBE or UNSUBSCRIBE without an answer.
@@ -316,19 +304,13 @@ class Session:
         server_keep_alive_s = self.server_limits.server_keep_alive if self.server_limits else None
         return min(filter(None, (self.config.keep_alive_s, server_keep_alive_s)), default=0)
 
-    @property
-    def subscribed(self) -> bool:
-        """True if the session is online and the confirmed subscriptions are exactly the configured ones."""
-        configured = {f.pattern: f.encoded_options for f in _protocol_filters(self.config)}
-        return self.state is SessionState.ONLINE and self.subscriptions.known_options == configured
-
     def validate(self) -> None:
         """Assert every invariant of the session; for tests."""
         self.inbound.validate()
         self.outbound.validate()
         assert self.state is not SessionState.OFFLINE or not self.inbound.unacknowledged_count
         assert set(self._pending_requests) == self.outbound.reserved_ids
-        assert not self._changing_filters or self.state is SessionState.SUBSCRIBING
+        assert not self._surplus_patterns or self.state is SessionState.SUBSCRIBING
         assert self.state is not SessionState.ONLINE or not self._pending_requests
         assert self.record is None or self.record.subscriptions == self.subscriptions.known_options
 
@@ -532,21 +514,29 @@ class Session:
     # -- subscribing --
 
     def _request_subscriptions(self, filters: list[Filter], surplus_patterns: list[str], actions: list[Action]) -> None:
-        """Send SUBSCRIBE for these filters and UNSUBSCRIBE for the surplus topic filters."""
+        """Send SUBSCRIBE for these filters, and UNSUBSCRIBE for the surplus ones once all are granted.
+
+        So a refused filter costs nothing: the subscriptions of before stay, for the settings of before. Without a
+        durable session a gap is better than a message for each of two filters [MQTT-3.3.4-2]: UNSUBSCRIBE comes first.
+        """
         assert self.server_limits is not None
-        error = unsupported_subscription(self.server_limits, filters, self.config.location)
-        if error and not self._revert_filters(error):
+        if error := unsupported_subscription(self.server_limits, filters, self.config.location):
             self._close(Close(error, fatal=True), actions, disconnect=True)
             return
-        if not error:
-            for identifier in dict.fromkeys(f.identifier for f in filters):  # one each [MQTT 5 section 3.8.2.1.2]
-                self._subscribe([f.topic_filter() for f in filters if f.identifier == identifier], identifier, actions)
-            if surplus_patterns:
-                self._request(mqtt5.UnsubscribePacket(self.outbound.new_id(), surplus_patterns), actions)
+        self._surplus_patterns = surplus_patterns
+        if not self.config.durable:
+            self._unsubscribe(actions)
+        for identifier in dict.fromkeys(f.identifier for f in filters):  # one each [MQTT 5 section 3.8.2.1.2]
+            self._subscribe([f.topic_filter() for f in filters if f.identifier == identifier], identifier, actions)
         self._come_online(actions)
 
     def _subscribe(self, filters: list[mqtt5.TopicFilter], identifier: int | None, actions: list[Action]) -> None:
         self._request(mqtt5.SubscribePacket(self.outbound.new_id(), filters, subscription_id=identifier), actions)
+
+    def _unsubscribe(self, actions: list[Action]) -> None:
+        if self._surplus_patterns:
+            self._request(mqtt5.UnsubscribePacket(self.outbound.new_id(), self._surplus_patterns), actions)
+        self._surplus_patterns = []
 
     def _request(self, packet: mqtt5.SubscribePacket | mqtt5.UnsubscribePacket, actions: list[Action]) -> None:
         if self.server_limits is None:  # an earlier one was too large
@@ -576,7 +566,7 @@ class Session:
                 retry_filters.append(topic_filter)
             elif (error := subscription_refused(topic_filter, code, self.config.location)) is None:
                 granted_patterns.append(topic_filter.pattern)
-            elif not self._revert_filters(error):
+            else:
                 self._close(Close(error, fatal=code != PACKET_ID_IN_USE), actions, disconnect=True)
                 return
         self.subscriptions.confirm_granted(granted_patterns)
@@ -601,40 +591,11 @@ class Session:
     def _come_online(self, actions: list[Action]) -> None:
         if self.state is not SessionState.SUBSCRIBING or self._pending_requests:
             return
-        self.state, filters_changed = SessionState.ONLINE, self._changing_filters
-        self._changing_filters = False
-        actions.append(events.Subscribed() if filters_changed else events.Online(session_resumed=self.session_resumed))
-        if self._pending_change is not None:
-            self._change_subscriptions(actions)
-
-    def _on_change_subscriptions(self, event: events.ChangeSubscriptions, now: float, actions: list[Action]) -> None:
-        self._pending_change, self.filter_refusal = event, None
-        if self._pending_requests:  # each answer is checked against its request
+        if self._surplus_patterns:
+            self._unsubscribe(actions)
             return
-        if self.state is SessionState.ONLINE:
-            self._liveness.last_answer_at = now  # the timeout begins here
-            self._change_subscriptions(actions)
-        else:
-            self._apply_filters()
-
-    def _change_subscriptions(self, actions: list[Action]) -> None:
-        """Request the difference to the new filters on the same connection."""
-        previous_filters, change = self.config.filters, self._pending_change
-        self._apply_filters()
-        self._previous_filters = previous_filters if change is not None and change.revert_on_refusal else None
-        self.state, self._changing_filters = SessionState.SUBSCRIBING, True
-        subscription_changes = self.subscriptions.pending_changes()
-        self._save_subscriptions(actions)
-        self._request_subscriptions(*subscription_changes, actions)
-
-    def _revert_filters(self, error: BrokerError) -> bool:
-        """Restore the filters from before this change, if it may be reverted; return whether it may."""
-        if self._previous_filters is None:
-            return False
-        if self._pending_change is None:  # else a newer change follows
-            self._pending_change = events.ChangeSubscriptions(self._previous_filters)
-        self.filter_refusal = self.filter_refusal or error
-        return True
+        self.state = SessionState.ONLINE
+        actions.append(events.Online(session_resumed=self.session_resumed))
 
     # -- messages --
 
@@ -723,22 +684,13 @@ class Session:
         self._go_offline()
         actions.append(close)
 
-    def _apply_filters(self) -> None:
-        """Apply the pending change of filters."""
-        assert self._pending_change is not None
-        self._previous_filters = None
-        self.config, self._pending_change = replace(self.config, filters=self._pending_change.filters), None
-        self.subscriptions.set_filters(_protocol_filters(self.config))
-
     def _go_offline(self) -> None:
         if self.state is SessionState.CONNECTING:
             self._session_known = True  # the broker may have created our session
         self.state = SessionState.OFFLINE
         self.server_limits = None
         self._pending_requests.clear()
-        self._changing_filters, self._unanswered_pings, self._previous_filters = False, 0, None
-        if self._pending_change is not None:
-            self._apply_filters()
+        self._surplus_patterns, self._unanswered_pings = [], 0
         # Pending packet ids end with the connection: the broker sends unacknowledged messages again.
         self.inbound.drop_connection_state()
         self.outbound.end_connection(self._event_time, ended_by_broker=self.ended_by_broker)
@@ -764,7 +716,6 @@ _EVENT_HANDLERS: Final[dict[type, _Handler]] = {
     events.BytesWritten: Session._on_bytes_written,
     events.Tick: Session._on_tick,
     events.DecodeFailed: Session._on_decode_failed,
-    events.ChangeSubscriptions: Session._on_change_subscriptions,
     events.PingRequest: Session._on_ping_request,
     events.ConnectionLost: Session._on_connection_lost,
     events.Stop: Session._on_stop,

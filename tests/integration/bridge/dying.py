@@ -15,9 +15,8 @@ __all__ = ["STEPS"]
 
 #: The steps of a reload between two effects: the method that is the last one before the kill.
 STEPS: Final = {
-    "the queries stand": "_hold",
-    "what comes is subscribed": "_subscribe",
-    "what goes is unsubscribed": "_unsubscribe",
+    "the queries stand": "_hold_queries",
+    "a gateway has its new settings": "_start_gateway",
 }
 
 

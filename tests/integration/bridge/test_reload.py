@@ -185,7 +185,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     before, after, gone, new = topic("before"), topic("after"), topic("gone"), topic("new")
     last, besides = topic("last"), {"other": topic("other")}
     write(bridge, broker, kafka, ("k/#", before), ("old/#", gone), beside=besides)
-    bridge.program = ("tests.integration.bridge.dying", "what comes is subscribed")
+    bridge.program = ("tests.integration.bridge.dying", "a gateway has its new settings")
     bridge.start()
     wait_until(lambda: bridge.online() and bridge.online("other"), PATIENCE, "the gateways")
     kept, old, other = Load(broker, "k/d"), Load(broker, "old/d"), Load(broker, "other/d")
@@ -215,7 +215,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     command = [sys.executable, "-m", "towline", "reload", str(bridge.file)]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == 'line "line": 3 routes → 2; unsubscribed old/#\nline "third": new\n'
+    assert told.stdout == 'line "line": 3 routes → 2; unsubscribed old/#; restarted\nline "third": new\n'
     publish(broker, old_sent, 5, topic="old/d", text="{}", qos=2)
     wait_until(lambda: bridge.online("third"), PATIENCE, "the line that has come")
     publish(broker, 0, 5, topic="third/d", text="third {}", qos=2)

@@ -7,10 +7,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -33,8 +32,7 @@ from towline.bridge.runtime.state import (
     request_reload,
 )
 from towline.bridge.runtime.status import collect_status, render
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
-from towline.gateway.sessions import FilterChangeState
+from towline.errors import ConfigError, GatewayError, KafkaError, TowlineError
 from towline.processes import ProcessIdentity
 
 HEAD = """
@@ -60,8 +58,6 @@ class Scene:
         self.answers = {"held": True}
         #: What Spark says of the SQL; None for no answer.
         self.mistakes: list[ConfigError] | None = []
-        #: What the gateway says of a change, by its filters; granted where nothing is said.
-        self.told: dict[str, tuple[str, str]] = {}
         self.kafka_error: TowlineError | None = None
         bridge = self.write(text)
         self.state = BridgeState("plant", place, {one.name: "up" for one in bridge.lines}, file=bridge.file)
@@ -71,9 +67,7 @@ class Scene:
         self.children: Any = {one.name: self._gateway(one, started=True) for one in bridge.lines}
         driver: Any = SimpleNamespace(check_sql=self._judge, hold_queries=self._hold, start_queries=self._take)
         monkeypatch.setattr(reload, "ensure_topics", self._see_to)
-        self.find_running: Callable[[], Any] = lambda: self
-        monkeypatch.setattr(reload, "find_running", lambda _: self.find_running())
-        monkeypatch.setattr(reload, "_BROKER_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(reload, "_GATEWAY_TIMEOUT_S", 0.3)
         parts = self.state, driver, self.children, self._gateway, self.stopping
         self.reloading = Reloader(bridge, bridge, self._read, *parts)
 
@@ -117,18 +111,6 @@ class Scene:
             raise self.kafka_error
         return ""
 
-    def request_filters(self, _: str, filters: list[dict[str, Any]], __: str) -> tuple[str, str]:
-        named = " ".join(one["pattern"] for one in filters)
-        if self.asked[-1] != f"want {named}":
-            self.asked.append(f"want {named}")
-        return self.told.get(named, (FilterChangeState.GRANTED.value, ""))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
-
     def reload(self, text: str) -> dict[str, Any]:
         self.write(text) if "[[" in text else (self._place / "bridge.toml").write_text(text)
         self.reloading.reload()
@@ -146,18 +128,6 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path, monkeypatch, line("a/#", "b/#"))
 
 
-def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed_after(scene: Scene) -> None:
-    told = scene.reload(line("a/#", "c/#"))
-    assert scene.asked == ["judge up", "hold up", "want a/# b/# c/#", "take {'up': ['a/#', 'c/#']}", "want a/# c/#"]
-    assert told["outcome"] == APPLIED
-    assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#']
-    assert scene.lines() == [["a/#", "c/#"], ["o/#"]]
-    scene.asked.clear()
-    assert scene.reload(line("a/#", "c/#"))["outcome"] == UNCHANGED
-    assert scene.asked == []
-    assert scene.state.take_events()[0].startswith('reload: line "up": ')
-
-
 NEW = '[[uplink]]\nname = "new"\nroute = [{ from = "n/#", topic = "t" }]\n'
 
 
@@ -172,12 +142,19 @@ def test_a_line_that_comes_is_started_and_no_other_is_touched(scene: Scene) -> N
     )
 
 
-def test_settings_that_a_gateway_does_not_take_up_start_it_again(scene: Scene) -> None:
-    """While its query stands; the filters are then those of the file at once."""
+def test_a_gateway_with_other_filters_or_settings_is_restarted_while_its_query_stands(scene: Scene) -> None:
     told = scene.reload(line("a/#", "c/#", own="mqtt = { keep_alive_s = 7 }"))
+    assert scene.asked == ["judge up", "hold up", "start up 7", "take {'up': ['a/#', 'c/#']}"]
+    assert told["outcome"] == APPLIED
     assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted']
-    assert scene.asked == ["judge up", "hold up", "end up 60", "start up 7", "take {'up': ['a/#', 'c/#']}"]
     assert scene.lines() == [["a/#", "c/#"], ["o/#"]]
+    assert scene.state.take_events()[0].startswith('reload: line "up": ')
+    scene.asked.clear()
+    assert scene.reload(line("a/#", own="mqtt = { keep_alive_s = 7 }"))["texts"][0].endswith("restarted")
+    assert scene.asked[2] == "start up 7"
+    scene.asked.clear()
+    assert scene.reload(line("a/#", own="mqtt = { keep_alive_s = 7 }"))["outcome"] == UNCHANGED
+    assert scene.asked == []
 
 
 def test_a_gateway_that_refuses_to_start_changes_nothing(scene: Scene) -> None:
@@ -186,7 +163,7 @@ def test_a_gateway_that_refuses_to_start_changes_nothing(scene: Scene) -> None:
     told = scene.reload(line("a/#", "b/#", own="mqtt = { keep_alive_s = 7 }") + NEW)
     assert told["outcome"] == REFUSED
     assert "[TL-M20]" in told["texts"][0]
-    assert scene.asked[2:-1] == ["end up 60", "start up 7", "start new 60", "end up 7", "start up 60"]
+    assert scene.asked[2:-1] == ["start up 7", "start new 60", "start up 60"]
     assert scene.asked[-1] == "take {'up': ['a/#', 'b/#']}"
     assert scene.lines() == BEFORE
     assert list(scene.state.lines) == ["up", "other"]
@@ -200,13 +177,13 @@ def test_one_line_is_restarted_by_the_file_and_no_other_is_taken_up(scene: Scene
     told = dict(scene.state.outcomes["up"])
     assert told["outcome"] == APPLIED
     assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted']
-    assert scene.asked == ["judge up", "hold up", "end up 60", "start up 60", "take {'up': ['a/#', 'c/#']}"]
+    assert scene.asked == ["judge up", "hold up", "start up 60", "take {'up': ['a/#', 'c/#']}"]
     assert scene.lines() == [["a/#", "c/#"], ["o/#"]]
     assert "" not in scene.state.outcomes
     scene.asked.clear()
     scene.reloading.reload("up")
     assert scene.state.outcomes["up"]["texts"] == ['line "up": restarted']
-    assert scene.asked[1:4] == ["hold up", "end up 60", "start up 60"]
+    assert scene.asked[1:3] == ["hold up", "start up 60"]
     scene.write(line("a/#", "c/#").replace("k:9092", "l:9092"))
     scene.reloading.reload("up")
     assert "[kafka] bootstrap_servers needs a restart" in scene.state.outcomes["up"]["texts"][0]
@@ -226,79 +203,9 @@ def test_a_line_that_goes_with_something_in_it_is_named_with_what_it_holds(scene
     assert scene.asked == []
 
 
-def test_without_other_filters_no_gateway_is_asked(scene: Scene) -> None:
+def test_without_other_filters_no_gateway_is_restarted(scene: Scene) -> None:
     assert scene.reload(line("a/#", "b/#", topic="u"))["outcome"] == APPLIED
     assert scene.asked == ["judge up", "topics u", "hold up", "take {'up': ['a/#', 'b/#']}"]
-
-
-def test_what_may_be_lost_is_unsubscribed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = 'guarantee = "at_most_once"'
-    scene = Scene(tmp_path, monkeypatch, line("k", "a/#", own=own))
-    assert scene.reload(line("k", "a/b", own=own))["outcome"] == APPLIED
-    assert scene.asked[2:] == ["want k", "want k a/b", "take {'up': ['k', 'a/b']}", "want k a/b"]
-
-
-def test_a_filter_that_the_broker_refuses_changes_nothing(scene: Scene) -> None:
-    scene.told["a/# b/# c/#"] = FilterChangeState.REFUSED.value, 'the broker refused "c/#"'
-    told = scene.reload(line("a/#", "c/#"))
-    assert told["outcome"] == REFUSED
-    assert "a filter is not subscribed: the broker refused" in told["texts"][0]
-    assert told["texts"][0].endswith("[TL-C176]")
-    assert scene.asked[3:] == ["want a/# b/#", "take {'up': ['a/#', 'b/#']}"]
-    assert scene.lines() == BEFORE
-    assert "refused, the bridge continues unchanged" in "".join(scene.state.take_events())
-    del scene.told["a/# b/# c/#"]
-    assert scene.reload(line("a/#", "c/#"))["outcome"] == APPLIED, "what is refused once may be asked for again"
-
-
-def test_a_broker_that_goes_away_is_asked_again_by_the_gateway(scene: Scene) -> None:
-    scene.told["a/#"] = FilterChangeState.PENDING.value, ""
-    told = scene.reload(line("a/#"))
-    assert told["outcome"] == APPLIED
-    assert told["texts"][0].endswith("unsubscribed b/#; unsubscribed when its broker answers again")
-    assert scene.lines()[0] == ["a/#"]
-
-
-def test_a_gateway_that_is_started_again_is_asked_anew(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone(Scene):
-        def __init__(self) -> None:
-            """It has no part of its own."""
-
-        def request_filters(self, *_: object) -> tuple[str, str]:
-            raise GatewayUnreachable("TL-G01", "g", "gone", "Wait.")
-
-    answers = [None, Gone(), scene, scene]
-    monkeypatch.setattr(reload, "find_running", lambda _: answers.pop(0))
-    assert scene.reload(line("a/#", "b/#", "c/#"))["outcome"] == APPLIED
-    assert answers == []
-
-
-def no_connection(scene: Scene) -> None:
-    scene.told["a/# b/# c/#"] = FilterChangeState.PENDING.value, ""
-    scene.state.lines["up"].update_status({"last_error": {"text": "b: no connection"}}, None)
-
-
-def no_gateway(scene: Scene) -> None:
-    scene.find_running = lambda: None
-
-
-def foreign_session(scene: Scene) -> None:
-    scene.children["up"].fatal_error = ConfigError("TL-M20", "up", "the broker holds a session", "Decide.")
-
-
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        (no_connection, "b: no connection"),
-        (no_gateway, "no gateway answers on this machine. Reload again"),
-        (foreign_session, "[TL-M20]"),
-    ],
-)
-def test_without_the_new_filters_nothing_changes(scene: Scene, fault: Callable[[Scene], None], text: str) -> None:
-    fault(scene)
-    assert text in scene.reload(line("a/#", "c/#"))["texts"][0]
-    assert scene.lines() == BEFORE
-    assert scene.asked[-1] == "take {'up': ['a/#', 'b/#']}"
 
 
 def test_spark_that_does_not_answer_changes_nothing(scene: Scene) -> None:

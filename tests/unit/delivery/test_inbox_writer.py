@@ -157,9 +157,6 @@ def test_a_lower_qos_than_subscribed_is_counted(tmp_path: Path) -> None:
     line = Line(tmp_path, qos=2)
     line.say(publish(1), publish(2, qos=2), publish(3, qos=0))
     assert line.inbox.ledger["lower_qos"] == 2
-    line.writer.set_least_qos(1)
-    line.say(publish(4), publish(5, qos=0))
-    assert line.inbox.ledger["lower_qos"] == 3
 
 
 def test_what_the_broker_says_to_have_sent_before_is_counted_and_stored(tmp_path: Path) -> None:

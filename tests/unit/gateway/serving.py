@@ -59,12 +59,10 @@ class Pumping:
 
     Attributes:
         commits: Watermarks that were set.
-        filter_answer: Answer of `Pump.request_filters`.
     """
 
     def __init__(self) -> None:
         self.commits: list[int] = []
-        self.filter_answer: dict[str, str] = {"state": "granted", "text": ""}
 
     def set_committed(self, end_offset: int) -> None:
         self.commits.append(end_offset)
@@ -76,12 +74,6 @@ class Pumping:
         """Never answer."""
         del operation, offset
         return Future()
-
-    def request_filters(self, change: str, filters: list[Any]) -> Future[dict[str, str]]:
-        del change, filters
-        answer: Future[dict[str, str]] = Future()
-        answer.set_result(self.filter_answer)
-        return answer
 
 
 class Served:
@@ -111,7 +103,8 @@ class Served:
             told, self.journal, pump, status=lambda: self.reported, report_failure=self.failures.append
         )
         if settings is None:  # whoever asks for any is served
-            self.service._publish_endpoint(replace(self.service.endpoint, settings=""))
+            self.service.endpoint = replace(self.service.endpoint, settings="")
+            self.service.endpoint.write(state_dir)
 
     @property
     def location(self) -> str:

@@ -71,7 +71,7 @@ def gateway_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         script = tmp_path / "gateway.py"
         script.write_text(program)
         launcher = tmp_path / "launcher"
-        launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}"\n')
+        launcher.write_text(f'#!/bin/sh\nprintf x >&0\nexec "{sys.executable}" "{script}"\n')
         launcher.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(launcher))
         monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")
@@ -185,8 +185,8 @@ def test_a_gateway_that_another_way_started_first_wins(
         endpoint.rename(hidden)
         started = launch._spawn
 
-        def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
-            child = started(told, log)
+        def start(*arguments: Any) -> subprocess.Popen[bytes]:
+            child = started(*arguments)
             wait_until(lambda: child.poll() is not None, what="the end of the loser")
             hidden.rename(endpoint)
             return child
@@ -206,8 +206,8 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
     started = launch._spawn
     tries = []
 
-    def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
-        child = started(told, log)
+    def start(*arguments: Any) -> subprocess.Popen[bytes]:
+        child = started(*arguments)
         tries.append(child)
         if len(tries) == 1:
             wait_until(lambda: child.poll() is not None, what="the end of the first try")
@@ -305,6 +305,8 @@ def test_a_gateway_in_use_is_not_replaced(state_dir: Path, gateway_program: Call
         with pytest.raises(ConfigError, match=r"runs here with other settings.*TL-C27"):
             ensure_running(settings(state_dir, "b/#"), owner_pid=4712 if case == "another owner" else 4711)
         assert client.status()["epoch"] == 1
+    with ensure_running(settings(state_dir), owner_pid=4711, replace=True) as client:
+        assert client.status()["epoch"] == 2, "whoever owns the readers may ask for it"
 
 
 # -- outside of a bridge ---------------------------------------------------------------------------------------------

@@ -202,12 +202,10 @@ def test_servers_that_share_sessions_are_one() -> None:
 def test_subscriptions_change_by_difference() -> None:
     record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.encoded_options, "old/+": 1, "b": 0})
     session = Session(CONFIG, record)
-    subscribe, unsubscribe = sent(connect(session, ConnAckPacket(session_present=True)))
-    assert isinstance(subscribe, SubscribePacket)
-    assert isinstance(unsubscribe, UnsubscribePacket)
+    subscribe = only_sent(connect(session, ConnAckPacket(session_present=True)), SubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["b"]
+    unsubscribe = only_sent(receive(session, granted(subscribe.packet_id, 1)), UnsubscribePacket)
     assert unsubscribe.patterns == ["old/+"]
-    receive(session, granted(subscribe.packet_id, 1))
     assert session.state.value == "subscribing"
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]))
     assert only(actions, SaveSessionRecord).record == KNOWN

@@ -245,8 +245,8 @@ class GatewaySupervisor(ChildSupervisor):
         self.location = f'line "{line.name}"'
         #: Set after the gateway's first answer.
         self.ready = threading.Event()
-        #: Another supervisor has replaced this one.
-        self.is_replaced = False
+        #: Another supervisor has replaced this one; its first gateway replaces the running one.
+        self.is_replaced, self.replaces_gateway = False, False
         #: Last reported problem of each gateway and its time; "" is the key of a local gateway.
         self._last_problems: dict[str, tuple[str, float]] = {}
         self._remote_gateways: list[GatewayAddress] = []
@@ -278,7 +278,9 @@ class GatewaySupervisor(ChildSupervisor):
                 if (error := foreign_marker_error(self._bridge, self.line)) is not None:
                     raise error
         log = self._bridge.log_dir / f"gateway-{self.line.name}.log"
-        with ensure_running(self.line.gateway, owner_pid=os.getpid(), log=log) as client:
+        replace = self.replaces_gateway
+        with ensure_running(self.line.gateway, owner_pid=os.getpid(), log=log, replace=replace) as client:
+            self.replaces_gateway = False
             self._mark_online()
             self._poll_until_end(client)
 
@@ -326,7 +328,7 @@ class GatewaySupervisor(ChildSupervisor):
     def _poll_until_end(self, client: GatewayClient) -> None:
         """Poll the gateway until it ends; raise TL-G55 after a drain: a restarted gateway would subscribe again."""
         timeouts, state_dir = 0, self.line.gateway.state_dir
-        while timeouts < _MAX_TIMEOUTS and not self._stopping.wait(STATUS_POLL_S):
+        while self.is_active and timeouts < _MAX_TIMEOUTS and not self._stopping.wait(STATUS_POLL_S):
             notes = read_notes(self._view.directory)
             try:
                 status = client.status(timeout_s=5.0)

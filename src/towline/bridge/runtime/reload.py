@@ -5,13 +5,11 @@ A reload applies all changes of a file or none. Keys that need a restart are ref
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from towline.bridge.config.model import AnyLine, Bridge, Downlink, Uplink
 from towline.bridge.lines.identity import assign_identities, record_lines, removed_lines
@@ -22,12 +20,9 @@ from towline.bridge.runtime.child_supervisors import (
     unexpected_error,
 )
 from towline.bridge.runtime.state import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, BridgeState, file_digest
-from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, TowlineError
-from towline.gateway.launch import find_running
-from towline.gateway.sessions import FilterChangeState
+from towline.errors import ConfigError, ConfigErrors, TowlineError
 from towline.gateway.settings import SubscribedFilter
-from towline.guarantee import Guarantee, policy
-from towline.mqtt.events import Filter
+from towline.guarantee import policy
 from towline.timing import poll_until
 
 #: Fields that are not compared: of the file, and the lines, which are compared one by one.
@@ -52,7 +47,7 @@ class LineChange:
     @property
     def added_filters(self) -> list[str]:
         """Patterns of filters to subscribe, including filters with changed options."""
-        old_terms = {subscription.pattern: subscription.encoded_options for subscription in self.old_filters}
+        old_terms = {subscription.pattern: subscription.encoded_options for subscription in self._old_filters}
         return [
             subscription.pattern
             for subscription in self.new_line.gateway.subscriptions
@@ -63,43 +58,18 @@ class LineChange:
     def removed_filters(self) -> list[str]:
         """Patterns of filters to unsubscribe."""
         new_patterns = {subscription.pattern for subscription in self.new_line.gateway.subscriptions}
-        return [subscription.pattern for subscription in self.old_filters if subscription.pattern not in new_patterns]
+        return [subscription.pattern for subscription in self._old_filters if subscription.pattern not in new_patterns]
 
     @property
     def starts_gateway(self) -> bool:
-        """True if the gateway has to be started: a new line, or settings that a running gateway can't change."""
+        """True if the gateway has to be started: a new line, or changed settings of the gateway, filters included."""
         if self.old_line is None or self.forces_restart:
             return True
-        old_settings, new_settings = (
-            (line.gateway.model_copy(update={"subscriptions": (), "repeatable": ()}).digest(), _remote_gateways(line))
-            for line in (self.old_line, self.new_line)
-        )
-        return old_settings != new_settings
+        return _gateway_identity(self.old_line) != _gateway_identity(self.new_line)
 
     @property
-    def changes_filters(self) -> bool:
-        """True if the running gateway has to change its filters; remote gateways have settings of their own."""
-        is_local = not self.starts_gateway and not _remote_gateways(self.new_line)[0]
-        return is_local and bool(self.added_filters or self.removed_filters)
-
-    @property
-    def old_filters(self) -> Sequence[SubscribedFilter]:
-        """Filters of the running line."""
+    def _old_filters(self) -> Sequence[SubscribedFilter]:
         return self.old_line.gateway.subscriptions if self.old_line else ()
-
-    @property
-    def transition_filters(self) -> tuple[Filter, ...]:
-        """Filters during the change of a line.
-
-        Old and new filters together, so that no message is lost; removed filters are unsubscribed afterwards. With
-        ``at_most_once`` only the filters in both: a broker may send a message for each of two overlapping filters
-        [MQTT-3.3.4-2], and such a line may lose messages but not duplicate them.
-        """
-        old_subscriptions = {subscription.pattern: subscription for subscription in self.old_filters}
-        new_subscriptions = {subscription.pattern: subscription for subscription in self.new_line.gateway.subscriptions}
-        if self.new_line.guarantee is Guarantee.AT_MOST_ONCE:
-            return tuple(new_subscriptions[pattern] for pattern in new_subscriptions if pattern in old_subscriptions)
-        return tuple((old_subscriptions | new_subscriptions).values())
 
     def summary(self) -> str:
         """Return the change in one line of text."""
@@ -108,7 +78,7 @@ class LineChange:
         old_routes, new_routes = (getattr(line, "route", ()) for line in (self.old_line, self.new_line))
         routes_text = f"{len(old_routes)} route{'s' * (len(old_routes) != 1)} → {len(new_routes)}"
         parts = [routes_text] if old_routes != new_routes else []
-        if not _remote_gateways(self.new_line)[0]:
+        if not _is_remote(self.new_line):
             parts += [f"subscribed {', '.join(self.added_filters)}"] if self.added_filters else []
             parts += [f"unsubscribed {', '.join(self.removed_filters)}"] if self.removed_filters else []
         parts += ["restarted"] if self.starts_gateway else []
@@ -137,7 +107,7 @@ def line_changes(running_bridge: Bridge, new_bridge: Bridge) -> list[LineChange]
         gateway, location = change.new_line.gateway, f'{new_bridge.file}  uplink "{change.new_line.name}"'
         # With another client id the gateway has another session.
         if change.old_line and change.old_line.gateway.mqtt_client_id == gateway.mqtt_client_id:
-            old_patterns = (subscription.pattern for subscription in change.old_filters)
+            old_patterns = (subscription.pattern for subscription in change.old_line.gateway.subscriptions)
             if error := gateway.filter_change_error(old_patterns, location):
                 errors.append(error)
     if errors:
@@ -170,9 +140,15 @@ def _session_settings(bridge: Bridge) -> dict[str, object]:
     }
 
 
-def _remote_gateways(line: Uplink | Downlink) -> tuple[object, ...]:
-    """Return the gateways of a line that the bridge does not start."""
-    return tuple(getattr(line, name, ()) for name in ("gateways", "removed_gateways", "members"))
+def _gateway_identity(line: Uplink | Downlink) -> tuple[object, ...]:
+    """Return what makes a line's gateway another one: its settings, or the endpoints of remote gateways."""
+    remote = tuple(getattr(line, name, ()) for name in ("gateways", "removed_gateways", "members"))
+    return remote if _is_remote(line) else (*remote, line.gateway.digest())
+
+
+def _is_remote(line: Uplink | Downlink) -> bool:
+    """Return True if the bridge does not start the line's gateways: they have filters of their own."""
+    return bool(getattr(line, "gateways", ()))
 
 
 def _differing_keys(old_value: Any, new_value: Any, prefix: str = "") -> Iterator[str]:
@@ -189,14 +165,10 @@ def _differing_keys(old_value: Any, new_value: Any, prefix: str = "") -> Iterato
 
 #: Files with secrets are not part of a reload: a connection keeps the secret that it was opened with.
 _SECRETS_NOTE: Final = "files with secrets are read at each new connection, Kafka's by each new client"
-#: State of a request to change filters, and a text.
-_Answer: TypeAlias = tuple[FilterChangeState, str]
 #: Longest wait for Spark, in seconds: it may be starting, or a batch may be running.
 _SPARK_TIMEOUT_S: Final = 120.0
-#: Longest wait for a broker's answer, in seconds.
-_BROKER_TIMEOUT_S: Final = 30.0
-#: The same for the old filters of a change that is rolled back.
-_ROLLBACK_TIMEOUT_S: Final = 5.0
+#: Longest wait for the end and the start of a gateway, in seconds; it starts when a broker has answered, or can't.
+_GATEWAY_TIMEOUT_S: Final = 30.0
 
 
 @dataclass
@@ -204,14 +176,14 @@ class Reloader:
     """Reload of a changed bridge file, as a whole or not at all; or restart of one line.
 
         read the file, compare it with the running bridge (`line_changes`), check its SQL, check new topics
-        stop the queries of changed lines between two batches; their gateways continue to receive
-        subscribe new filters beside the old; or restart a gateway whose settings can't be changed while it runs
+        stop the queries of changed lines between two batches
+        restart the gateways with changed settings; the broker keeps their sessions and queues messages meanwhile
         start the queries with the new settings: from here on the new file is in force
-        unsubscribe removed filters; the gateway retries this at its next connection
 
-    While a query is stopped nothing reads the journal, so only the new routes read messages of the new filters. The
-    routes of each message after that, and after a kill between two steps, are described in
-    `towline.bridge.uplink.query`. A paused line stays paused, with its new settings.
+    While a query is stopped nothing reads the journal, so only the new routes read messages of the new filters. A
+    gateway unsubscribes removed filters when the broker has granted the new ones; if it refuses one, all gateways start
+    again with the settings of before. The routes of each message after that, and after a kill between two steps, are
+    described in `towline.bridge.uplink.query`. A paused line stays paused, with its new settings.
     """
 
     #: The bridge as its file was read; and the running bridge, with the changes of its start, such as jars.
@@ -273,24 +245,20 @@ class Reloader:
                 self.gateways[change.new_line.name].line = change.new_line
             self.driver.start_queries(bridge, [change.new_line.name for change in changes])
         self.file_bridge = new_bridge
-        return [f"{change.summary()}{self._unsubscribe(change)}" for change in changes]
+        return [change.summary() for change in changes]
 
     def _switch_lines(self, bridge: Bridge, changes: Sequence[LineChange]) -> None:
         """Prepare lines for their new queries; roll all of them back after an error."""
-        running, begun_changes = [change.new_line.name for change in changes if change.old_line], list[LineChange]()
+        running, restarts = [change.new_line.name for change in changes if change.old_line], list[LineChange]()
         try:
             self._record_identities(bridge)
             self._hold_queries(running)
-            for change in changes:
-                begun_changes.append(change)
-                if change.starts_gateway:
-                    self._start_gateway(change.new_line, _BROKER_TIMEOUT_S)
-                elif change.changes_filters:
-                    self._subscribe(change)
+            for change in (change for change in changes if change.starts_gateway):
+                restarts.append(change)
+                self._start_gateway(change.new_line, _GATEWAY_TIMEOUT_S)
         except BaseException:
-            for change in begun_changes:
-                with contextlib.suppress(TowlineError):
-                    self._roll_back(change)
+            for change in restarts:
+                self._roll_back(change)
             self.driver.start_queries(self.running_bridge, running)
             self._record_identities(self.running_bridge)
             raise
@@ -307,31 +275,29 @@ class Reloader:
 
     def _start_gateway(self, line: Uplink | Downlink, timeout_s: float) -> None:
         """Replace a line's gateway by a new one; a slow start is left to its supervisor."""
-        self._end_gateway(line.name)
+        if former := self.gateways.get(line.name):
+            former.is_replaced = True
+            former.join(_GATEWAY_TIMEOUT_S)
+            if _is_remote(line):
+                former.end(time.monotonic() + _GATEWAY_TIMEOUT_S)
         self.state.add_line(line.name, line.direction)
         child = self.create_gateway(line)
+        child.replaces_gateway = True
         child.start()
         poll_until(lambda: child.ready.is_set() or child.fatal_error, timeout_s, self.stopping.wait)
         if child.fatal_error is not None and timeout_s:
             raise child.fatal_error
         self.gateways[line.name] = child
 
-    def _end_gateway(self, name: str) -> None:
-        if child := self.gateways.get(name):
-            child.is_replaced = True
-            child.end(time.monotonic() + _BROKER_TIMEOUT_S)
-            child.join(_BROKER_TIMEOUT_S)
-
     def _roll_back(self, change: LineChange) -> None:
-        name, old_line = change.new_line.name, change.old_line
-        if old_line is None:
-            self._end_gateway(name)
-            self.gateways.pop(name, None)
-            self.state.lines = {other: view for other, view in self.state.lines.items() if other != name}
-        elif change.starts_gateway:
-            self._start_gateway(old_line, 0.0)
-        elif change.changes_filters:
-            self._request_filters(old_line, old_line.gateway.subscriptions, _ROLLBACK_TIMEOUT_S)
+        if change.old_line is not None:
+            self._start_gateway(change.old_line, 0.0)
+            return
+        name = change.new_line.name
+        if child := self.gateways.pop(name, None):
+            child.is_replaced = True
+            child.end(time.monotonic() + _GATEWAY_TIMEOUT_S)
+        self.state.lines = {other: view for other, view in self.state.lines.items() if other != name}
 
     def _check_sql(self, lines: Sequence[AnyLine]) -> None:
         """Check the SQL of changed lines with Spark: TL-C74, as `towline check --spark`."""
@@ -345,47 +311,3 @@ class Reloader:
         reason = "the bridge ends" if self.stopping.is_set() else "Spark does not answer"
         file, remedy = str(self.file_bridge.file), "Reload again when Spark runs."
         return ConfigError("TL-C174", file, f"{problem}: {reason}", remedy)
-
-    def _subscribe(self, change: LineChange) -> None:
-        """Subscribe the new filters of a line, or raise TL-C176."""
-        line, filter_sets = change.new_line, [change.transition_filters, change.new_line.gateway.subscriptions]
-        for filters in filter_sets if line.guarantee is Guarantee.AT_MOST_ONCE else filter_sets[:1]:
-            state, text = self._request_filters(line, filters, _BROKER_TIMEOUT_S)
-            if state is not FilterChangeState.GRANTED:
-                status = self.state.lines[line.name].status
-                text = text or (status.get("last_error") or {}).get("text") or status.get("held_back") or ""
-                problem = str(text or "the broker gave no answer in time").partition("   [TL-")[0].rstrip(".")
-                remedy = "Correct the filter or the broker's access list, and reload again."
-                remedy = remedy if state is FilterChangeState.REFUSED else "Reload again when the broker is available."
-                raise ConfigError("TL-C176", f'line "{line.name}"', f"a filter is not subscribed: {problem}", remedy)
-
-    def _unsubscribe(self, change: LineChange) -> str:
-        """Unsubscribe the removed filters of a line; return a remark if the broker has not answered."""
-        state = FilterChangeState.PENDING if change.changes_filters else FilterChangeState.GRANTED
-        with contextlib.suppress(TowlineError):
-            if change.changes_filters:
-                filters = change.new_line.gateway.subscriptions
-                state, _ = self._request_filters(change.new_line, filters, _BROKER_TIMEOUT_S)
-        return "" if state is FilterChangeState.GRANTED else "; unsubscribed when its broker answers again"
-
-    def _request_filters(self, line: AnyLine, filters: Sequence[Filter], timeout_s: float) -> _Answer:
-        """Request filters of a line's gateway; wait `timeout_s` seconds at most and return state and text."""
-        settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
-        fields = settings.model_dump(mode="json", include={"subscriptions"})
-        subscriptions, digest = fields["subscriptions"], settings.digest()
-        answer, change_id = (FilterChangeState.PENDING, "no gateway answers on this machine"), uuid.uuid4().hex
-
-        def is_answered() -> bool:
-            nonlocal answer
-            if fatal := self.gateways[line.name].fatal_error:
-                raise fatal
-            # A gateway that has ended is restarted by its supervisor, with the old filters, and asked again.
-            with contextlib.suppress(GatewayUnreachable):
-                if (client := find_running(line.gateway.state_dir)) is not None:
-                    with client:
-                        state, text = client.request_filters(change_id, subscriptions, digest)
-                        answer = FilterChangeState(state), text
-            return answer[0] is not FilterChangeState.PENDING
-
-        poll_until(is_answered, timeout_s, self.stopping.wait)
-        return answer
