@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.test_main import ran
-from tests.unit.test_mosquitto_conf import CAMEL
 from towline.bridge.config.file import load
 from towline.bridge.draft import answers
 
@@ -34,6 +33,7 @@ def test_a_file_that_is_there_stays(capsys: pytest.CaptureFixture[str], tmp_path
     told = f"{file}: the file exists. Name another file, or replace it with --force.   [TL-C162]\n"
     assert ran(capsys, "init", str(file)) == (2, "", told)
     assert file.read_text() == "mine"
+    assert ran(capsys, "init", str(tmp_path / "no" / "b.toml"))[2].endswith("[TL-C164]\n")
     assert ran(capsys, "init", str(file), "--force")[0] == 0
     assert tomllib.loads(file.read_text())["name"]
 
@@ -72,7 +72,6 @@ def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[s
     for arguments, told in (
         (["--broker", "http://b"], '--broker: "http://" is not a broker scheme.'),
         (["--name", "-x"], 'towline init: "name" has letters'),
-        (["--from", str(tmp_path / "none.conf")], f"{tmp_path}/none.conf: it can't be read"),
     ):
         code, out, err = ran(capsys, "init", str(file), *arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -80,21 +79,3 @@ def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_configuration_answers_what_it_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    conf, file = tmp_path / "mosquitto.conf", tmp_path / "bridge.toml"
-    conf.write_text("listener 1884 127.0.0.1\nallow_anonymous true\n")
-    code, out, _ = ran(capsys, "init", str(file), "--from", str(conf), "--topics", "a/{d}")
-    assert code == 0
-    assert f"Next: towline doctor {file} --mosquitto-conf {conf}   what broker" in out
-    assert str(load(file, {}).lines[0].gateway.brokers[0]) == "mqtt://127.0.0.1:1884"
-    code, _, err = ran(capsys, "init", str(file), "--force", "--from", str(conf), "--broker", "mqtt://b")
-    assert (code, err) == (2, "--broker: the file named by --from sets this. Omit the option, or --from.   [TL-C163]\n")
-
-
-def test_a_file_that_is_no_configuration_makes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    route, file = tmp_path / "routes.yaml", tmp_path / "z.toml"
-    route.write_text(CAMEL)
-    code, out, err = ran(capsys, "init", str(file), "--from", str(route))
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f'{route}:1: it is no mosquitto.conf: "-" is no name of a setting')
-    assert not file.exists()
