@@ -11,7 +11,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.effective import effective_settings, render_effective
+from towline.bridge.runtime.effective import effective_settings
 from towline.bridge.runtime.plan import bridge_plan
 from towline.bridge.uplink.query import UplinkQuery
 from towline.kafka import markerstore, producers
@@ -68,33 +68,20 @@ def shown(bridge: Bridge, line: str, head: str) -> dict[str, tuple[str, str]]:
 
 def test_the_connection_is_that_of_the_gateway(bridge: Bridge, tmp_path: Path) -> None:
     found = shown(bridge, "up", "MQTT")
-    assert found == {
-        "brokers": ("mqtts://b:8883", "4"),
-        "client_id": ("plant-up", "1 and 17"),
-        "username": ("${WHO}", "5"),
-        "password_file": (str(tmp_path / "secret"), "6"),
-        "tls.server_name": ("broker", "7"),
-        "tls.min_version": ("1.2", "default"),
-        "tls.strict": ("true", "default"),
-        "tls.insecure": ("false", "default"),
-        "protocol": ("5", "default"),
-        "connect_timeout_s": ("10", "default"),
-        "keep_alive_s": ("30", "8"),
-        "receive_maximum": ("77", "20"),
-        "topic_alias_maximum": ("0", "default"),
-        "max_packet_bytes": ("67108864", "default"),
-        "follow_redirects": ("false", "default"),
-        "brokers_share_sessions": ("false", "default"),
-        "reconnect_delay_s": ("0.25", "default"),
-        "reconnect_max_delay_s": ("30", "default"),
-        "session_expiry_s": ("for ever", "default"),
-        "linger_ms": ("1", "default"),
-        "unknown_session": ("refuse", "default"),
-        "Clean Start": ("false", "always"),
-        "Maximum Packet Size": ("not announced", "always"),
-        "filter a/+/#": ("QoS 2, retained messages as the journal knows the filter", "guarantee = exactly_once, 22"),
-        "filter b/#": ("QoS 2, retained messages as the journal knows the filter", "27"),
-        "acknowledged after": ("journal", "guarantee = exactly_once"),
+    assert found.items() >= {
+        ("brokers", ("mqtts://b:8883", "4")),
+        ("client_id", ("plant-up", "1 and 17")),
+        ("username", ("${WHO}", "5")),
+        ("password_file", (str(tmp_path / "secret"), "6")),
+        ("tls.server_name", ("broker", "7")),
+        ("tls.strict", ("true", "default")),
+        ("keep_alive_s", ("30", "8")),
+        ("receive_maximum", ("77", "20")),
+        ("session_expiry_s", ("for ever", "default")),
+        ("Clean Start", ("false", "always")),
+        ("filter a/+/#", ("QoS 2, retained messages as the journal knows the filter", "guarantee = exactly_once, 22")),
+        ("filter b/#", ("QoS 2, retained messages as the journal knows the filter", "27")),
+        ("acknowledged after", ("journal", "guarantee = exactly_once")),
     }
     assert "acknowledged after" not in shown(bridge, "down", "MQTT"), "it receives nothing"
 
@@ -103,37 +90,29 @@ class Captured(Exception):
     """Ends what would open a connection."""
 
 
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What clients of librdkafka were given."""
-    configs: list[dict[str, Any]] = []
+def test_the_clients_are_given_what_is_shown(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callbacks and the random name of a group aside; secrets are read, and not shown."""
+    given: list[dict[str, Any]] = []
 
     def client(config: dict[str, Any], **_: object) -> Any:
-        configs.append(config)
+        given.append(config)
         raise Captured
 
     monkeypatch.setattr(producers, "Producer", client)
     monkeypatch.setattr(markerstore, "Consumer", client)
-    return configs
-
-
-def test_the_clients_are_given_what_is_shown(bridge: Bridge, given: list[dict[str, Any]]) -> None:
-    """Callbacks and the random name of a group aside; secrets are read, and not shown."""
     settings = UplinkQuery(bridge, bridge.uplinks[0]).sink_settings()
     with pytest.raises(Captured):
         TransactionalProducer(settings, settings.transactional_id(settings.sink_id or "", 1), {})
     with pytest.raises(Captured):
         markerstore.MarkerStore(settings, settings.sink_id or "")._new_consumer()
     for config, head in zip(given, ("Kafka producer", "Kafka consumer of markers"), strict=True):
-        assert config["sasl.password"] == SECRET
-        plain = {name: value for name, value in config.items() if not callable(value) and name != "group.id"}
+        assert config.pop("sasl.password") == SECRET
         found = shown(bridge, "up", head)
         assert found.pop("sasl.password.file")[0].startswith("in /")
-        del plain["sasl.password"]
-        assert sorted(found) == sorted(plain)
+        plain = {name: value for name, value in config.items() if not callable(value) and name != "group.id"}
+        assert found.keys() == plain.keys()
         for name in plain.keys() - {"transactional.id"}:
-            value = plain[name]
-            text = str(value).lower() if isinstance(value, bool) else str(value)
+            text = str(plain[name]).lower() if isinstance(plain[name], bool) else str(plain[name])
             assert found[name][0] == (text.replace(WHO, "${WHO}") or '""'), name
 
 
@@ -146,8 +125,7 @@ def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
     assert sources["sasl.mechanism"] == "14"
     assert sources["sasl.password.file"] == "11"
     assert sources["acks"] == sources["message.timeout.ms"] == "guarantee = exactly_once"
-    assert sources["batch.size"] == "default"
-    assert sources["delivery.report.only.error"] == "always"
+    assert (sources["batch.size"], sources["delivery.report.only.error"]) == ("default", "always")
     source = shown(bridge, "down", "Kafka consumer (Spark's source)")
     assert source["isolation.level"] == ("read_committed", "guarantee = at_least_once")
     assert source["bootstrap.servers"] == ("k:9092", "10")
@@ -164,14 +142,11 @@ will = { topic = "gone/${WHO}" }
 [kafka]
 bootstrap_servers = ["${HOST}:9092", "k:9092"]
 [kafka.settings]
-"client.id" = "at-${WHO}"
-"security.protocol" = "SASL_SSL"
 "sasl.mechanism" = "OAUTHBEARER"
 "sasl.oauthbearer.method" = "oidc"
-"sasl.oauthbearer.client.id" = "towline"
+"sasl.oauthbearer.client.id" = "at-${WHO}"
 "sasl.oauthbearer.client.secret" = "${WHO}"
 "sasl.oauthbearer.token.endpoint.url" = "${URL}"
-"sasl.oauthbearer.extensions" = "tenant=${WHO}"
 [[uplink]]
 name = "up"
 dead_letter_topic = "dead.${WHO}"
@@ -183,10 +158,6 @@ headers = { by = "${WHO}" }
 where = "topic <> '${WHO}' or ${SITE} = ${SITE}"
 fallback_topic = "else.${WHO}"
 dedupe = { key = "{tenant}/${WHO}" }
-[[uplink.route]]
-from = "+/${WHO}/x"
-topic = "s.{mqtt.topic}"
-allowed_topics = ["s.${WHO}"]
 """
 #: What no command may print; SITE is a part of many words.
 VARIABLES = {"WHO": "n0t-2b-5een", "HOST": "h0st-2b-h1dden", "URL": "https://me:n0t-2b-5een@idp/token", "SITE": "a"}
@@ -196,15 +167,26 @@ DOWN = (
 name = "down"
 from = ["r.${WHO}"]
 topic = { sql = "concat('${WHO}', offset)" }
-where = "key <> '${WHO}'"
 """
 )
 
 
-@pytest.mark.parametrize("text", [PLANTED, DOWN], ids=["up", "down"])
-@pytest.mark.parametrize("options", [(), ("--json",), ("-v",), ("-v", "--json")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (PLANTED, ["${HOST}", "${WHO}/+/#", "t.${WHO}", "dead.${WHO}"]),
+        (DOWN, ["${HOST}", "r.${WHO}", "concat('${WHO}', offset)"]),
+    ],
+    ids=["up", "down"],
+)
+@pytest.mark.parametrize("options", [("--json",), ("-v",)], ids=" ".join)
 def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, options: tuple[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    written: list[str],
+    options: tuple[str],
 ) -> None:
     """By where a value came from, and not by what it looks like: ``SITE=a`` used to make ``f${SITE}lse`` of false."""
     (tmp_path / "bridge.toml").write_text(text)
@@ -212,43 +194,28 @@ def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
         monkeypatch.setenv(name, value)
     code, out, error = ran(capsys, "check", str(tmp_path / "bridge.toml"), *options)
     assert (code, error) == (0, "")
-    assert not [value for value in ("n0t-2b", "h0st-2b", "idp/token") if value in out]
-    written = (
-        ["${HOST}", "r.${WHO}", "concat('${WHO}', offset)"]
-        if text is DOWN
-        else ["${WHO}/+/#", "t.${WHO}", "dead.${WHO}"]
-    )
-    assert not [value for value in written if value not in out]
-    assert "f${" not in out
-    if text is PLANTED and "-v" in options:
-        assert "tenant=${WHO}" in out
-        assert "${URL}" in out
-        assert "gone/${WHO}" in out
+    assert not [value for value in ("n0t-2b", "h0st-2b", "idp/token", "f${") if value in out]
+    assert [value for value in written if value not in out] == []
     if options == ("--json",):
         (line,) = json.loads(out)["lines"]
         assert line["brokers"] == ["mqtt://${HOST}:1883", "mqtt://b:1883"]
         assert json.loads(out)["kafka"]["bootstrap_servers"] == "${HOST}:9092,k:9092"
+    elif text is PLANTED:
+        assert "${URL}" in out
+        assert "gone/${WHO}" in out
 
 
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [("mqtt://${HOST},mqtt://b", ["mqtt://${HOST}", "mqtt://b"]), ("${BROKERS}", ["${BROKERS}", "${BROKERS}"])],
-)
-def test_brokers_in_one_text_are_shown_as_the_file_writes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, shown: list[str]
-) -> None:
-    environ = {"HOST": "h0st-2b-h1dden", "BROKERS": "mqtt://h0st-2b-h1dden, mqtt://b"}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    (line,) = bridge_plan(read(GOOD.replace('["mqtt://a:1883"]', f'"{said}"'), tmp_path, environ))["lines"]
-    assert line["brokers"] == shown
+def test_brokers_in_one_text_are_shown_as_the_file_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = "mqtt://h0st-2b-h1dden, mqtt://b"
+    monkeypatch.setenv("BROKERS", brokers)
+    text = GOOD.replace('["mqtt://a:1883"]', '"${BROKERS}"')
+    (line,) = bridge_plan(read(text, tmp_path, {"BROKERS": brokers}))["lines"]
+    assert line["brokers"] == ["${BROKERS}", "${BROKERS}"]
 
 
 def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
     (tmp_path / "secret").touch()
     text = FILE.replace('topic = "t"', 'topic = "${WHO}/x"').replace('name = "up"', 'name = "${SITE}"')
-    lines = told(text.replace('"exactly_once"', '"${SITE}"'), tmp_path, {"SITE": "a", "WHO": "n0t-2b-5een"})
-    assert '"guarantee" must be "at_most_once", "at_least_once" or "exactly_once".' in lines[0]
     lines = told(text, tmp_path, {"SITE": "a", "WHO": "n0t-2b-5een"})
     assert len(lines) == 2
     assert all('uplink "${SITE}" route' in line and '"${WHO}/x"' in line for line in lines)
@@ -256,30 +223,13 @@ def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
 
 
 def test_a_password_in_a_url_of_kafka_is_refused_and_a_variable_stays_one(tmp_path: Path) -> None:
+    """It is resolved where the connection is opened."""
     settings = PLANTED.replace("${HOST}", "h")
-    plain = settings.replace("${URL}", VARIABLES["URL"])
-    (line,) = told(plain, tmp_path, VARIABLES)
+    (line,) = told(settings.replace("${URL}", VARIABLES["URL"]), tmp_path, VARIABLES)
     assert '"sasl.oauthbearer.token.endpoint.url" would put a secret into this file' in line
     assert "n0t-2b" not in line
-    kafka = read(settings, tmp_path, VARIABLES).kafka.client_settings()
-    assert kafka["sasl.oauthbearer.token.endpoint.url"] == "${URL}"  # resolved where the connection is opened
-    assert kafka["sasl.oauthbearer.extensions"] == "tenant=${WHO}"
-    own = settings.replace("${URL}", "https://${WHO}:${WHO}@idp/token")
-    assert (
-        read(own, tmp_path, VARIABLES)
-        .kafka.client_settings()["sasl.oauthbearer.token.endpoint.url"]
-        .endswith("@idp/token")
-    )
-
-
-def test_no_secret_is_shown(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file has a password in a file and a user name in a variable [I12]."""
-    settings = effective_settings(bridge)
-    text = ran(capsys, "check", str(bridge.file), "-v")[1]
-    assert '▸ line "up"   Kafka producer\n' in text
-    for shown in (json.dumps(settings), "\n".join(render_effective(settings)), text):
-        assert SECRET not in shown
-        assert WHO not in shown
-    for options in ((), ("-v",)):
-        plan = json.loads(ran(capsys, "check", str(bridge.file), "--json", *options)[1])
-        assert ("effective" in plan) is bool(options)
+    bridge = read(settings, tmp_path, VARIABLES)
+    client = bridge.kafka.client_settings()
+    assert client["sasl.oauthbearer.token.endpoint.url"] == "${URL}"
+    assert client["sasl.oauthbearer.client.secret"] == "${WHO}"
+    assert VARIABLES["URL"] not in bridge.model_dump_json()

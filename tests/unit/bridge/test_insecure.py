@@ -1,4 +1,4 @@
-"""What [kafka] gives up is allowed, and shown as insecure: by check, at the start, and in every status."""
+"""What [kafka] gives up is allowed, and shown as insecure: by check and in every status."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.runtime.plan import bridge_plan, render
-from towline.bridge.runtime.screen import LiveScreen, PlainScreen
+from towline.bridge.runtime.screen import LiveScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect_status
 from towline.bridge.runtime.status import render as render_status
-from towline.bridge.runtime.supervisor import Supervisor
 from towline.kafka.clientconfig import insecure_settings
 
 LOOSE = GOOD.replace(
@@ -26,37 +25,18 @@ TOLD = "insecure: [kafka] enable.ssl.certificate.verification=false"
 
 
 @pytest.mark.parametrize("loose", [True, False])
-def test_check_tells(tmp_path: Path, loose: bool) -> None:
-    plan = bridge_plan(read(LOOSE if loose else GOOD, tmp_path))
-    assert plan["kafka"]["insecure"] is loose
+def test_check_and_every_status_tell(tmp_path: Path, loose: bool) -> None:
+    bridge = read(LOOSE if loose else GOOD, tmp_path)
+    plan = bridge_plan(bridge)
     assert any(text.startswith(TOLD) for text in plan["warnings"]) is loose
     assert ("topics telemetry   insecure" in render(plan)) is loose
-
-
-@pytest.mark.parametrize("loose", [True, False])
-def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
-    bridge = read(LOOSE if loose else GOOD, tmp_path)
     state = BridgeState(bridge.name, tmp_path, {"telemetry": "up"}, insecure_settings(bridge.kafka.client_settings()))
     state.kafka = "reachable"
     state.save()
-    status = collect_status(tmp_path)
-    assert bool(status["kafka_insecure"]) is loose
-    text = render_status(status)
+    text = render_status(collect_status(tmp_path))
     assert ("kafka reachable (insecure)" in text) is loose
     assert (f"! {TOLD}" in text) is loose
-    shown = io.StringIO()
-    live = LiveScreen()
+    shown, live = io.StringIO(), LiveScreen()
     live.show(state)
     Console(file=shown, width=200).print(live.live.renderable)
     assert ("kafka reachable (insecure)" in shown.getvalue()) is loose
-
-
-def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ended(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    out = io.StringIO()
-    monkeypatch.setattr("towline.bridge.runtime.supervisor.KafkaSupervisor", ended)  # the first thing after the words
-    with pytest.raises(KeyboardInterrupt):
-        Supervisor(read(LOOSE, tmp_path), PlainScreen(out)).run()
-    assert f"  {TOLD}" in out.getvalue()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,17 @@ from tests.unit.bridge.test_config import changed, read, told
 from towline.bridge.routes import DEDUPE, RouteTable, RowOutcome, count_outcomes
 from towline.bridge.runtime.plan import bridge_plan, render
 from towline.bridge.runtime.session import session_settings
-from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import POLICIES, AckAfter, Guarantee, policy, promise_problem, spark_conflict
 from towline.kafka.options import SinkSettings
 from towline.schema import ROW_SCHEMA
 
-ROOT = Path(__file__).parents[3]
 
-
-def test_the_page_says_what_the_code_does() -> None:
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "guarantees.py"), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert run.returncode == 0, run.stderr
+def test_the_page_says_what_the_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = Path(__file__).parents[3] / "scripts"
+    monkeypatch.syspath_prepend(scripts)
+    script = runpy.run_path(str(scripts / "guarantees.py"))
+    assert script["table"]() in script["PAGE"].read_text(), "run scripts/guarantees.py"
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
@@ -70,11 +62,10 @@ def test_a_route_promises_less_than_an_exactly_once_line_and_is_subscribed_so(
     assert (promise_problem(guarantee, promise, qos) is None) is fits
 
 
-@pytest.mark.parametrize("value", [True, "true", "TRUE "])
+@pytest.mark.parametrize("value", [True, "TRUE "])
 def test_a_spark_setting_may_not_undo_the_promise(value: object) -> None:
     assert spark_conflict(Guarantee.EXACTLY_ONCE, {"spark.speculation": value}) == ("spark.speculation", "false")
     assert spark_conflict(Guarantee.AT_LEAST_ONCE, {"spark.speculation": value}) is None
-    assert spark_conflict(Guarantee.EXACTLY_ONCE, {"spark.speculation": False}) is None
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
@@ -95,44 +86,22 @@ promise = "at_least_once"
 """
 
 
-def test_routes_that_promise_less_share_the_line_and_its_transaction(tmp_path: Path) -> None:
-    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"') + PROMISES
-    plan = bridge_plan(read(text, tmp_path))
-    (line,) = plan["lines"]
-    assert {one["filter"]: one["qos"] for one in line["subscriptions"]} == {
-        "telemetry/+/#": 2,
-        "fast/#": 0,
-        "alarm/#": 1,
-    }
-    assert [route["promise"] for route in line["route"]] == [None, "at_most_once", "at_least_once"]
-    shown = render(plan)
-    twice = text + PROMISES.replace('"fast/#"', '"x/#"').replace('"alarm/#"', '"y/#"')
-    assert "limit     routes 3, 5: a message comes twice where the broker sends it again" in render(
-        bridge_plan(read(twice, tmp_path))
-    )
-    for part in (
-        "fast/# (QoS 0)",
-        "alarm/# → kafka:alarm   at_least_once",
-        "one transaction a batch, all topics and the marker at once",
-        "limit     route 2: a message is lost before it is in the journal, or in Kafka once",
-        "limit     route 3: a message comes twice where the broker sends it again",
-    ):
-        assert part in shown, part
+EXACTLY = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
 
 
 @pytest.mark.parametrize(
-    ("text", "qos"),
+    ("routes", "qos"),
     [
-        (PROMISES + '[[uplink.route]]\nfrom = "#"\ntopic = "rest"\n', {"#": 2}),
-        (PROMISES.replace('"fast/#"', '"#"'), {"#": 2}),
+        (PROMISES, {"telemetry/+/#": 2, "fast/#": 0, "alarm/#": 1}),
+        (PROMISES.replace('"fast/#"', '"#"'), {"#": 2}),  # a wider filter takes what needs the stronger promise too
     ],
 )
-def test_what_a_wider_filter_takes_too_is_subscribed_as_the_stronger_promise_needs(
-    tmp_path: Path, text: str, qos: dict[str, int]
-) -> None:
-    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"') + text
-    (line,) = read(text, tmp_path).uplinks
+def test_routes_that_promise_less_share_the_line(tmp_path: Path, routes: str, qos: dict[str, int]) -> None:
+    (line,) = read(EXACTLY + routes, tmp_path).uplinks
     assert {one.pattern: one.qos for one in line.gateway.subscriptions} == qos
+    limits = bridge_plan(read(EXACTLY + routes, tmp_path))["lines"][0]["limits"]
+    assert "route 2: a message is lost before it is in the journal, or in Kafka once" in limits
+    assert "route 3: a message comes twice where the broker sends it again" in limits
 
 
 @pytest.mark.parametrize(
@@ -148,37 +117,6 @@ def test_what_has_no_key_is_a_dead_letter_where_a_key_alone_tells_repeats(
     message = pa.RecordBatch.from_pylist([{"topic": "telemetry/d/x", "payload": b""}], schema=ROW_SCHEMA)
     keyless = message.append_column(DEDUPE, pa.nulls(1, pa.string()))
     assert (RowOutcome.KEY_ABSENT in count_outcomes(RouteTable(line.routes).render(keyless))) is dead
-
-
-def test_brokers_that_share_no_sessions_do_for_routes_that_may_lose_or_double(tmp_path: Path) -> None:
-    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
-    text = text.replace('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
-    with pytest.raises(ConfigError, match="TL-C90"):
-        read(text, tmp_path)
-    less = text.replace("[[uplink.route]]", '[[uplink.route]]\npromise = "at_least_once"')
-    assert {one.qos for one in read(less, tmp_path).uplinks[0].gateway.subscriptions} == {1}
-
-
-def test_check_tells_promise_cost_and_limits(tmp_path: Path) -> None:
-    text = changed(
-        'name = "telemetry"',
-        'name = "telemetry"\nguarantee = "exactly_once"\ndead_letter_topic = "dead"\n'
-        'dedupe = { key = "{mqtt.user.id}" }',
-    )
-    plan = bridge_plan(read(text, tmp_path))
-    shown = render(plan)
-    (line,) = plan["lines"]
-    assert line["guarantee"] == "exactly_once"
-    for part in (
-        "doubled   no, for a consumer with isolation.level=read_committed",
-        "one transaction a batch, all topics and the marker at once   dead letters to dead",
-        "cost      a transaction a batch: records are visible when it is committed; two more packets a message",
-        "limit     repeats are dropped for 10 minutes at least",
-        "limit     Kafka with unclean leader election",
-        "repeats by {mqtt.user.id}",
-        "(QoS 2)",
-    ):
-        assert part in shown, part
 
 
 def route(filter_: str, more: str = "") -> str:
@@ -197,14 +135,11 @@ WEAKER, KEY, LOSES = 'promise = "at_least_once"', 'dedupe = { key = "{mqtt.topic
         ("exactly_once", [route("a/+/c"), route("a/b/+")], True),
         ("at_most_once", [route("a/+/c"), route("a/b/+")], True),
         ("at_least_once", [route("a/+/c"), route("a/b/+")], False),
-        ("exactly_once", [route("a/+/c"), route("b/b/+")], False),
         ("exactly_once", [route("a/#"), route("a/b/+")], False),  # the second is not subscribed
-        ("exactly_once", [route("$share/g/a/+/c"), route("$share/g/a/b/+")], True),
         ("exactly_once", [route("$share/g/a/#"), route("a/b")], True),  # another group: both are subscribed
         ("exactly_once", [route("a/+/c", KEY), route("a/b/+", KEY)], False),
         ("exactly_once", [route("a/+/c", KEY), route("a/b/+")], False),  # the first route takes what both bring
         ("exactly_once", [route("a/b/+"), route("a/+/c", KEY)], True),
-        ("exactly_once", [route("a/+/c", WEAKER), route("a/b/+")], False),
         ("exactly_once", [route("a/+/c", LOSES), route("a/b/+")], True),
         ("exactly_once", [route("a/b/c"), route("a/+/c", WEAKER), route("a/b/+", WEAKER)], True),  # the narrowest first
     ],
