@@ -106,21 +106,6 @@ def test_each_message_is_asked_the_sql_of_its_route(spark: SparkSession) -> None
     assert met >= {"rejected", "unmapped", "undecided", "filtered", "topic_illegal", "one", "two", "res"}
 
 
-def test_reject_comes_before_where_and_null_is_told_apart(spark: SparkSession) -> None:
-    """With ``where`` first a payload that is no JSON would be left out without a word."""
-    table = {
-        "from": "#",
-        "topic": "t",
-        "fields": {"doc": "get_json_object(CAST(payload AS STRING), '$')", "t": "get_json_object(doc, '$.t')"},
-        "reject": "IF(doc IS NULL, 'not JSON', NULL)",
-        "where": "CAST(t AS INT) > 20 -- warm",
-    }
-    payloads = (b"none", b'{"t": 21}', b'{"t": 20}', b'{"t": "x"}', b"{}", b"")
-    made = mapped(spark, compiled(table), [message("a", payload) for payload in payloads])
-    letters = [one.detail if isinstance(one, DeadLetter) else one if isinstance(one, str) else one[1] for one in made]
-    assert letters == ["not JSON", b'{"t": 21}', "filtered", "undecided", "undecided", "not JSON"]
-
-
 @pytest.mark.parametrize("text", [*NASTY, "\0", "\x7f", "' OR 1=1 --", "a\\'b"])
 @pytest.mark.parametrize("escaped", ["false", "true"])
 def test_literals_come_back_as_they_went(spark: SparkSession, text: str, escaped: str) -> None:
@@ -130,11 +115,6 @@ def test_literals_come_back_as_they_went(spark: SparkSession, text: str, escaped
         assert spark.range(1).select(F.expr(sql_literal(text)).alias("x")).collect()[0].x == text
     finally:
         spark.conf.unset(name)
-
-
-def test_without_dead_letters_sql_that_raises_ends_the_batch(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="no x"):
-        mapped(spark, compiled({"from": "#", "topic": "t", "where": SQL_ERROR}), [message("a")], tolerant=False)
 
 
 FACTS = [{"key": "towline-reason", "value": "packet_too_large"}, {"key": "towline-size", "value": "70000"}]

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bridge.test_config import GOOD, read, told
+from tests.unit.bridge.test_config import read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.effective import effective_settings
-from towline.bridge.runtime.plan import bridge_plan
 from towline.bridge.uplink.query import UplinkQuery
 from towline.kafka import markerstore, producers
 from towline.kafka.producers import TransactionalProducer
@@ -135,7 +134,7 @@ def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
 PLANTED = """name = "plant"
 state_dir = "state"
 [mqtt]
-brokers = ["mqtt://${HOST}:1883", "mqtt://b"]
+brokers = "mqtt://${HOST}:1883,mqtt://b"
 brokers_share_sessions = true
 username = "${WHO}"
 will = { topic = "gone/${WHO}" }
@@ -198,19 +197,11 @@ def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
     assert [value for value in written if value not in out] == []
     if options == ("--json",):
         (line,) = json.loads(out)["lines"]
-        assert line["brokers"] == ["mqtt://${HOST}:1883", "mqtt://b:1883"]
+        assert line["brokers"] == ["mqtt://${HOST}:1883", "mqtt://b"]
         assert json.loads(out)["kafka"]["bootstrap_servers"] == "${HOST}:9092,k:9092"
     elif text is PLANTED:
         assert "${URL}" in out
         assert "gone/${WHO}" in out
-
-
-def test_brokers_in_one_text_are_shown_as_the_file_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = "mqtt://h0st-2b-h1dden, mqtt://b"
-    monkeypatch.setenv("BROKERS", brokers)
-    text = GOOD.replace('["mqtt://a:1883"]', '"${BROKERS}"')
-    (line,) = bridge_plan(read(text, tmp_path, {"BROKERS": brokers}))["lines"]
-    assert line["brokers"] == ["${BROKERS}", "${BROKERS}"]
 
 
 def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
