@@ -29,7 +29,7 @@ from towline.bridge.downlink.sink import render_rows, split_by_outcome
 from towline.bridge.lines import sql as downsql
 from towline.bridge.lines.sql import RouteSql
 from towline.bridge.messages import message_table
-from towline.bridge.profiles import shipped_profiles
+from towline.bridge.profiles import HonoSection, profile_lines
 from towline.bridge.routes import RouteTable
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.schema import ROW_SCHEMA
@@ -145,9 +145,8 @@ def asked(
 
     Each parameter is a column here, where a bridge has a constant.
     """
-    (profile,) = shipped_profiles()
-    tables = [profile.parameter_model.model_validate(tomllib.loads(hono).get("hono", {})) for hono, _ in rows]
-    values = [profile.parameter_values(table) for table in tables]
+    tables = [HonoSection.model_validate(tomllib.loads(hono).get("hono", {})) for hono, _ in rows]
+    values = [table.parameters("b") for table in tables]
     texts = [{f"p_{k}": v if isinstance(v, str) else json.dumps(v) for k, v in one.items()} for one in values]
     constants = pa.Table.from_pylist(texts)
     table = pa.Table.from_pylist([row for _, row in rows], schema)
@@ -174,7 +173,7 @@ def needed(fields: dict[str, str], answers: Sequence[str]) -> list[tuple[str, st
 @pytest.fixture(scope="module")
 def published(spark: SparkSession) -> list[tuple[Any, ...]]:
     """Tenant, device and refusal of the messages in `BY_TOPIC`: the topic alone decides."""
-    common = shipped_profiles()[0].document.raw["uplink"][0]["common"]
+    common = profile_lines()["uplink"]["hono"]["common"]
     rows = [(hono, message(topic)) for hono, topic, *_ in BY_TOPIC]
     return asked(spark, common, rows, ROW_SCHEMA, "hono_tenant", "hono_device", common["reject"])
 
@@ -365,7 +364,7 @@ def test_where_a_command_goes(spark: SparkSession) -> None:
     rows = [
         (hono, dict(zip(COLUMNS, command(**more, **form), strict=True))) for hono, more, *_ in PLACES for form in forms
     ]
-    line = shipped_profiles()[0].document.raw["downlink"][0]
+    line = profile_lines()["downlink"]["hono"]
     topics = [topic for (topic,) in asked(spark, line, rows, KAFKA, line["topic"]["sql"])]
     assert topics == [topic for _, _, one_way, response in PLACES for topic in (one_way, response, one_way)]
 
@@ -441,7 +440,7 @@ def test_errors_go_to_the_client_that_has_published(spark: SparkSession) -> None
         (hono, dict(zip(COLUMNS, letter(topic, f"status {status}: x"), strict=True)))
         for hono, topic, status, _ in TOLD_AT
     ]
-    places = asked(spark, shipped_profiles()[0].document.raw["downlink"][1], rows, KAFKA, "hono_error_topic")
+    places = asked(spark, profile_lines()["downlink"]["hono-errors"], rows, KAFKA, "hono_error_topic")
     assert [place for (place,) in places] == [place for *_, place in TOLD_AT]
 
 

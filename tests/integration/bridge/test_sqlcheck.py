@@ -35,34 +35,16 @@ NOTICE = DOWNLINK.replace('"commands"', '"notices"') + (
 )
 
 
-PROFILE = """
-table = "plant"
-[parameters]
-site = { }
-[[uplink]]
-name = "plant"
-[uplink.common]
-topic = "t"
-fields = { size = "lenght(${site})" }
-[[uplink.route]]
-from = "a/#"
-[[uplink.route]]
-from = "b/#"
-"""
-
-
 def test_every_mistake_in_sql_has_its_line(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What stands around an expression must not complete it; a mistake of a profile is told once, where it stands."""
+    """What stands around an expression must not complete it."""
     monkeypatch.setattr("towline.bridge.runtime.session.create_session", lambda _: spark)
     monkeypatch.setenv("WORD", "hush-hush")
-    (tmp_path / "plant.toml").write_text(PROFILE)
     (tmp_path / "bridge.toml").write_text(
         f'{GOOD}where = "paylod = \'${{WORD}}\'"\ndedupe = {{ key = "topic || (", within = "1 minute" }}\n'
         f'{ROUTE}where = "length(concat(\'${{WORD}}\', topic))"\n{ROUTE}where = "true) OR (true"\n'
         + FIELDS.replace("get_json_object(body", "get_jason_object(boddy").replace("CAST(payload", "CAST(paylod")
-        + '[[uplink]]\nname = "up"\nprofile = "plant.toml"\n[plant]\nsite = "${WORD}"\n'
         + f'{DOWNLINK}topic = {{ sql = "concat(\'a\', CAST(key AS STRING)" }}\npayload = {{ sql = "array(1)" }}\n'
         + f'where = "x -> x"\n{NOTICE.replace("concat(fault", "concat(falt")}'
     )
@@ -80,14 +62,12 @@ def test_every_mistake_in_sql_has_its_line(
         f'bridge.toml:22  {up} 2: where: Filter expression "length(concat(…-…, topic))" of type "INT" is not a boolean',
         f"bridge.toml:27  {up} 3: where: Syntax error at or near ')'",
         f"bridge.toml:32  {up} 4: fields.body: {column} `paylod`",
-        f"bridge.toml:44  {down}topic: Syntax error at or near end of input",
-        f'bridge.toml:45  {down}payload: Cannot resolve "array(1)" due to data type mismatch',
-        f"bridge.toml:46  {down}where: Spark can't analyze it (UnresolvedException)",
-        f'bridge.toml:54  downlink "notices": failure_notice.payload: {column} `falt`',
-        'plant.toml:9  uplink "up" route 1: fields.size: Cannot resolve routine `lenght`',
+        f"bridge.toml:39  {down}topic: Syntax error at or near end of input",
+        f'bridge.toml:40  {down}payload: Cannot resolve "array(1)" due to data type mismatch',
+        f"bridge.toml:41  {down}where: Spark can't analyze it (UnresolvedException)",
+        f'bridge.toml:49  downlink "notices": failure_notice.payload: {column} `falt`',
     ]
-    found = sorted(lines, key=lambda line: (line.startswith("plant"), line))
-    assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
     assert all(line.endswith(". Correct it.   [TL-C74]") for line in lines)
 
 

@@ -199,13 +199,13 @@ def test_every_key_has_its_line(ends: str) -> None:
         ("t", 1, "missing"): 11,
         ("no",): 1,
     }
-    assert {path: document.location(path)[1] for path in places} == places
+    assert {path: document.line(path) for path in places} == places
 
 
 def test_a_list_of_many_lines_has_one_place() -> None:
     rows = "".join(f'  ["topic.{number}", "x"],\n' for number in range(5000))
     document = Document(f"k = [\n{rows}] # a, b,\nz = {{ b = [\n 1 ] }}\nlast = 1\n", Path("f"), {})
-    assert [document.location((key,))[1] for key in ("k", "z", "last")] == [1, 5003, 5005]
+    assert [document.line((key,)) for key in ("k", "z", "last")] == [1, 5003, 5005]
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.unit.bridge.test_config import content, read, told
 from towline.bridge.config.tables import KafkaPattern
+from towline.bridge.patterns import sql_literal
 
 FILE = """
 name = "plant"
@@ -56,6 +58,19 @@ def test_what_the_line_says_goes_before_its_profile(tmp_path: Path) -> None:
     assert (up.routes[0].topic.text, up.routes[1].allowed_topics) == ("own", ("hono.telemetry.*",))
     assert bridge.downlinks[0].from_ == KafkaPattern(pattern=r"hono\.command\..+")
     assert bridge.downlinks[1].topics == ("elsewhere",)
+
+
+def test_a_parameter_is_a_constant_in_sql(tmp_path: Path) -> None:
+    """Variables of the environment stand in the table."""
+    hono = (
+        '[hono]\nmount = "/in/{device}/"\ndevice = "${DEVICE}"\n[hono.tenants.t1.defaults]\nttl = 3\nnote = "it\'s"\n'
+    )
+    (up,) = read(FILE.replace("[hono.tenants.t1]\n", hono), tmp_path, {"DEVICE": "d-1"}).uplinks
+    fields = dict(up.routes[0].fields)
+    assert up.gateway.subscriptions[0].pattern == "in/+/telemetry/#"
+    assert "THEN hono_device_level\n  ELSE 'd-1' END" in fields["hono_client_device"]
+    tenants = {"t1": {"defaults": {"ttl": 3, "note": "it's"}, "resource-limits": {}, "devices": {}, "gateways": []}}
+    assert sql_literal(json.dumps(tenants)) in fields["hono_defaults"]
 
 
 MISTAKES = [

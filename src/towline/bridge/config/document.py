@@ -61,7 +61,7 @@ class Document:
                 table[key] = _flatten(table[key])
         self.file = file
         self.environ = os.environ if environ is None else environ
-        self._locations = {path: (file, line) for path, line in reversed([*_key_lines(text)])}
+        self._lines = dict(reversed([*_key_lines(text)]))
         self.unset: dict[KeyPath, list[str]] = {}
         #: Key path, value and raw text of each value with variables [I12].
         self._references: list[tuple[KeyPath, str, str]] = []
@@ -75,11 +75,6 @@ class Document:
         except (OSError, ValueError, ConfigError):
             return cls("", displayed_path)
 
-    def include(self, key_path: KeyPath, document: Document, source: KeyPath) -> None:
-        """Take the locations of a key, and of all keys below it, from another document, such as a line's profile."""
-        depth, locations = len(source), document._locations.items()
-        self._locations |= {(*key_path, *path[depth:]): line for path, line in locations if path[:depth] == source}
-
     def value(self, path: KeyPath) -> Any:
         """Return the raw value at a key path, references unreplaced; None if there is none."""
         node: Any = self.raw
@@ -90,15 +85,15 @@ class Document:
                 return None
         return node
 
-    def location(self, path: KeyPath) -> tuple[Path, int]:
-        """Return file and line (from 1) of a key or of the nearest table around it; line 1 for an absent key."""
+    def line(self, path: KeyPath) -> int:
+        """Return the line (from 1) of a key or of the nearest table around it; 1 for an absent key."""
         path = _split_keys(path)
         prefixes = (path[:length] for length in range(len(path), 0, -1))
-        return next((self._locations[prefix] for prefix in prefixes if prefix in self._locations), (self.file, 1))
+        return next((self._lines[prefix] for prefix in prefixes if prefix in self._lines), 1)
 
     def location_text(self, path: KeyPath) -> str:
         """Return the location of a key as ``FILE:LINE``."""
-        return "{}:{}".format(*self.location(path))
+        return f"{self.file}:{self.line(path)}"
 
     def first_location(self, *paths: KeyPath) -> str | None:
         """Return ``FILE:LINE`` of the first of these keys that is set; None if none is."""
@@ -278,22 +273,16 @@ class FileErrors:
         label = document.table_label(path) if label is None else label
         location = f"{document.location_text(path)}  {label}" if label else document.location_text(path)
         error = ConfigError(code, *(document.restore_quotations(text, path) for text in (location, problem, remedy)))
-        self._errors.setdefault((document.location(path)[1], str(error)), error)
+        self._errors.setdefault((document.line(path), str(error)), error)
 
-    def add_details(
-        self, details: Iterable[ErrorDetails], model: type[BaseModel], base: KeyPath = (), extra: Iterable[str] = ()
-    ) -> None:
-        """Add pydantic's validation errors of a table at ``base`` that was validated as ``model``.
-
-        ``extra`` are further valid keys: tables that are validated separately.
-        """
+    def add_details(self, details: Iterable[ErrorDetails], model: type[BaseModel], base: KeyPath = ()) -> None:
+        """Add pydantic's validation errors of a table at ``base`` that was validated as ``model``."""
         for detail in details:
             loc = tuple(detail["loc"])
             path = base + loc
             key = _last_key(path)
             if detail["type"] in UNKNOWN_KEY_TYPES:
-                keys = _keys_at(model, loc)
-                code, problem, remedy = _unknown_key(str(loc[-1]), [*keys, *extra] if len(loc) == 1 else keys)
+                code, problem, remedy = _unknown_key(str(loc[-1]), _keys_at(model, loc))
             elif detail["type"] == "missing":
                 code, problem, remedy = _missing_key(model if len(loc) == 1 else None, key)
             else:
@@ -383,7 +372,7 @@ def problem_and_remedy(error: ValueError | str, default_remedy: str = "") -> tup
 
 #: Tables with free keys: the user's, or another program's.
 _FREE_TABLES: Final = frozenset({"fields", "headers", "settings", "conf"})
-#: Towline's tables: in the tables of profile parameters no value is a size or a file.
+#: Tables with sizes and files.
 _TOWLINE_TABLES: Final = frozenset({"mqtt", "kafka", "gateway", "monitor", "spark", "uplink", "downlink"})
 #: Remedy for a missing file, by the end of its key's path; files without an entry hold a secret.
 _FILE_REMEDIES: Final[dict[KeyPath, str]] = {

@@ -46,8 +46,8 @@ from towline.bridge.config.tables import (
     UplinkTable,
 )
 from towline.bridge.kafka_source import java_client
-from towline.bridge.profiles import Profile, find_profile, merge_profiles, shipped_profiles
-from towline.errors import ConfigError
+from towline.bridge.profiles import HonoSection, apply_profile, profile_lines
+from towline.errors import ConfigError, did_you_mean
 from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.identity import MEMBERS_DIR
 from towline.gateway.settings import GatewaySettings, ListenSettings, ShareMethod, ShareSettings
@@ -110,8 +110,8 @@ class _FileReader:
         self._values: dict[str, Any] = FileValues(document, self._errors).resolve(document.values)
         #: Paths of tables that were replaced by placeholders.
         self._invalid_tables: set[KeyPath] = set()
-        merge_profiles(document, self._file.parent)
-        self._tables = self._validate_tables(self._apply_profiles())
+        self._apply_profiles()
+        self._tables = self._validate_tables()
         self._state_dir = self._file.parent / self._tables.state_dir.expanduser()
 
     def read(self) -> Bridge:
@@ -164,39 +164,23 @@ class _FileReader:
                 if isinstance(table, dict):
                     yield kind, index, table
 
-    def _apply_profiles(self) -> Sequence[str]:
-        """Merge the profile of each line into its table; return the names of the tables with profile parameters."""
-        profile_lines: list[tuple[str, int, Profile, int]] = []
-        for kind, index, table in (entry for entry in self._line_tables() if "profile" in entry[2]):
-            try:
-                profile_lines.append((kind, index, *find_profile(self._file.parent, kind, str(table["profile"]))))
-            except ConfigError as error:
-                if error.location:
-                    raise  # an error in the profile itself
-                self._errors.add(error.code, (kind, index, "profile"), error.problem, error.remedy)
-                if error.code != "TL-C06":  # else its table of parameters would be unknown
-                    self._errors.raise_if_any()
-                self._use_placeholder(kind, index)
-        own_profiles = [profile for _, _, profile, _ in profile_lines]
-        profiles = {profile.content.table: profile for profile in (*shipped_profiles(), *own_profiles)}
-        values = {profile: self._profile_parameters(profile) for profile in {*profiles.values(), *own_profiles}}
-        for kind, index, profile, line_index in profile_lines:
-            self._values[kind][index] = profile.apply(kind, line_index, self._values[kind][index], values[profile])
-        for name in profiles:
-            self._values.pop(name, None)
-        return list(profiles)
-
-    def _profile_parameters(self, profile: Profile) -> dict[str, Any]:
-        """Return the parameters of a profile by name, or its defaults if their table is invalid."""
-        model, name = profile.parameter_model, profile.content.table
+    def _apply_profiles(self) -> None:
+        """Merge the profile of each line into its table."""
         try:
-            table = model.model_validate(self._values.get(name, {}))
-        except ValidationError as error:
-            self._errors.add_details(error.errors(), model, (name,))
-            table = model()
-        return profile.parameter_values(table) | {"bridge": str(self._values.get("name", "x"))}
+            section = HonoSection.model_validate(self._values.get("hono", {}))
+        except ValidationError:  # reported with the other tables
+            section = HonoSection()
+        parameters = section.parameters(str(self._values.get("name", "x")))
+        for kind, index, table in self._line_tables():
+            profiles = profile_lines()[kind]
+            if (name := str(table.get("profile", ""))) in profiles:
+                self._values[kind][index] = apply_profile(table, profiles[name], parameters)
+            elif "profile" in table:
+                problem, remedy = f'there is no profile "{name}"', did_you_mean(name, profiles)
+                self._errors.add("TL-C06", (kind, index, "profile"), problem, remedy)
+                self._use_placeholder(kind, index)
 
-    def _validate_tables(self, parameter_tables: Sequence[str]) -> BridgeTable:
+    def _validate_tables(self) -> BridgeTable:
         """Validate all tables; placeholders replace invalid tables, and unknown keys don't hide further errors."""
         extra: Literal["forbid", "ignore"] = "forbid"
         while True:  # validators of a whole table run once its keys are valid
@@ -204,7 +188,7 @@ class _FileReader:
                 return BridgeTable.model_validate(self._values, extra=extra)
             except ValidationError as error:
                 details = error.errors()
-            self._errors.add_details(details, BridgeTable, extra=parameter_tables)
+            self._errors.add_details(details, BridgeTable)
             for path in (detail["loc"] for detail in details if detail["type"] not in UNKNOWN_KEY_TYPES):
                 self._use_placeholder(*path)
             extra = "ignore"

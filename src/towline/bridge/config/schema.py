@@ -10,11 +10,10 @@ import inspect
 import re
 from typing import Any, Final
 
-from pydantic import create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from towline.bridge.config.tables import LINES, BridgeTable
-from towline.bridge.profiles import shipped_profiles
+from towline.bridge.profiles import profile_lines
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: A reference to an environment variable is replaced before types are checked.
@@ -48,11 +47,7 @@ def attribute_texts(cls: type) -> dict[str, str]:
 
 def bridge_schema() -> dict[str, Any]:
     """Return the JSON Schema of a bridge file."""
-    tables: dict[str, Any] = {p.content.table: (p.parameter_model, p.parameter_model()) for p in shipped_profiles()}
-    description = "".join(f"    {p.content.table}: {p.content.about}\n" for p in shipped_profiles())
-    description = f"A bridge file of Towline.\n\nAttributes:\n{description}"
-    model = create_model("BridgeTable", __base__=BridgeTable, __doc__=description, **tables)
-    root = model.model_json_schema(schema_generator=_Generator)
+    root = BridgeTable.model_json_schema(schema_generator=_Generator)
     defs: dict[str, Any] = root.pop("$defs")
     _add_alternatives(defs)
     _relax_required(defs)
@@ -122,13 +117,10 @@ def _add_alternatives(defs: dict[str, Any]) -> None:
 
 
 def _relax_required(defs: dict[str, Any]) -> None:
-    """Make keys optional that a profile sets; the name of a profile is one of the package's, or the path of a file."""
+    """Make keys optional that a profile sets, and list the names of profiles."""
     for kind, required_key in zip(LINES, ("route", "from"), strict=True):
         table = defs[f"{kind.capitalize()}Table"]
-        names = [line.name for shipped_profile in shipped_profiles() for line in getattr(shipped_profile.content, kind)]
-        profile = table["properties"]["profile"]
-        profile |= {"anyOf": [{"enum": names, "type": "string"}, {"type": "string", "pattern": r"\.toml(#.+)?$"}]}
-        del profile["type"]
+        table["properties"]["profile"]["enum"] = list(profile_lines()[kind])
         table["anyOf"] = [{"required": [required_key]}, {"required": ["profile"]}]
     defs["DownlinkTable"]["required"].remove("from")
 

@@ -16,6 +16,7 @@ from towline.bridge.config.document import KeyPath
 from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.messages import MESSAGE_FIELDS
 from towline.bridge.patterns import Pattern, Template, kafka_name_problem
+from towline.bridge.profiles import HonoSection
 from towline.gateway.access import DEFAULT_TICKET_S, MAX_TICKET_S, ClientAccess, parse_gateways
 from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSettings, ShareMethod
 from towline.guarantee import AckAfter, Guarantee, policy
@@ -374,9 +375,8 @@ class LineTable(SettingsModel):
     """Keys of a line's table beside `LineSection`; they become settings of its gateway.
 
     Attributes:
-        profile: A named set of routes and mappings: ``hono`` (also for commands; ``hono-errors`` for rejected
-            messages), or the path of a profile of your own, ``PATH.toml`` or ``PATH.toml#NAME``
-            (docs/hono.md#a-profile-of-your-own).
+        profile: A named set of routes and mappings: ``hono`` (also for commands), or ``hono-errors`` for rejected
+            messages (docs/hono.md).
         listen: ``HOST:PORT`` of its gateway on a network; ``false`` for no listener. Default that of ``[gateway]``.
         mqtt: A table: the differences from ``[mqtt]``.
     """
@@ -716,10 +716,12 @@ class BridgeTable(BridgeSection):
 
     Attributes:
         mqtt: Connection to the MQTT broker.
+        hono: What Hono's device registry would know, and where devices publish.
         uplink: Lines from MQTT to Kafka.
         downlink: Lines from Kafka to MQTT.
     """
 
     mqtt: MqttTable = MqttTable()
+    hono: HonoSection = HonoSection()
     uplink: Annotated[tuple[UplinkTable, ...], _NON_EMPTY, _require_line_tables("uplink")] = ()
     downlink: Annotated[tuple[DownlinkTable, ...], _NON_EMPTY, _require_line_tables("downlink")] = ()

@@ -60,7 +60,7 @@ def _fill_keys(part: str, values: Mapping[str, Any]) -> str:
     """Replace the values of keys in a part of the template."""
     for key, value in values.items():
         row = f"{key} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
-        part = re.sub(rf"^{key} = .*\n", lambda _, row=row: row, part, count=1, flags=re.MULTILINE)
+        part = re.sub(rf"^{key} = .*\n", row.replace("\\", r"\\"), part, count=1, flags=re.MULTILINE)
     return part
 
 

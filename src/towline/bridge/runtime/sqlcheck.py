@@ -16,7 +16,6 @@ from towline.bridge.config.model import Bridge, Downlink, Uplink
 from towline.bridge.config.tables import sql_texts
 from towline.bridge.messages import SQL_TYPES
 from towline.bridge.patterns import Pattern
-from towline.bridge.profiles import merge_profiles
 from towline.schema import SPARK_SCHEMA
 from towline.validation import SettingsModel
 
@@ -45,7 +44,6 @@ def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = Non
     for kind in ("SQL", "DataFrame"):  # they log whole expressions, with values of environment variables [I12]
         PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
     document, errors = Document.reread(bridge.file, shown_path or bridge.file), dict[str, FileErrors]()
-    merge_profiles(document, bridge.file.parent)
     for line, table, expressions in _expressions(bridge):
         frame = spark.createDataFrame([], SPARK_SCHEMA if isinstance(line, Uplink) else _KAFKA_SCHEMA)
         for name in _wildcards(line, table):
