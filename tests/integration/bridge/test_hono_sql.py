@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import NOW, frame_of, message, outcomes
@@ -31,7 +31,7 @@ from towline.bridge.lines.sql import RouteSql
 from towline.bridge.messages import message_table
 from towline.bridge.profiles import HonoSection, profile_lines
 from towline.bridge.routes import RouteTable
-from towline.kafka.deadletters import DeadLetter, Reason
+from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA
 
 pytestmark = pytest.mark.spark
@@ -82,47 +82,6 @@ def bridge(hono: str = "") -> Bridge:
     return parse(FILE.format(hono=hono), Path("/nowhere/b.toml"), {})
 
 
-MESSAGES: list[dict[str, Any]] = []
-
-
-def sent(*messages: dict[str, Any]) -> slice:
-    """Have messages be sent with all others; where they are among `made` and `up`."""
-    MESSAGES.extend(messages)
-    return slice(len(MESSAGES) - len(messages), len(MESSAGES))
-
-
-@pytest.fixture(scope="module")
-def plan(spark: SparkSession) -> tuple[DataFrame, list[Any]]:
-    """The plan of the uplink, and what becomes of all messages."""
-    routes = bridge(TENANTS).uplinks[0].routes
-    statements = RouteSql(routes)
-    frame = statements.writer_frame(frame_of(spark, routes, MESSAGES, statements), tolerant=True)
-    return frame, outcomes(routes, frame)
-
-
-@pytest.fixture(scope="module")
-def made(plan: tuple[DataFrame, list[Any]]) -> list[Any]:
-    """What goes to Kafka, in the order of `MESSAGES`."""
-    return plan[1]
-
-
-@pytest.fixture(scope="module")
-def up(made: list[Any]) -> list[Any]:
-    """By message ``(topic, key, value, headers)``, or the words of its refusal, or the reason of its dead letter."""
-    return [outcome(one) for one in made]
-
-
-def outcome(made: Any) -> Any:
-    if isinstance(made, str):
-        return made
-    if isinstance(made, DeadLetter):
-        return made.detail if made.reason is Reason.REJECTED else made.reason.value
-    topic, value, key, _, _, _, _, pairs = made
-    headers = {name: text.decode() for name, text in pairs}
-    assert len(headers) == len(pairs), "no header stands twice"
-    return topic, key.decode(), value, headers
-
-
 #: Of a record that is refused, its dead letter and its notice, if there is one.
 Told = tuple[tuple[Any, ...], tuple[Any, ...] | None]
 
@@ -170,21 +129,6 @@ def needed(fields: dict[str, str], answers: Sequence[str]) -> list[tuple[str, st
     return chosen
 
 
-@pytest.fixture(scope="module")
-def published(spark: SparkSession) -> list[tuple[Any, ...]]:
-    """Tenant, device and refusal of the messages in `BY_TOPIC`: the topic alone decides."""
-    common = profile_lines()["uplink"]["hono"]["common"]
-    rows = [(hono, message(topic)) for hono, topic, *_ in BY_TOPIC]
-    return asked(spark, common, rows, ROW_SCHEMA, "hono_tenant", "hono_device", common["reject"])
-
-
-def test_its_code_is_of_a_size_that_java_compiles(plan: tuple[DataFrame, list[Any]]) -> None:
-    """As one method it is not, and Spark finds that out in each batch anew."""
-    nodes = plan[0]._jdf.queryExecution().executedPlan().treeString()
-    assert "Project" in nodes
-    assert "*(" not in nodes, "compiled as one method"
-
-
 NO_TENANT, NO_DEVICE = "status 400: the topic names no tenant", "status 400: the topic names no device"
 OTHERS = "status 403: device is not authorized to act on behalf of another"
 UNKNOWN = "status 404: no such tenant"
@@ -217,124 +161,110 @@ BY_TOPIC: list[tuple[str, str, tuple[str, str] | None, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(BY_TOPIC)))
-def test_for_whom_a_message_is_and_who_has_published_it(published: list[tuple[Any, ...]], number: int) -> None:
-    hono, topic, ids, refusal = BY_TOPIC[number]
-    *found, why = published[number]
-    assert (ids is None or tuple(found) == ids, why) == (True, refusal), found
-    assert RouteTable(bridge(hono).uplinks[0].routes).match(pa.array([topic])).null_count == 0
+def test_for_whom_a_message_is_and_who_has_published_it(spark: SparkSession) -> None:
+    """The topic alone decides."""
+    common = profile_lines()["uplink"]["hono"]["common"]
+    rows = [(hono, message(topic)) for hono, topic, *_ in BY_TOPIC]
+    published = asked(spark, common, rows, ROW_SCHEMA, "hono_tenant", "hono_device", common["reject"])
+    for (hono, topic, ids, refusal), (tenant, device, why) in zip(BY_TOPIC, published, strict=True):
+        assert (ids in (None, (tenant, device)), why) == (True, refusal), (hono, topic, tenant, device)
+        assert RouteTable(bridge(hono).uplinks[0].routes).match(pa.array([topic])).null_count == 0
 
 
-USERS = [{"key": "content-encoding", "value": "gzip"}]
-ENDPOINTS = sent(
-    message("t/t2/d", qos=0, retain=True, content_type="text/plain", user_properties=USERS),
-    message("event/t2/d/?hono-ttl=30&hono-ttd=-1", content_type="text/plain"),
-    message("t/t2/d"),
-)
-
-
-def test_headers_of_telemetry_and_events(up: list[Any]) -> None:
-    """Strings raw, everything else JSON text; what is not there has no header."""
-    telemetry, event, plain = up[ENDPOINTS]
-    common = {"device_id": "d", "creation-time": str(MILLIS), "orig_adapter": "hono-mqtt"}
-    assert telemetry[3] == {
-        **common,
-        "content-type": "text/plain",
-        "content-encoding": "gzip",
-        "qos": "0",
-        "orig_address": "t/t2/d",
-        "x-opt-retain": "true",
-    }
-    assert event[3] == {
-        **common,
-        "content-type": "text/plain",
-        "qos": "1",
-        "ttl": "30000",
-        "ttd": "-1",
-        "orig_address": "event/t2/d/?hono-ttl=30&hono-ttd=-1",
-    }
-    assert plain[3] == {**common, "content-type": "application/octet-stream", "qos": "1", "orig_address": "t/t2/d"}
-
-
-TYPES = sent(
-    message("t/t1/d9/?content-type=a%2Fb", content_type="from/mqtt"),
-    message("t/t1/d9/?Content-Type=a/b+c", content_type="from/mqtt"),
-    message("t/t1/d9", content_type="from/mqtt"),
-    message("t/t1/d9"),
-    message("t/t1/d1"),
-    message("t/t2/d1"),
-)
-
-
-def test_content_type_by_bag_property_device_and_tenant(up: list[Any]) -> None:
-    results = up[TYPES]
-    types = [headers["content-type"] for *_, headers in results]
-    assert types == ["a/b", "a/b c", "from/mqtt", "text/d9", "text/t1", "application/octet-stream"]
-    extras = [{name: headers.get(name) for name in ("importance", "level", "ready")} for *_, headers in results[3:]]
-    assert extras == [
-        {"importance": "high", "level": "4", "ready": "true"},
-        {"importance": "high", "level": "3", "ready": "true"},
-        dict.fromkeys(("importance", "level", "ready")),
-    ]
-
-
-TTLS = [
-    ("e/t1/d1/?hono-ttl=30", 1, "30000"),
-    ("e/t1/d1/?hono-ttl=3000", 1, "100000"),
-    ("e/t1/d1", 1, "100000"),
-    ("e/t1/d9", 1, "40000"),
-    ("e/t1/d1/?hono-ttl=-1", 1, "100000"),
-    ("e/t2/d1/?hono-ttl=0", 1, "0"),
-    ("e/t2/d1/?hono-ttl=99999999999999999999", 1, None),
-    ("t/t1/d1/?hono-ttl=1", 0, "5000"),
-    ("t/t1/d1", 1, "7000"),
-    ("c/t1/d1/s/203abc/200", 1, "9000"),
-]
-
-
-WITH_TTLS = sent(*(message(topic, qos=qos) for topic, qos, _ in TTLS))
-
-
-def test_time_to_live_is_in_milliseconds_and_capped(up: list[Any]) -> None:
-    results = up[WITH_TTLS]
-    assert [headers.get("ttl") for *_, headers in results] == [ttl for *_, ttl in TTLS]
-
-
+EMPTY = "application/vnd.eclipse-hono-empty-notification"
 MALFORMED, FEW = "status 400: malformed topic name", "status 400: command response topic has too few segments"
 DATA = "status 400: command response topic contains invalid data"
-#: Topic and QoS -> words.
-EMPTY = "application/vnd.eclipse-hono-empty-notification"
-REFUSED = {
-    f"t/t2/d/?content-type={EMPTY} 1": f"status 400: Content-Type {EMPTY} does not match payload",
-    "e/t1/d1 0": "status 400: Only QoS 1 supported for event messages",
-    "t/t1/d1/?a=%zz 1": MALFORMED,
-    "c/t1/d1/s/203abc 1": FEW,
-    "c/t1/d1/s/203abc/ok 1": "status 400: invalid status code",
-    "c/t1/d1/s/203abc/199 1": DATA,
-    "c/t1/d1/s/204abc/200 1": DATA,
-    "c/t1/d1/s/xyzabc/200 1": DATA,
-}
-ALL_REFUSED = sent(*(message(key[:-2], qos=int(key[-1])) for key in REFUSED))
+T1 = {"importance": "high", "level": "3", "ready": "true", "content-type": "text/t1"}
+#: Messages, and what becomes of them: words of a refusal, or all headers of the record but "creation-time".
+UP: list[tuple[dict[str, Any], str | dict[str, str]]] = [
+    # headers of telemetry and events: strings raw, everything else JSON text; what is not there has no header
+    (
+        message(
+            "t/t2/d",
+            qos=0,
+            retain=True,
+            content_type="text/plain",
+            user_properties=[{"key": "content-encoding", "value": "gzip"}],
+        ),
+        {"content-type": "text/plain", "content-encoding": "gzip", "qos": "0", "x-opt-retain": "true"},
+    ),
+    (message("event/t2/d/?hono-ttl=30&hono-ttd=-1"), {"qos": "1", "ttl": "30000", "ttd": "-1"}),
+    (message("e/t2/d", b"", content_type="text/plain"), {"content-type": "text/plain", "qos": "1"}),
+    (message(f"e/t2/d/?content-type={EMPTY}&hono-ttd=0", b""), {"content-type": EMPTY, "qos": "1", "ttd": "0"}),
+    # the content type by bag, property, device and tenant, and further defaults
+    (message("t/t2/d/?content-type=a%2Fb", content_type="from/mqtt"), {"content-type": "a/b", "qos": "1"}),
+    (message("t/t2/d/?Content-Type=a/b+c", content_type="from/mqtt"), {"content-type": "a/b c", "qos": "1"}),
+    (message("t/t2/d", content_type="from/mqtt"), {"content-type": "from/mqtt", "qos": "1"}),
+    (message("t/t1/d9"), {**T1, "level": "4", "content-type": "text/d9", "qos": "1", "ttl": "40000"}),
+    (message("t/t1/d1"), {**T1, "qos": "1", "ttl": "7000"}),
+    # the time to live in milliseconds, capped
+    (message("e/t1/d1/?hono-ttl=30"), {**T1, "qos": "1", "ttl": "30000"}),
+    (message("e/t1/d1/?hono-ttl=3000"), {**T1, "qos": "1", "ttl": "100000"}),
+    (message("e/t1/d1/?hono-ttl=-1"), {**T1, "qos": "1", "ttl": "100000"}),
+    (message("e/t2/d1/?hono-ttl=0"), {"qos": "1", "ttl": "0"}),
+    (message("e/t2/d1/?hono-ttl=99999999999999999999"), {"qos": "1"}),
+    (message("t/t1/d1/?hono-ttl=1", qos=0), {**T1, "qos": "0", "ttl": "5000"}),
+    # responses say which request they answer
+    (
+        message("c/t2/d1/s/30aa-b_c d.0:1reply/503", content_type="text/x", qos=0),
+        {"content-type": "text/x", "correlation-id": "a-b_c d.0:", "status": "503"},
+    ),
+    (message("command/t2/d1/res/003abc/299"), {"correlation-id": "abc", "status": "299"}),
+    (message("c/t1/d9/s/203abc/200"), {**T1, "level": "4", "correlation-id": "abc", "status": "200", "ttl": "9000"}),
+    # what the adapter refuses
+    (message("e/t1/d1", qos=0), "status 400: Only QoS 1 supported for event messages"),
+    (message("t/t2/d", b""), "status 400: Content-Type null does not match payload"),
+    (message("t/t2/d", content_type=EMPTY), f"status 400: Content-Type {EMPTY} does not match payload"),
+    (message("t/t1/d1/?a=%zz"), MALFORMED),
+    (message("c/t1/d1/s/203abc"), FEW),
+    (message("c/t1/d1/s/203abc/ok"), "status 400: invalid status code"),
+    (message("c/t1/d1/s/203abc/199"), DATA),
+    (message("c/t1/d1/s/204abc/200"), DATA),
+    (message("c/t1/d1/s/xyzabc/200"), DATA),
+    # an error under short names is no event
+    (message("e/t1/d1/e/-1/400", qos=0), "filtered"),
+    (message("e/t2/d1/e/-1/nan"), {"qos": "1"}),
+]
+#: Names and values of a property bag, of which some stand twice, as a device might write them.
+NAMES = ["content-type", "Content-Type", "CORRELATION-ID", "x", "content%2Dtype"]
+PIECES = [*"aZ0-_.~,+ü\U0001f600/?=", "%20", "%2F", "%25", "%C3%BC", "/?"]
 
 
-def test_what_the_adapter_refuses(up: list[Any]) -> None:
-    assert up[ALL_REFUSED] == list(REFUSED.values())
+def bag() -> str:
+    pairs = [(random.choice(NAMES), "".join(random.choices(PIECES, k=random.randrange(5)))) for _ in range(4)]
+    return "&".join(f"{name}={value}" for name, value in pairs[: random.randrange(5)])
 
 
-RESPONSES = ["command/t2/d1/res/203abc/200", "c/t2/d1/s/30aa-b_c d.0:1reply/503", "c/t2/d1/s/003abc/299"]
-ALL_RESPONSES = sent(*(message(one, content_type="text/x", qos=0) for one in RESPONSES), message(RESPONSES[0]))
+def as_a_url_query(topic: str) -> dict[str, str]:
+    """Headers of an event with a bag, by a URL library."""
+    pairs: dict[str, str] = {}
+    for name, value in parse_qsl(topic.rpartition("/?")[2].replace(";", "&"), keep_blank_values=True):
+        pairs.setdefault(name.lower(), value)
+    return {"qos": "1", **({"content-type": pairs["content-type"]} if pairs.get("content-type") else {})}
 
 
-def test_responses_say_which_request_they_answer(up: list[Any]) -> None:
-    results = up[ALL_RESPONSES]
-    assert [(topic, key) for topic, key, _, _ in results] == [("hono.command_response.t2", "d1")] * 4
-    common = {"creation-time": str(MILLIS), "device_id": "d1", "tenant_id": "t2"}
-    assert [headers for *_, headers in results] == [
-        {**common, "content-type": "text/x", "correlation-id": "abc", "status": "200"},
-        {**common, "content-type": "text/x", "correlation-id": "a-b_c d.0:", "status": "503"},
-        {**common, "content-type": "text/x", "correlation-id": "abc", "status": "299"},
-        {**common, "content-type": "application/octet-stream", "correlation-id": "abc", "status": "200"},
-    ]
+def test_what_becomes_of_messages(spark: SparkSession) -> None:
+    """Its code is of a size that Java compiles: as one method it is not, which Spark finds out in each batch anew."""
+    bags = [message(f"e/t2/d/?{bag()}") for _ in range(200)]
+    cases = [*UP, *((one, as_a_url_query(one["topic"])) for one in bags)]
+    routes = bridge(TENANTS).uplinks[0].routes
+    statements = RouteSql(routes)
+    frame = statements.writer_frame(frame_of(spark, routes, [row for row, _ in cases], statements), tolerant=True)
+    nodes = frame._jdf.queryExecution().executedPlan().treeString()
+    assert "Project" in nodes
+    assert "*(" not in nodes, "compiled as one method"
+    for (row, expected), made in zip(cases, outcomes(routes, frame), strict=True):
+        if isinstance(expected, str):
+            assert (made.detail if isinstance(made, DeadLetter) else made) == expected, row["topic"]
+            continue
+        kind, tenant, device = row["topic"].split("/")[:3]
+        common = {"device_id": device, "creation-time": str(MILLIS), "content-type": "application/octet-stream"}
+        name = {"t": "telemetry", "e": "event", "c": "command_response"}[kind[0]]
+        own = {"tenant_id": tenant} if kind[0] == "c" else {"orig_adapter": "hono-mqtt", "orig_address": row["topic"]}
+        topic, value, key, *_, headers = made
+        assert (topic, value, key) == (f"hono.{name}.{tenant}", row["payload"], device.encode())
+        assert len(dict(headers)) == len(headers), "no header stands twice"
+        assert {name: text.decode() for name, text in headers} == {**common, **own, **expected}, row["topic"]
 
 
 # -- commands --------------------------------------------------------------------------------------------------------
@@ -442,37 +372,3 @@ def test_errors_go_to_the_client_that_has_published(spark: SparkSession) -> None
     ]
     places = asked(spark, profile_lines()["downlink"]["hono-errors"], rows, KAFKA, "hono_error_topic")
     assert [place for (place,) in places] == [place for *_, place in TOLD_AT]
-
-
-OWN = sent(message(str(TOLD_AT[-1][-1]), qos=0), message("e/t1/d1/e/-1/nan"))
-
-
-def test_errors_under_short_names_are_no_events(up: list[Any]) -> None:
-    own, event = up[OWN]
-    assert (own, event[0]) == ("filtered", "hono.event.t1")
-
-
-# -- the property bag, against a URL library -------------------------------------------------------------------------
-
-NAMES = ["content-type", "Content-Type", "CORRELATION-ID", "hono-ttl", "x", "content%2Dtype"]
-PIECES = [*"aZ0-_.~,+ü\U0001f600/?=", "%20", "%2F", "%25", "%C3%BC", "/?"]
-
-
-def bag() -> str:
-    """Names and values, of which some stand twice, as a device might write them."""
-    pairs = [(random.choice(NAMES), "".join(random.choices(PIECES, k=random.randrange(5)))) for _ in range(4)]
-    return "&".join(f"{name}={value}" for name, value in pairs[: random.randrange(5)])
-
-
-BAGS = sent(*(message(f"e/t2/d/?{bag()}") for _ in range(200)))
-
-
-def test_a_property_bag_is_a_url_query(up: list[Any]) -> None:
-    for one, result in zip(MESSAGES[BAGS], up[BAGS], strict=True):
-        topic = one["topic"]
-        query = topic.rpartition("/?")[2]
-        pairs: dict[str, str] = {}
-        for name, value in parse_qsl(query.replace(";", "&"), keep_blank_values=True):
-            pairs.setdefault(name.lower(), value)
-        assert result[3]["content-type"] == (pairs.get("content-type") or "application/octet-stream"), topic
-        assert result[3]["orig_address"] == topic
