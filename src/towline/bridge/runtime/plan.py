@@ -1,4 +1,4 @@
-"""Plan of a bridge, as text and as JSON: lines, filters, guarantees and their cost, state directories."""
+"""Plan of a bridge, as text and as JSON: lines, filters, guarantees, state directories."""
 
 from __future__ import annotations
 
@@ -17,59 +17,27 @@ from towline.text import printable
 
 #: JSON values of a line or of the whole bridge.
 Plan: TypeAlias = dict[str, Any]
-#: Texts, each with the condition under which it applies.
-Conditions: TypeAlias = Mapping[str, object]
+#: Row of a line: label and text; rows without text are not shown.
+Row: TypeAlias = tuple[str, str]
 
-#: Cost of the guarantee beside CPU time.
-_UPLINK_COST: Final = {
-    Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
-    Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
-    Guarantee.EXACTLY_ONCE: "a transaction a batch: records are visible when it is committed",
-}
-_DOWNLINK_COST: Final = {
-    Guarantee.AT_MOST_ONCE: "an fdatasync a batch; nothing is waited for at the broker",
-    Guarantee.AT_LEAST_ONCE: "an fdatasync a batch",
-    Guarantee.EXACTLY_ONCE: "an fdatasync a batch and a chunk (packet ids); two more packets a message (QoS 2)",
-}
 _DOWNLINK_DUPLICATES: Final = {
     Guarantee.AT_MOST_ONCE: "no",
     Guarantee.AT_LEAST_ONCE: "yes: what was not acknowledged when a connection or a process failed",
     Guarantee.EXACTLY_ONCE: "no, for a subscriber with QoS 2",
 }
-#: Repeats of publishers: no guarantee excludes them, a `dedupe` key on each route does.
-_PUBLISHER_REPEATS: Final = {
-    Guarantee.AT_LEAST_ONCE: ", and what a publisher sends again",
-    Guarantee.EXACTLY_ONCE: "a message that its publisher sends twice as two messages is two messages",
-}
-#: Limit of every guarantee.
-_BROKER_STORE_LIMIT: Final = "a broker that loses its store loses what only it held"
+#: Repeats of publishers, which no guarantee excludes, but a `dedupe` key on each route does.
+_PUBLISHER_REPEATS: Final = ", and what a publisher sends again"
 _ACK_TEXTS: Final = {
     AckAfter.RECEIVED: "on receipt, before the message is on disk",
     AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
     AckAfter.KAFKA: "when Kafka has the message; the broker keeps what is on the way",
-}
-#: Texts by value of a downlink's settings.
-_DOWNLINK_TEXTS: Final = {
-    "stop": "stops when Kafka deleted what it has not read",
-    "go_on": "goes on when Kafka deleted records",
-    "outbox": "a batch is written when it is on disk here",
-    "broker": "a batch is written when the broker has it",
-    "send": "with control characters it is sent; a broker that ends the connection at it gets it three times",
-    "dead_letter": "with control characters a record is a dead letter: a broker may end the connection at it",
-}
-#: Order of messages and cost, by the way in which members share a line.
-_SHARE_TEXTS: Final = {
-    ShareMethod.FILTERS: (
-        "kept for each topic, and for each device whose topics one member takes",
-        "each member receives its own messages",
-    ),
-    ShareMethod.SUBSCRIPTION: ("not kept", "the broker gives each message to one member"),
 }
 #: Keys of a line with names of Kafka topics.
 _TOPIC_KEYS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 #: Fields of a line that the plan has in another form.
 _EXCLUDED_FIELDS: Final = {"gateway", "members", "dead_letter_topics"}
+_MAX_SQL_LENGTH: Final = 100
 
 
 def bridge_plan(bridge: Bridge) -> Plan:
@@ -92,15 +60,15 @@ def bridge_plan(bridge: Bridge) -> Plan:
 
 
 def _line_plan(line: Uplink | Downlink, document: Document) -> Plan:
-    """Return the settings of a line with defaults, its broker and topics; ``says`` has the rows of the text form."""
-    gateway, is_remote = line.gateway, not line.all_gateways
+    """Return the settings of a line with defaults, its broker and topics, and what may be lost and doubled."""
+    gateway, is_remote, line_policy = line.gateway, not line.all_gateways, policy(line.guarantee)
     plan = document.restore_references(
         {
             **line.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_FIELDS),
             "brokers": [] if is_remote else [str(broker) for broker in gateway.brokers],
             "client_id": None if is_remote else gateway.mqtt_client_id,
             "state_dir": str(gateway.state_dir),
-            "ack_after": gateway.effective_ack_after.value,
+            "ack_after": None if is_remote else gateway.effective_ack_after.value,
         }
     )
     plan["kafka_topics"] = document.restore_references(line.fixed_topics, *_TOPIC_KEYS)
@@ -110,162 +78,21 @@ def _line_plan(line: Uplink | Downlink, document: Document) -> Plan:
         for gateway in line.all_gateways
         if (share := gateway.share)
     ]
-    rows = _uplink_rows(line, plan) if isinstance(line, Uplink) else _downlink_rows(line, plan)
-    limits = _uplink_limits(line) if isinstance(line, Uplink) else _downlink_limits(line)
-    return {**plan, "says": {label: text for label, text in rows if text}, "limits": _applicable(limits)}
+    plan["lost"], plan["doubled"] = line_policy.loss_text, line_policy.duplicates_text
+    if isinstance(line, Downlink):
+        plan["lost"] = plan["lost"].replace("from the broker's hand-over on", "from Kafka to the broker")
+        plan["doubled"] = _DOWNLINK_DUPLICATES[line.guarantee]
+    else:
+        if plan["ack_after"] == AckAfter.KAFKA:
+            plan["lost"] = plan["lost"].replace("the state directory is kept", "the broker keeps its session")
+        if all(route.dedupe is not None for route in line.routes):
+            plan["doubled"] = plan["doubled"].replace(_PUBLISHER_REPEATS, "")
+    return dict(plan)
 
 
 def _filters(gateway: GatewaySettings, document: Document) -> list[Plan]:
     filters = gateway.subscriptions
     return [{"filter": document.restore_references(filter_.pattern, "from"), "qos": filter_.qos} for filter_ in filters]
-
-
-def _dedupes_every_route(line: Uplink) -> bool:
-    return all(route.dedupe is not None for route in line.routes)
-
-
-def _uplink_rows(line: Uplink, plan: Plan) -> Iterator[tuple[str, str | list[str]]]:
-    gateway, line_policy, members = line.gateway, policy(line.guarantee), plan["share"]
-    after_kafka = gateway.effective_ack_after is AckAfter.KAFKA
-    yield "gateways", plan["gateways"]
-    if line.all_gateways:  # gateways of this file: broker and filters
-        yield from _broker_row(plan)
-        yield "share", f"{line.share_way}   order {'; '.join(_SHARE_TEXTS[line.share_way])}" if line.share_way else ""
-        texts = [f"{member['name']}   client id {member['client_id']}   {_filters_text(member)}" for member in members]
-        yield "member", texts
-        yield "filters", "" if members else _filters_text(plan)
-    for number, route in enumerate(plan["route"], start=1):
-        yield f"route {number}", _route_text(route, route["dedupe"] or plan["dedupe"])
-    yield "acks", _ACK_TEXTS[gateway.effective_ack_after] if line.all_gateways else ""
-    is_parallel = line.parallelism > 1
-    write_text = "records as they come" + f", by {line.parallelism} tasks" * is_parallel
-    if line_policy.transactions:
-        write_text = "one transaction a batch, all topics and the marker at once"
-        if is_parallel:
-            write_text = f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
-    yield "kafka", f"{write_text}   {_dead_letter_text(plan)}"
-    yield "replay", f"a batch that a crash interrupted is {line_policy.replay_text}"
-    lost, doubled = line_policy.loss_text, line_policy.duplicates_text
-    yield "lost", lost.replace("the state directory is kept", "the broker keeps its session") if after_kafka else lost
-    repeats = _PUBLISHER_REPEATS.get(line.guarantee, "") if _dedupes_every_route(line) else ""
-    yield "doubled", doubled.replace(repeats, "")
-    cost = {
-        _UPLINK_COST[line.guarantee]: True,
-        "an acknowledgement waits for its batch in Kafka": after_kafka,
-        "two more packets a message (QoS 2)": any(subscription.qos == 2 for subscription in gateway.subscriptions),
-        "a place in Spark's state store for each message, some 200 B": line.dedupe_window,
-    }
-    yield "cost", "; ".join(_applicable(cost))
-    contents = _store_limit("journal", gateway.journal.max_bytes)
-    contents = "checkpoint and identity; the messages wait at the gateways" if line.gateways else contents
-    yield "state", f"{plan['state_dir']}   {contents}"
-
-
-def _uplink_limits(line: Uplink) -> Conditions:
-    is_exactly_once, is_remote = line.guarantee is Guarantee.EXACTLY_ONCE, not line.all_gateways
-    after_kafka = line.gateway.effective_ack_after is AckAfter.KAFKA
-    machine_text = "the machine of a member" if line.members else "the machine that holds state_dir"
-    lossy_routes = _routes_with_promise(line, Guarantee.AT_MOST_ONCE)
-    repeating_routes = _routes_with_promise(line, Guarantee.AT_LEAST_ONCE)
-    return {
-        "a consumer without isolation.level=read_committed sees aborted records too": is_exactly_once,
-        _PUBLISHER_REPEATS[Guarantee.EXACTLY_ONCE]: is_exactly_once and not _dedupes_every_route(line),
-        f"{lossy_routes}: a message is lost before it is in the journal, or in Kafka once": lossy_routes,
-        f"{repeating_routes}: a message comes twice where the broker sends it again": repeating_routes,
-        f"repeats are dropped for {line.dedupe_window} at least, and longer while nothing else comes: "
-        "a key must never name two messages": line.dedupe_window,
-        f"if the gateway's clock jumps ahead by over {line.dedupe_window}, earlier keys are lost": line.dedupe_window,
-        "a device's messages are in order as long as they come by one gateway": line.gateways,
-        "an unavailable gateway delays its own messages only; a running batch with them waits for it": line.gateways,
-        "each gateway has settings of its own, also for acknowledgements and for the limit of its journal": is_remote,
-        "the machine of a gateway holds acknowledged messages that are not in Kafka yet": is_remote,
-        "while Kafka is down only the broker's window is received: its queue has to hold the rest": after_kafka
-        and not is_remote,
-        f"{machine_text} holds what was acknowledged and is not yet in Kafka": not (after_kafka or is_remote),
-        _BROKER_STORE_LIMIT: True,
-        "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took": True,
-    }
-
-
-def _routes_with_promise(line: Uplink, promise: Guarantee) -> str:
-    """Return the routes with a weaker guarantee than their line, as text; "" for none."""
-    route_numbers = [str(number) for number, route in enumerate(line.route, start=1) if route.promise is promise]
-    return f"route{'s' * (len(route_numbers) > 1)} {', '.join(route_numbers)}" if route_numbers else ""
-
-
-def _downlink_rows(line: Downlink, plan: Plan) -> Iterator[tuple[str, str | list[str]]]:
-    source_topics, topic_text, starting_offsets = plan["from"], plan["topic"], plan["starting_offsets"]
-    names = ", ".join([source_topics] if isinstance(source_topics, str) else source_topics)
-    source_names = f"topics like {source_topics['pattern']}" if isinstance(source_topics, dict) else names
-    topic_text = f"SQL {topic_text['sql']}" if isinstance(topic_text, dict) else topic_text
-    starting_offsets = starting_offsets if isinstance(starting_offsets, str) else "as listed"
-    parts = {
-        f"mqtt:{_shorten(topic_text)}": True,
-        f"QoS {line.qos}": True,
-        f"properties {line.properties}": True,
-        f"where {_shorten(plan['where'] or '')}": line.where,
-        f"transform {line.transform}": line.transform,
-    }
-    data_loss_text = _DOWNLINK_TEXTS[line.on_data_loss]
-    yield "kafka", f"{source_names}   {line.isolation_level}   from {starting_offsets}   {data_loss_text}"
-    yield from _broker_row(plan)
-    yield "publish", "   ".join(_applicable(parts))
-    yield "confirm", f"{_DOWNLINK_TEXTS[line.confirm]}   {_dead_letter_text(plan)}"
-    yield "text", _DOWNLINK_TEXTS[line.control_characters]
-    yield "replay", "a batch that a crash interrupted is served again; what is in the outbox stays out"
-    yield "lost", policy(line.guarantee).loss_text.replace("from the broker's hand-over on", "from Kafka to the broker")
-    yield "doubled", _DOWNLINK_DUPLICATES[line.guarantee]
-    yield "cost", _DOWNLINK_COST[line.guarantee] + ("; a transaction a batch" if line.transactional else "")
-    outbox = line.gateway.outbox
-    yield "state", f"{plan['state_dir']}   {_store_limit('outbox', outbox.max_bytes if outbox else None)}"
-
-
-def _downlink_limits(line: Downlink) -> Conditions:
-    return {
-        "a subscriber with QoS 0 or 1 may lose or double messages": line.guarantee is Guarantee.EXACTLY_ONCE,
-        _BROKER_STORE_LIMIT: True,
-        "the machine that holds state_dir holds what was taken and is not yet delivered": True,
-        "Kafka deletes by retention whether a line has read it or not": True,
-    }
-
-
-def _filters_text(member: Plan) -> str:
-    return "   ".join(f"{filter_['filter']} (QoS {filter_['qos']})" for filter_ in member["subscriptions"])
-
-
-def _shorten(sql: str, max_length: int = 100) -> str:
-    return sql if len(sql) <= max_length else f"{sql[: max_length - 3]}..."
-
-
-def _broker_row(plan: Plan) -> Iterator[tuple[str, str]]:
-    yield "broker", f"{', then '.join(plan['brokers'])}   client id {plan['client_id']}"
-
-
-def _dead_letter_text(plan: Plan) -> str:
-    return f"dead letters to {plan['dead_letter_topic']}" if plan["dead_letter_topic"] else "no dead letters"
-
-
-def _store_limit(store: str, max_bytes: int | None) -> str:
-    return f"{store} up to {f'{max_bytes:,} B' if max_bytes else 'the disk'}"
-
-
-def _applicable(texts: Conditions) -> list[str]:
-    return [text for text, applies in texts.items() if applies]
-
-
-def _route_text(route: Plan, dedupe: Plan | None) -> str:
-    parts = {
-        f"{route['from']} → kafka:{route['topic']}": True,
-        route["promise"]: route["promise"],
-        "no key" if route["key"] is None else f"key {route['key']}": True,
-        f"headers {', '.join(route['headers'])}": route["headers"],
-        "no MQTT properties": route["properties"] == "none",
-        f"where {_shorten(route['where'] or '')}": route["where"],
-        f"else kafka:{route['fallback_topic']}": route["fallback_topic"],
-        "key required": route["key_required"],
-        f"repeats by {(dedupe or {}).get('key')}": dedupe,
-    }
-    return "   ".join(_applicable(parts))
 
 
 # -- warnings --------------------------------------------------------------------------------------------------------
@@ -367,12 +194,87 @@ def render(plan: Plan) -> str:
     for line in lines:
         is_downlink = line["direction"] == "down"
         text_lines += ["", f'▸ line "{line["name"]}"   {line["guarantee"]}{"   Kafka → MQTT" if is_downlink else ""}']
-        for label, row_texts in line["says"].items():
-            first_text, *more_texts = [row_texts] if isinstance(row_texts, str) else row_texts
-            text_lines += [f"  {label:9} {first_text}", *(f"  {'':9} {text}" for text in more_texts)]
-    text_lines += ["", "What no promise covers:"]
-    for text in dict.fromkeys(text for line in lines for text in line["limits"]):
-        names = [line["name"] for line in lines if text in line["limits"]]  # named unless it applies to all lines
-        text_lines.append(f"  limit     {', '.join(names) + ': ' if len(names) < len(lines) else ''}{text}")
+        line_rows = _downlink_rows(line) if is_downlink else _uplink_rows(line)
+        text_lines += [f"  {label:9} {text}" for label, text in line_rows if text]
     text_lines += ["", f"Nothing was contacted. Run it:   towline run {plan['file']}"]
     return "\n".join(map(printable, text_lines)) + "\n"
+
+
+def _uplink_rows(line: Plan) -> Iterator[Row]:
+    for gateway in line["gateways"]:
+        yield "gateway", gateway
+    yield "broker", _broker_text(line)
+    for member in line["share"]:
+        yield "member", f"{member['name']}   client id {member['client_id']}   {_filters_text(member)}"
+    yield "filters", _filters_text(line) if line["brokers"] and not line["share"] else ""
+    for number, route in enumerate(line["route"], start=1):
+        yield f"route {number}", _route_text(route, route["dedupe"] or line["dedupe"])
+    yield "acks", _ACK_TEXTS[line["ack_after"]] if line["ack_after"] else ""
+    is_parallel, write_text = line["parallelism"] > 1, "records as they come"
+    if policy(Guarantee(line["guarantee"])).transactions:
+        write_text = "one transaction a batch, all topics and the marker at once"
+        write_text = f"{line['parallelism']} transactions a batch, split by key" if is_parallel else write_text
+    elif is_parallel:
+        write_text += f", by {line['parallelism']} tasks"
+    yield "kafka", f"{write_text}   {_dead_letter_text(line)}"
+    yield from ((label, line[label]) for label in ("lost", "doubled"))
+    yield "state", line["state_dir"]
+
+
+def _downlink_rows(line: Plan) -> Iterator[Row]:
+    topics, topic, offsets = line["from"], line["topic"], line["starting_offsets"]
+    names = f"topics like {topics['pattern']}" if isinstance(topics, dict) else ", ".join(_as_list(topics))
+    yield "kafka", f"{names}   {line['isolation_level']}   from {offsets if isinstance(offsets, str) else 'as listed'}"
+    yield "broker", _broker_text(line)
+    topic_text = f"SQL {topic['sql']}" if isinstance(topic, dict) else topic
+    parts = {
+        f"mqtt:{_shorten(topic_text)}": True,
+        f"QoS {line['qos']}": True,
+        f"properties {line['properties']}": True,
+        f"where {_shorten(line['where'] or '')}": line["where"],
+        f"transform {line['transform']}": line["transform"],
+    }
+    yield "publish", _applicable(parts)
+    yield "confirm", f"by the {line['confirm']}   {_dead_letter_text(line)}"
+    yield from ((label, line[label]) for label in ("lost", "doubled"))
+    yield "state", line["state_dir"]
+
+
+def _as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def _broker_text(line: Plan) -> str:
+    return f"{', then '.join(line['brokers'])}   client id {line['client_id']}" if line["brokers"] else ""
+
+
+def _filters_text(member: Plan) -> str:
+    return "   ".join(f"{filter_['filter']} (QoS {filter_['qos']})" for filter_ in member["subscriptions"])
+
+
+def _dead_letter_text(line: Plan) -> str:
+    return f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"
+
+
+def _route_text(route: Plan, dedupe: Plan | None) -> str:
+    parts = {
+        f"{route['from']} → kafka:{route['topic']}": True,
+        route["promise"]: route["promise"],
+        "no key" if route["key"] is None else f"key {route['key']}": True,
+        f"headers {', '.join(route['headers'])}": route["headers"],
+        "no MQTT properties": route["properties"] == "none",
+        f"where {_shorten(route['where'] or '')}": route["where"],
+        f"else kafka:{route['fallback_topic']}": route["fallback_topic"],
+        "key required": route["key_required"],
+        f"repeats by {(dedupe or {}).get('key')}": dedupe,
+    }
+    return _applicable(parts)
+
+
+def _shorten(sql: str) -> str:
+    return sql if len(sql) <= _MAX_SQL_LENGTH else f"{sql[: _MAX_SQL_LENGTH - 3]}..."
+
+
+def _applicable(parts: Mapping[str, object]) -> str:
+    """Return the texts whose condition applies."""
+    return "   ".join(text for text, applies in parts.items() if applies)
