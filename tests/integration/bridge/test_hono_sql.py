@@ -210,7 +210,10 @@ UP: list[tuple[dict[str, Any], str | dict[str, str]]] = [
         {"content-type": "text/x", "correlation-id": "a-b_c d.0:", "status": "503"},
     ),
     (message("command/t2/d1/res/003abc/299"), {"correlation-id": "abc", "status": "299"}),
-    (message("c/t1/d9/s/203abc/200"), {**T1, "level": "4", "correlation-id": "abc", "status": "200", "ttl": "9000"}),
+    (
+        message("c/t1/d9/s/203abc/200"),
+        {**T1, "level": "4", "content-type": "text/d9", "correlation-id": "abc", "status": "200", "ttl": "9000"},
+    ),
     # what the adapter refuses
     (message("e/t1/d1", qos=0), "status 400: Only QoS 1 supported for event messages"),
     (message("t/t2/d", b""), "status 400: Content-Type null does not match payload"),

@@ -59,7 +59,7 @@ def test_every_mistake_in_sql_has_its_line(
     expected = [
         f"bridge.toml:16  {up} 1: where: {column} `paylod`",
         f"bridge.toml:17  {up} 1: dedupe.key: Syntax error at or near end of input",
-        f'bridge.toml:22  {up} 2: where: Filter expression "length(concat(…-…, topic))" of type "INT" is not a boolean',
+        f'bridge.toml:22  {up} 2: where: Cannot resolve "length(concat(…-…, topic))" due to data type mismatch',
         f"bridge.toml:27  {up} 3: where: Syntax error at or near ')'",
         f"bridge.toml:32  {up} 4: fields.body: {column} `paylod`",
         f"bridge.toml:39  {down}topic: Syntax error at or near end of input",

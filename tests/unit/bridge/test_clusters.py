@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import trustme
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.file import parse
@@ -17,8 +16,6 @@ from towline.bridge.runtime.session import (
     cluster_secret,
     driver_environment,
     session_settings,
-    shared_directories,
-    task_files,
 )
 from towline.errors import ConfigError
 from towline.gateway.settings import ListenSettings
@@ -110,18 +107,6 @@ def test_the_python_of_executors_leads_to_this_one_on_the_driver(tmp_path: Path)
     assert named["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}/bin"
     driver_environment(bridge, tmp_path, {"PATH": "/bin", "PYSPARK_PYTHON": "./environment/bin/python"})
     assert (tmp_path / "environment" / "bin" / "python").exists()
-
-
-def test_executors_are_asked_for_the_files_that_tasks_read(tmp_path: Path) -> None:
-    password = tmp_path / "pw"
-    password.write_text("secret")
-    trustme.CA().cert_pem.write_to_path(ca := str(tmp_path / "ca.pem"))
-    text = GOOD.replace("[kafka]", f'[kafka]\npassword_file = "{password}"\nsettings."ssl.ca.location" = "{ca}"')
-    bridge = read(text, tmp_path)
-    assert task_files(bridge) == [ca, str(password)]
-    assert shared_directories(bridge) == []
-    bridge = read(text.replace(ca, "probe"), tmp_path)
-    assert task_files(bridge) == [str(password)]
 
 
 def test_a_gateway_on_every_address_is_named_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

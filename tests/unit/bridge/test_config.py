@@ -160,15 +160,6 @@ def test_two_lines_share_neither_name_nor_client_id(tmp_path: Path) -> None:
     assert content(line) == ('bridge.toml:18  uplink "other"', "[TL-C19]", {'"one"', '"telemetry"', "client_id"})
 
 
-def test_a_line_is_found_by_its_name_whatever_gives_that() -> None:
-    """What Spark says of its SQL is told as of its line."""
-    text = GOOD + GOOD[GOOD.index("[[uplink]]") :].replace('"telemetry"', '"${SITE}"', 1)
-    document = Document(text, Path("bridge.toml"), {"SITE": "west"})
-    assert document.table_path("uplink", "west") == ("uplink", 1)
-    assert document.location_text((*document.table_path("uplink", "west"), "route", 0, "topic")) == "bridge.toml:21"
-    assert document.table_path("uplink", "telemetry") == ("uplink", 0)
-
-
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 def test_every_key_has_its_line(ends: str) -> None:
     """In tables, dotted keys, inline tables, and beside texts and lists of several lines."""

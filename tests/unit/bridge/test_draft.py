@@ -89,21 +89,6 @@ def test_a_name_is_legal(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", default_name())
 
 
-def test_options_answer_and_the_rest_is_asked() -> None:
-    asked: list[tuple[str, str]] = []
-
-    def ask(words: str, default: str, judge: object) -> str:
-        asked.append((words, default))
-        assert callable(judge)
-        assert judge(default) is None
-        return default
-
-    answers = collect_answers({**NOBODY, "kafka": "k:1", "guarantee": "at_most_once"}, FILE, HEAD, ask)
-    assert (answers["kafka"], answers["guarantee"]) == ("k:1", "at_most_once")
-    assert asked == [(QUESTIONS[key], DEFAULTS[key]) for key in ("broker", "topics", "topic")]
-    assert collect_answers(NOBODY, FILE, HEAD, None) == DEFAULTS
-
-
 @pytest.mark.parametrize(
     ("key", "text", "told"),
     [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.bridge.test_config import read, told
+from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.effective import effective_settings
@@ -50,6 +49,23 @@ topic = "c"
 dead_letter_topic = "dead"
 """
 SECRET, WHO = "n0t-to-be-shown", "envy-of-the-environment"
+#: Whatever a route and a downlink may say with variables; SITE is a part of many words.
+VARIABLES = """[[uplink]]
+name = "other"
+dead_letter_topic = "dead.${WHO}"
+mqtt = { brokers = "mqtts://${WHO}:1883,mqtts://b", brokers_share_sessions = true, will = { topic = "gone/${WHO}" } }
+[[uplink.route]]
+from = "${WHO}/{tenant}/#"
+topic = "t.${WHO}"
+key = "{tenant}-${WHO}"
+headers = { by = "${WHO}" }
+where = "topic <> '${WHO}' or ${SITE} = ${SITE}"
+dedupe = { key = "{tenant}/${WHO}" }
+[[downlink]]
+name = "elsewhere"
+from = ["r.${WHO}"]
+topic = { sql = "concat('${WHO}', offset)" }
+"""
 
 
 @pytest.fixture
@@ -131,79 +147,6 @@ def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
     assert shown(bridge, "down", "Kafka producer of dead letters")["acks"] == ("all", "guarantee = at_least_once")
 
 
-PLANTED = """name = "plant"
-state_dir = "state"
-[mqtt]
-brokers = "mqtt://${HOST}:1883,mqtt://b"
-brokers_share_sessions = true
-username = "${WHO}"
-will = { topic = "gone/${WHO}" }
-[kafka]
-bootstrap_servers = ["${HOST}:9092", "k:9092"]
-[kafka.settings]
-"sasl.mechanism" = "OAUTHBEARER"
-"sasl.oauthbearer.method" = "oidc"
-"sasl.oauthbearer.client.id" = "at-${WHO}"
-"sasl.oauthbearer.client.secret" = "${WHO}"
-"sasl.oauthbearer.token.endpoint.url" = "${URL}"
-[[uplink]]
-name = "up"
-dead_letter_topic = "dead.${WHO}"
-[[uplink.route]]
-from = "${WHO}/{tenant}/#"
-topic = "t.${WHO}"
-key = "{tenant}-${WHO}"
-headers = { by = "${WHO}" }
-where = "topic <> '${WHO}' or ${SITE} = ${SITE}"
-fallback_topic = "else.${WHO}"
-dedupe = { key = "{tenant}/${WHO}" }
-"""
-#: What no command may print; SITE is a part of many words.
-VARIABLES = {"WHO": "n0t-2b-5een", "HOST": "h0st-2b-h1dden", "URL": "https://me:n0t-2b-5een@idp/token", "SITE": "a"}
-DOWN = (
-    PLANTED.partition("[[uplink]]")[0].partition("[kafka.settings]")[0]
-    + """[[downlink]]
-name = "down"
-from = ["r.${WHO}"]
-topic = { sql = "concat('${WHO}', offset)" }
-"""
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        (PLANTED, ["${HOST}", "${WHO}/+/#", "t.${WHO}", "dead.${WHO}"]),
-        (DOWN, ["${HOST}", "r.${WHO}", "concat('${WHO}', offset)"]),
-    ],
-    ids=["up", "down"],
-)
-@pytest.mark.parametrize("options", [("--json",), ("-v",)], ids=" ".join)
-def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    written: list[str],
-    options: tuple[str],
-) -> None:
-    """By where a value came from, and not by what it looks like: ``SITE=a`` used to make ``f${SITE}lse`` of false."""
-    (tmp_path / "bridge.toml").write_text(text)
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
-    code, out, error = ran(capsys, "check", str(tmp_path / "bridge.toml"), *options)
-    assert (code, error) == (0, "")
-    assert not [value for value in ("n0t-2b", "h0st-2b", "idp/token", "f${") if value in out]
-    assert [value for value in written if value not in out] == []
-    if options == ("--json",):
-        (line,) = json.loads(out)["lines"]
-        assert line["brokers"] == ["mqtt://${HOST}:1883", "mqtt://b"]
-        assert json.loads(out)["kafka"]["bootstrap_servers"] == "${HOST}:9092,k:9092"
-    elif text is PLANTED:
-        assert "${URL}" in out
-        assert "gone/${WHO}" in out
-
-
 def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
     (tmp_path / "secret").touch()
     text = FILE.replace('topic = "t"', 'topic = "${WHO}/x"').replace('name = "up"', 'name = "${SITE}"')
@@ -213,14 +156,39 @@ def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
     assert "n0t-2b" not in "".join(lines)
 
 
-def test_a_password_in_a_url_of_kafka_is_refused_and_a_variable_stays_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [("--json",), ("-v",)], ids=" ".join)
+def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str]
+) -> None:
+    """By where a value came from, and not by what it looks like: ``SITE=a`` used to make ``f${SITE}lse`` of false."""
+    bridge.file.write_text(
+        (FILE + VARIABLES).replace('"k:9092"', '["${WHO}:9092", "k:9092"]').replace("mqtts://b", "mqtts://${WHO}")
+    )
+    monkeypatch.setenv("SITE", "a")
+    code, out, error = ran(capsys, "check", str(bridge.file), *options)
+    assert (code, error) == (0, "")
+    assert [value for value in (WHO, SECRET, "f${") if value in out] == []
+    written = ["${WHO}:9092,k:9092", "mqtts://${WHO}:1883", "${WHO}/+/#", "t.${WHO}", "dead.${WHO}", "r.${WHO}"]
+    written += ["concat('${WHO}', offset)"] if options == ("--json",) else ["gone/${WHO}"]
+    assert [value for value in written if value not in out] == []
+
+
+def test_a_secret_of_kafka_is_refused_and_a_variable_stays_one(tmp_path: Path) -> None:
     """It is resolved where the connection is opened."""
-    settings = PLANTED.replace("${HOST}", "h")
-    (line,) = told(settings.replace("${URL}", VARIABLES["URL"]), tmp_path, VARIABLES)
-    assert '"sasl.oauthbearer.token.endpoint.url" would put a secret into this file' in line
-    assert "n0t-2b" not in line
-    bridge = read(settings, tmp_path, VARIABLES)
+    url = "sasl.oauthbearer.token.endpoint.url"
+    settings = f"""[kafka.settings]
+"sasl.mechanism" = "OAUTHBEARER"
+"sasl.oauthbearer.method" = "oidc"
+"sasl.oauthbearer.client.id" = "c"
+"sasl.oauthbearer.client.secret" = "${{WHO}}"
+"{url}" = "${{URL}}"
+[[uplink]]"""
+    text = GOOD.replace("[[uplink]]", settings, 1)
+    environ = {"WHO": SECRET, "URL": f"https://me:{SECRET}@idp/token"}
+    (line,) = told(text.replace("${URL}", environ["URL"]), tmp_path, environ)
+    assert f'"{url}" would put a secret into this file' in line
+    assert SECRET not in line
+    bridge = read(text, tmp_path, environ)
     client = bridge.kafka.client_settings()
-    assert client["sasl.oauthbearer.token.endpoint.url"] == "${URL}"
-    assert client["sasl.oauthbearer.client.secret"] == "${WHO}"
-    assert VARIABLES["URL"] not in bridge.model_dump_json()
+    assert (client[url], client["sasl.oauthbearer.client.secret"]) == ("${URL}", "${WHO}")
+    assert SECRET not in bridge.model_dump_json()
