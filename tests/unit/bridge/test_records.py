@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -19,12 +18,10 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge import routes as module
-from towline.bridge.config.file import parse
 from towline.bridge.config.tables import RouteSection
-from towline.bridge.patterns import Pattern
+from towline.bridge.deadletters import source_row
 from towline.bridge.routes import (
     DEDUPE,
-    FAULT,
     HEADER_MAP,
     OUTCOME,
     REJECT,
@@ -39,13 +36,12 @@ from towline.bridge.routes import (
 from towline.bridge.uplink.sink import LineWriter, records
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
-from towline.kafka.deadletters import Reason
+from towline.kafka.deadletters import HEADER_OVERHEAD, DeadLetter, Reason
 from towline.kafka.delivery import DeliveryResult
 from towline.schema import ROW_SCHEMA
 from towline.spark.kafka_sink import KafkaTaskResult
 from towline.spark.sink_note import BatchResult, SinkNote, Span
 
-ROOT = Path(__file__).parents[3]
 DEAD = ("towline.t1", "two.b")
 TABLES: tuple[dict[str, Any], ...] = (
     {"from": "a/{x}/+", "topic": "fixed", "key": "{x}"},
@@ -161,7 +157,7 @@ def codes(rendered: pa.RecordBatch) -> list[int]:
 def rendered(table: RouteTable, batch: pa.RecordBatch) -> list[Any]:
     """As `becomes` says it."""
     out = table.render(batch)
-    made = iter(RecordColumns().rows(out, any_topic=True).records)
+    made, longest = iter(RecordColumns().rows(out, any_topic=True).records), RecordColumns().max_record_bytes(out)
     results: list[Any] = []
     for code in codes(out):
         topic, value, key, partition, _, _, millis, headers = next(made)
@@ -172,18 +168,23 @@ def rendered(table: RouteTable, batch: pa.RecordBatch) -> list[Any]:
             results.append(outcome.name.lower())
         else:
             assert partition == -1
+            size = sum(HEADER_OVERHEAD + len(name.encode()) + len(data or b"") for name, data in headers or ())
+            assert len(value or b"") + len(key or b"") + size <= longest
             results.append((topic, value, key, millis, headers or []))
     return results
 
 
+def asked_batch(met: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[pa.RecordBatch, list[Any]]:
+    """Messages with what Spark says of those of the route with SQL; and what becomes of each by the page."""
+    rows, said = [{**row, "offset": n} for n, (row, _) in enumerate(met)], [one for _, one in met]
+    asked = [one if taker(TABLES, row["topic"]) == len(TABLES) - 1 else NOT_ASKED for row, one in met]
+    return batch_of(rows, asked), [becomes(TABLES, row, one, DEAD) for row, one in zip(rows, said, strict=True)]
+
+
 @given(st.lists(st.tuples(messages, answers), min_size=1, max_size=8))
 def test_columns_become_the_records_that_the_page_says(met: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    rows, said = [{**row, "offset": n} for n, (row, _) in enumerate(met)], [one for _, one in met]
-    # Spark asks a message the SQL of its own route.
-    asked = [one if taker(TABLES, row["topic"]) == len(TABLES) - 1 else NOT_ASKED for row, one in met]
-    table = RouteTable(routes_from_json(routes_to_json(compiled(*TABLES))))
-    wanted = [becomes(TABLES, row, one, DEAD) for row, one in zip(rows, said, strict=True)]
-    assert rendered(table, batch_of(rows, asked)) == wanted
+    batch, wanted = asked_batch(met)
+    assert rendered(RouteTable(routes_from_json(routes_to_json(compiled(*TABLES)))), batch) == wanted
 
 
 @given(st.lists(messages, min_size=1, max_size=8), st.integers(0, len(TABLES) - 2))
@@ -194,44 +195,50 @@ def test_a_line_without_sql_needs_none_of_its_columns(rows: list[dict[str, Any]]
     assert rendered(RouteTable(compiled(*tables)), batch_of(rows)) == wanted
 
 
-# -- what becomes of a batch -----------------------------------------------------------------------------------------
+@given(st.lists(messages, max_size=8))
+def test_a_dead_letter_keeps_the_whole_message(rows: list[dict[str, Any]]) -> None:
+    """Whatever headers its record has: a replay makes the same row of it."""
+    batch = batch_of([{**row, "offset": n} for n, row in enumerate(rows)])
+    refused = RouteTable([]).render(batch)
+    for n, row in enumerate(batch.to_pylist()):
+        headers = tuple(RecordColumns().original_headers(refused, n, [("own", b"x")]))
+        if row["payload"] is not None:
+            empty = {"retain": bool(row["retain"])} | {name: row[name] or None for name in LISTS}
+            assert source_row(DeadLetter(Reason.UNROUTED, None, None, row["payload"], headers)) == {**row, **empty}
 
 
-def written(
-    batch: pa.RecordBatch, *tables: Mapping[str, Any], letters: bool = True, writer: int = 0, writers: int = 1
-) -> tuple[list[pa.RecordBatch], Counter[str]]:
-    """What a task writes of a batch, and what it counts of it beside how many messages there are."""
-    counts = Counter[str]()
-    parts = list(records(RouteTable(compiled(*tables)), [(batch, writer, writers)], counts, has_dead_letters=letters))
-    assert counts.pop("seen") == batch.num_rows
-    assert counts["own"] == batch.num_rows or writers > 1
-    return parts, counts
+LISTS = ("user_properties", "subscription_ids")
+
+
+@given(st.lists(st.tuples(messages, answers), max_size=6), st.integers(1, 3))
+def test_each_message_has_one_writer_a_key_always_the_same_and_what_is_left_out_is_counted(
+    met: list[tuple[dict[str, Any], dict[str, Any]]], writers: int
+) -> None:
+    (batch, wanted), table = asked_batch(met), RouteTable(compiled(*TABLES))
+    owners, counts = dict[int, int](), Counter[str]()
+    for writer in range(writers):
+        parts = list(records(table, [(batch, writer, writers)], counts, has_dead_letters=True))
+        order = [(code > RowOutcome.FALLBACK, n) for part in parts for code, n in zip(*places(part), strict=True)]
+        assert order == sorted(order), "records first, each in its order"
+        assert not owners.keys() & {n for _, n in order}
+        owners |= {n: writer for _, n in order}
+    left_out = Counter(one for one in wanted if one in ("filtered", "undecided"))
+    sent = {n: one for n, one in enumerate(wanted) if isinstance(one, tuple)}
+    assert owners.keys() == {n for n, one in enumerate(wanted) if one not in [*left_out]}
+    assert counts == left_out + Counter(
+        seen=writers * len(met), own=len(met), fallback=sum(one[0] == "other" for one in sent.values())
+    )
+    keys = {n: met[n][0]["topic"].encode() if one[2] is None else one[2] for n, one in sent.items()}
+    assert len({(keys[n], owners[n]) for n in sent}) == len(set(keys.values()))
+
+
+def places(part: pa.RecordBatch) -> tuple[list[int], list[int]]:
+    return codes(part), part.column("towline_offset").to_pylist()
 
 
 def row(topic: str, payload: bytes | None = b"p", **more: Any) -> dict[str, Any]:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     return {"topic": topic, "payload": payload, "qos": 1, "received_at": moment, "gateway": "g", "offset": 0, **more}
-
-
-def test_records_come_before_what_is_refused_and_both_keep_their_order() -> None:
-    sent = [row(topic, offset=n) for n, topic in enumerate(["a/x/y", "d/1", "a/x y", "a/x/z", "d/2"])]
-    (good, refused), _ = written(batch_of(sent), *TABLES[:2])
-    assert good.column("towline_offset").to_pylist() == [0, 3]
-    assert refused.column("towline_offset").to_pylist() == [1, 2, 4]
-    reasons = [RowOutcome(code).reason for code in codes(refused)]
-    assert reasons == [Reason.UNROUTED, Reason.TOPIC_ILLEGAL, Reason.UNROUTED]
-    assert refused.column(FAULT)[1].as_py() == "Kafka takes no such topic name"
-    assert good.column(FAULT).null_count == 2
-    assert refused.column("topic").to_pylist() == [None, "to.x y", None]
-    assert good.schema == refused.schema
-
-
-def test_what_is_left_out_is_counted_by_why() -> None:
-    said = [{"field": "a", "reject": None, "where": answer} for answer in (True, False, None, False, True)]
-    sent = [row("s/a"), row("s/a"), row("s/a"), row("s/a"), row("c/a b")]
-    (batch,), counts = written(batch_of(sent, said), TABLES[4], TABLES[7])
-    assert batch.num_rows == 2
-    assert counts == {"own": 5, "filtered": 2, "undecided": 1, "fallback": 1}
 
 
 @pytest.mark.parametrize(
@@ -241,51 +248,28 @@ def test_what_is_left_out_is_counted_by_why() -> None:
         (row("s/a"), {"field": "a", "reject": "no b\x1b[31m", "where": True}, "TL-B33", r"reject: no b\x1b[31m. The"),
         (row("a/b", None), None, "TL-B29", "a message was truncated"),
         (row("s/a"), {"field": "a", "where": True}, "TL-B02", "the SQL of reject raised an error"),
+        (row("nobody"), None, "", ""),
     ],
 )
-def test_without_a_place_for_it_the_first_refused_message_ends_the_batch(
+def test_without_a_place_for_it_the_first_refused_message_of_a_route_ends_the_batch(
     sent: dict[str, Any], said: dict[str, Any] | None, code: str, text: str
 ) -> None:
+    table, counts = RouteTable(compiled(TABLES[1], TABLES[7])), Counter[str]()
+    parts = records(table, [(batch_of([sent], [said] if said else []), 0, 1)], counts, has_dead_letters=False)
+    if not code:
+        assert (list(parts), counts) == ([], {"seen": 1, "own": 1, "unrouted": 1})
+        return
     with pytest.raises(KafkaError) as caught:
-        written(batch_of([sent], [said] if said else []), TABLES[1], TABLES[7], letters=False)
+        list(parts)
     assert (caught.value.code, text in str(caught.value)) == (code, True), str(caught.value)
 
 
-def test_without_a_place_for_them_messages_of_no_route_are_left_out() -> None:
-    sent = batch_of([row("a/b/c"), row("nobody"), row("nobody")])
-    (batch,), counts = written(sent, TABLES[0], letters=False)
-    assert (batch.num_rows, counts) == (1, {"own": 3, "unrouted": 2})
-
-
-def test_topics_without_end_are_forgotten() -> None:
-    with (
-        patch.object(module, "_MAX_CACHED_TOPICS", 3),
-        patch.object(Pattern, "matches", autospec=True, side_effect=takes) as asked,
-    ):
-        table = RouteTable(compiled(*TABLES[:2]))
-        for numbers in ((0, 1), (0, 1), (2, 3), (0, 1)):
-            rows = batch_of([row(f"a/{n}/x") for n in numbers])
-            assert table.render(rows).column("key").to_pylist() == [b"%d" % n for n in numbers]
-    assert asked.call_count == 6
-
-
-takes = Pattern.matches
-
-
-def test_names_without_end_are_not_remembered() -> None:
-    long = row("a/" + "x" * 250)
-    table = RouteTable(compiled({"from": "a/+", "topic": "t.{payload}"}))
-    rows = batch_of([row("a/b", b"x" * 250), row("a/b", b"x"), row("a/b", b"y" * 5000)])
-    illegal = RowOutcome.TOPIC_ILLEGAL
-    assert codes(table.render(rows)) == [illegal, RowOutcome.RENDERED, illegal]
-    with (
-        patch.object(Pattern, "matches", autospec=True, side_effect=takes) as asked,
-        patch.object(Route, "destination", autospec=True, return_value=("t", RowOutcome.RENDERED)) as named,
-    ):
-        for _ in range(3):
-            table.render(rows)
-            table.render(batch_of([long]))
-    assert (asked.call_count, named.call_count) == (3, 7)  # each time of three long names, once of one more
+def test_topics_without_end_are_forgotten_and_long_ones_not_remembered() -> None:
+    asked = Counter[str]()
+    cached = module._cached_by_name(lambda name: asked.update([name]))
+    for name in ("x", "x" * 250, *map(str, range(module._MAX_CACHED_TOPICS)), *["x", "x" * 250] * 2):
+        cached(name)
+    assert [asked[name] for name in ("x", "x" * 250, "1")] == [2, 3, 1]
 
 
 def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
@@ -295,61 +279,30 @@ def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
     assert codes(RouteTable([route]).render(batch)) == [RowOutcome.KEY_ABSENT, RowOutcome.RENDERED]
 
 
-@given(st.lists(messages, min_size=1, max_size=12), st.integers(2, 5))
-def test_each_message_has_one_of_several_writers_and_a_key_always_the_same(
-    rows: list[dict[str, Any]], writers: int
-) -> None:
-    tables = TABLES[:-1]
-    batch = batch_of([{**row, "offset": n} for n, row in enumerate(rows)])
-    owners: dict[int, int] = {}
-    for writer in range(writers):
-        parts, counts = written(batch, *tables, writer=writer, writers=writers)
-        for part in parts:
-            owners |= dict.fromkeys(part.column("towline_offset").to_pylist(), writer)
-        assert counts["own"] == sum(owner == writer for owner in owners.values())
-    assert sorted(owners) == list(range(len(rows)))
-    outcomes = rendered(RouteTable(compiled(*tables)), batch)
-    keys = [
-        one[2] if isinstance(one, tuple) and one[2] is not None else row["topic"]
-        for one, row in zip(outcomes, rows, strict=True)
-    ]
-    records = [n for n, one in enumerate(outcomes) if isinstance(one, tuple)]
-    assert len({(keys[n], owners[n]) for n in records}) == len({keys[n] for n in records})
+def batch_result(place: Path, answers: list[KafkaTaskResult], **more: Any) -> BatchResult:
+    """Of a line whose batch 3 begins at offset 5 and ends at 15."""
+    (place / "offsets").mkdir()
+    for number, offset in ((2, 5), (3, 15)):
+        end = {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
+        (place / "offsets" / str(number)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
+    delivery: Any = SimpleNamespace(settings=SimpleNamespace(sink_id="s", parallelism=1))
+    return LineWriter(delivery, str(place), "", **more)._batch_result(answers, 3, SinkNote())
 
 
 @pytest.mark.parametrize(
     ("rows", "whole_batch"),
-    [
-        ([(5, 2), (5, 3)], True),
-        ([(5, 5), (5, 0)], True),
-        ([(4, 4), (5, 5)], True),  # of a shuffle: each has rows of its own
-        ([(5, 2), (5, 2)], False),
-        ([(5, 2), (4, 2)], False),
-    ],
+    [([(5, 2), (5, 3)], True), ([(4, 4), (5, 5)], True), ([(5, 2), (5, 2)], False), ([(5, 2), (4, 2)], False)],
 )
 def test_writers_that_do_not_have_all_messages_between_them_commit_nothing(
     rows: list[tuple[int, int]], *, whole_batch: bool, tmp_path: Path
 ) -> None:
+    """Behind a shuffle each has rows of its own."""
     answers = [
-        KafkaTaskResult(n, 7, "q", DeliveryResult(own, 0), own, {"seen": seen, "own": own})
+        KafkaTaskResult(n, 3, "q", DeliveryResult(own, 0), own, {"seen": seen, "own": own})
         for n, (seen, own) in enumerate(rows)
     ]
     with nullcontext() if whole_batch else pytest.raises(KafkaError, match="TL-K26"):
-        result_of_line(tmp_path, answers, 7)
-
-
-def line_writer(place: Path, **more: Any) -> LineWriter:
-    delivery: Any = SimpleNamespace(settings=SimpleNamespace(sink_id="s", parallelism=1))
-    return LineWriter(delivery, str(place), "", **more)
-
-
-def result_of_line(place: Path, answers: list[KafkaTaskResult], batch: int, **more: Any) -> BatchResult:
-    """Of a line whose batch begins at offset 5 and ends at 15."""
-    (place / "offsets").mkdir()
-    for number, offset in ((batch - 1, 5), (batch, 15)):
-        end = {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
-        (place / "offsets" / str(number)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
-    return line_writer(place, **more)._batch_result(answers, batch, SinkNote())
+        batch_result(tmp_path, answers)
 
 
 @pytest.mark.parametrize(
@@ -358,60 +311,20 @@ def result_of_line(place: Path, answers: list[KafkaTaskResult], batch: int, **mo
         (9, {"unrouted": 1}, {}, {}),
         (7, {"filtered": 2, "undecided": 1, "fallback": 4}, {}, {}),
         (7, {"filtered": 1}, {}, {"astray": 2}),
-        (11, {}, {}, {"astray": -1}),
-        (7, {"filtered": 1}, {"drops_duplicates": True}, {"dropped": 2}),
         (11, {}, {"drops_duplicates": True}, {"astray": -1}),
+        (7, {"filtered": 1}, {"drops_duplicates": True}, {"dropped": 2}),
         (0, {}, {"empty_batch": 3}, {"skipped": 10}),
         (0, {}, {"empty_batch": 2}, {"astray": 10}),
+        (6, {"filtered": 1}, {"marked": 9}, {"left_out": 3}),  # its marker says other rows: the filter was changed
     ],
 )
 def test_messages_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(
     tmp_path: Path, given: int, left_out: dict[str, int], more: dict[str, Any], told: dict[str, int]
 ) -> None:
-    result = result_of_line(
-        tmp_path, [KafkaTaskResult(0, 3, "q", DeliveryResult(given, 0), given, left_out)], 3, **more
-    )
+    more = {**more}
+    marked = more.pop("marked", None)
+    done = DeliveryResult(given, 0, was_skipped=marked is not None)
+    result = batch_result(tmp_path, [KafkaTaskResult(0, 3, "q", done, marked or given, left_out)], **more)
     known = {name: result.counts[name] for name in ("astray", "dropped", "skipped", "left_out")}
     assert {name: count for name, count in known.items() if count} == told
     assert (result.counts["messages"], result.spans) == (10, {"j": Span(5, 15)})
-
-
-def test_of_a_batch_that_kafka_had_with_other_rows_nobody_knows_why_they_were_left_out(tmp_path: Path) -> None:
-    """Its marker says six rows, and what a line filters may have been changed since."""
-    answer = KafkaTaskResult(0, 3, "q", DeliveryResult(6, 0, was_skipped=True), 9, {"filtered": 1})
-    counts = result_of_line(tmp_path, [answer], 3).counts
-    assert (counts["given"], counts["filtered"], counts["left_out"]) == (6, 1, 3)
-
-
-def test_a_batch_of_which_nobody_knows_where_it_begins_is_before_what_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "offsets").mkdir()
-    end = {"gateways": {"plant": {"journal": "j", "offset": 15}}, "tick": 0}
-    (tmp_path / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(end)}")
-    result = line_writer(tmp_path)._batch_result([KafkaTaskResult(0, 0, "q", DeliveryResult(15, 0), 15)], 0, SinkNote())
-    assert (result.counts, result.spans) == (Counter(), {"j": Span(15, 15)})
-
-
-def outcomes_of(text: str, tmp_path: Path, sent: Sequence[Mapping[str, Any]]) -> list[Any]:
-    (line,) = parse(text, tmp_path / "bridge.toml", {}).uplinks
-    return rendered(RouteTable(line.routes), batch_of(sent))
-
-
-def test_the_example_routes_by_content(tmp_path: Path) -> None:
-    text = (ROOT / "examples" / "by_content.toml").read_text()
-    sent = [
-        row("events/x", b'{"type": "alarm", "id": "pump-7"}'),
-        row("events/x", b'{"type": "order", "id": 12}'),
-        row("events/x", b'{"type": "towline.x.markers"}'),
-        row("events/x", b'{"id": 1.50}'),
-        row("events/x", b"no JSON"),
-        row("events/x", b'{"type": ["alarm"]}'),
-    ]
-    made = [one if isinstance(one, str) else one[:3:2] for one in outcomes_of(text, tmp_path, sent)]
-    assert made == [
-        ("events.alarm", b"pump-7"),
-        ("events.order", b"12"),
-        ("events.other", None),
-        ("events.other", b"1.5"),
-        "unmapped",
-        "unmapped",
-    ]

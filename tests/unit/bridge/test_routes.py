@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.bridge.oracle import captured, wrong_topic
 from towline.bridge.config.rules import route_problems
 from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed_routes, subscriptions
 from towline.bridge.config.tables import RouteSection
-from towline.bridge.patterns import Pattern, Template, is_allowed, kafka_name_problem, payload_path
-from towline.bridge.routes import RouteTable, RowOutcome
+from towline.bridge.patterns import Pattern, payload_path
+from towline.bridge.routes import RowOutcome
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
 
@@ -31,35 +33,24 @@ def route(source: str, topic: str = "t", **more: Any) -> SubscribedRoute:
     return RouteSection.model_validate({"from": source, "topic": topic, **more}).compile(Guarantee.AT_LEAST_ONCE)
 
 
-@pytest.mark.parametrize(
-    ("source", "topic", "captures"),
-    [
-        ("telemetry/{tenant}/{device}/#", "telemetry/t1/d7/temp/x", {"tenant": "t1", "device": "d7"}),
-        ("telemetry/{tenant}/{device}/#", "telemetry/t1/d7", {"tenant": "t1", "device": "d7"}),
-        ("telemetry/{tenant}/{device}/#", "telemetry/t1", None),
-        ("a/+/{x}", "a/b/", {"x": ""}),
-        ("a/{x}", "a/b/c", None),
-        ("#", "a/b", {}),
-        ("#", "$SYS/x", None),
-        ("{x}/y", "$SYS/y", None),
-        ("$SYS/{x}", "$SYS/y", {"x": "y"}),
-        ("$share/g/a/{x}", "a/b", {"x": "b"}),
-        ("{{x}}/{y}", "{x}/1", {"y": "1"}),
-        ("/a", "/a", {}),
-        ("/a", "a", None),
-    ],
-)
-def test_a_filter_matches_and_captures(source: str, topic: str, captures: dict[str, str] | None) -> None:
-    pattern, levels = Pattern.parse(source), topic.split("/")
-    assert pattern.matches(topic) is (captures is not None)
-    if captures is not None:
-        assert {name: levels[level] for name, level in pattern.wildcards.items()} == captures
-        assert {name: pattern.wildcard_level(name.upper()) for name in captures} == pattern.wildcards
+PATTERNS = st.builds(
+    lambda share, levels, deep: f"{share}{'/'.join([*levels, *deep])}",
+    st.sampled_from(["", "$share/g/"]),
+    st.lists(st.sampled_from(["a", "", "+", "$SYS", "{x}", "{Y}", "{{x}}"]), min_size=1, max_size=4, unique=True),
+    st.sampled_from([[], ["#"]]),
+).filter(lambda text: text not in ("", "$share/g/"))
 
 
-def test_a_filter_is_subscribed_without_names() -> None:
-    assert Pattern.parse("$share/g/t/{a}/+/{b}/#").filter == "$share/g/t/+/+/+/#"
-    assert Pattern.parse("#").filter == "#"
+@settings(max_examples=100)
+@given(PATTERNS, TOPICS)
+def test_a_filter_matches_and_captures(text: str, topic: str) -> None:
+    """And is subscribed without the names of its wildcards."""
+    pattern, wanted, levels = Pattern.parse(text), captured(text, topic), topic.split("/")
+    assert pattern.matches(topic) is (wanted is not None)
+    if wanted is not None:
+        assert {name: levels[level] for name, level in pattern.wildcards.items()} == wanted
+        assert {name: pattern.wildcard_level(name.swapcase()) for name in wanted} == pattern.wildcards
+    assert pattern.filter == re.sub("{[xY]}", "+", text.replace("{{x}}", "\0")).replace("\0", "{x}")
 
 
 @pytest.mark.parametrize(
@@ -92,20 +83,8 @@ def test_a_covered_filter_raises_the_qos_of_the_covering_one() -> None:
     assert [(s.pattern, s.qos) for s in filters] == [("a/#", 2)]
 
 
-def test_the_first_match_takes_the_message() -> None:
-    routes = [route("a/b"), route("a/#"), route("{x}/b")]
-    assert RouteTable(routes).match(pa.array(["a/b", "a/c", "c/b", "d", "a/c"])).to_pylist() == [0, 1, 2, None, 1]
-
-
 def test_a_shadowed_route_is_found() -> None:
     assert shadowed_routes([route("a/#", where="x"), route("b"), route("a/{x}"), route("+")]) == [(2, 0)]
-
-
-def test_templates_are_text_and_fields() -> None:
-    parsed = Template.parse("{{{device}}}-{mqtt.user.k}")
-    assert parsed.fields == ("device", "mqtt.user.k")
-    assert parsed.parts == ("{", "device", "}-", "mqtt.user.k", "")
-    assert Template.parse("plain").constant == "plain"
 
 
 @pytest.mark.parametrize(
@@ -119,49 +98,24 @@ def test_what_is_no_template_is_refused(text: str) -> None:
         assert [problem[:2] for problem in problems] == ([("TL-C66", ("key",))] if wrong else [])
 
 
-@given(st.text())
-def test_any_text_can_be_written_as_a_template(text: str) -> None:
-    assert Template.parse(text.replace("{", "{{").replace("}", "}}")).constant == text
-
-
-@pytest.mark.parametrize(("name", "legal"), [("a.b-c_9", True), ("", False), ("..", False), ("a b", False)])
-def test_kafka_names(name: str, legal: bool) -> None:
-    assert (kafka_name_problem(name) is None) is legal
-
-
-def test_kafka_names_have_a_length_and_no_line_ends() -> None:
-    assert kafka_name_problem("x" * 249) is None
-    assert kafka_name_problem("x" * 250)
-    assert kafka_name_problem("x\n")
-
-
-def test_allowed_topics_are_names_and_globs() -> None:
-    assert is_allowed("event.a", ["event.*"])
-    assert not is_allowed("event", ["event.?"])
-    assert is_allowed("anything", [])
-
-
-@pytest.mark.parametrize(
-    ("template", "level", "topic"),
-    [
-        ("towline.{x}", "d1", "towline.d1"),
-        ("towline.{x}", "plant-7-telemetry.markers", None),
-        ("towline.{x}.markers", "s", None),
-        ("tow{x}", "line.s.markers", None),
-        ("to{x}", "wline.dead", None),
-        ("towline.d{x}", "ead", None),
-        ("_{x}", "_consumer_offsets", None),
-        ("{x}", "__transaction_state", None),
-        ("{x}", "a.markers", "a.markers"),
-        ("other.{x}", "towline.s.markers", "other.towline.s.markers"),
-    ],
+#: What a device says, to come to a topic of markers or dead letters, or to one that Kafka has no name for.
+SAID = (
+    *(None, "", ".", "..", "_consumer_offsets", "__x", "wline.dead", "line.s.markers", "towline.s.markers", "a b"),
+    *("towline.dead", "a\n", "x" * 249, "x" * 250, "d1", "s.markers", "ead", "D-1_", "é", "event", "event.ab"),
 )
-def test_a_device_reaches_no_reserved_topic(template: str, level: str, topic: str | None) -> None:
-    section = {"from": "e/{x}", "topic": template, "allowed_topics": ["*"], "fallback_topic": "other"}
-    compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
-    name = template.replace("{x}", level)
-    assert compiled.destination(name) == ((topic, RowOutcome.RENDERED) if topic else ("other", RowOutcome.FALLBACK))
-    assert replace(compiled, fallback_topic=None).destination(name)[0] == topic
+
+
+@pytest.mark.parametrize("template", ["{x}", "t.{x}", "_{x}", "tow{x}", "towline.{x}", "towline.d{x}", "event.{x}"])
+def test_a_device_reaches_no_reserved_topic(template: str) -> None:
+    for said, allowed in product(SAID, [[], ["*"], ["event.?", "event.d*", "towline.d1"]]):
+        section = {"from": "e/{x}", "topic": template, "allowed_topics": allowed, "fallback_topic": "other"}
+        compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
+        name = None if said is None else template.replace("{x}", said)
+        problem = wrong_topic(name, section, ["towline.dead"])
+        wanted = ("other", RowOutcome.FALLBACK) if problem else (name, RowOutcome.RENDERED)
+        assert compiled.destination(name) == wanted
+        topic, outcome = replace(compiled, fallback_topic=None).destination(name)
+        assert ((outcome.reason and outcome.reason.value) or "", topic) == (problem, None if problem else name)
 
 
 @pytest.mark.parametrize(
