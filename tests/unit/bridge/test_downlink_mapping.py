@@ -18,12 +18,7 @@ from towline.bridge.downlink.query import (
     with_all_partitions,
 )
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import reset_line
-from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
-from towline.kafka.admin import save_topic_ids
-
-# -- reset and unfinished batches --
 
 
 def checkpoint(line: Downlink, offsets: dict[str, Any], batch: int = 0, *, done: bool = True) -> None:
@@ -34,20 +29,6 @@ def checkpoint(line: Downlink, offsets: dict[str, Any], batch: int = 0, *, done:
     if done:
         (line.checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
     (line.checkpoint / "metadata").write_text('{"id":"q"}')
-
-
-def test_a_reset_line_starts_after_the_last_committed_batch(tmp_path: Path) -> None:
-    line = the_line(GOOD, tmp_path)
-    checkpoint(line, {"commands": {"0": 12}})
-    checkpoint(line, {"commands": {"0": 20}}, 1, done=False)
-    Identity("commands", "plant-7.commands", query="q").save(line.gateway.state_dir)
-    save_topic_ids(Checkpoint(str(line.checkpoint)), {"commands": "A"})
-    assert "is reset" in reset_line(line)
-    fresh = Identity.read(line.gateway.state_dir)
-    assert fresh is not None
-    assert fresh.topic_ids == {"commands": "A"}, "beside the offsets"
-    assert (fresh.offsets, fresh.sink) == ({"commands": {"0": 12}}, "plant-7.commands.2")
-    assert not line.checkpoint.exists()
 
 
 def test_an_unfinished_batch_is_finished_with_its_settings(tmp_path: Path) -> None:
@@ -84,16 +65,9 @@ def test_an_unfinished_batch_with_refused_settings_needs_a_reset(tmp_path: Path)
 @pytest.mark.parametrize(
     ("setting", "same"),
     [
-        ('on_data_loss = "go_on"\n', True),
-        ("trigger_interval_s = 3\n", True),
-        ('confirm = "broker"\n', True),
-        ('starting_offsets = "latest"\n', True),
-        ('name = "orders"\n', True),
-        ("parallelism = 2\n", False),
-        ('where = "true"\n', False),
-        ("qos = 2\n", False),
-        ('isolation_level = "read_uncommitted"\n', False),
-        ('from = "others"\n', False),
+        *((text, True) for text in ('on_data_loss = "go_on"', "trigger_interval_s = 3", 'confirm = "broker"')),
+        *((text, True) for text in ('starting_offsets = "latest"', 'name = "orders"')),
+        *((text, False) for text in ("parallelism = 2", 'where = "true"', "qos = 2", 'from = "others"')),
     ],
 )
 def test_the_settings_of_the_mapping(tmp_path: Path, setting: str, same: bool) -> None:

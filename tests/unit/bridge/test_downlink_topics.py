@@ -6,6 +6,7 @@ Kafka's answers are fakes; `tests/integration/bridge/test_downlink_topics.py` as
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,32 +17,37 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from tests.unit.bridge.test_downlink_mapping import checkpoint
+from towline.bridge.config.model import Bridge, Downlink
 from towline.bridge.downlink.query import DownlinkQuery, TopicCheck, check_topics
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.statuses import read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka.admin import KafkaAdmin, recreated_topics, save_topic_ids
+from towline.kafka.admin import KafkaAdmin, recreated_topics, saved_topic_ids
 
 PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")
 GO_ON = PATTERN + 'on_data_loss = "go_on"\n'
-#: End offsets of batch 0, which is committed, and of batch 1; whether batch 1 is committed; the bridge file; the
-#: error about the deleted topic t.b, with batches of at most 100 records.
+#: End offsets of batch 0, which is committed, and of batch 1; whether batch 1 is committed; the bridge file; the first
+#: offset that Kafka still has of t.a; the error about the deleted topic t.b, with batches of at most 100 records.
 CASES = [
     # all of it was delivered: it stood still, or the batch had room for more
-    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 5}, True, PATTERN, ""),
-    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 50}, True, PATTERN, ""),
-    ({"t.a": 1, "t.b": 5}, {"t.a": 200, "t.b": 5}, True, PATTERN, ""),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 5}, True, PATTERN, 0, ""),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 50}, True, PATTERN, 0, ""),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 200, "t.b": 5}, True, PATTERN, 0, ""),
     # the batch was full: there was more of it, or there may have been
-    ({"t.a": 1, "t.b": 5}, {"t.a": 50, "t.b": 55}, True, PATTERN, 'topic "t.b" behind offset 55'),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 50, "t.b": 55}, True, PATTERN, 0, 'topic "t.b" behind offset 55'),
     # planned without it, as Spark does when it is deleted, and never run
-    ({"t.a": 1, "t.b": 5}, {"t.a": 9}, False, PATTERN, ""),
-    ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, PATTERN, 'topic "t.b" behind offset 55'),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9}, False, PATTERN, 0, ""),
+    ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, PATTERN, 0, 'topic "t.b" behind offset 55'),
+    # and Kafka has deleted records of the other: Spark does not stop at a loss in that one batch
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9}, False, PATTERN, 4, 'offsets 1 to 3 of topic "t.a", partition 0'),
     # planned with records of it, or with none
-    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, PATTERN, 'offsets 5 to 7 of topic "t.b", partition 0'),
-    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, GO_ON, "Spark would wait for a deleted topic"),
-    ({"t.a": 1}, {"t.a": 9, "t.b": 0}, False, PATTERN, ""),
-    ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, GO_ON, ""),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, PATTERN, 0, 'offsets 5 to 7 of topic "t.b", partition 0'),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, GO_ON, 0, "Spark would wait for a deleted topic"),
+    ({"t.a": 1}, {"t.a": 9, "t.b": 0}, False, PATTERN, 0, ""),
+    ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, GO_ON, 0, ""),
+    # deleted before the first batch
+    ({}, {"t.b": 5}, None, PATTERN, 0, 'topic "t.b" behind offset 5, where it had, or may have had, more records'),
 ]
 
 
@@ -49,81 +55,75 @@ def ends(offsets: dict[str, int]) -> dict[str, dict[str, int]]:
     return {name: {"0": offset} for name, offset in offsets.items()}
 
 
-@pytest.mark.parametrize(("first", "second", "done", "file", "lost"), CASES)
+def kafka_has(monkeypatch: pytest.MonkeyPatch, first: int = 0, /, **ids: str) -> None:
+    """Topics, by their ids, of one partition with records from `first` on; no answer where there are none."""
+    topics = {name.replace("_", "."): topic_id for name, topic_id in ids.items()}
+
+    def topic_ids(_: KafkaAdmin, names: Iterable[str]) -> dict[str, str]:
+        if not topics:
+            raise KafkaError("TL-K01", "k", "no answer")
+        return {name: topics[name] for name in names if name in topics}
+
+    monkeypatch.setattr(KafkaAdmin, "info", lambda _: SimpleNamespace(topics=dict.fromkeys(topics, 1)))
+    monkeypatch.setattr(KafkaAdmin, "topic_ids", topic_ids)
+    monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: first})
+
+
+def check(bridge: Bridge) -> TopicCheck:
+    (line,) = bridge.downlinks
+    return check_topics(line, "b.toml", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
+
+
+def begin(line: Downlink, offsets: dict[str, int]) -> None:
+    """Write the offsets at which a query begins."""
+    initial = line.checkpoint / "sources" / "0" / "0"
+    initial.parent.mkdir(parents=True)
+    initial.write_text("\0v1\n" + json.dumps(ends(offsets)))
+
+
+@pytest.mark.parametrize(("first", "second", "done", "file", "oldest", "lost"), CASES)
 def test_a_deleted_topic_stops_a_line_only_where_records_were_unread(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     first: dict[str, int],
     second: dict[str, int],
-    done: bool,
+    done: bool | None,
     file: str,
+    oldest: int,
     lost: str,
 ) -> None:
     bridge = read(file, tmp_path)
     (line,) = bridge.downlinks
-    checkpoint(line, ends(first))
-    checkpoint(line, ends(second), 1, done=done)
-    monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1, "other": 1}}))
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda _, names: {"t.a": "A"} if "t.a" in names else {})
-    monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 0})
-
-    def check() -> TopicCheck:
-        return check_topics(line, "bridge.toml", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
-
+    if done is None:
+        begin(line, second)
+    else:
+        checkpoint(line, ends(first))
+        checkpoint(line, ends(second), 1, done=done)
+    kafka_has(monkeypatch, oldest, t_a="A", other="O")
     if lost:
         with pytest.raises(KafkaError, match=r"TL-B06") as caught:
-            check()
+            check(bridge)
         assert lost in str(caught.value)
-        assert "towline reset bridge.toml commands" in caught.value.remedy
+        assert "towline reset b.toml commands" in caught.value.remedy
         return
-    result = check()
+    result = check(bridge)
     assert result.has_removed_topics
     (remark,) = result.remarks
     assert ("was deleted from Kafka; all of its known records were delivered" in remark) is (file is PATTERN)
-
-
-def test_a_topic_deleted_before_the_first_batch_may_have_had_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bridge = read(PATTERN, tmp_path)
-    (line,) = bridge.downlinks
-    initial = line.checkpoint / "sources" / "0" / "0"
-    initial.parent.mkdir(parents=True)
-    initial.write_text('\0v1\n{"t.b":{"0":5}}')
-    monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {}}))
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {})
-    with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where it had, or may have had, more records'):
-        check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
-
-
-def test_while_a_topic_is_missing_deleted_records_of_others_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spark does not stop at a loss in that one batch, and would not report it."""
-    bridge = read(PATTERN, tmp_path)
-    (line,) = bridge.downlinks
-    checkpoint(line, ends({"t.a": 1, "t.b": 5}))
-    checkpoint(line, ends({"t.a": 9}), 1, done=False)
-    monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1}}))
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"t.a": "A"})
-    monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 4})
-    with pytest.raises(KafkaError, match=r'offsets 1 to 3 of topic "t\.a", partition 0.*go_on.*TL-B06'):
-        check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
 
 
 def test_a_missing_configured_topic_is_an_error_and_a_removed_one_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic'), tmp_path)
-    (line,) = bridge.downlinks
-    checkpoint(line, ends({"commands": 1, "former": 5}))
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "A", "former": "B"})
+    checkpoint(bridge.downlinks[0], ends({"commands": 1, "former": 5}))
+    kafka_has(monkeypatch, commands="A", former="B")
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
-        check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "A", "former": "B", "more": ""})
-    result = check_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
-    assert result.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
-    assert result.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
+        check(bridge)
+    kafka_has(monkeypatch, commands="A", former="B", more="")
+    removed, unknown = check(bridge).remarks
+    assert removed == 'topic "former", read up to offset 5, is not read any more'
+    assert unknown.startswith("topic ids unknown (more): this Kafka gives none")
 
 
 def test_topic_ids_are_saved_before_the_first_offset_and_need_an_answer(
@@ -131,25 +131,17 @@ def test_topic_ids_are_saved_before_the_first_offset_and_need_an_answer(
 ) -> None:
     """With "latest" the first offset is one of the topic that was there then."""
     bridge = read(GOOD, tmp_path)
-    (line,) = bridge.downlinks
-
-    def silent(*_: object) -> dict[str, str]:
-        raise KafkaError("TL-K01", "k", "no answer")
-
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", silent)
-    evidence = read_checkpoint(line.checkpoint)
+    kafka_has(monkeypatch)
     with pytest.raises(KafkaError, match="TL-K01"):
-        check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "A"})
-    check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
-    initial = line.checkpoint / "sources" / "0" / "0"
-    initial.parent.mkdir(parents=True)
-    initial.write_text('\0v1\n{"commands":{"0":5}}')
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", lambda *_: {"commands": "B"})
+        check(bridge)
+    kafka_has(monkeypatch, commands="A")
+    check(bridge)
+    begin(bridge.downlinks[0], {"commands": 5})
+    kafka_has(monkeypatch, commands="B")
     with pytest.raises(KafkaError, match=r"its id was A, and is B\): offset 5 of partition 0.*TL-B06"):
-        check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100)
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", silent)
-    assert check_topics(line, "b", evidence, bridge.kafka.client_settings(), 100) == TopicCheck()
+        check(bridge)
+    kafka_has(monkeypatch)
+    assert check(bridge) == TopicCheck()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +156,7 @@ def test_a_reset_line_reads_a_recreated_topic_from_starting_offsets(
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic') + setting, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
     query._topic_check = TopicCheck({"commands": "B", "more": "M"})
-    monkeypatch.setattr(KafkaAdmin, "info", lambda _: type("Info", (), {"topics": {"commands": 2, "more": 1}}))
+    monkeypatch.setattr(KafkaAdmin, "info", lambda _: SimpleNamespace(topics={"commands": 2, "more": 1}))
     offsets, ids = ends({"commands": 12, "more": 3}), {"commands": "A", "more": "M"}
     starting = json.loads(query._starting_offsets(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
     assert starting == {"commands": wanted, "more": {"0": 3}}
@@ -184,8 +176,5 @@ def test_a_broker_without_topic_ids_and_a_torn_file_give_none(tmp_path: Path, mo
     described = {name: SimpleNamespace(topic_id=Uuid(0, number)) for number, name in enumerate(["old", "new"])}
     monkeypatch.setattr(KafkaAdmin, "describe_topics", lambda *_: described)
     assert KafkaAdmin("k:9092").topic_ids(["old", "new"]) == {"old": "", "new": "AAAAAAAAAAAAAAAAAAAAAQ"}
-    logs = Checkpoint(str(tmp_path))
-    save_topic_ids(logs, {"t": "A"})
     (tmp_path / "towline.topics").write_text("{")
-    save_topic_ids(logs, {"t": "B"})
-    assert json.loads((tmp_path / "towline.topics").read_text()) == {"t": "B"}
+    assert saved_topic_ids(Checkpoint(str(tmp_path))) == {}

@@ -18,10 +18,8 @@ from towline.bridge.runtime.state import (
     PAUSED_FILE,
     BridgeState,
     apply_pause,
-    consume_restart_request,
     pause,
     read_pause,
-    request_restart,
     resume,
 )
 from towline.bridge.runtime.status import collect_status, render
@@ -109,13 +107,6 @@ def test_a_line_that_is_paused_is_well_and_named(tmp_path: Path) -> None:
     assert [*a_bridge(**{**waiting, "query": "running"}).problems()] != []
     samples = {(one.name, one.labels[1]): one.value for one in a_bridge(**waiting).samples(0.0) if len(one.labels) > 1}
     assert (samples["towline_query_running", "line"], samples["towline_line_paused", "line"]) == (0, 1)
-
-
-def test_a_restart_is_asked_for_once(tmp_path: Path) -> None:
-    assert not consume_restart_request(tmp_path)
-    request_restart(tmp_path)
-    request_restart(tmp_path)
-    assert [consume_restart_request(tmp_path), consume_restart_request(tmp_path)] == [True, False]
 
 
 def test_a_disk_that_takes_no_request_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

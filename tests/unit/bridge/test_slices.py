@@ -49,14 +49,6 @@ def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(asked: list
     assert not list(LineReader(ReadPlan(LOCAL), 3, None, {}).read(WriterPartition([], 0, 3)))
 
 
-def test_each_writer_has_all_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a batch without rows: each writer leaves its marker."""
-    for slices in (SLICES, ()):
-        monkeypatch.setattr(reader.MqttStreamReader, "partitions", lambda *_: slices)  # noqa: B023 - asked at once
-        parts: Any = LineReader(ReadPlan(LOCAL), 2, None, {}).partitions({}, {})
-        assert [(part.slices, part.writer, part.writers) for part in parts] == [(slices, 0, 2), (slices, 1, 2)]
-
-
 def test_what_is_handed_out_once_is_not_written_by_a_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_task_attempt", lambda: 1)
     partition = WriterPartition(SLICES, 0, 1)
