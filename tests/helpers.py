@@ -42,7 +42,6 @@ __all__ = [
     "publish_all",
     "read_all",
     "wait_until",
-    "wait_while_it_moves",
 ]
 
 T = TypeVar("T")
@@ -121,26 +120,6 @@ def produce_all(
         producer.produce(topic, value, key, headers=[*headers])
         producer.poll(0)
     assert producer.flush(60) == 0
-
-
-def wait_while_it_moves(condition: Callable[[], T | None], state: Callable[[], object], standstill: float) -> T:
-    """The first true answer of `condition`, asked for as long as `state` changes: how long that takes is the machine's.
-
-    Args:
-        condition: What is awaited.
-        state: What shows that something goes on.
-        standstill: How long the state may stay as it is, in seconds.
-
-    Raises:
-        AssertionError: Nothing has changed for `standstill` seconds; it tells the state.
-    """
-    seen, end = state(), time.monotonic() + standstill
-    while not (answer := condition()):
-        if (now := state()) != seen:
-            seen, end = now, time.monotonic() + standstill
-        assert time.monotonic() <= end, f"nothing has moved for {standstill:g} s: {now!r}"
-        time.sleep(0.1)
-    return answer
 
 
 def publish_all(uri: str, packets: Iterable[mqtt5.PublishPacket], client_id: str = "device") -> None:
