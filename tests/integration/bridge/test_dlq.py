@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from tests.helpers import produce_all
@@ -165,53 +164,24 @@ def test_a_fenced_replay_writes_nothing(kafka: Kafka, make: Make) -> None:
     assert values(kafka, target) == [b"m0"]
 
 
-@pytest.fixture
-def another(kafka: Kafka) -> Iterator[Callable[[str], Any]]:
-    """Opens a transaction that has written to both partitions of a topic."""
-    opened: list[Any] = []
-
-    def made(topic: str) -> Any:
-        producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"other-{topic}"})
-        opened.append(producer)
-        producer.init_transactions(20)
-        producer.begin_transaction()
-        for partition in (0, 1):
-            producer.produce(topic, b"unfinished", partition=partition)
-        assert producer.flush(20) == 0
-        return producer
-
-    yield made
-    for producer in opened:
-        with contextlib.suppress(KafkaException):  # it ended already
-            producer.abort_transaction(20)
-
-
-def test_marks_above_an_open_transaction_count(
-    kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch, another: Callable[[str], Any]
-) -> None:
-    bridge, target, dead = make()
-    put(kafka.bootstrap, dead, [letter(0)])
-    (letters,) = dead_letter_topics(bridge)
-    waiting = list(letters.waiting_letters(ALL))
-    another(dead)
-    write(_ReplayWriter(letters), letters, bridge, waiting)
-
-    monkeypatch.setattr(deadletters, "_OPEN_TRANSACTION_S", 1.0)
-    with pytest.raises(KafkaError, match="TL-B31"):
-        replay(letters)
-    assert values(kafka, target) == [b"m0"]
-
-
-def test_letters_replayed_by_another_do_not_count_to_the_limit(
-    kafka: Kafka, make: Make, another: Callable[[str], Any]
-) -> None:
-    """The mark of it is not to be seen yet when the search begins: it lies above an open transaction."""
+def test_marks_above_an_open_transaction_count(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not to be seen yet when the search begins; what they name does not count to the limit."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
     (letters,), (other,) = dead_letter_topics(bridge), dead_letter_topics(bridge)
     (first, *_) = letters.waiting_letters(ALL)
-    unfinished = another(dead)
+    unfinished = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"other-{dead}"})
+    unfinished.init_transactions(20)
+    unfinished.begin_transaction()
+    for partition in (0, 1):
+        unfinished.produce(dead, b"unfinished", partition=partition)
+    assert unfinished.flush(20) == 0
     write(_ReplayWriter(other), other, bridge, [first])
+    monkeypatch.setattr(deadletters, "_OPEN_TRANSACTION_S", 1.0)
+    with pytest.raises(KafkaError, match="TL-B31"):
+        replay(letters)
+    assert values(kafka, target) == [b"m0"]
+    monkeypatch.undo()
 
     later = threading.Timer(2.0, unfinished.abort_transaction, (20,))
     later.start()
@@ -226,17 +196,13 @@ def run_dlq(*arguments: str) -> tuple[int, str, str]:
     return result.returncode, result.stdout, result.stderr
 
 
-def test_before_the_first_start_there_are_no_letters(kafka: Kafka, make: Make) -> None:
-    bridge, _, dead = make()
-    absent = f"{dead}.not-yet"
-    bridge.file.write_text(bridge.file.read_text().replace(dead, absent))
-    assert run_dlq("show", str(bridge.file)) == (0, f"none yet: topic {absent} is not there\n", "")
-    code, out, _ = run_dlq("replay", str(bridge.file), "--json")
-    assert (code, json.loads(out)["replayed"]) == (0, {})
-
-
 def test_the_commands(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
+    text = bridge.file.read_text()
+    bridge.file.write_text(text.replace(dead, f"{dead}.not-yet"))
+    assert run_dlq("show", str(bridge.file)) == (0, f"none yet: topic {dead}.not-yet is not there\n", "")
+    assert run_dlq("replay", str(bridge.file))[0] == 0
+    bridge.file.write_text(text)
     other = replace(letter(2), source="another.line")
     put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody", Reason.UNROUTED), other])
     code, out, _ = run_dlq("show", str(bridge.file))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
-from tests.helpers import wait_until
+from tests.helpers import produce_all, wait_until
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from towline.bridge.runtime.child_supervisors import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
@@ -75,13 +73,12 @@ def test_word_gauge_and_verdict_follow_kafka_and_so_does_what_a_line_is_behind(
     wait_until(lambda: watched.says("reachable"), SOON)
     assert watched.offsets() == (None, None), "nothing is known of a line that never ran [I19]"
 
-    taken(watched.line.checkpoint, 0)
-    put(own_kafka, 3)
-    holding = put(own_kafka, 50, open_as="a.foreign.writer")
-    put(own_kafka, 5)
-    wait_until(lambda: watched.offsets() == (58, 55), SOON, "the records behind the transaction")
-    holding.abort_transaction(30)
-    wait_until(lambda: watched.offsets() == (59, 0), SOON, "its end, which takes an offset too")
+    checkpoint = watched.line.checkpoint  # with what Spark's Kafka source leaves of a batch that is done
+    for log, last in (("offsets", '{}\n{"commands":{"0":0}}'), ("commits", '{"nextBatchWatermarkMs":0}')):
+        (checkpoint / log).mkdir(parents=True)
+        (checkpoint / log / "0").write_text(f"v1\n{last}")
+    produce_all(own_kafka.bootstrap, "commands", [(None, b"x", [])] * 59)
+    wait_until(lambda: watched.offsets() == (59, 0), SOON, "the records")
     watched.state.lines[watched.line.name].query = "stopped"
     wait_until(
         lambda: watched.offsets() == (None, None), SOON, "nothing of a line that may stand in a topic that is gone"
@@ -97,23 +94,3 @@ def test_word_gauge_and_verdict_follow_kafka_and_so_does_what_a_line_is_behind(
     own_kafka.kill()
     wait_until(lambda: watched.says("unreachable"), SOON, "a Kafka that was killed")
     assert "Connection refused" in str(watched.state.kafka_error)
-
-
-def taken(checkpoint: Path, offset: int) -> None:
-    """What Spark's Kafka source leaves of a batch that is done."""
-    for log, last in (("offsets", {"commands": {"0": offset}}), ("commits", {"nextBatchWatermarkMs": 0})):
-        (checkpoint / log).mkdir(parents=True)
-        lines = ["v1", *(["{}"] if log == "offsets" else []), json.dumps(last)]
-        (checkpoint / log / "0").write_text("\n".join(lines))
-
-
-def put(kafka: Kafka, count: int, *, open_as: str = "") -> Producer:
-    """Records of ``commands``, durable; in a transaction that stays open where it has a name."""
-    producer = Producer(kafka.client | ({"transactional.id": open_as} if open_as else {}))
-    if open_as:
-        producer.init_transactions(30)
-        producer.begin_transaction()
-    for _ in range(count):
-        producer.produce("commands", b"x")
-    assert producer.flush(30) == 0
-    return producer

@@ -10,8 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,10 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.bridge.test_dlq import run_dlq
 from towline import Client
 from towline.bridge.config.file import load
 from towline.bridge.runtime.session import SCRATCH_DIR
-from towline.bridge.runtime.state import read_pause
-from towline.bridge.runtime.status import fetch_status
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.devstack.process import free_port
 
@@ -78,18 +75,6 @@ where = "length(payload) > 1"
 def monitor_of(bridge: Running) -> str:
     """The URL of its monitor."""
     return f"http://{load(bridge.file).monitor.listen}"
-
-
-def ask(bridge: Running, path: str, token: str) -> tuple[int, dict[str, Any] | str]:
-    """Status and answer of a POST."""
-    headers = {"Authorization": f"Bearer {token}"}
-    request = urllib.request.Request(f"{monitor_of(bridge)}{path}", method="POST", headers=headers)  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - ours
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 #: Somebody else: tries to connect to unix sockets, to list directories, and to talk to Spark without its secret.
@@ -145,30 +130,14 @@ def sockets_of(family: list[psutil.Process]) -> set[str]:
     return {path for path in named if isinstance(path, str) and path.startswith("/") and Path(path).exists()}
 
 
-def dead_letters(bridge: Running, command: str, file: Path | None = None) -> dict[str, object]:
-    run = subprocess.run(
-        [sys.executable, "-m", "towline", "dlq", command, str(file or bridge.file), "--json"],
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
-    answer: dict[str, object] = json.loads(run.stdout)
-    return answer
-
-
 def test_what_the_gateway_cant_take_in_is_a_dead_letter_between_its_neighbours(
     bridge: Running, mosquitto: Mosquitto, kafka: Kafka
 ) -> None:
     """Each of them, and the account adds up."""
     crowd = [("k", "v")] * 1_001
     with Client(mosquitto.uri, client_id="device") as client:
-        for payload, pairs in (
-            (b"m1", []),
-            (bytes(2_000_000), []),
-            (b"m2", []),
-            (bytes(1_200_000), crowd),
-            (b"m3", []),
-        ):
+        for payload in (b"m1", bytes(2_000_000), b"m2", bytes(1_200_000), b"m3"):
+            pairs = crowd if len(payload) == 1_200_000 else []
             client.publish("t/d/x", payload, qos=2, user_properties=pairs).wait(60)
     wait_until(lambda: bridge.account()["received"] == 5, PATIENCE, "all of them")
     wait_until(lambda: not bridge.account()["waiting"], PATIENCE, "the batches")
@@ -179,14 +148,14 @@ def test_what_the_gateway_cant_take_in_is_a_dead_letter_between_its_neighbours(
 
     assert [value for _, value, _ in in_kafka(kafka.bootstrap, "whole")] == [b"m1", b"m2", b"m3"]
     assert all(value is not None for _, value, _ in in_kafka(kafka.bootstrap, "set-aside")), "no tombstone"
-    waiting = dead_letters(bridge, "show")
-    reasons = {letter["reason"]: letter for letter in waiting["first"]}  # type: ignore[attr-defined]
+    waiting = json.loads(run_dlq("show", str(bridge.file), "--json")[1])
+    reasons = {letter["reason"]: letter for letter in waiting["first"]}
     assert set(reasons) == {"packet_too_large", "too_many_properties"}
     assert reasons["packet_too_large"]["bytes"] == 0
     assert reasons["too_many_properties"]["bytes"] > 1_200_000, "every byte of the packet, in chunks"
     assert reasons["too_many_properties"]["mqtt_topic"] == "t/d/x"
-    stay = dead_letters(bridge, "replay")
-    assert (stay["replayed"], sum(stay["dead"].values())) == ({}, 2)  # type: ignore[attr-defined]
+    stay = json.loads(run_dlq("replay", str(bridge.file), "--json")[1])
+    assert (stay["replayed"], sum(stay["dead"].values())) == ({}, 2)
 
 
 def addresses(process: psutil.Process) -> list[Any]:
@@ -194,24 +163,6 @@ def addresses(process: psutil.Process) -> list[Any]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     return []
-
-
-def test_a_line_is_paused_and_resumed_over_http(bridge: Running) -> None:
-    """By who has the token; the status over HTTP is that of the command."""
-    status, text = ask(bridge, "/lines/line/pause", "wrong-wrong-wrong")
-    assert (status, str(text).endswith("[TL-B74]\n")) == (401, True)
-    bridge.said("[monitor]: requests refused that had no token of token_file: 1   [TL-B74]")
-    assert ask(bridge, "/lines/lime/pause", TOKEN)[0] == 404
-    assert read_pause(bridge.state_dir) is None
-    assert ask(bridge, "/lines/line/pause", TOKEN) == (202, {"line": "line", "state": "running"})
-    assert read_pause(bridge.state_dir) is not None
-    assert ask(bridge, "/lines/line/resume", TOKEN)[0] == 202
-    assert read_pause(bridge.state_dir) is None
-    told, command = fetch_status(monitor_of(bridge)), bridge.status_command()
-    assert told.keys() - command.keys() == {"monitor"}
-    for name in ("bridge", "pid", "running", "state_dir", "left"):
-        assert told[name] == command[name]
-    assert told["lines"]["line"].keys() == command["lines"]["line"].keys()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")

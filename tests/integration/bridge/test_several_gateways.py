@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, publish
-from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code, render
+from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -55,10 +52,8 @@ key = "{{kind}}{{device}}"
 """
 
 
-def test_a_line_over_two_gateways(
-    broker: Mosquitto, kafka: Kafka, gateways: list[Gateway], bridge: Running, tmp_path: Path
-) -> None:
-    g1, g2 = gateways
+def test_a_line_over_two_gateways(broker: Mosquitto, kafka: Kafka, gateways: list[Gateway], bridge: Running) -> None:
+    _, g2 = gateways
     kafka.create_topics({"of-two": 1})
     bridge.file.write_text(file_of(kafka, "of-two", gateways))
     for topic in ("a/1", "b/1"):
@@ -74,20 +69,12 @@ def test_a_line_over_two_gateways(
     publish(broker, range(200, 300), "a/1", qos=2)
     publish(broker, range(200, 300), "b/1", qos=2)
     wait_until(lambda: bridge.account().get("away") and carried(500), PATIENCE, "the others' messages")
-    status = bridge.status()
-    assert exit_code(status) == EXIT_UNKNOWN
-    text = render(status)
-    assert "gateway g2 unavailable since" in text
-    assert "its messages wait there" in text
-    assert "in Kafka 500" in text
-    assert "adds up ✓" in text
+    assert exit_code(bridge.status()) == EXIT_UNKNOWN
     bridge.said("gateway g2 unavailable since")
 
     g2.start()
     wait_until(lambda: carried(600), PATIENCE, "all messages")
-    status = bridge.status()
-    assert exit_code(status) == 0
-    assert "away" not in render(status)
+    assert exit_code(bridge.status()) == 0
     found = [(key.decode(), int(value)) for key, value, _ in in_kafka(kafka.bootstrap, "of-two")]
     assert sorted(found) == sorted((device, n) for device in ("a1", "b1") for n in range(300)), "each once"
     assert [n for device, n in found if device == "b1"] == list(range(300)), "in order"
@@ -95,10 +82,4 @@ def test_a_line_over_two_gateways(
     assert bridge.interrupt() == 0
     assert 'line "line": its gateways continue' in bridge.out
     assert "adds up ✓" in bridge.out
-    for one in gateways:
-        assert one.status()["state"] == "online"
-    check = subprocess.run(
-        [sys.executable, "-m", "towline", "check", str(bridge.file)], capture_output=True, text=True, check=True
-    )
-    assert f"gateways  {g1.settings.state_dir}" in check.stdout
-    assert "  broker   " not in check.stdout
+    assert [one.status()["state"] for one in gateways] == ["online", "online"]
