@@ -95,7 +95,7 @@ documents = st.fixed_dictionaries(
 )
 payloads = st.none() | st.binary(max_size=3) | documents.map(lambda document: json.dumps(document).encode())
 moments = st.sampled_from([datetime(2026, 1, 1, 1, 1, 1, 123456, UTC), datetime(2026, 1, 2, tzinfo=UTC)])
-messages = st.fixed_dictionaries(
+messages: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "topic": topics,
         "payload": payloads,
@@ -189,8 +189,7 @@ def test_columns_become_the_records_that_the_page_says(met: list[tuple[dict[str,
 
 @given(st.lists(messages, min_size=1, max_size=8), st.integers(0, len(TABLES) - 2))
 def test_a_line_without_sql_needs_none_of_its_columns(rows: list[dict[str, Any]], first: int) -> None:
-    tables = TABLES[first:-1]
-    rows = [{**row, "offset": n} for n, row in enumerate(rows)]
+    tables, rows = TABLES[first:-1], [{**row, "offset": n} for n, row in enumerate(rows)]
     wanted = [becomes(tables, row, None, DEAD) for row in rows]
     assert rendered(RouteTable(compiled(*tables)), batch_of(rows)) == wanted
 

@@ -15,7 +15,7 @@ from tests.unit.bridge.oracle import captured, wrong_topic
 from towline.bridge.config.rules import route_problems
 from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed_routes, subscriptions
 from towline.bridge.config.tables import RouteSection
-from towline.bridge.patterns import Pattern, payload_path
+from towline.bridge.patterns import Pattern
 from towline.bridge.routes import RowOutcome
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
@@ -116,18 +116,3 @@ def test_a_device_reaches_no_reserved_topic(template: str) -> None:
         assert compiled.destination(name) == wanted
         topic, outcome = replace(compiled, fallback_topic=None).destination(name)
         assert ((outcome.reason and outcome.reason.value) or "", topic) == (problem, None if problem else name)
-
-
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [
-        ("payload.device.id", ("device", "id")),
-        ("payload.readings[0].value", ("readings", 0, "value")),
-        ("payload[2]", (2,)),
-        ("payload", ()),
-        ("payload.a.", ()),
-        ("mqtt.topic", ()),
-    ],
-)
-def test_a_field_of_the_payload_is_a_path(name: str, steps: tuple[str | int, ...]) -> None:
-    assert payload_path(name) == steps
