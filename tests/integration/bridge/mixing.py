@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import threading
 import time
 from collections import Counter
@@ -178,28 +177,3 @@ def check_mixed(kafka: Kafka, topic: str, sent: int, account: Mapping[str, Any])
 
     assert account["adds_up"], account
     assert account["received"] == account["in_kafka"] == len(records)
-
-    # The batch that was killed was aborted and written again, or is there by its marker: both are one place each.
-    written = _batches(kafka.directory / "data" / f"{topic}-0")
-    assert written
-    assert all(producer >= 0 and attributes & TRANSACTIONAL for producer, attributes in written)
-
-
-#: Attribute of a record batch (KIP-98).
-TRANSACTIONAL = 0x10
-
-
-def _batches(partition: Path) -> list[tuple[int, int]]:
-    """Producer id and attributes of every batch, out of Kafka's own log (record batches of magic 2)."""
-    batches: list[tuple[int, int]] = []
-    for segment in sorted(partition.glob("*.log")):
-        log, at = segment.read_bytes(), 0
-        while at + 61 <= len(log):
-            (length,) = struct.unpack_from(">i", log, at + 8)
-            if not length:  # the rest of the file is preallocated
-                break
-            (attributes,) = struct.unpack_from(">h", log, at + 21)
-            (producer,) = struct.unpack_from(">q", log, at + 43)
-            batches.append((producer, attributes))
-            at += 12 + length
-    return batches

@@ -1,4 +1,4 @@
-"""Kafka as users have it: SASL over TLS, the connection string of Event Hubs, and three brokers.
+"""Kafka as users have it: SCRAM over TLS, and three brokers.
 
 On each of them a whole bridge: up, down and dead letters, exactly once. What is said for librdkafka in ``[kafka]``
 reaches Spark's Java client by that, too. Whoever sends and reads here knows nothing of Towline.
@@ -28,7 +28,7 @@ from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from towline import files
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.kafka import ClusterNode, KafkaCluster
-from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka
+from towline_prove.devstack.secured import USER, SecuredKafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]
 
@@ -129,28 +129,15 @@ def line(tag: str, place: Path, broker: Mosquitto, kafka: str, servers: str, log
             device.loop_stop()
 
 
-def login_of(settings: dict[str, str], password: Path) -> str:
-    said = ", ".join(f'"{name}" = "{value}"' for name, value in settings.items())
-    return f'settings = {{ {said} }}\npassword_file = "{password}"'
-
-
-def test_everything_once_with_the_connection_string_of_event_hubs(tmp_path: Path, mosquitto: Mosquitto) -> None:
-    with SecuredKafka(tmp_path / "kafka") as kafka:
-        settings = kafka.settings_of("PLAIN")
-        assert settings["sasl.username"] == CONNECTION_STRING
-        servers, login = kafka.client["bootstrap.servers"], login_of(settings, kafka.secret_file("PLAIN"))
-        with line("plain", tmp_path, mosquitto, kafka.internal_bootstrap, servers, login) as one:
-            one.send(range(50), range(50))
-            one.has_everything_once(50, 50)
-
-
 def test_a_password_that_is_rotated(tmp_path: Path, mosquitto: Mosquitto) -> None:
     """SCRAM: at Kafka first, then in the file: the uplink goes on by itself, the downlink with the next start."""
     often = {"listener.name.sasl_ssl.scram-sha-512.connections.max.reauth.ms": "3000"}  # KIP-368
     password = tmp_path / "password"
     with SecuredKafka(tmp_path / "kafka", settings=often) as kafka:
         files.replace(password, former := kafka.password_file.read_text(), sync=False)
-        servers, login = kafka.client["bootstrap.servers"], login_of(kafka.settings_of(), password)
+        said = ", ".join(f'"{name}" = "{value}"' for name, value in kafka.settings_of().items())
+        login = f'settings = {{ {said} }}\npassword_file = "{password}"'
+        servers = kafka.client["bootstrap.servers"]
         with line("rotated", tmp_path, mosquitto, kafka.internal_bootstrap, servers, login) as one:
             one.send(range(50), range(50))
             one.until("the beginning", lambda up, down: up["in_kafka"] == 50 and down["delivered"] == 50)

@@ -101,17 +101,18 @@ def test_what_is_no_template_is_refused(text: str) -> None:
 #: What a device says, to come to a topic of markers or dead letters, or to one that Kafka has no name for.
 SAID = (
     *(None, "", ".", "..", "_consumer_offsets", "__x", "wline.dead", "line.s.markers", "towline.s.markers", "a b"),
-    *("towline.dead", "a\n", "x" * 249, "x" * 250, "d1", "s.markers", "ead", "D-1_", "é", "event", "event.ab"),
+    *("towline.dead", "a\n", "x" * 249, "x" * 250, "d1", "s.markers", "ead", "dead", "D-1_", "é", "event", "event.ab"),
 )
 
 
 @pytest.mark.parametrize("template", ["{x}", "t.{x}", "_{x}", "tow{x}", "towline.{x}", "towline.d{x}", "event.{x}"])
 def test_a_device_reaches_no_reserved_topic(template: str) -> None:
+    dead = ("towline.dead", "event.dead")
     for said, allowed in product(SAID, [[], ["*"], ["event.?", "event.d*", "towline.d1"]]):
         section = {"from": "e/{x}", "topic": template, "allowed_topics": allowed, "fallback_topic": "other"}
-        compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
+        compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, dead)
         name = None if said is None else template.replace("{x}", said)
-        problem = wrong_topic(name, section, ["towline.dead"])
+        problem = wrong_topic(name, section, dead)
         wanted = ("other", RowOutcome.FALLBACK) if problem else (name, RowOutcome.RENDERED)
         assert compiled.destination(name) == wanted
         topic, outcome = replace(compiled, fallback_topic=None).destination(name)
