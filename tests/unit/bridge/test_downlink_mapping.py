@@ -10,13 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
 from towline.bridge.config.model import Downlink
-from towline.bridge.downlink.query import (
-    DownlinkQuery,
-    _transform,
-    line_of_last_batches,
-    mapping_of,
-    with_all_partitions,
-)
+from towline.bridge.downlink.query import DownlinkQuery, _transform, line_of_last_batches, mapping_of
 from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError
 
@@ -76,21 +70,6 @@ def test_the_settings_of_the_mapping(tmp_path: Path, setting: str, same: bool) -
     rest = head + "[[downlink]]" + "".join(f"{row}\n" for row in table.split("\n") if not row.startswith(f"{key} ="))
     now, before = the_line(rest + setting, tmp_path), the_line(GOOD, tmp_path)
     assert (line_of_last_batches(now, mapping_of(before)) == line_of_last_batches(now, "")) is same
-
-
-@pytest.mark.parametrize(
-    ("source", "wanted"),
-    [
-        ('"commands"', {"commands": {"0": 12, "1": -2, "2": -2}}),
-        ('["commands", "new"]', {"commands": {"0": 12, "1": -2, "2": -2}, "new": {"0": -2}}),
-        ('{ pattern = ".*" }', {"commands": {"0": 12, "1": -2, "2": -2}, "new": {"0": -2}, "__mine": {"0": -2}}),
-    ],
-)
-def test_a_reset_line_has_offsets_of_every_partition(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
-    section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path)
-    offsets = {"commands": {"0": 12}, "gone": {"0": 3}}
-    topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
-    assert with_all_partitions(offsets, topics, section) == wanted
 
 
 def test_a_module_that_ends_the_process_ends_its_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,21 +145,26 @@ def test_topic_ids_are_saved_before_the_first_offset_and_need_an_answer(
 
 
 @pytest.mark.parametrize(
-    ("start", "wanted"),
-    [("", {"0": -2, "1": -2}), ('"latest"', {"0": -1, "1": -1}), ('{ commands = { "0" = 7 } }', {"0": 7, "1": -2})],
+    ("source", "start", "wanted"),
+    [
+        ('["commands", "more"]', "", {"commands": {"0": -2, "1": -2}, "more": {"0": 3, "1": -2}}),
+        ('["commands", "more"]', '"latest"', {"commands": {"0": -1, "1": -1}, "more": {"0": 3, "1": -2}}),
+        ('["commands", "new"]', '{ commands = { "0" = 7 } }', {"commands": {"0": 7, "1": -2}, "new": {"0": -2}}),
+        ('{ pattern = ".*" }', "", {"commands": {"0": -2, "1": -2}, "more": {"0": 3, "1": -2}, "new": {"0": -2}}),
+    ],
 )
-def test_a_reset_line_reads_a_recreated_topic_from_starting_offsets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, wanted: dict[str, int]
+def test_a_reset_line_reads_every_partition_and_a_recreated_topic_from_starting_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, start: str, wanted: dict[str, dict[str, int]]
 ) -> None:
-    """Both ways out of TL-B06; the other topics go on where they stood."""
+    """Both ways out of TL-B06; the other topics go on where they stood, a new partition at its beginning."""
     setting = f"starting_offsets = {start}\n" if start else ""
-    bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic') + setting, tmp_path)
+    bridge = read(GOOD.replace('from = "commands"', f"from = {source}") + setting, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
     query._topic_check = TopicCheck({"commands": "B", "more": "M"})
-    monkeypatch.setattr(KafkaAdmin, "info", lambda _: SimpleNamespace(topics={"commands": 2, "more": 1}))
-    offsets, ids = ends({"commands": 12, "more": 3}), {"commands": "A", "more": "M"}
-    starting = json.loads(query._starting_offsets(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
-    assert starting == {"commands": wanted, "more": {"0": 3}}
+    topics = {"commands": 2, "more": 2, "new": 1, "__consumer_offsets": 50}
+    monkeypatch.setattr(KafkaAdmin, "info", lambda _: SimpleNamespace(topics=topics))
+    offsets, ids = ends({"commands": 12, "more": 3, "gone": 3}), {"commands": "A", "more": "M"}
+    assert json.loads(query._starting_offsets(Identity("commands", "s", offsets=offsets, topic_ids=ids))) == wanted
 
 
 _IDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2"]))

@@ -43,7 +43,7 @@ def test_a_pause_stays_until_it_is_ended(tmp_path: Path) -> None:
     assert (read_pause(line) or first)["by"] == "monitor"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"at": "x", "by": 1}', '{"at": 1}', "\udcff"])
+@pytest.mark.parametrize("content", ["", "[]", '{"at": "x", "by": 1}', "\udcff"])
 def test_a_pause_that_says_nothing_is_one(tmp_path: Path, content: str) -> None:
     (tmp_path / PAUSED_FILE).write_bytes(content.encode(errors="surrogateescape"))
     assert read_pause(tmp_path) == {"at": 0.0, "by": ""}
@@ -98,15 +98,11 @@ def test_a_line_that_is_paused_is_well_and_named(tmp_path: Path) -> None:
     pause(bridge.state_dir / name, by="maria")
     told(bridge, name, query="paused")
     status = collect_status(bridge.state_dir, [name])
-    line = status["lines"][name]
-    assert (line["query"], line["paused"]["by"]) == ("paused", "maria")
     assert "  ! paused by maria " in render(status)
     assert ": new messages wait until towline resume." in render(status)
-    waiting: dict[str, Any] = {"query": "paused", "account": None, "lag_s": 1000.0, "status": UP_STATUS}
-    assert [*a_bridge(**waiting).problems()] == []
-    assert [*a_bridge(**{**waiting, "query": "running"}).problems()] != []
-    samples = {(one.name, one.labels[1]): one.value for one in a_bridge(**waiting).samples(0.0) if len(one.labels) > 1}
-    assert (samples["towline_query_running", "line"], samples["towline_line_paused", "line"]) == (0, 1)
+    waiting: dict[str, Any] = {"account": None, "lag_s": 1000.0, "status": UP_STATUS}
+    problems = [bool([*a_bridge(**waiting, query=query).problems()]) for query in ("paused", "running")]
+    assert problems == [False, True]
 
 
 def test_a_disk_that_takes_no_request_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
