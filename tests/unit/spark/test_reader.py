@@ -5,22 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.helpers import wait_until
-from tests.unit.gateway.serving import Served, rows, served
-from tests.unit.spark.reading import ALL, offset, table
-from tests.unit.spark.several import until
-from towline.errors import ConfigError, GatewayError, ReaderFenced
+from tests.unit.gateway.serving import Served, served
+from tests.unit.spark.reading import ALL, offset, table, until
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
+from towline.gateway.client import GatewayClient, Lease
 from towline.spark import reader, trigger
 from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.options import parse_options
@@ -31,51 +30,11 @@ from towline.spark.trigger import TriggerTiming
 # -- offsets ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_query_goes_batch_by_batch(server: Served, stream: MqttStreamReader) -> None:
-    server.add(25)
-    at = stream.initialOffset()
-    assert offset(at) == 0
-    seen = []
-    for _ in range(3):
-        end = until(stream, at, lambda place, at=at: offset(place) > offset(at), ReadMaxRows(10))  # type: ignore[misc]
-        seen.append(table(stream, at, end))
-        at = end
-    assert [batch.num_rows for batch in seen] == [10, 10, 5]
-    assert pa.concat_tables(seen).equals(pa.Table.from_batches([rows(0, 25)]))
-
-
 def test_nothing_new_returns_the_start_itself(server: Served, stream: MqttStreamReader) -> None:
     server.add(5)
     at = stream.latestOffset(stream.initialOffset(), ALL)
     assert stream.latestOffset(at, ALL) is at
     assert stream.partitions(at, at) == []
-
-
-def test_the_limit_in_bytes_holds_beside_the_one_in_rows(server: Served, plan: ReadPlan) -> None:
-    for _ in range(50):
-        server.add(20)
-    made = MqttStreamReader(replace(plan, max_rows=30, max_bytes=20_000))
-    at, ends = made.initialOffset(), [0]
-    assert made.getDefaultReadLimit() == ReadMaxRows(30)
-    while ends[-1] < 1000:
-        at = made.latestOffset(at, made.getDefaultReadLimit())
-        ends.append(offset(at))
-    assert max(after - before for before, after in pairwise(ends)) <= 30
-    bytes_only = MqttStreamReader(replace(plan, max_bytes=20_000))
-    made.stop()
-    assert 0 < offset(bytes_only.latestOffset(bytes_only.initialOffset(), ReadMaxRows(900))) < 900
-    assert offset(bytes_only.latestOffset(bytes_only.initialOffset(), ALL)) == 1000
-    bytes_only.stop()
-
-
-def test_only_the_start_of_latest_offset_commits(server: Served, stream: MqttStreamReader) -> None:
-    server.add(10)
-    start = stream.initialOffset()
-    end = stream.latestOffset(start, ALL)
-    table(stream, start, end)
-    stream.commit(end)
-    assert server.journal.consumers["default"] == 0
-    wait_until(lambda: stream.latestOffset(end, ALL) and server.journal.consumers["default"] == 10)
 
 
 def test_stop_commits_nothing_and_frees_the_consumer(server: Served, stream: MqttStreamReader) -> None:
@@ -108,22 +67,6 @@ def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypat
     assert list(stream.read(part)) == []
 
 
-def test_a_query_that_starts_idle_warms_its_workers_at_once(server: Served, stream: MqttStreamReader) -> None:
-    at = stream.initialOffset()
-    began = time.monotonic()
-    first = stream.latestOffset(at, ALL)
-    assert time.monotonic() - began < 2
-    assert first == {**at, "tick": 1}
-    (part,) = stream.partitions(at, first)
-    assert list(stream.read(part)) == []
-
-
-def test_a_busy_query_does_not_tick(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trigger, "IDLE_BATCH_S", 0.0)
-    server.add(1)
-    assert stream.latestOffset(stream.initialOffset(), ALL)["tick"] == 0
-
-
 def planned(checkpoint: Path, batch: int, end: dict[str, Any], watermark_ms: int) -> None:
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     facts = json.dumps({"batchWatermarkMs": watermark_ms, "batchTimestampMs": 0})
@@ -150,18 +93,6 @@ def test_no_row_is_late_and_a_replay_has_the_same_times(server: Served, plan: Re
 
 
 # -- AvailableNow ----------------------------------------------------------------------------------------------------
-
-
-def test_available_now_ends_where_it_began(server: Served, stream: MqttStreamReader) -> None:
-    server.add(20)
-    stream.prepareForTriggerAvailableNow()
-    server.add(20)
-    at = stream.initialOffset()
-    middle = stream.latestOffset(at, ReadMaxRows(15))
-    end = stream.latestOffset(middle, ReadMaxRows(15))
-    assert (offset(middle), offset(end)) == (15, 20)
-    assert stream.latestOffset(end, ReadMaxRows(15)) is end
-    assert server.journal.consumers["default"] == 20
 
 
 def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,45 +152,12 @@ def test_a_full_batch_and_a_query_with_an_end_wait_for_nothing(
     if available_now:
         made.prepareForTriggerAvailableNow()
     assert offset(made.latestOffset(made.initialOffset(), made.getDefaultReadLimit())) == rows
-    made.stop()
     assert watched.rows == []
-
-
-def test_the_first_batch_waits_for_nothing(server: Served, plan: ReadPlan) -> None:
-    server.add(1)
-    made = MqttStreamReader(replace(plan, max_delay_s=30))
-    assert offset(made.latestOffset(made.initialOffset(), ALL)) == 1
+    assert offset(made.latestOffset(made.initialOffset(), ALL)) == 4, "Trigger.Once has no limits"
     made.stop()
 
 
 # -- restart ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_interrupted_batch_is_served_again(server: Served, plan: ReadPlan, stream: MqttStreamReader) -> None:
-    server.add(30)
-    start = stream.latestOffset(stream.initialOffset(), ReadMaxRows(10))
-    end = stream.latestOffset(start, ReadMaxRows(10))
-    before = table(stream, start, end)
-    stream.stop()
-    server.add(5)
-    again = MqttStreamReader(plan)
-    again.getDefaultReadLimit()
-    assert table(again, start, end).equals(before)
-    again.stop()
-
-
-def test_at_most_once_serves_the_interrupted_batch_empty(
-    server: Served, plan: ReadPlan, stream: MqttStreamReader
-) -> None:
-    server.add(30)
-    start = stream.initialOffset()
-    end = stream.latestOffset(start, ReadMaxRows(10))
-    stream.stop()
-    again = MqttStreamReader(replace(plan, replays_batches=False))
-    assert again.partitions(start, end) == []
-    later = again.latestOffset(end, ReadMaxRows(10))
-    assert table(again, end, later).column("offset").to_pylist() == list(range(10, 20))
-    again.stop()
 
 
 def test_rows_that_are_handed_out_once_are_refused_to_a_repeated_task(
@@ -295,24 +193,71 @@ def test_a_foreign_journal_names_both_ways_out(server: Served, stream: MqttStrea
         )
 
 
-def test_a_checkpoint_ahead_of_the_journal_is_refused(server: Served, stream: MqttStreamReader) -> None:
-    at = stream.initialOffset()
-    at["gateways"]["plant"]["offset"] = 99
-    with pytest.raises(GatewayError, match="TL-G06"):
+# -- the gateway goes and comes --------------------------------------------------------------------------------------
+
+
+def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
+    tmp_path: Path, lonely: MqttStreamReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = lonely
+    with served(tmp_path) as first:
+        first.add(10)
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+
+    def report() -> dict[str, Any]:
         stream.latestOffset(at, ALL)
+        return stream.reportLatestOffset() or {}
+
+    away = wait_until(lambda: (found := report()).get("away_since") and found)
+    assert (away["queued"], "no gateway" in away["last_error"]) == (0, True)
+    with served(tmp_path) as second:
+        second.add(5)
+        end = until(stream, at, lambda place: offset(place) == 15)
+        assert table(stream, at, end).num_rows == 5
+        assert "away_since" not in report()
+    told = [one.getMessage() for one in caplog.records if one.name == "towline.spark"]
+    assert [text.endswith("; its messages wait there   [TL-G54]") for text in told] == [True, False]
+    assert "is available again" in told[1]
+
+
+@pytest.fixture
+def lonely(tmp_path: Path) -> Iterator[MqttStreamReader]:
+    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default", poll_s=0.05))
+    yield stream
+    stream.stop()
+
+
+def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamReader) -> None:
+    at = stream.initialOffset()
+    with GatewayClient(server.location) as newer:
+        newer.acquire(Lease("default"))
+        with pytest.raises(ReaderFenced, match="TL-G07"):
+            stream.latestOffset(at, ALL)
+
+
+def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = GatewayAddress(str(tmp_path))
+    with served(tmp_path) as server:
+        for _ in range(5):
+            server.add(10)
+        whole = GatewayClient.read
+        calls = []
+
+        def broken(client: GatewayClient, journal: str, start: int, end: int, **more: str) -> Iterator[pa.RecordBatch]:
+            calls.append(start)
+            for batch in whole(client, journal, start, end, **more):
+                yield batch.slice(0, 7)
+                if len(calls) < 3:
+                    raise GatewayUnreachable("TL-G01", "plant", "gone")
+                yield batch.slice(7)
+
+        monkeypatch.setattr(GatewayClient, "read", broken)
+        got = pa.Table.from_batches(place.rows(server.journal.journal_id, 0, 50))
+    assert calls == [0, 7, 14]
+    assert got.column("offset").to_pylist() == list(range(50))
 
 
 # -- report, batch, checks -------------------------------------------------------------------------------------------
-
-
-def test_the_report_is_json_with_the_queue(server: Served, stream: MqttStreamReader) -> None:
-    assert stream.reportLatestOffset() is None
-    server.add(10)
-    stream.latestOffset(stream.initialOffset(), ReadMaxRows(4))
-    report = stream.reportLatestOffset()
-    assert report is not None
-    assert (report["tip"], report["queued"], report["connected"]) == (10, 6, True)
-    assert json.loads(json.dumps(report)) == report
 
 
 def test_a_broker_that_is_down_is_in_the_report_and_told_once(
@@ -365,18 +310,6 @@ def test_a_broker_whose_queue_may_have_been_too_short_is_told_once(
         assert line.endswith("[TL-G64]")
 
 
-def test_the_report_never_fails(tmp_path: Path) -> None:
-    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default"))
-    with served(tmp_path):
-        stream.initialOffset()
-    assert stream.reportLatestOffset() is None
-
-
-def test_a_stream_with_an_end_is_refused(plan: ReadPlan) -> None:
-    with pytest.raises(ConfigError, match=r"a stream has no end.*TL-C24"):
-        MqttStreamReader(replace(plan, end_offset=5)).getDefaultReadLimit()
-
-
 @pytest.mark.parametrize(
     ("given", "said"), [(True, "the schema of this source is fixed.*TL-C24"), (False, "Of a table too: .*TL-C20")]
 )
@@ -387,23 +320,6 @@ def test_what_spark_would_mask_the_reader_tells(plan: ReadPlan, given: bool, sai
     for made in (source.streamReader(schema).getDefaultReadLimit, source.reader(schema).partitions):
         with pytest.raises(ConfigError, match=said):
             made()
-
-
-@pytest.mark.parametrize(
-    ("starting", "ending", "wanted"),
-    [(None, None, (0, 50)), (10, 20, (10, 20)), ("committed", None, (30, 50)), ("latest", None, (50, 50))],
-)
-def test_a_batch_read_is_a_range(
-    server: Served, plan: ReadPlan, starting: str | int | None, ending: int | None, wanted: tuple[int, int]
-) -> None:
-    server.add(50)
-    server.journal.commit("default", 30)
-    made = MqttBatchReader(replace(plan, start_offset=starting, end_offset=ending))
-    (part,) = made.partitions()
-    assert isinstance(part, Slice)
-    assert (part.start, part.end) == wanted
-    assert sum(batch.num_rows for batch in made.read(part)) == wanted[1] - wanted[0]
-    assert server.journal.consumers == {"default": 30}
 
 
 def test_a_backward_range_is_one_line(server: Served, plan: ReadPlan) -> None:
