@@ -1,53 +1,88 @@
+"""Java, jars in a cache that several processes share, Spark's home, and an archive of classes."""
+
 from __future__ import annotations
 
 import os
 import stat
 import subprocess
-import sys
+import time
+import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from towline.errors import ConfigError, SetupError
 from towline.spark import java
-from towline.spark.java import cache_directory, find_java, resolve_jars, spark_kafka_conf, spark_kafka_jars
+from towline.spark.java import (
+    Tier,
+    cache_directory,
+    cached_spark_kafka_jars,
+    find_java,
+    java_version,
+    jvm_options,
+    light_spark_home,
+    resolve_jars,
+    spark_kafka_conf,
+    spark_kafka_jars,
+)
+
+Said = tuple[int, str]
 
 
-def program(place: Path, text: str) -> Path:
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing on it, and a cache of its own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "cache"))
+    for name in ("JAVA_HOME", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(java, "describe_java", lambda path: f'openjdk version "{Path(path).read_text()}" 2025-04-15')
+    return folder
+
+
+def program(place: Path, text: str = "") -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(f"#!/bin/sh\n{text}\n")
+    place.write_text(text)
     place.chmod(0o755)
     return place
 
 
+class Maven:
+    """Brings one jar where it is told to, for poms that it knows; says an error for others."""
+
+    def __init__(self, knows: str = "", error: Said = (1, "[ERROR] not found")) -> None:
+        self.poms: list[str] = []
+        self._knows, self._error = knows, error
+
+    def __call__(self, command: list[str], _timeout_s: float) -> subprocess.CompletedProcess[str]:
+        (out,) = (word.partition("=")[2] for word in command if word.startswith("-DoutputDirectory="))
+        self.poms.append(Path(command[command.index("-f") + 1]).read_text())
+        time.sleep(0.02)
+        if self._knows not in self.poms[-1]:
+            return subprocess.CompletedProcess(command, *self._error, "")
+        Path(out).mkdir(parents=True)
+        (Path(out) / "a.jar").touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with nothing but sh's tools that the test puts there, and a cache of its own."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "cache"))
-    return folder
+def maven(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Maven]:
+    def install(*given: str | Said) -> Maven:
+        program(programs / "mvn")
+        made = Maven(*given)  # type: ignore[arg-type]
+        monkeypatch.setattr(java, "_run", made)
+        return made
 
-
-def fake_java(place: Path, version: str) -> Path:
-    return program(place, f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
-
-
-def fake_maven(place: Path) -> Path:
-    """UplinkCounts its calls, takes its time, and makes one jar where it was told to."""
-    script = (
-        'PATH=/usr/bin:/bin; echo called >> "$(dirname "$0")/calls"; sleep 0.2\n'
-        'for word in "$@"; do case "$word" in -DoutputDirectory=*) out="${word#*=}";; esac; done\n'
-        'mkdir -p "$out"; touch "$out/a.jar"'
-    )
-    return program(place, script)
+    return install
 
 
 @pytest.mark.parametrize(("said", "version"), [("17.0.15", 17), ("21", 21), ("1.8.0_402", 8), ("25-ea", 25)])
 def test_java_versions(tmp_path: Path, said: str, version: int) -> None:
-    assert java.java_version(str(fake_java(tmp_path / "java", said))) == version
+    assert java_version(str(program(tmp_path / "java", said))) == version
 
 
 @pytest.mark.parametrize(
@@ -62,14 +97,14 @@ def test_java_versions(tmp_path: Path, said: str, version: int) -> None:
     ],
 )
 def test_java_home_comes_before_the_path_and_an_old_java_is_passed_over(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str | None, on_path: str | None, found: str
+    programs: Path, monkeypatch: pytest.MonkeyPatch, home: str | None, on_path: str | None, found: str
 ) -> None:
-    places = {"home": tmp_path / "home" / "bin" / "java", "path": alone / "java"}
+    places = {"home": programs.with_name("home") / "bin" / "java", "path": programs / "java"}
     for place, version in ((places["home"], home), (places["path"], on_path)):
         if version:
-            fake_java(place, version)
+            program(place, version)
     if home:
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("JAVA_HOME", str(programs.with_name("home")))
     if found in places:
         assert find_java() == places[found]
         return
@@ -77,14 +112,7 @@ def test_java_home_comes_before_the_path_and_an_old_java_is_passed_over(
         find_java()
 
 
-def test_the_cache_is_the_named_directory_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path))
-    assert cache_directory() == tmp_path
-    monkeypatch.delenv("TOWLINE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / "towline"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_directory() == Path.home() / ".cache" / "towline"
+# -- jars ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_cache_where_others_can_put_jars_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,13 +121,11 @@ def test_a_cache_where_others_can_put_jars_is_refused(tmp_path: Path, monkeypatc
     shared.mkdir()
     cache = shared / "cache"
     monkeypatch.setenv("TOWLINE_CACHE", str(cache))
-    for mode in (0o777, 0o1777):
-        shared.chmod(mode)
-        if mode == 0o777:  # whoever may rename it may put another one there
-            with pytest.raises(ConfigError, match=f"^cache {cache}: any user may write in {shared}, .*TL-C193"):
-                cache_directory()
-        else:
-            assert cache_directory() == cache
+    shared.chmod(0o777)  # whoever may rename it may put another one there
+    with pytest.raises(ConfigError, match=f"^cache {cache}: any user may write in {shared}, .*TL-C193"):
+        cache_directory()
+    shared.chmod(0o1777)
+    assert cache_directory() == cache
     monkeypatch.setenv("TOWLINE_CACHE", str(shared))
     with pytest.raises(ConfigError, match=r"any user may write in .*\[TL-C193\]"):
         resolve_jars("kafka-1", ["g:a:1"])
@@ -119,26 +145,36 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.
             cache_directory()
 
 
-def test_jars_are_fetched_once_into_a_cache_for_this_user_alone(alone: Path) -> None:
-    """By two processes at once, and by one that comes later."""
-    maven = fake_maven(alone / "mvn")
-    code = "from towline.spark.java import resolve_jars; print(resolve_jars('kafka-1', ['g:a:1']))"
-    command = [sys.executable, "-c", code]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = {process.communicate()[0].strip() for process in both}
-    assert said == {str(alone.parent / "cache" / "kafka-1")} == {str(resolve_jars("kafka-1", ["g:a:1"]))}
-    assert [jar.name for jar in (alone.parent / "cache" / "kafka-1").iterdir()] == ["a.jar"]
-    assert (maven.parent / "calls").read_text().split() == ["called"]
-    assert stat.S_IMODE((alone.parent / "cache").stat().st_mode) == 0o700
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container that runs with any uid."""
+
+    def homeless() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("TOWLINE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "towline"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert (light_spark_home(), cached_spark_kafka_jars("4.3.0")) == (None, [])
+    with pytest.raises(SetupError, match="TL-S18"):
+        resolve_jars("some", ["a:b:1"])
 
 
-def test_no_maven(alone: Path) -> None:
-    with pytest.raises(SetupError, match=r"Maven is missing.*apt install maven.*TL-S15"):
-        resolve_jars("kafka-1", ["g:a:1"])
+def test_jars_are_fetched_once_into_a_cache_for_this_user_alone(maven: Callable[..., Maven], tmp_path: Path) -> None:
+    """By two at once, and by one that comes later."""
+    fetched = maven()
+    with ThreadPoolExecutor(2) as pool:
+        both = {pool.submit(resolve_jars, "kafka-1", ["g:a:1"]) for _ in range(2)}
+    cache = tmp_path / "cache"
+    assert {one.result() for one in both} == {cache / "kafka-1"} == {resolve_jars("kafka-1", ["g:a:1"])}
+    assert [jar.name for jar in (cache / "kafka-1").iterdir()] == ["a.jar"]
+    assert len(fetched.poms) == 1
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
-    ("output", "cause"),
+    ("error", "said"),
     [
         (
             "no_repository",
@@ -151,84 +187,97 @@ def test_no_maven(alone: Path) -> None:
             "no_artifact",
             r"Could not find artifact org\.apache\.kafka:kafka-clients:jar:3\.9\.99 in central \(https://…@nexus.example/maven\)",
         ),
+        ("", "ended with exit code 1"),
     ],
 )
-def test_the_cause_that_maven_gives_is_told_in_one_line(alone: Path, output: str, cause: str) -> None:
+def test_a_failed_fetch_tells_its_cause_in_one_line_and_leaves_nothing_behind(
+    maven: Callable[..., Maven], tmp_path: Path, error: str, said: str
+) -> None:
     """Debian's Maven begins with escape sequences, whatever it writes to: "can't be had ()"."""
-    said = Path(__file__).parent / "maven_3_8_7" / f"{output}.txt"
-    program(alone / "mvn", f"/bin/cat {said}; exit 1")
-    with pytest.raises(SetupError, match=f"^mvn: {cause}\\. Check Maven's settings .*TL-S15") as caught:
+    output = (Path(__file__).parent / "maven_3_8_7" / f"{error}.txt").read_text() if error else ""
+    maven("another", (1, output))
+    with pytest.raises(SetupError, match=f"^mvn: {said}\\. Check Maven's settings .*TL-S15") as caught:
         resolve_jars("kafka-1", ["g:a:1"])
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("code", "said"), [(1, "exit code 1.*TL-S15"), (0, "TL-S15")])
-def test_a_failed_fetch_leaves_nothing_behind(alone: Path, code: int, said: str) -> None:
-    program(alone / "mvn", f"exit {code}")
-    with pytest.raises(SetupError, match=said):
-        resolve_jars("kafka-1", ["g:a:1"])
-    assert [path.name for path in (alone.parent / "cache").iterdir()] == ["kafka-1.lock"]
-    fake_maven(alone / "mvn")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["kafka-1.lock"]
+    maven()
     assert resolve_jars("kafka-1", ["g:a:1"]).is_dir()
 
 
-def test_a_cache_that_can_not_be_written(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(SetupError, match=r"Not a directory\. Set TOWLINE_CACHE.*TL-S18"):
         resolve_jars("kafka-1", ["g:a:1"])
 
 
-#: A Maven that knows some versions of the connector only, writes down what it is asked, and brings one jar.
-MAVEN = """#!/bin/sh
-PATH=/usr/bin:/bin
-for word in "$@"; do case "$word" in -DoutputDirectory=*) out="${word#*=}";; *pom.xml) pom="$word";; esac; done
-cat "$pom" >> "$(dirname "$0")/asked"
-grep -q "<version>KNOWN</version>" "$pom" || { echo "[ERROR] not found"; exit 1; }
-mkdir -p "$out"; touch "$out/a.jar"
-"""
+def test_the_matching_version_comes_first_and_the_tested_pair_is_next(maven: Callable[..., Maven]) -> None:
+    asked = maven("<version>4.2.0</version>").poms
+    found = spark_kafka_jars("9.9.9")
+    assert found[0].parent.name == "spark-kafka-4.2.0-4.0.0"
+    assert ["<version>9.9.9</version>" in pom for pom in asked] == [True, False]
+    assert asked[0].count("<exclusion>") == 4, "nothing that nobody asked for"
+    assert spark_kafka_conf("9.9.9") == {"spark.jars": str(found[0])}
+    assert len(asked) == 2
+    maven("<version>8.8.8</version>")
+    assert spark_kafka_jars("8.8.8") == found, "what is there is taken"
 
 
-@pytest.fixture
-def maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "bin" / "mvn"
-    place.parent.mkdir()
-    monkeypatch.setenv("PATH", str(place.parent))
-    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "cache"))
-    return place
-
-
-def knows(maven: Path, version: str) -> None:
-    maven.write_text(MAVEN.replace("KNOWN", version))
-    maven.chmod(0o755)
-
-
-def test_the_matching_version_comes_first(maven: Path) -> None:
-    knows(maven, "9.9.9")
-    (jar,) = spark_kafka_jars("9.9.9")
-    assert jar.parent.name == "spark-kafka-9.9.9-9.9.9"
-    assert maven.with_name("asked").read_text().count("<exclusion>") == 4, "nothing that nobody asked for"
-
-
-def test_the_tested_pair_is_next_and_is_remembered(maven: Path) -> None:
-    knows(maven, "4.2.0")
-    first = spark_kafka_jars("9.9.9")
-    assert first[0].parent.name == "spark-kafka-4.2.0-4.0.0"
-    asked = maven.with_name("asked").read_text()
-    assert spark_kafka_jars("9.9.9") == first
-    assert maven.with_name("asked").read_text() == asked
-    assert spark_kafka_conf("9.9.9") == {"spark.jars": str(first[0])}
-
-
-def test_without_maven_spark_brings_them_itself(maven: Path) -> None:
+def test_without_maven_spark_brings_them_itself() -> None:
     """Who installed with pip has Java and no Maven."""
     assert spark_kafka_conf("9.9.9") == {
         "spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
         "spark.jars.excludes": "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime",
     }
-
-
-def test_neither_is_one_line(maven: Path) -> None:
-    knows(maven, "1.0.0")
-    with pytest.raises(SetupError, match=r"mvn: not found\. .*TL-S15"):
+    with pytest.raises(SetupError, match=r"Maven is missing.*apt install maven.*TL-S15"):
         spark_kafka_jars("9.9.9")
+
+
+# -- the start of Spark ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cores", "release"), [(2, 23), (3, 24), (1, None)])
+def test_options_of_the_jvm_follow_cores_and_java(
+    monkeypatch: pytest.MonkeyPatch, programs: Path, cores: int, release: int | None
+) -> None:
+    if release:  # else Spark may find another Java
+        program(programs / "java", str(release))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    one_compiler = "-XX:TieredStopAtLevel=1"
+    assert (one_compiler in jvm_options(Tier.AUTO)) is (cores <= 2)
+    assert one_compiler in jvm_options(Tier.QUICK)
+    assert one_compiler not in jvm_options(Tier.PEAK)
+    assert ("-Djdk.lang.Process.launchMechanism=VFORK" in jvm_options(Tier.PEAK)) is (release == 23)
+
+
+def test_each_pyspark_has_a_home_with_what_a_local_master_needs_and_no_zip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Environments share the cache: with another's home the other's PySpark would run."""
+    home = light_spark_home()
+    assert home is not None
+    assert (home / "bin" / "spark-submit").exists()
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert not (home / "python").exists()
+    assert light_spark_home() == home
+    (tmp_path / "other" / "pyspark" / "jars").mkdir(parents=True)
+    other = types.SimpleNamespace(origin=str(tmp_path / "other" / "pyspark" / "__init__.py"))
+    monkeypatch.setattr("towline.spark.java.find_spec", lambda _: other)
+    second = light_spark_home()
+    assert second is not None
+    assert (second / "jars").readlink() == tmp_path / "other" / "pyspark" / "jars"
+
+
+@pytest.mark.parametrize("why", ["the user has a home", "links lead nowhere", "nothing can be written"])
+def test_there_is_none_where_another_one_must_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str) -> None:
+    home = light_spark_home()
+    assert home is not None
+    if why == "the user has a home":
+        monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    elif why == "links lead nowhere":
+        (home / "jars").unlink()
+        (home / "jars").symlink_to(tmp_path / "removed")
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file"))
+    assert light_spark_home() is None
