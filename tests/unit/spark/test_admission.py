@@ -33,21 +33,6 @@ def shared(
     return share_limits(offers, left_out or {}, (max_rows, max_bytes), ask)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "limit", "wanted"),
-    [
-        ([5, 100, 100], 105, [5, 50, 50]),
-        ([100, 5, 100], 31, [13, 5, 13]),
-        ([100, 3], 10, [7, 3]),
-        ([7, 8], None, [7, 8]),
-    ],
-)
-def test_little_is_taken_whole_and_the_rest_is_even(waiting: list[int], limit: int | None, wanted: list[int]) -> None:
-    rows = [(count, 10) for count in waiting]
-    for taken in (shared(rows, limit, None), shared(rows, None, limit and 10 * limit)):
-        assert [taken[one].rows for one in range(len(waiting))] == wanted
-
-
 @given(st.lists(st.integers(1, 1_000), min_size=1, max_size=12), st.integers(12, 3_000))
 def test_shares_are_max_min(waiting: list[int], limit: int) -> None:
     taken = shared([(count, 1) for count in waiting], limit, None)

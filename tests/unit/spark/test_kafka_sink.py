@@ -13,10 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.delivery import BatchOrigin, DeliveryResult, ExactlyOnce
-from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import kafka_sink
 from towline.spark.batch_sizing import WriteThroughput
-from towline.spark.kafka_sink import KafkaTaskResult, KafkaTransactional, log_outcome
+from towline.spark.kafka_sink import KafkaTaskResult, KafkaTransactional
 from towline.spark.sink_note import SinkNote, read_throughput
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
@@ -37,19 +36,6 @@ def noted(checkpoint: Path, batch: int) -> dict[str, int]:
 
 def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaTaskResult:
     return KafkaTaskResult(0, batch, "q", DeliveryResult(rows, rows * 3, **more), rows)
-
-
-def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "towline.kafka"):
-        log_outcome([written(dead_lettered=3), written(was_skipped=True)], 7)
-    assert "batch 7: 3 rows went to the dead-letter topic" in caplog.text
-    assert "1 of 2 partitions were in Kafka already" in caplog.text
-
-
-def test_rows_given_up_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "towline.kafka"):
-        log_outcome([written(), written(rows=1000, dropped_rows=2000, drop_reason="no broker is up")], 7)
-    assert "batch 7: 2,000 of 3,010 rows lost (at_most_once): no broker is up" in caplog.text
 
 
 def test_an_insecure_client_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,14 +84,6 @@ def test_how_kafka_took_a_batch_is_noted_and_goes_with_the_next(tmp_path: Path) 
     assert read_throughput(Checkpoint(str(tmp_path))) == WriteThroughput(9, 0, 15.0, 15.0)
 
 
-def test_steps_of_markers_are_summed_where_all_partitions_have_them() -> None:
-    one, two = MarkerStep(MarkerTotals(5, 1), MarkerTotals(9, 2)), MarkerStep(None, MarkerTotals(3, 0))
-    assert MarkerStep.sum_partitions([one, one]) == MarkerStep(MarkerTotals(10, 2), MarkerTotals(18, 4))
-    assert MarkerStep.sum_partitions([one, two]) == MarkerStep(None, MarkerTotals(12, 2))
-    assert MarkerStep.sum_partitions([one, None]) is None
-    assert MarkerStep.sum_partitions([]) is None
-
-
 @pytest.mark.parametrize("location", [{}, {"checkpointlocation": "hdfs://name/checkpoint"}], ids=["unknown", "hdfs"])
 def test_topic_ids_that_can_be_kept_nowhere_are_not_called_verified(location: dict[str, str]) -> None:
     sink = KafkaTransactional({**OPTIONS, **location, "verifySourceTopics": "true"})
@@ -140,11 +118,6 @@ def test_two_columns_of_one_name_are_refused() -> None:
         KafkaTransactional(OPTIONS).writer(StructType([value, StructField("Value", StringType())]), overwrite=False)
 
 
-def test_reading_is_refused() -> None:
-    with pytest.raises(ConfigError, match="only writes"):
-        KafkaTransactional(OPTIONS).schema()
-
-
 def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -154,11 +127,3 @@ def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
         given = {**OPTIONS, "guarantee": guarantee, "checkpointlocation": str(tmp_path / guarantee)}
         KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
     assert synced == [str(tmp_path / guarantee) for guarantee in ("at_most_once", "exactly_once")]
-
-
-def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
-    sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
-    sink._checkpoint_location = str(tmp_path)
-    for batch in (7, 7):  # Spark was killed before it noted the commit
-        sink.commit([written(dead_lettered=3), written()], batch)
-    assert noted(tmp_path, 7)["dead_lettered"] == 3

@@ -23,12 +23,6 @@ def test_the_text_never_changes_its_order() -> None:
         assert json.dumps(SourceOffset.parse(json.loads(offset)).to_json()) == offset
 
 
-def test_moving_keeps_the_tick_and_ticking_keeps_the_place() -> None:
-    moved = PLACE.with_positions(PLACE.positions[0].with_offset(2000, "1badf00d"))
-    assert moved == SourceOffset((JournalPosition("plant", "3a330b3ed8c4", 2000, "1badf00d"),), 2)
-    assert PLACE.next_tick() == SourceOffset(PLACE.positions, 3)
-
-
 PLACES = st.builds(
     JournalPosition,
     st.text(min_size=1, max_size=4),

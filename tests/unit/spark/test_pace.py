@@ -55,11 +55,6 @@ def test_who_took_longer_gets_no_more(before: int, size: int, one: float, other:
     assert behind(before, size, slow) <= behind(before, size, quick)
 
 
-@given(limits, st.integers(1, MIN_LIMIT_BYTES), st.floats(0.001, LATENCY_S))
-def test_a_small_batch_tells_nothing_against_larger_ones(before: int, size: int, seconds: float) -> None:
-    assert behind(before, size, seconds) >= before
-
-
 def batches(rate: float, waiting: int, latency_s: float = 0.1) -> Iterator[tuple[int, float]]:
     """Size and time of each batch of a backlog, with a Kafka that takes so many bytes a second."""
     note: WriteThroughput | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from towline.checkpoint import SINK_TOTALS, Checkpoint
 from towline.errors import JournalError
@@ -28,23 +29,24 @@ def counts(note: SinkNote, batch: int) -> dict[str, int]:
     return dict(totals.counts)
 
 
-def test_a_batch_that_runs_again_counts_once() -> None:
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 3)), min_size=1, max_size=6))
+def test_a_batch_that_runs_again_counts_once(batches: list[tuple[int, int, int]]) -> None:
+    """Rows given and lost of each batch, and how often it runs before Spark commits it."""
     note = SinkNote()
-    for batch, one in ((0, result(5)), (1, result(4, 3, lost=1)), (1, result(4, 3, lost=1)), (2, result(2, 0, lost=2))):
-        note = note.with_batch(batch, one)
-    assert counts(note, 2) == {"given": 11, "acknowledged": 8, "lost": 3, "again": 3}
-    last, before = note.totals_of(2), note.totals_before(2)
-    assert last is not None
-    assert +last.counts_since(before) == {"given": 2, "lost": 2}
-    assert counts(note.with_batch(2, result(0)), 2) == {"given": 9, "acknowledged": 8, "lost": 1, "again": 3}, (
-        "served empty"
-    )
+    for batch, (rows, lost, runs) in enumerate(batches):
+        for _ in range(runs):
+            note = note.with_batch(batch, result(rows + lost, rows, lost=lost))
+    again = sum(rows for rows, _, runs in batches if runs > 1)
+    rows, lost = sum(one[0] for one in batches), sum(one[1] for one in batches)
+    assert counts(note, len(batches) - 1) == +Counter(given=rows + lost, acknowledged=rows, lost=lost, again=again)
 
 
-def test_totals_go_on_behind_a_batch_that_was_not_noted() -> None:
+def test_a_batch_that_is_served_empty_or_was_not_noted() -> None:
     note = SinkNote().with_batch(0, result(5)).with_batch(2, result(7))
     assert counts(note, 2) == {"given": 12, "acknowledged": 12}
     assert note.totals_of(1) is None
+    assert +note.totals[-1].counts_since(note.totals_before(2)) == {"given": 7, "acknowledged": 7}
+    assert counts(note.with_batch(2, result(0)), 2) == {"given": 5, "acknowledged": 5}
 
 
 def test_the_newest_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,7 @@ def test_the_newest_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_is_kept_is_what_is_read(tmp_path: Path) -> None:
     place, step = Checkpoint(str(tmp_path)), MarkerStep(None, MarkerTotals(5, 1))
-    timed = BatchResult(Counter(given=5), step, "s/1", [0.2, 7.0])
+    timed = BatchResult(Counter(given=5), step, "s/1", [0.2, 7.0], {"j": Span(0, 5, "i")})
     note = SinkNote().with_batch(0, timed, WriteThroughput(0, 5, 0.2, 15.0))
     note.write(place)
     assert SinkNote.read(place) == note
@@ -83,28 +85,18 @@ def test_a_note_that_can_not_be_read_begins_no_new_totals(tmp_path: Path) -> Non
     assert read_throughput(place) is None
 
 
-def test_where_the_checkpoint_is_elsewhere_nothing_is_noted() -> None:
-    place = Checkpoint("hdfs://nowhere/ck")
-    SinkNote().with_batch(0, result(2)).write(place)
-    assert SinkNote.read(place) == SinkNote()
-
-
 def test_markers_are_held_against_where_the_batch_before_left_them() -> None:
     note = SinkNote().with_batch(0, result(5, marks=MarkerStep(None, MarkerTotals(5, 0))))
+    again = note.with_batch(0, result(5, marks=MarkerStep(None, MarkerTotals(5, 0))))
+    assert "again" not in counts(again, 0), "the marker skipped it"
     note = note.with_batch(1, result(5, marks=MarkerStep(MarkerTotals(12, 1), MarkerTotals(17, 1))))
     assert (counts(note, 1)["drift"], counts(note, 1)["drift_dead"]) == (7, 1)
     steps = {2: MarkerStep(None, MarkerTotals(9, 9)), 4: MarkerStep(MarkerTotals(0, 0), MarkerTotals(5, 0))}
     for batch, marks in steps.items():
         note = note.with_batch(batch, result(5, marks=marks))  # there was no marker; nobody noted the batch before
         assert (counts(note, batch)["drift"], counts(note, batch)["drift_dead"]) == (7, 1)
-    other: Any = BatchResult(Counter(given=5), MarkerStep(MarkerTotals(0, 0), MarkerTotals(5, 0)), "s.2/1")
+    other = BatchResult(Counter(given=5), MarkerStep(MarkerTotals(0, 0), MarkerTotals(5, 0)), "s.2/1")
     assert counts(note.with_batch(5, other), 5)["drift"] == 7
-
-
-def test_a_batch_that_the_marker_skipped_was_not_written_again() -> None:
-    step = MarkerStep(None, MarkerTotals(5, 0))
-    note = SinkNote().with_batch(0, result(5, marks=step)).with_batch(0, result(5, marks=step))
-    assert "again" not in counts(note, 0)
 
 
 def test_messages_of_a_line_that_begins_again_below_what_was_counted_are_those_of_its_journal() -> None:
