@@ -19,9 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.helpers import wait_until
 from tests.integration.spark.collecting import Collected, end_gateway
 from tests.integration.spark.test_source import LONG, begun, failure, until
-from towline.errors import SessionUnknown
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.spark.source import MqttDataSource
 from towline_prove.devstack import Mosquitto
 
 
@@ -144,17 +142,3 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it_and_refuses_an_older_
         query.stop()
     assert again.after is not None
     assert again.after.owner_pid == endpoint.owner_pid
-
-
-def test_what_a_gateway_refuses_is_told_in_the_words_of_the_options(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """A program run in a second directory with the client id of the first."""
-
-    def opened(name: str, **more: str) -> None:
-        given = {"broker": mosquitto.uri, "clientId": "plant-7", "subscribe": "a/#:1", "stateDir": str(tmp_path / name)}
-        MqttDataSource({**given, **more})._plan.address.connect().close()
-        end_gateway(tmp_path / name)
-
-    opened("first")
-    with pytest.raises(SessionUnknown, match=r'set unknownSession=adopt to get .* or "discard" to drop them.*TL-M20'):
-        opened("second")
-    opened("second", unknownSession="adopt")

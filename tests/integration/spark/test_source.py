@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
@@ -19,9 +16,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import towline
-from tests.helpers import wait_for_end, wait_until
+from tests.helpers import wait_until
 from tests.integration.spark.collecting import Collected
-from tests.unit.gateway.serving import Served, rows, served
+from tests.unit.gateway.serving import Served, rows
 from towline.schema import ROW_SCHEMA
 
 ROOT = Path(__file__).parents[3]
@@ -30,10 +27,6 @@ ROOT = Path(__file__).parents[3]
 LONG = 150
 
 Start = Callable[..., StreamingQuery]
-
-
-#: `make test` has what the reader does in unit/spark/test_reader*.py, here is one query for each promise.
-of_the_reader = pytest.mark.long
 
 
 def load(spark: SparkSession, server: Served, **options: object) -> DataFrame:
@@ -109,21 +102,19 @@ def as_bytes(table: pa.Table) -> bytes:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_schema_is_sparks_own(spark: SparkSession, server: Served) -> None:
-    schema = load(spark, server).schema
-    assert to_arrow_schema(schema, timezone="UTC").equals(ROW_SCHEMA)
-
-
 def test_every_row_arrives_as_it_was_journaled(spark: SparkSession, server: Served, start: Start) -> None:
     server.add(700)
     server.add(300)
     sink = Collected()
-    finished(start(load(spark, server), sink, availableNow=True))
+    frame = load(spark, server, maxMessagesPerTrigger=400)
+    assert to_arrow_schema(frame.schema, timezone="UTC").equals(ROW_SCHEMA)
+    finished(start(frame, sink, availableNow=True))
+    assert sink.sizes == [400, 400, 200]
+    assert server.journal.consumers["default"] == 1000, "the last batch is committed too"
     got = pa.concat_tables(sink.tables.values()).cast(ROW_SCHEMA)
     assert got.to_pylist() == rows(0, 1000).to_pylist()
 
 
-@of_the_reader
 def test_reading_twice_gives_the_same(spark: SparkSession, server: Served, start: Start) -> None:
     """Two actions in foreachBatch, and a union of a frame with itself, read every range twice [I4]."""
     server.add(50)
@@ -148,18 +139,6 @@ def test_a_batch_read_takes_a_range(spark: SparkSession, server: Served) -> None
     )
     assert frame.orderBy("offset").toArrow().cast(ROW_SCHEMA).to_pylist() == rows(10, 10).to_pylist()
     assert dict(server.journal.consumers) == {}
-
-
-# -- limits and triggers ---------------------------------------------------------------------------------------------
-
-
-def test_max_messages_per_trigger(spark: SparkSession, server: Served, start: Start) -> None:
-    server.add(250)
-    sink = Collected()
-    finished(start(load(spark, server, maxMessagesPerTrigger=100), sink, availableNow=True))
-    assert sink.sizes == [100, 100, 50]
-    assert sink.offsets == list(range(250))
-    assert server.journal.consumers["default"] == 250, "the last batch is committed too"
 
 
 # -- the watermark ---------------------------------------------------------------------------------------------------
@@ -202,74 +181,6 @@ def test_at_most_once_serves_the_interrupted_batch_empty(spark: SparkSession, se
     assert second.offsets == list(range(200, 250))
 
 
-_DRIVER = """
-import sys, time
-import pyarrow as pa
-from pyspark.sql import SparkSession
-import towline
-state_dir, checkpoint, out = sys.argv[1:]
-settings = {**towline.spark_conf(), "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1", "spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC"}
-spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
-towline.register(spark)
-def sink(frame, batch):
-    table = frame.orderBy("offset").toArrow().combine_chunks()
-    with pa.ipc.new_stream(f"{out}/{batch}.arrow", table.schema) as writer:
-        writer.write_table(table)
-    print("batch", batch, flush=True)
-    if batch == 1:
-        time.sleep(600)
-frame = (spark.readStream.format("mqtt").option("gateway", state_dir).option("maxMessagesPerTrigger", 100)
-         .option("checkpointLocation", checkpoint).load())
-for _ in range(5):  # Spark gives a new Python process ten seconds, too little on a busy machine
-    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
-    try:
-        query.awaitTermination()
-    except Exception as error:
-        if "failed to connect back" not in str(error):
-            raise
-"""
-
-
-@pytest.mark.long  # `bridge/test_delivery_semantics` kills drivers in every run; here it is a query of one's own
-@pytest.mark.faults
-def test_kill_9_of_the_driver_in_a_batch(spark: SparkSession, server: Served, start: Start, tmp_path: Path) -> None:
-    """The batch was read and handed to the sink, its commit was not written: it comes again, byte for byte."""
-    for _ in range(3):
-        server.add(100)
-    program = [sys.executable, "-c", _DRIVER, str(server.state_dir), str(tmp_path / "ck"), str(tmp_path)]
-    driver = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
-    assert driver.stdout is not None
-    try:
-        assert "batch 1\n" in iter(driver.stdout.readline, "")
-        tree = psutil.Process(driver.pid).children(recursive=True)
-        (jvm,) = [process for process in tree if process.name() == "java"]
-        jvm.kill()
-        wait_for_end(tree, 120)
-    finally:
-        driver.kill()
-        driver.wait()
-        driver.stdout.close()
-    assert server.journal.consumers["default"] == 100
-    again = Collected()
-    finished(start(load(spark, server, maxMessagesPerTrigger=100), again, availableNow=True))
-    assert as_bytes(again.tables[1]) == (tmp_path / "1.arrow").read_bytes()
-    assert again.offsets == list(range(100, 300))
-
-
-def test_a_query_survives_a_restart_of_its_gateway(spark: SparkSession, start: Start, tmp_path: Path) -> None:
-    sink = Collected()
-    with served(tmp_path / "gateway") as first:
-        first.add(10)
-        query = start(load(spark, first), sink)
-        until(query, lambda: len(sink.offsets) == 10)
-    with served(tmp_path / "gateway") as second:
-        second.add(5)
-        until(query, partial(committed, second, 15))
-        assert sink.offsets == list(range(15))
-        query.stop()
-
-
 # -- consumers -------------------------------------------------------------------------------------------------------
 
 
@@ -285,17 +196,6 @@ def test_a_second_query_of_the_same_consumer_is_refused(spark: SparkSession, ser
     assert first.isActive
 
 
-@of_the_reader
-def test_two_consumers_get_every_row_each(spark: SparkSession, server: Served, start: Start) -> None:
-    server.add(10)
-    sinks = {name: Collected() for name in ("one", "two")}
-    queries = [start(load(spark, server, consumer=name), sink, checkpoint=name) for name, sink in sinks.items()]
-    for query in queries:
-        until(query, lambda: dict(server.journal.consumers) == {"one": 10, "two": 10})
-    assert all(sink.offsets == list(range(10)) for sink in sinks.values())
-
-
-@of_the_reader
 def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, start: Start) -> None:
     """SIGTERM reaches the runner in a long poll; it gives its lease back instead of just dying."""
     server.add(10)
@@ -310,23 +210,12 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"brokr": "x"}, 'format("mqtt"): unknown option "brokr". Did you mean "broker"?   [TL-C01]'),
-        ({"password": "hunter2"}, "Write it to a file of mode 0600 and give its path as passwordFile.   [TL-C22]"),
-        (
-            {"gateway": "/x", "maxMessagesPerTrigger": "many"},
-            'option "maxMessagesPerTrigger" = "many": must be a whole',
-        ),
-    ],
-)
-def test_a_mistake_shows_at_load(spark: SparkSession, options: dict[str, str], line: str) -> None:
+def test_a_mistake_shows_at_load(spark: SparkSession) -> None:
     with pytest.raises(AnalysisException) as caught:
-        spark.readStream.format("mqtt").options(**options).load()
+        spark.readStream.format("mqtt").options(password="hunter2").load()
     told = str(caught.value).splitlines()[0]
     assert told.startswith("[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: towline.errors.")
-    assert line in told
+    assert "Write it to a file of mode 0600 and give its path as passwordFile.   [TL-C22]" in told
     assert "hunter2" not in str(caught.value)
 
 
