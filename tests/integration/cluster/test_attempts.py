@@ -53,13 +53,11 @@ name = "{name}"
 guarantee = "{guarantee}"
 listen = "{listen}"
 parallelism = 2
-route = [{routes}]
+# Its rows pass Spark, and a shuffle; those of a line without SQL are read by the tasks that write.
+route = [{{ from = "{name}/{{device}}/#", topic = "{name}", key = "{{device}}", where = "qos >= 0" }}]
 """
-ROUTE = '{{ from = "{hall}/{{device}}/#", topic = "{name}", key = "{{device}}"{more} }}'
-#: Its rows pass Spark, and a shuffle; those of a line without SQL are read by the tasks that write.
-SHUFFLED = ', where = "qos >= 0"'
-#: Loads of each line, with their QoS.
-LOADS = {"exactly_once": {"exactly_once-2": 2}, "plain": {"plain-2": 2}, "at_most_once": {"at_most_once-0": 0}}
+#: QoS of each line's load.
+LOADS = {"exactly_once": 2, "at_most_once": 0}
 #: Seconds for which a task that needs Kafka stands still, while one that does not is done.
 STILL_S = 2.0
 #: Executors that die at most until a stage is run again.
@@ -88,15 +86,11 @@ class Attempts:
             tls=self.stack.directory / "gateway",
             ui=self._ui,
         )
-        self.bridge.file.write_text(text + "".join(self._line(name) for name in lines))
+        text += "".join(LINE.format(name=name, guarantee=name, listen=self._places[name]) for name in lines)
+        self.bridge.file.write_text(text)
         self.bridge.start()
         for name in lines:
             wait_until(lambda: self.bridge.online(name), PATIENCE, f"the gateway of {name}")  # noqa: B023 - asked at once
-
-    def _line(self, name: str) -> str:
-        more, guarantee = ("", "exactly_once") if name == "plain" else (SHUFFLED, name)
-        routes = ", ".join(ROUTE.format(hall=hall, name=name, more=more) for hall in LOADS[name])
-        return LINE.format(name=name, guarantee=guarantee, listen=self._places[name], routes=routes)
 
     def in_kafka(self, line: str) -> int:
         account = self.bridge.account(line)
@@ -190,20 +184,14 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
     with Stack(tmp_path / "stack", form=StackForm(spark_workers=2)) as stack:
         one = Attempts(tmp_path, stack)
         try:
-            one.start("exactly_once", "plain")  # Spark's own four attempts of a stage
-            loads = {
-                hall: Load(tmp_path, stack, hall, name, qos)
-                for name in ("exactly_once", "plain")
-                for hall, qos in LOADS[name].items()
-            }
+            one.start("exactly_once")  # Spark's own four attempts of a stage
+            loads = {"exactly_once": Load(tmp_path, stack, "exactly_once", "exactly_once")}
             one.goes_on("exactly_once")
-            one.goes_on("plain")
-            one.dies_within_a_task("plain")
             one.dies_within_a_task("exactly_once")
             woken = one.sleeps_within_a_task("exactly_once")
             record_property("woken", woken)
             assert woken, "all that slept was killed before it could be woken"
-            deaths = 2  # a stage is run again only where what is gone had the rows that the shuffle wants
+            deaths = 1  # a stage is run again only where what is gone had the rows that the shuffle wants
             while one.runs_of_a_stage() == 1 and deaths < MOST_DEATHS:
                 one.dies_within_a_task("exactly_once")
                 deaths += 1
@@ -213,7 +201,7 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
             assert one.bridge.interrupt() == 0
 
             one.start(*LOADS)  # for at_most_once a stage is run once, in the whole session
-            loads["at_most_once-0"] = Load(tmp_path, stack, "at_most_once-0", "at_most_once", 0)
+            loads["at_most_once"] = Load(tmp_path, stack, "at_most_once", "at_most_once", 0)
             for name in LOADS:
                 one.goes_on(name)
             lost = "an executor was lost during a batch"
@@ -232,10 +220,9 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
         finally:
             one.kafka.resume()
             one.bridge.interrupt()
-        verdicts = {hall: load.judged() for hall, load in loads.items()}
-        for hall, verdict in verdicts.items():
-            record_property(hall, verdict.summary_line())
-        once = verdicts.pop("at_most_once-0")
-        for strict in verdicts.values():
-            assert (strict.lost, strict.doubled, strict.late) == (0, 0, 0), strict.summary_line()
-        assert once.doubled == 0, once.summary_line()
+        verdicts = {name: load.judged() for name, load in loads.items()}
+        for name, verdict in verdicts.items():
+            record_property(name, verdict.summary_line())
+        strict = verdicts["exactly_once"]
+        assert (strict.lost, strict.doubled, strict.late) == (0, 0, 0), strict.summary_line()
+        assert verdicts["at_most_once"].doubled == 0, verdicts["at_most_once"].summary_line()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
 from towline_prove.referee import RunVerdict, judge_arrivals
 
-pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
+_CONF = '"spark.executor.memory" = "512m"'
 HALLS = ("hall-1", "hall-2")
 #: Messages a second of each hall, until everybody has died.
 RATE = 75.0
@@ -54,11 +57,6 @@ class Lives:
         account = self.line()["account"] or {"received": 0, "waiting": 0}
         return int(account["received"]) - int(account["waiting"])
 
-    def waiting(self, hall: str) -> int:
-        """How many messages a gateway holds that no batch has committed."""
-        status = gateway_status(self.place / hall / hall)
-        return -1 if status is None else int(status["waiting"])
-
     def goes_on(self, after: str, more: int = 50) -> None:
         """Wait until further messages are in Kafka."""
         least = self.in_kafka() + more
@@ -82,12 +80,15 @@ class Lives:
 
 
 def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> None:
-    up, env, gateway, plant, gateways, run, pub, kill_worker, status, down = commands_of(
+    """With a Kafka of three brokers, and executors that may be sent away."""
+    up, env, gateway, plant, gateways, run, pub, kill_worker, status, _ = commands_of(
         PAGE, "From one machine to a cluster, in ten commands"
     )
+    plant = plant.replace(_CONF, f'{_CONF}, "spark.decommission.enabled" = true')
+    first_gateway, second_gateway = gateways.strip().splitlines()
     with Page(tmp_path) as page:
         try:
-            for command in (up, env, gateway, plant, gateways, run):
+            for command in (f"{up.strip()} --kafka-brokers 3", env, gateway, plant, first_gateway, second_gateway, run):
                 page.run(command)
             lives = Lives(tmp_path, _cluster(tmp_path))
             for hall in HALLS:
@@ -96,16 +97,31 @@ def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> Non
             loads = [Load(tmp_path, Stack(tmp_path / "stack"), hall) for hall in HALLS]
             lives.goes_on("the start")
             _nobody_sees_the_others(lives)
+            first, second = lives.cluster.workers
 
-            kill(wait_until(lambda: next(iter(executors_of(lives.cluster.workers[1])), None), PATIENCE, "executor"))
+            kill(wait_until(lambda: next(iter(executors_of(second)), None), PATIENCE, "an executor"))
             lives.goes_on("the executor")
             page.run(kill_worker)
             lives.goes_on("the worker")
+            page.run("towline devstack restart spark-worker-1 --dir stack")
+            wait_until(lambda: executors_of(first), PATIENCE, "an executor of the new worker")
+            os.kill(second.pid or 0, signal.SIGPWR)  # spark.worker.decommission.signal
+            wait_until(lambda: not executors_of(second), PATIENCE, "no executor of a decommissioned worker")
+            lives.goes_on("a decommissioned worker")
+            for server in ("kafka-2", "spark-master"):
+                page.run(f"towline devstack kill {server} --dir stack")
+                lives.goes_on(f"{server}, which is gone")
+                page.run(f"towline devstack restart {server} --dir stack")
+                lives.goes_on(f"{server}, which is back")
             driver = lives.driver()
             jvm = wait_until(lambda: process_below(driver.pid, "SparkSubmit"), PATIENCE, "the driver's JVM")
             kill(driver)
             kill(jvm)
             lives.goes_on("the driver")
+            page.run("kill -9 $(jobs -p %1)")
+            page.run(first_gateway)
+            lives.comes_online("hall-1")
+            lives.goes_on("a gateway, for which a batch may wait that was begun with its messages")
 
             for load in loads:
                 load.end()
@@ -117,7 +133,7 @@ def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> Non
                 assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.summary_line()
             _no_secret_shows(lives)
         finally:
-            page.run(down)
+            page.run("kill %3; wait %3; kill $(jobs -p); wait; towline devstack down --dir stack")
 
 
 class Load:
