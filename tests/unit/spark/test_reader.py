@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,53 +106,43 @@ def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, m
 # -- rests -----------------------------------------------------------------------------------------------------------
 
 
-class Watched(TriggerTiming):
-    """One whose last batch took a minute and has just ended; each rest is noted, and is short."""
-
-    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        super().__init__(30.0)
-        self.start_batch(time.monotonic() - 60)
-        self.rows: list[int] = []
-        self._meanwhile = meanwhile
-
-    def delay_s(self, rows: int, now: float) -> float:
-        self.rows.append(rows)
-        wait = super().delay_s(rows, now)
-        self._meanwhile()
-        return min(wait, 0.001)
-
-
-def resting(plan: ReadPlan, pace: TriggerTiming) -> MqttStreamReader:
-    made = MqttStreamReader(plan)
-    made._trigger_timing = pace
-    return made
-
-
-def test_few_rows_wait_for_more(server: Served, plan: ReadPlan) -> None:
-    watched = Watched(lambda: server.add(2_000))
-    made = resting(plan, watched)
-    server.add(1)
-    at = made.latestOffset(made.initialOffset(), ALL)
-    made.stop()
-    assert watched.rows == [1, 2_001, 4_001, 6_001], "200 rows for each second of the longest rest"
-    assert offset(at) == 6_001
-
-
 @pytest.mark.parametrize(
-    ("limits", "available_now", "rows"), [({"max_rows": 3}, False, 3), ({"max_bytes": 100}, False, 1), ({}, True, 4)]
+    ("limits", "available_now", "rows", "looks"),
+    [
+        ({}, False, 4_004, [4, 2_004, 4_004]),
+        ({"max_rows": 3}, False, 3, []),
+        ({"max_bytes": 100}, False, 1, []),
+        ({}, True, 4, []),
+    ],
 )
-def test_a_full_batch_and_a_query_with_an_end_wait_for_nothing(
-    server: Served, plan: ReadPlan, limits: dict[str, Any], available_now: bool, rows: int
+def test_few_rows_wait_for_more_unless_a_batch_is_full_or_the_query_has_an_end(
+    server: Served,
+    plan: ReadPlan,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, Any],
+    available_now: bool,
+    rows: int,
+    looks: list[int],
 ) -> None:
-    watched = Watched()
-    made = resting(replace(plan, **limits), watched)
+    seen: list[int] = []
+
+    def delay_s(_timing: TriggerTiming, waiting: int, _now: float) -> float:
+        seen.append(waiting)
+        if waiting < 4_000:
+            server.add(2_000)
+        return 0.001 if waiting < 4_000 else 0.0
+
+    monkeypatch.setattr(TriggerTiming, "delay_s", delay_s)
+    made = MqttStreamReader(replace(plan, **limits))
     for _ in range(4):
         server.add(1)
     if available_now:
         made.prepareForTriggerAvailableNow()
-    assert offset(made.latestOffset(made.initialOffset(), made.getDefaultReadLimit())) == rows
-    assert watched.rows == []
-    assert offset(made.latestOffset(made.initialOffset(), ALL)) == 4, "Trigger.Once has no limits"
+    start = made.initialOffset()
+    assert offset(made.latestOffset(start, made.getDefaultReadLimit())) == rows
+    assert seen == looks
+    if limits:
+        assert offset(made.latestOffset(start, ALL)) == 4_004, "Trigger.Once has no limits"
     made.stop()
 
 

@@ -6,22 +6,21 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
+from tests.unit.gateway.remote import TOKEN, remote
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, NewReader, ends, seen, until
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
 from towline.gateway.access import ClientAccess
 from towline.spark import gateways
 from towline.spark.gateways import PollRequest, PollResult, SourceGateway
-from towline.spark.link import GatewayAddress, ReadPlan
-from towline.spark.reader import MqttBatchReader, MqttStreamReader
+from towline.spark.link import GatewayAddress
+from towline.spark.reader import MqttBatchReader
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -277,115 +276,51 @@ def test_a_batch_read_has_all_of_both(two: tuple[Served, Served], new_reader: Ne
 OTHER = "0123456789abcdef-another-token"
 
 
-@pytest.fixture
-def near(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path / "near", name="near") as running:
-        yield running
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> Iterator[Remote]:
-    with remote(tmp_path / "far", name="far") as running:
-        yield running
-
-
-class Readers:
-    """Streams over gateways of this machine and of a network; ``access.ca_file`` is a file of their own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.authority, self.token = directory / "trusted.pem", directory / "shown"
-        self.token.write_text(TOKEN)
-        self.access = ClientAccess(str(self.token), str(self.authority))
-        self._made: list[MqttStreamReader] = []
-
-    def of(self, *places: str) -> MqttStreamReader:
-        plan = ReadPlan(GatewayAddress("", access=self.access), "default", poll_s=0.05, gateways=places)
-        self._made.append(MqttStreamReader(plan))
-        return self._made[-1]
-
-    def trust(self, *pkis: Pki) -> None:
-        self.authority.write_text("".join(one.authority_text for one in pkis))
-
-    def close(self) -> None:
-        for one in self._made:
-            one.stop()
-
-
-@pytest.fixture
-def readers(tmp_path: Path) -> Iterator[Readers]:
-    made = Readers(tmp_path)
-    yield made
-    made.close()
-
-
-def test_a_certificate_that_does_not_verify_holds_back_that_gateway_only(
-    near: Served, far: Remote, readers: Readers, caplog: pytest.LogCaptureFixture, tmp_path: Path
+def test_one_that_refuses_holds_back_its_rows_and_all_that_refuse_end_the_query(
+    two: tuple[Served, Served], tmp_path: Path, new_reader: NewReader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The authority that signed it is trusted later: the stream takes the file as it is then."""
-    readers.trust(Pki.made(tmp_path / "another authority"))
-    stream = readers.of(str(near.state_dir), far.location)
-    near.add(3)
-    far.server.add(2)
-    at = until(stream, stream.initialOffset(), lambda place: ends(place) == {"near": 3})
-    at = until(stream, at, lambda _: "TL-G44" in caplog.text)
-    report = stream.reportLatestOffset()
-    assert report is not None
-    assert (report["away"], report["gateways"][far.location]["refused"]) == ([far.location], True)
-    assert "gatewayCaFile names the authority" in report["gateways"][far.location]["last_error"]
-    readers.trust(far.pki)
-    assert ends(until(stream, at, lambda place: ends(place).get("far") == 2)) == {"near": 3, "far": 2}
-
-
-def test_a_query_that_no_gateway_lets_in_says_so_and_ends(far: Remote, readers: Readers, tmp_path: Path) -> None:
-    with remote(tmp_path / "third", name="third") as third:
-        readers.trust(far.pki, third.pki)
-        both = (far.location, third.location)
-        stream = readers.of(*both)
-        at = until(stream, stream.initialOffset(), lambda place: len(ends(place)) == 2)
-        readers.token.write_text(OTHER)
-        what = (
-            r"all gateways of the list refuse this query \(far .*: the token is missing or unknown to this gateway; "
-            r"third .*: the token .*\)\. gatewayTokenFile has to hold .*TL-G40"
-        )
+    token = tmp_path / "shown"
+    token.write_text(OTHER)
+    with remote(tmp_path / "far", name="far") as far:
+        address = GatewayAddress("", access=ClientAccess(str(token), far.pki.access().ca_file))
+        places = str(two[0].state_dir), far.location
+        stream = new_reader(address=address, gateways=places)
+        two[0].add(3)
+        far.server.add(2)
+        at = until(stream, stream.initialOffset(), lambda place: ends(place) == {"g1": 3})
+        at = until(stream, at, lambda _: "TL-G40" in caplog.text)
+        report = stream.reportLatestOffset()
+        assert report is not None
+        assert (report["away"], report["gateways"][far.location]["refused"]) == ([far.location], True)
+        assert "gatewayTokenFile has to hold" in report["gateways"][far.location]["last_error"]
+        assert OTHER not in caplog.text
+        token.write_text(TOKEN)  # the file is taken as it is then
+        at = until(stream, at, lambda place: ends(place).get("far") == 0)
+        end = until(stream, at, lambda place: ends(place)["far"] == 2)
+        stream.stop()
+        far.pki.tokens(OTHER)
+        with pytest.raises(GatewayUnreachable, match=r"messages 0 to 1\. .* gatewayTokenFile has to hold .*TL-G53"):
+            new_reader(address=address, gateways=places).partitions(at, end)
+        with pytest.raises(ConfigError, match=r"refuses this query \(the token .*removedGateways=far.*TL-G51"):
+            new_reader(address=address, gateways=places[:1]).latestOffset(end, ALL)
+        both = far.location, far.location.replace("127.0.0.1", "localhost")
+        what = r"all gateways of the list refuse this query \(.*: the token is .*; .*'s certificate is not accepted .*\)\. .*G40"
         with pytest.raises(GatewayError, match=what):
-            until(stream, at, lambda _: False)
-        with pytest.raises(GatewayError, match=r"all gateways of the list refuse this query.*TL-G40"):
-            readers.of(*both).initialOffset()
-        readers.token.unlink()
-        with pytest.raises(GatewayError, match=r"shown can't be read.*TL-G46"):
-            readers.of(*both).initialOffset()
-
-
-def test_one_that_refuses_is_needed_for_a_batch_that_was_begun_and_to_be_taken_out(
-    near: Served, far: Remote, readers: Readers
-) -> None:
-    readers.trust(far.pki)
-    first = readers.of(str(near.state_dir), far.location)
-    far.server.add(2)
-    at = first.initialOffset()
-    assert ends(at) == {"near": 0, "far": 0}
-    end = until(first, at, lambda place: ends(place)["far"] == 2)
-    first.stop()
-    far.pki.tokens(OTHER)
-    again = readers.of(str(near.state_dir), far.location)
-    with pytest.raises(GatewayUnreachable, match=r"messages 0 to 1\. .* gatewayTokenFile has to hold .*TL-G53"):
-        again.partitions(at, end)
-    with pytest.raises(ConfigError, match=r"refuses this query \(the token .*removedGateways=far.*TL-G51"):
-        readers.of(str(near.state_dir)).latestOffset(end, ALL)
+            new_reader(address=address, gateways=both).initialOffset()
 
 
 def test_a_stranger_at_the_place_of_a_gateway_stops_the_query(
-    near: Served, tmp_path: Path, new_reader: NewReader
+    two: tuple[Served, Served], tmp_path: Path, new_reader: NewReader
 ) -> None:
     """Whatever its name is: the place in the checkpoint is of a gateway that is there no more."""
-    stream = new_reader("near", "g2")
-    with served(tmp_path / "g2", name="g2") as other:
+    stream = new_reader("g1", "g3")
+    with served(tmp_path / "g3", name="g3") as other:
         other.add(3)
-        at = until(stream, stream.initialOffset(), lambda place: ends(place).get("g2") == 3)
-    shutil.rmtree(tmp_path / "g2")
-    with served(tmp_path / "g2", name="stranger") as other:
+        at = until(stream, stream.initialOffset(), lambda place: ends(place).get("g3") == 3)
+    shutil.rmtree(tmp_path / "g3")
+    with served(tmp_path / "g3", name="stranger") as other:
         other.add(9)
         with pytest.raises(ReaderFenced, match="TL-G04"):
             until(stream, at, lambda _: False)
         assert other.journal.committed == 0
-        assert near.journal.committed == 0
+        assert two[0].journal.committed == 0
