@@ -159,26 +159,20 @@ def test_nothing_is_committed_before_the_batch_is(spark: SparkSession, server: S
 # -- restart ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_serves_exactly_the_interrupted_batch(spark: SparkSession, server: Served, start: Start) -> None:
+@pytest.mark.parametrize(("guarantee", "first_again"), [("at_least_once", 100), ("at_most_once", 200)])
+def test_a_restart_serves_exactly_the_interrupted_batch_or_nothing_of_it(
+    spark: SparkSession, server: Served, start: Start, guarantee: str, first_again: int
+) -> None:
     server.add(250)
-    frame = load(spark, server, maxMessagesPerTrigger=100)
+    frame = load(spark, server, maxMessagesPerTrigger=100, guarantee=guarantee)
     first, second = Collected(1), Collected()
     assert "the sink fails" in failure(start(frame, first))
     assert server.journal.consumers["default"] == 100
     server.add(40)
     finished(start(frame, second, availableNow=True))
-    assert as_bytes(second.tables[1]) == as_bytes(first.tables[1])
-    assert second.offsets == list(range(100, 290))
-
-
-def test_at_most_once_serves_the_interrupted_batch_empty(spark: SparkSession, server: Served, start: Start) -> None:
-    server.add(250)
-    frame = load(spark, server, maxMessagesPerTrigger=100, guarantee="at_most_once")
-    failure(start(frame, Collected(1)))
-    second = Collected()
-    finished(start(frame, second, availableNow=True))
-    assert second.tables[1].num_rows == 0
-    assert second.offsets == list(range(200, 250))
+    again = first.tables[1].slice(first_again - 100)
+    assert as_bytes(second.tables[1]) == as_bytes(again)
+    assert second.offsets == list(range(first_again, 290))
 
 
 # -- consumers -------------------------------------------------------------------------------------------------------

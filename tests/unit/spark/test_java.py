@@ -159,6 +159,10 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, tmp
     assert (light_spark_home(), cached_spark_kafka_jars("4.3.0")) == (None, [])
     with pytest.raises(SetupError, match="TL-S18"):
         resolve_jars("some", ["a:b:1"])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(SetupError, match=r"Not a directory\. Set TOWLINE_CACHE.*TL-S18"):
+        resolve_jars("some", ["a:b:1"])
 
 
 def test_jars_are_fetched_once_into_a_cache_for_this_user_alone(maven: Callable[..., Maven], tmp_path: Path) -> None:
@@ -202,13 +206,6 @@ def test_a_failed_fetch_tells_its_cause_in_one_line_and_leaves_nothing_behind(
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["kafka-1.lock"]
     maven()
     assert resolve_jars("kafka-1", ["g:a:1"]).is_dir()
-
-
-def test_a_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(SetupError, match=r"Not a directory\. Set TOWLINE_CACHE.*TL-S18"):
-        resolve_jars("kafka-1", ["g:a:1"])
 
 
 def test_the_matching_version_comes_first_and_the_tested_pair_is_next(maven: Callable[..., Maven]) -> None:
@@ -260,24 +257,12 @@ def test_each_pyspark_has_a_home_with_what_a_local_master_needs_and_no_zip(
     assert list((home / "jars").glob("spark-core_*.jar"))
     assert not (home / "python").exists()
     assert light_spark_home() == home
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert light_spark_home() is None, "the user has one"
+    monkeypatch.delenv("SPARK_HOME")
     (tmp_path / "other" / "pyspark" / "jars").mkdir(parents=True)
     other = types.SimpleNamespace(origin=str(tmp_path / "other" / "pyspark" / "__init__.py"))
     monkeypatch.setattr("towline.spark.java.find_spec", lambda _: other)
     second = light_spark_home()
     assert second is not None
     assert (second / "jars").readlink() == tmp_path / "other" / "pyspark" / "jars"
-
-
-@pytest.mark.parametrize("why", ["the user has a home", "links lead nowhere", "nothing can be written"])
-def test_there_is_none_where_another_one_must_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str) -> None:
-    home = light_spark_home()
-    assert home is not None
-    if why == "the user has a home":
-        monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    elif why == "links lead nowhere":
-        (home / "jars").unlink()
-        (home / "jars").symlink_to(tmp_path / "removed")
-    else:
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file"))
-    assert light_spark_home() is None

@@ -30,61 +30,55 @@ from towline.spark.sink_note import SinkNote
 # -- power loss ------------------------------------------------------------------------------------------------------
 
 
-class Query:
-    """What Spark does around a reader: a batch's entries in the checkpoint."""
-
-    def __init__(self, stream: MqttStreamReader, path: Path) -> None:
-        self.stream = stream
-        self.path = path
-        self.at = stream.initialOffset()
-        self._batch = 0
-        (path / "offsets").mkdir(parents=True)
-        (path / "commits").mkdir()
-
-    def batch(self) -> None:
-        """Plan and finish the next batch; `latestOffset` has not been called with its end yet.
-
-        An answer may be that of a poll from before the rows came: Spark asks again then, too.
-        """
-
-        def planned() -> dict[str, Any] | None:
-            end = self.stream.latestOffset(self.at, ALL)
-            return None if end == self.at else end
-
-        self.at = wait_until(planned, what="rows for a batch")
-        self.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(self.at)}')
-        self.write("commits", 'v1\n{"nextBatchWatermarkMs":0}')
-        self._batch += 1
-
-    def write(self, log: str, text: str) -> None:
-        (self.path / log / str(self._batch)).write_text(text)
+def logged(place: Path, end: dict[str, Any], *logs: str) -> None:
+    """Write what Spark does of batch 0 into its logs."""
+    texts = {"offsets": f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}', "commits": 'v1\n{"nextBatchWatermarkMs":0}'}
+    for log in logs:
+        (place / log).mkdir(parents=True)
+        (place / log / "0").write_text(texts[log])
 
 
 @pytest.fixture
-def query(plan: ReadPlan, tmp_path: Path) -> Iterator[Query]:
-    stream = MqttStreamReader(replace(plan, checkpoint=f"file:{tmp_path / 'ck'}"))
-    yield Query(stream, tmp_path / "ck")
+def place(tmp_path: Path) -> Path:
+    """The checkpoint of `query`."""
+    (tmp_path / "ck").mkdir()
+    return tmp_path / "ck"
+
+
+@pytest.fixture
+def query(plan: ReadPlan, place: Path) -> Iterator[MqttStreamReader]:
+    stream = MqttStreamReader(replace(plan, checkpoint=f"file:{place}"))
+    yield stream
     stream.stop()
 
 
-def test_a_batch_has_no_more_than_kafka_takes_in_time(server: Served, query: Query) -> None:
+@pytest.fixture
+def done(server: Served, query: MqttStreamReader, place: Path) -> dict[str, Any]:
+    """The end of a batch that is in both logs; `latestOffset` has not been called with it yet."""
+    server.add(10)
+    end = query.latestOffset(query.initialOffset(), ALL)
+    logged(place, end, "offsets", "commits")
+    return end
+
+
+def test_a_batch_has_no_more_than_kafka_takes_in_time(server: Served, query: MqttStreamReader, place: Path) -> None:
     """The first of a start has 1 MiB; the next as the sink's note says, and without a note all that waits."""
-    limit, checkpoint = ReadMaxRows(200_000), Checkpoint(str(query.path))
+    limit = ReadMaxRows(200_000)
     server.add(40_000)
     size = server.journal.range_bytes(0, 40_000)
     assert size > 2 << 20
-    at = query.stream.latestOffset(query.at, limit)
+    at = query.latestOffset(query.initialOffset(), limit)
     assert 0.9 < server.journal.range_bytes(0, offset(at)) / FIRST_BATCH_BYTES <= 1.1
-    SinkNote(throughput=WriteThroughput(0, FIRST_BATCH_BYTES, 31.0, 15.0)).write(checkpoint)
-    after = query.stream.latestOffset(at, limit)
+    SinkNote(throughput=WriteThroughput(0, FIRST_BATCH_BYTES, 31.0, 15.0)).write(Checkpoint(str(place)))
+    after = query.latestOffset(at, limit)
     assert 0.4 < server.journal.range_bytes(offset(at), offset(after)) / FIRST_BATCH_BYTES < 0.6
-    query.stream.stop()
-    again = query.stream.latestOffset(at, limit)
+    query.stop()
+    again = query.latestOffset(at, limit)
     assert 0.4 < server.journal.range_bytes(offset(at), offset(again)) / FIRST_BATCH_BYTES < 0.6, (
         "a start goes by the rate before it"
     )
-    assert offset(query.stream.latestOffset(at, limit)) == offset(again), "it was planned and not begun"
-    assert offset(query.stream.latestOffset(again, limit)) == 40_000, "another sink, which leaves no word"
+    assert offset(query.latestOffset(at, limit)) == offset(again), "it was planned and not begun"
+    assert offset(query.latestOffset(again, limit)) == 40_000, "another sink, which leaves no word"
 
 
 @pytest.fixture
@@ -103,12 +97,9 @@ def synced(server: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_the_commit_log_is_durable_before_the_inbox_is_cut(
-    server: Served, query: Query, synced: dict[str, int]
+    server: Served, query: MqttStreamReader, done: dict[str, Any], synced: dict[str, int]
 ) -> None:
-    server.add(10)
-    query.batch()
-    synced.clear()
-    query.stream.latestOffset(query.at, ALL)
+    query.latestOffset(done, ALL)
     assert {name: synced[name] for name in ("0", "commits", "offsets", "ck")} == dict.fromkeys(
         ("0", "commits", "offsets", "ck"), 0
     )
@@ -116,14 +107,14 @@ def test_the_commit_log_is_durable_before_the_inbox_is_cut(
 
 
 def test_what_is_served_once_is_remembered_before_it_is_read(
-    server: Served, plan: ReadPlan, tmp_path: Path, synced: dict[str, int]
+    server: Served, plan: ReadPlan, place: Path, synced: dict[str, int]
 ) -> None:
     """Forgotten by a power failure it would be planned anew, and what is in Kafka would come twice."""
-    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), replays_batches=False))
-    query = Query(stream, tmp_path / "ck")
+    stream = MqttStreamReader(replace(plan, checkpoint=str(place), replays_batches=False))
     server.add(10)
-    start, end = query.at, stream.latestOffset(query.at, ALL)
-    query.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}')
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    logged(place, end, "offsets")
     synced.clear()
     assert len(stream.partitions(start, end)) == 1
     assert {"offsets", "ck"} <= set(synced)
@@ -131,18 +122,15 @@ def test_what_is_served_once_is_remembered_before_it_is_read(
 
 
 def test_a_checkpoint_that_can_not_be_synced_ends_the_query_and_cuts_nothing(
-    server: Served, query: Query, monkeypatch: pytest.MonkeyPatch
+    server: Served, query: MqttStreamReader, done: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.add(10)
-    query.batch()
-
     def broken(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", broken)
         with pytest.raises(JournalError, match=r"Input/output error.*TL-J20"):
-            query.stream.latestOffset(query.at, ALL)
+            query.latestOffset(done, ALL)
     assert server.journal.consumers["default"] == 0
 
 
@@ -159,7 +147,7 @@ def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
     monkeypatch.setattr(os, "sync", sync)
     monkeypatch.setattr(reader, "_MIN_SYNC_INTERVAL_S", 0.0)
     stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "other")))
-    Query(stream, tmp_path / "other").batch()
+    logged(tmp_path / "other", {}, "offsets", "commits")
     server.add(10)
     at = stream.latestOffset(stream.initialOffset(), ALL)
     try:
