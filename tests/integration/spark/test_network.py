@@ -6,7 +6,6 @@ The driver comes in with its token, tasks with their tickets.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -14,24 +13,21 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.helpers import lacking, wait_until
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
 from tests.integration.spark.searching import contents, crawled, rest_of, running
 from tests.unit.gateway.remote import Pki
-from towline.errors import SetupError
-from towline.gateway.access import KEY_FILE, ClientAccess
-from towline.gateway.client import GatewayClient
-from towline.gateway.launch import find_running
+from towline.gateway.access import KEY_FILE
 from towline.mqtt.events import Filter
 from towline.net.client import Client
-from towline.spark.java import find_java
-from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.process import free_port
+
+__all__ = ["new_gateway"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -40,85 +36,32 @@ LONG = 150
 TICKET = "eyJlbmQiO"
 
 
-class Network:
-    """A gateway that listens on a network, and what a driver is told of it."""
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    made = Pki.made(tmp_path / "pki")
+    made.tokens(secrets.token_hex(32))
+    return made
 
-    def __init__(self, broker: Mosquitto, place: Path) -> None:
-        self.pki = Pki.made(place / "pki")
-        self.token = secrets.token_hex(32)
-        self.pki.tokens(self.token)
-        self.place = place
-        self.state = place / "gateway"
-        self.log = place / "gateway.log"
-        self.address = f"127.0.0.1:{free_port()}"
-        self._settings = {
-            "name": "plant",
-            "state_dir": str(self.state),
-            "brokers": [broker.uri],
-            "subscriptions": [{"pattern": "in/#", "qos": 2}],
-            "guarantee": "exactly_once",
-            "outbox": {},
-            "owner_pid": os.getpid(),
-            "listen": json.loads(self.pki.settings(address=self.address).model_dump_json()),
-        }
-        self.process = self.start()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "towline.gateway"], stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(self._settings).encode())
-        process.stdin.close()
-        wait_until(lambda: self._listens(process.pid), what="a gateway that listens")
-        return process
-
-    def _listens(self, pid: int) -> bool:
-        if (client := find_running(self.state)) is None:
-            return False
-        with client:
-            status = client.status()
-        return status["pid"] == pid and "listen" in status
-
-    def again(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process = self.start()
-
-    @property
-    def files(self) -> ClientAccess:
-        return self.pki.access()
-
-    @property
-    def access(self) -> dict[str, str]:
-        files = self.files
-        options = {"gatewayTokenFile": files.token_file, "gatewayCaFile": files.ca_file}
-        return {"gateway": f"grpc+tls://{self.address}", **options}
-
-    @property
-    def secrets(self) -> list[str]:
-        """What must be nowhere but in its file."""
-        key = (self.pki.directory / "server.key").read_text().splitlines()[1]
-        return [self.token, (self.state / KEY_FILE).read_text().strip(), key]
+@pytest.fixture
+def gateway(new_mosquitto: NewMosquitto, new_gateway: NewGateway, pki: Pki) -> Gateway:
+    subscriptions = [{"pattern": "in/#", "qos": 2}]
+    listen = pki.settings(address=f"127.0.0.1:{free_port()}")
+    given = {"subscriptions": subscriptions, "guarantee": "exactly_once", "outbox": {}, "listen": listen}
+    made = new_gateway(new_mosquitto(max_queued_messages="0", persistence="true"), "plant", **given)
+    made.connect()
+    return made
 
 
 class Driver:
     """The driver's process."""
 
-    def __init__(self, network: Network) -> None:
-        try:
-            find_java()
-        except SetupError as error:
-            lacking(str(error))
-        self.log = network.place / "driver.log"
+    def __init__(self, place: Path, access: dict[str, str]) -> None:
+        self.log = place / "driver.log"
+        command = [sys.executable, "-m", "tests.integration.spark.networking", str(place), json.dumps(access)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.spark.networking", network.place, json.dumps(network.access)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
         self.said: list[str] = []
 
@@ -136,37 +79,23 @@ class Driver:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def processes(self) -> list[psutil.Process]:
-        own = psutil.Process(self.process.pid)
-        return [own, *own.children(recursive=True)]
-
 
 @pytest.fixture
-def network(new_mosquitto: NewMosquitto, tmp_path: Path) -> Iterator[Network]:
-    running = Network(new_mosquitto(max_queued_messages="0", persistence="true"), tmp_path)
-    yield running
-    running.process.kill()
-    running.process.wait()
-
-
-@pytest.fixture
-def driver(network: Network) -> Iterator[Driver]:
-    running = Driver(network)
-    yield running
-    with running.process:  # closes the pipes
-        if running.process.poll() is None:
-            running.process.send_signal(signal.SIGTERM)
-
-
-def told(network: Network) -> dict[str, Any]:
-    with GatewayClient(network.access["gateway"], network.files) as client:
-        return client.status()
+def driver(gateway: Gateway, pki: Pki, tmp_path: Path) -> Iterator[Driver]:
+    files, listen = pki.access(), gateway.settings.listen
+    assert listen is not None
+    access = {"gateway": listen.location, "gatewayTokenFile": files.token_file, "gatewayCaFile": files.ca_file}
+    started = Driver(tmp_path, access)
+    yield started
+    with started.process:  # closes the pipes
+        if started.process.poll() is None:
+            started.process.send_signal(signal.SIGTERM)
 
 
 def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_shown(
-    network: Network, driver: Driver, tmp_path: Path
+    gateway: Gateway, driver: Driver, pki: Pki, tmp_path: Path
 ) -> None:
-    broker = str(network._settings["brokers"][0])
+    broker = str(gateway.settings.brokers[0])
     heard: Counter[bytes] = Counter()
     with Client(broker, client_id="ear", subscribe=[Filter("out/#", qos=2), Filter("batch/#", qos=2)]) as ear:
 
@@ -180,48 +109,53 @@ def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_show
             first = [device.publish(f"in/{number % 3}", b"%d" % number, qos=2) for number in range(2000)]
             ui = driver.until("http")
             wait_until(lambda: hear(300), LONG, "the first rows")
-            network.again()
+            gateway.stop(signal.SIGKILL)
+            gateway.start()
             more = [device.publish(f"in/{number % 3}", b"%d" % number, qos=2) for number in range(2000, 2500)]
             for result in (*first, *more):
                 result.wait(60)
         wait_until(lambda: hear(2500), LONG, "all rows")
         # A batch query reads what is in the journal when it is planned; a stream that commits meanwhile cuts it [I5].
-        wait_until(lambda: not told(network)["waiting"], LONG, "the last batch committed")
+        wait_until(lambda: not gateway.status()["waiting"], LONG, "the last batch committed")
         driver.go_on()
         assert int(driver.until("rows ").split()[1]) <= 2500
         progress = driver.until("[")
         wait_until(lambda: hear(2501), LONG, "the row of the batch query")
     assert heard == Counter([b"whole", *(b"%d" % number for number in range(2500))])
 
-    pages = "".join([*crawled(ui).values(), *rest_of(ui).values()])
-    seen = {"page": pages, "processes": running([*driver.processes(), psutil.Process(network.process.pid)])}
-    status = told(network)
+    own = psutil.Process(driver.process.pid)
+    seen = {
+        "page": "".join([*crawled(ui).values(), *rest_of(ui).values()]),
+        "processes": running([own, *own.children(recursive=True)]),
+    }
+    status = gateway.status()
     driver.go_on()
     assert driver.process.wait(120) == 0
-    own_files = [network.pki.directory / "token", network.pki.directory / "server.key", network.state / KEY_FILE]
+    own_files = [pki.directory / "token", pki.directory / "server.key", gateway.settings.state_dir / KEY_FILE]
     seen |= {
         "events": contents(tmp_path / "events"),
         "checkpoint": contents(tmp_path / "checkpoint"),
         "plan": "".join(driver.said) + progress,
         "driver's log": driver.log.read_text(),
-        "gateway's log": network.log.read_text(),
-        "gateway's directory": contents(network.state, *own_files),
+        "gateway's log": gateway.log.read_text(),
+        "gateway's directory": contents(gateway.settings.state_dir, *own_files),
         "status": json.dumps(status),
     }
     #: What is there, so that it was looked for in the right place.
     known = {
         "page": "spark.driver.host",
-        "processes": "towline.gateway",
+        "processes": "SparkSubmit",
         "events": "SparkListenerApplicationEnd",
         "checkpoint": "incarnation",
         "plan": "Physical Plan",
         "driver's log": "ResolveWriteToStream",
         "gateway's log": "listening",
         "gateway's directory": "journal",
-        "status": network.address,
+        "status": "listen",
     }
     assert {place: known[place] in text for place, text in seen.items()} == dict.fromkeys(known, True)
+    hidden = [file.read_text().strip().splitlines()[-2 if file.suffix == ".key" else 0] for file in own_files]
     for place, text in seen.items():
-        for secret in (*network.secrets, TICKET):
+        for secret in (*hidden, TICKET):
             assert secret not in text, f"a secret in {place}"
     assert status["listen"]["refused"] == 0
