@@ -35,7 +35,7 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.batch_sizing import BatchByteLimit
 from towline.spark.link import GATEWAY_TIMEOUT_S, retry_while_unreachable
 from towline.spark.offsets import GATEWAYS_OPTION, JournalPosition, SourceOffset, check_distinct
-from towline.spark.reader import Slice, partition_sizes, ranges_between, slices_of
+from towline.spark.reader import Slice, ranges_between, slice_of
 from towline.spark.sink_note import read_throughput
 from towline.threads import call_in_thread, guarded_thread
 from towline.timing import Backoff
@@ -222,15 +222,15 @@ class SourceGateway:
             self.overdue_latency_s = time.monotonic() - poll_start
         return result
 
-    def slices(self, start: int, end: JournalPosition, sizes: Sequence[int]) -> list[Slice]:
-        """Split a range of its journal into slices of these sizes. Raises as `poll_rows`."""
+    def slice(self, start: int, end: JournalPosition) -> Slice:
+        """Return the slice of a range of its journal. Raises as `poll_rows`."""
 
-        def create_slices(client: GatewayClient) -> list[Slice]:
+        def create_slice(client: GatewayClient) -> Slice:
             if self.start and self.start.journal != end.journal:  # the gateway refuses it
                 client.wait(self._lease, end.offset, journal=end.journal, timeout_s=0.0, durable_offset=0)
-            return slices_of(client, self.address, start, end, sizes)
+            return slice_of(client, self.address, start, end)
 
-        return self._call(create_slices)
+        return self._call(create_slice)
 
     def report(self, queued_rows: int) -> dict[str, Any]:
         """Return the gateway's status, polled within a second, its waiting rows and its outage, as plain values."""
@@ -330,7 +330,6 @@ class BatchPlanner:
         self.planned_range: tuple[SourceOffset, SourceOffset] | None = None
         #: Number of consecutive batches whose limits left no room for a gateway.
         self._skipped_batches = Counter[SourceGateway]()
-        self._order_warning_logged = False
         #: Limit by the sink's write throughput, from the checkpoint; None if its location is unknown.
         sink_throughput = partial(read_throughput, Checkpoint(plan.checkpoint))
         self._byte_limit = BatchByteLimit(sink_throughput) if plan.checkpoint else None
@@ -613,22 +612,10 @@ class BatchPlanner:
             ReaderFenced: TL-G04, a gateway serves another journal.
             GatewayUnreachable: TL-G53, a gateway with rows of the batch is unavailable.
         """
-        ranges, plan = ranges_between(start, end), self._plan
-        row_counts = [last.offset - first for first, last in ranges]
-        sizes = partition_sizes(row_counts, plan.min_partitions, plan.max_partition_rows)
-        if any(len(range_sizes) > 1 for range_sizes in sizes) and not self._order_warning_logged:
-            self._order_warning_logged = True
-            _LOG.warning(
-                "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
-                "device's messages is kept only if one task reads them all, as after coalesce(1)"
-            )
-        slices: list[Slice] = []
-        for (first, last), range_sizes in zip(ranges, sizes, strict=True):
-            slices += self._gateway_slices(first, last, range_sizes)
-        idle = end.positions[0]
-        return slices or [Slice(plan.address, idle.journal, idle.offset, idle.offset, idle.incarnation)]
+        slices, idle = [self._gateway_slice(*rows) for rows in ranges_between(start, end)], end.positions[0]
+        return slices or [Slice(self._plan.address, idle.journal, idle.offset, idle.offset, idle.incarnation)]
 
-    def _gateway_slices(self, start: int, end: JournalPosition, sizes: Sequence[int]) -> list[Slice]:
+    def _gateway_slice(self, start: int, end: JournalPosition) -> Slice:
         known_locations = {gateway.address.location for gateway in self.gateways}
         if end.location not in known_locations and not all(gateway.start for gateway in self.gateways):
             self.connect()  # it may have moved
@@ -636,7 +623,7 @@ class BatchPlanner:
         matching = (gateway for gateway in connected if gateway.start and self._position_of(gateway.start, end_offset))
         gateway = next(matching, None) or self._gateway_at(end.location)
         try:
-            return retry_while_unreachable(partial(gateway.slices, start, end, sizes), timeout_s=GATEWAY_TIMEOUT_S)
+            return retry_while_unreachable(partial(gateway.slice, start, end), timeout_s=GATEWAY_TIMEOUT_S)
         except TowlineError as error:
             if not is_outage(error):
                 raise

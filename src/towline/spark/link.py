@@ -215,9 +215,6 @@ class ReadPlan:
             as a JSON list, each once and in any order (docs/scaling.md#several-gateways).
         removed_gateways: Names of gateways to remove from the checkpoint unchecked, with any rows that wait there; for
             a gateway that will never answer again.
-        min_partitions: Requested number of partitions of a batch, as in Spark's Kafka source: a hint, long ranges are
-            split in proportion (docs/scaling.md#order). Default one a gateway.
-        max_partition_rows: Most rows of a partition, as in Spark's Kafka source; default no limit.
     """
 
     address: GatewayAddress
@@ -236,8 +233,6 @@ class ReadPlan:
     event_time: bool = False
     gateways: Annotated[tuple[str, ...], OptionSpelling(parse=parse_gateways, secret=True)] = ()
     removed_gateways: Annotated[tuple[str, ...], OptionSpelling("removedGateways", _read_names)] = ()
-    min_partitions: Annotated[int, Ge(1)] | None = None
-    max_partition_rows: Annotated[int, Ge(1), OptionSpelling("maxRecordsPerPartition")] | None = None
 
     @property
     def addresses(self) -> tuple[GatewayAddress, ...]:

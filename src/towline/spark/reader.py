@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -62,24 +61,17 @@ class Slice(InputPartition):
         return self.address.rows(self.journal, self.start, self.end, self.incarnation)
 
 
-def slices_of(
-    client: GatewayClient, address: GatewayAddress, start: int, end: JournalPosition, sizes: Sequence[int]
-) -> list[Slice]:
-    """Split the rows from `start` to `end` of a gateway's journal into slices of these sizes. On the driver.
-
-    Slices of a gateway on a network have a ticket each. Only the last slice knows the incarnation of its end.
+def slice_of(client: GatewayClient, address: GatewayAddress, start: int, end: JournalPosition) -> Slice:
+    """Return the slice from `start` to `end` of a gateway's journal, on a network with a ticket. On the driver.
 
     Raises:
         GatewayError: TL-G46, the file with the gateway's CA certificates can't be read.
     """
-    bounds = pairwise(accumulate(sizes, initial=start))
-    ranges = [(low, high, end.incarnation if high == end.offset else "") for low, high in bounds]
-    addresses = [address] * len(ranges)
+    rows = (start, end.offset, end.incarnation)
     if address.remote:
-        tickets = client.request_read_tickets(end.journal, ranges, valid_s=address.ticket_s)
-        address = address.with_ticket("")
-        addresses = [replace(address, ticket=ticket) for ticket in tickets]
-    return [Slice(address, end.journal, *rows) for address, rows in zip(addresses, ranges, strict=True)]
+        (ticket,) = client.request_read_tickets(end.journal, [rows], valid_s=address.ticket_s)
+        address = address.with_ticket(ticket)
+    return Slice(address, end.journal, *rows)
 
 
 def ranges_between(start: SourceOffset, end: SourceOffset) -> list[tuple[int, JournalPosition]]:
@@ -90,27 +82,6 @@ def ranges_between(start: SourceOffset, end: SourceOffset) -> list[tuple[int, Jo
     """
     starts = ((start.position_of(last.gateway), last) for last in end.positions)
     return [(first.offset, last) for first, last in starts if first and first.offset < last.offset]
-
-
-def partition_sizes(rows: Sequence[int], min_partitions: int | None, max_partition_rows: int | None) -> list[list[int]]:
-    """Return the row counts of each range's partitions: about equal within a range, at least 1 if there are rows.
-
-    Args:
-        rows: Row count of each range.
-        min_partitions: Requested number of all partitions together, a hint: one for each range, and the others in
-            proportion to their rows, rounded. None for one each.
-        max_partition_rows: Most rows of a partition; None for no limit.
-    """
-    total, extra_partitions = max(1, sum(rows)), max(0, (min_partitions or 0) - len(rows))
-
-    def split(count: int) -> list[int]:
-        requested = 1 + (2 * count * extra_partitions + total) // (2 * total)  # halves are rounded up
-        partitions = max(requested, -(-count // max_partition_rows) if max_partition_rows else 1)
-        partitions = max(1, min(count, partitions))
-        size, larger = divmod(count, partitions)
-        return [size] * (partitions - larger) + [size + 1] * larger
-
-    return [split(count) for count in rows]
 
 
 _SOURCE_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -413,31 +384,24 @@ class MqttBatchReader(DataSourceReader):
         if plan.event_time:
             location, problem = 'format("mqtt") option "eventTime"', "a batch read has no watermark"
             raise ConfigError("TL-C24", location, problem, "Use received_at.")
-        ranges = [(*self._offset_range(address), address) for address in plan.addresses]
-        ranges.sort(key=lambda journal_range: journal_range[1].gateway)
-        check_distinct(end for _, end, _ in ranges)
-        row_counts = [end.offset - start for start, end, _ in ranges]
-        sizes = partition_sizes(row_counts, plan.min_partitions, plan.max_partition_rows)
-        slices: list[Slice] = []
-        for (start, end, address), range_sizes in zip(ranges, sizes, strict=True):
-            with address.connect() as client:
-                slices += slices_of(client, address, start, end, range_sizes)
-        return slices
+        slices = dict(map(self._gateway_slice, plan.addresses))
+        check_distinct(slices)
+        return [slices[end] for end in sorted(slices, key=lambda end: end.gateway)]
 
-    def _offset_range(self, address: GatewayAddress) -> tuple[int, JournalPosition]:
-        """Return the first offset and the end position of the range at a gateway."""
+    def _gateway_slice(self, address: GatewayAddress) -> tuple[JournalPosition, Slice]:
+        """Return the end position and the slice of the range at a gateway."""
         with address.connect() as client:
             status = client.status()
             start_position = self._plan.start_position(client, status, address.location, "earliest")
             end_option = self._plan.end_offset
             end_option = end_option.get(start_position.gateway) if isinstance(end_option, Mapping) else end_option
             end = status["end"] if end_option is None else end_option
+            if start_position.offset > end:
+                problem = f"it is {end}, before the start at {start_position.offset}"
+                remedy = f"The journal holds the offsets {status['first']} to {status['end'] - 1}."
+                raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', problem, remedy)
             end_position = start_position.with_offset(end, client.extent(end).incarnation)
-        if start_position.offset > end:
-            problem = f"it is {end}, before the start at {start_position.offset}"
-            remedy = f"The journal holds the offsets {status['first']} to {status['end'] - 1}."
-            raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', problem, remedy)
-        return start_position.offset, end_position
+            return end_position, slice_of(client, address, start_position.offset, end_position)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""

@@ -135,7 +135,7 @@ def test_one_is_killed_and_the_other_goes_on(
     shown.write_text(TOKEN)
     access = {"gatewayTokenFile": shown, "gatewayCaFile": pki.directory / "ca.pem"}
     both = f"{g1.settings.state_dir},{g2.settings.listen.location}"
-    query = start(sink, gateways=both, pollMs=500, maxMessagesPerTrigger=120, minPartitions=4, **access)
+    query = start(sink, gateways=both, pollMs=500, maxMessagesPerTrigger=120, **access)
     publishing = threading.Thread(target=publish_all, args=(broker,))
     publishing.start()
     until(query, lambda: sink.of("g2") > 200)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from towline.errors import GatewayError
 from towline.spark.offsets import JournalPosition, SourceOffset
+from towline.spark.reader import ranges_between
 
 PLACE = SourceOffset((JournalPosition("plant", "3a330b3ed8c4", 1005, "0badf00d"),), 2)
 
@@ -77,3 +78,13 @@ def test_an_offset_of_another_source_is_one_line(offset: dict[str, Any]) -> None
     with pytest.raises(GatewayError, match=r"the checkpoint has an offset of another source.*TL-G12") as caught:
         SourceOffset.parse(offset)
     assert "checkpoint directory of its own" in caught.value.remedy
+
+
+def place(name: str, offset: int) -> JournalPosition:
+    return JournalPosition(name, f"journal of {name}", offset)
+
+
+def test_who_comes_or_goes_has_no_rows_in_that_batch() -> None:
+    start = SourceOffset((place("a", 5), place("gone", 7), place("idle", 3)))
+    end = SourceOffset((place("new", 100), place("a", 9), place("idle", 3)))
+    assert ranges_between(start, end) == [(5, place("a", 9))]

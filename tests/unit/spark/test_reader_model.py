@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -56,12 +55,11 @@ class Fleet:
 class Query:
     """A streaming query: its offset log, its commit log, and a sink that is exactly once by batch number."""
 
-    def __init__(self, place: Path, fleet: Fleet, chance: random.Random, limit: int, parts: int | None) -> None:
+    def __init__(self, place: Path, fleet: Fleet, chance: random.Random, limit: int) -> None:
         self._place = place
         self._fleet = fleet
         self._chance = chance
         self._limit = limit
-        self._parts = parts
         self._reader: MqttStreamReader | None = None
         #: Where the query began, then the end of each batch.
         self.log: list[Place] = []
@@ -114,9 +112,8 @@ class Query:
     def _started(self) -> MqttStreamReader:
         names = list(NAMES)
         self._chance.shuffle(names)
-        more: dict[str, Any] = {"max_bytes": MAX_BYTES, "min_partitions": self._parts}
         at = tuple(str(self._place / name) for name in names)
-        return MqttStreamReader(ReadPlan(GatewayAddress(""), "default", poll_s=0.02, gateways=at, **more))
+        return MqttStreamReader(ReadPlan(GatewayAddress(""), "default", poll_s=0.02, gateways=at, max_bytes=MAX_BYTES))
 
     def _run(self, reader: MqttStreamReader, batch: int) -> None:
         start, end = self.log[batch - 1], self.log[batch]
@@ -149,9 +146,9 @@ def test_any_history_gives_each_row_once(tmp_path: Path, seed: int, monkeypatch:
     for module in (link, gateways):
         monkeypatch.setattr(module, "GATEWAY_TIMEOUT_S", 2.0)
     chance = random.Random(seed)
-    limit, parts = chance.choice([5, 20, 50, 400]), chance.choice([None, 2, 5])
+    limit = chance.choice([5, 20, 50, 400])
     with contextlib.closing(Fleet(tmp_path)) as fleet:
-        query = Query(tmp_path, fleet, chance, limit, parts)
+        query = Query(tmp_path, fleet, chance, limit)
         for name in chance.sample(NAMES, chance.randint(1, 3)):  # others join later
             fleet.start(name)
         for _ in range(60):

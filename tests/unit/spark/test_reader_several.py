@@ -264,7 +264,7 @@ def test_a_batch_that_was_begun_is_served_by_a_gateway_that_was_taken_out(
 def test_a_batch_read_has_all_of_both(two: tuple[Served, Served], new_reader: NewReader) -> None:
     two[0].add(10)
     two[1].add(4)
-    plan = replace(new_reader()._plan, start_offset={"g1": 7}, end_offset={"g2": 3}, min_partitions=2)
+    plan = replace(new_reader()._plan, start_offset={"g1": 7}, end_offset={"g2": 3})
     made = MqttBatchReader(plan)
     rows = [offset for part in made.partitions() for batch in made.read(part) for offset in batch["offset"].to_pylist()]
     assert rows == [7, 8, 9, 0, 1, 2]
