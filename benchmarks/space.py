@@ -1,4 +1,4 @@
-"""Bytes on disk of a message in the journal, beside its topic, payload and properties: what ``towline size`` counts."""
+"""Bytes on disk of a message beside its topic, payload and properties: what doctor and docs/scaling.md count."""
 
 from __future__ import annotations
 

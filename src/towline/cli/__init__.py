@@ -47,7 +47,6 @@ COMMANDS = {
     "key": "the key of one publisher with receipts",
     "demo": "real brokers, a bridge, a kill -9 or two; devstack: the brokers",
     "gateway": "run the gateway of one line in the foreground",
-    "size": "resources for a load: gateways, disks, Spark cores, partitions",
     "kafka": "markers of a sink in Kafka: show them, reset them by hand",
     "devstack": "",
 }

@@ -25,7 +25,6 @@ from towline.doctor.inputs import PROBE_PREFIX, Inputs, LineLoad
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Check, Finding, bytes_text, fact, names_text
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
-from towline.sizing import journal_bytes_per_s
 from towline.spark.session import check_pyspark
 from towline.text import duration_text
 
@@ -47,7 +46,12 @@ _SLOW_SYNC_S, _VERY_SLOW_SYNC_S = 0.1, 1.0
 #: Near limits of the room without Kafka: seconds, bytes if the load is unknown, and free inodes.
 _NEAR_LIMIT_S, _NEAR_LIMIT_BYTES, _NEAR_LIMIT_INODES = 3600.0, 1e9, 10_000
 _LOCAL_DISK: Final = "Set state_dir to a directory on a local disk."
-_OTHER_DISK: Final = "Put state_dir on another disk; towline size shows the room that a load needs."
+#: Bytes on disk of a row beside topic, payload and properties, and of a chunk; most chunks a second
+#: (docs/scaling.md#sizing).
+_ROW_BYTES: Final = 75
+_CHUNK_BYTES: Final = 1300
+_CHUNKS_PER_S: Final = 330
+_OTHER_DISK: Final = "Put state_dir on another disk; docs/scaling.md#sizing has the room that a load needs."
 #: Bit of ``status`` in adjtimex(2): the clock is not synchronised.
 _STA_UNSYNC: Final = 0x0040
 _MB: Final = 1_000_000
@@ -99,7 +103,10 @@ class StateDir:
     @property
     def growth_bytes_s(self) -> float:
         """Growth of the journal without Kafka, in bytes a second; 0 if the load is unknown."""
-        return 0.0 if self.load is None else journal_bytes_per_s(self.load.messages_s, self.load.bytes_s)
+        if self.load is None:
+            return 0.0
+        rate = self.load.messages_s
+        return self.load.bytes_s + rate * _ROW_BYTES + min(rate, _CHUNKS_PER_S) * _CHUNK_BYTES
 
 
 def probe_file_system(directory: Path) -> FileSystem:

@@ -29,7 +29,6 @@ from towline.doctor.machine import (
     probe_file_system,
 )
 from towline.doctor.table import Finding, Verdict
-from towline.sizing import journal_bytes_per_s
 from towline.spark import session
 from towline.text import duration_text
 
@@ -93,7 +92,7 @@ def room(tmp_path: Path, spot: StateDir, **changes: Any) -> Finding:
 
 def test_room_is_told_as_time(tmp_path: Path) -> None:
     found = room(tmp_path, StateDir("up", HERE, load=LOAD), free_bytes=29 * 10**9)
-    told = duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))
+    told = duration_text(29e9 / StateDir("up", HERE, load=LOAD).growth_bytes_s)
     assert found.verdict is LIMITED
     assert "29 GB free on /var" in found.evidence
     assert "2,000 msg/s" in found.evidence
@@ -113,7 +112,7 @@ def test_room_warns_exactly_when_it_is_over_within_the_hour(
     spot = StateDir("up", HERE, max_bytes=most, min_free_bytes=least, load=LineLoad(rate, rate * size, "--rate"))
     found = machine._room_finding([spot], FileSystem(existing_dir=HERE, free_bytes=free))
     usable = free - least
-    seconds = min(usable, most if most is not None else usable) / journal_bytes_per_s(rate, rate * size)
+    seconds = min(usable, most if most is not None else usable) / spot.growth_bytes_s
     assert found.verdict is (BROKEN if usable <= 0 else WARNS if seconds < 3600 else LIMITED)
 
 
@@ -148,7 +147,9 @@ def test_room_is_no_time_without_kafka_for_a_line_that_the_broker_holds(tmp_path
         FileSystem(**{**SOUND, "free_bytes": 29 * 10**9 + spots[0].min_free_bytes}),
     )
     assert "messages of up wait in the broker" in beside.evidence
-    assert beside.limit.startswith(f"Kafka is down for {duration_text(29e9 / journal_bytes_per_s(2_000, 400_000))}")
+    assert beside.limit.startswith(
+        f"Kafka is down for {duration_text(29e9 / StateDir('up', HERE, load=LOAD).growth_bytes_s)}"
+    )
     full = machine._room_finding(spots, FileSystem(**{**SOUND, "free_bytes": 0}))
     assert full.verdict is BROKEN
 
