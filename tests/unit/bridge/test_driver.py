@@ -21,24 +21,12 @@ from towline.bridge.runtime.session import OBSERVE_SETTINGS, session_settings
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import KafkaError
 
-
-def place(offset: int) -> dict[str, Any]:
-    return {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
-
-
-PROGRESS: dict[str, Any] = {
-    "name": "line",
-    "batchId": 3,
-    "numInputRows": 10,
-    "durationMs": {"triggerExecution": 41},
-    "sources": [{"startOffset": place(5), "endOffset": place(15), "latestOffset": {"x": 1}}],
-    "observedMetrics": {},
-}
+PROGRESS: dict[str, Any] = {"batchId": 3, "durationMs": {"addBatch": 30, "triggerExecution": 41}}
 
 
 @pytest.fixture
 def uplink(tmp_path: Path) -> UplinkQuery:
-    bridge = read(GOOD, tmp_path)
+    bridge = read(GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"'), tmp_path)
     return UplinkQuery(bridge, bridge.uplinks[0])
 
 
@@ -64,35 +52,34 @@ def host() -> Any:
     return Host()
 
 
-def uplink_with(tmp_path: Path, line: str = "", route: str = "") -> UplinkQuery:
-    name = 'name = "telemetry"\n'
-    bridge = read(GOOD.replace(name, name + line) + route, tmp_path)
-    return UplinkQuery(bridge, bridge.uplinks[0])
+@pytest.fixture
+def runner(host: Any, uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch) -> LineRunner:
+    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", lambda *_: "")
+    monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
+    return LineRunner(host, uplink)
 
 
-@pytest.mark.parametrize("before", [None, "64m"])
-def test_what_an_uplink_sets_is_no_other_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+def test_what_an_uplink_sets_is_no_other_lines_and_one_that_can_not_be_noted_is_stopped(
+    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of a downlink may be large: one that starts after it still hands 64 MiB to its sink at a time."""
+    """A downlink that starts after it still hands 64 MiB to its sink; a query unknown to its runner blocks the next."""
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
-    conf = {} if before is None else {name: before}
-    kept = SimpleNamespace(get=conf.get, set=conf.__setitem__, unset=conf.__delitem__)
-    started: list[str] = []
+    conf = {name: "64m"}
+    done: list[object] = []
 
     def start() -> Any:
-        started.append(conf[name])
-        raise LookupError
+        done.append(conf[name])
+        return SimpleNamespace(id="q", stop=lambda: done.append("stopped"))
 
     writer = MagicMock()
     writer.queryName().option().trigger().start = start
-    uplink = uplink_with(tmp_path)
-    monkeypatch.setattr(uplink, "_prepare_writer", lambda _: (writer, None))
-    spark: Any = SimpleNamespace(conf=kept)
-    with pytest.raises(LookupError):
+    monkeypatch.setattr(uplink, "_prepare_writer", lambda _: (writer, Identity("telemetry", "plant-7.telemetry")))
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=conf.get, set=conf.__setitem__, unset=conf.__delitem__))
+    uplink.line.gateway.state_dir.parent.mkdir()
+    uplink.line.gateway.state_dir.touch()
+    with pytest.raises(OSError, match="exists"):
         uplink.start(spark)
-    assert started == [str((1 << 31) - 1)]
-    assert conf.get(name) == before
+    assert (done, conf) == ([str((1 << 31) - 1), "stopped"], {name: "64m"})
 
 
 def test_spark_conf_does_not_have_tasks_counted_twice(tmp_path: Path) -> None:
@@ -100,25 +87,21 @@ def test_spark_conf_does_not_have_tasks_counted_twice(tmp_path: Path) -> None:
     assert session_settings(read(GOOD.replace("[[uplink]]", conf), tmp_path)).items() >= OBSERVE_SETTINGS.items()
 
 
-def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery, host: Any) -> None:
+def test_a_trigger_without_a_batch_is_no_batch(runner: LineRunner, host: Any) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
-    runner = LineRunner(host, uplink)
-    runner.report_progress({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
+    runner.report_progress({**PROGRESS, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
     assert host.reports == []
-    runner.report_progress({**PROGRESS, "durationMs": {"addBatch": 30, "triggerExecution": 41}})
+    for _ in range(2):
+        runner.report_progress(PROGRESS)
     (report,) = host.reports
-    millis = {"addBatch": 30, "triggerExecution": 41}
-    assert (report["line"], report["batch"], report["millis"]) == ("telemetry", 3, millis)
+    assert (report["line"], report["batch"], report["millis"]) == ("telemetry", 3, PROGRESS["durationMs"])
 
 
 def test_numbers_that_can_not_be_counted_stop_nothing(
     uplink: UplinkQuery, host: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(uplink, "count_spark", full)
-    LineRunner(host, uplink).report_progress({**PROGRESS, "durationMs": {"addBatch": 30}})
+    monkeypatch.setattr(uplink, "count_spark", MagicMock(side_effect=OSError(28, "No space left on device")))
+    LineRunner(host, uplink).report_progress(PROGRESS)
     assert host.reports[0]["batch"] == 3
     assert "not counted" in capsys.readouterr().err
 
@@ -132,15 +115,12 @@ def test_a_report_is_one_line_of_json() -> None:
     ReportWriter(stream).send("progress")  # the supervisor has ended: no harm
 
 
-def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path) -> None:
-    text = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"')
-    bridge = read(text, tmp_path)
-    told = UplinkQuery(bridge, bridge.uplinks[0]).sink_settings()
+def test_dead_letters_are_signed_with_what_no_other_bridge_has(uplink: UplinkQuery) -> None:
+    told = uplink.sink_settings()
     assert (told.dead_letter_topic, told.sink_id) == ("dead", "plant-7.telemetry")
 
 
-def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery, host: Any) -> None:
-    runner = LineRunner(host, uplink)
+def test_a_line_that_is_paused_keeps_no_stop_waiting(runner: LineRunner, host: Any) -> None:
     began = time.monotonic()
     runner.stop(began + 60)
     assert not runner.is_start_due
@@ -149,83 +129,45 @@ def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery, host: 
     assert host.reports == []
 
 
-def test_a_disk_that_has_room_again_is_not_waited_for(
-    uplink: UplinkQuery, host: Any, capsys: pytest.CaptureFixture[str]
+def test_a_disk_is_asked_every_other_second_and_deleted_topics_are_not_looked_for_for_ever(
+    runner: LineRunner, host: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A minute's pause after a disk that was full for seconds costs more than asking it every other second."""
-    runner = LineRunner(host, uplink)
     for _ in range(8):
         runner._report_failure(RuntimeError("java.io.IOException: No space left on device"))
     assert all(report["again_in"] <= 2 for report in host.reports)
-    assert "No space left" in capsys.readouterr().err  # the log has all of it
+    for text, given_up in ((TOPICS_GONE[0], False), (TOPICS_GONE[1], False), (TOPICS_GONE[1], True)):
+        runner._report_failure(RuntimeError(text))
+        assert (runner.start_at == math.inf) is given_up
+    assert "Partitions Set" in capsys.readouterr().err  # the log has all of it
 
 
 def test_a_line_that_lacks_a_topic_looks_again_each_minute(
-    uplink: UplinkQuery, host: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By itself; a Kafka that does not answer is no reason to wait, and what was made is told."""
-    answers: list[Any] = [KafkaError("TL-B03", "k", "it is not there"), KafkaError("TL-K01", "k", "silent"), "made"]
-
-    def ensure_topics(*_: object) -> str:
-        answer = answers.pop(0)
-        if isinstance(answer, KafkaError):
-            raise answer
-        return str(answer)
-
-    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", ensure_topics)
-    monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
-    runner = LineRunner(host, uplink)
+    answers = [KafkaError("TL-B03", "k", "it is not there"), KafkaError("TL-K01", "k", "silent"), "made"]
+    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", MagicMock(side_effect=answers))
     for _ in range(3):
         runner.start_at, runner._streaming_query = 0.0, None
         runner.step()
     said = host.reports
     assert [report["kind"] for report in said] == ["failed", "started", "noted", "started"]
-    assert said[0]["code"] == "TL-B03"
-    assert said[0]["again_in"] <= 60
+    assert (said[0]["code"], said[0]["again_in"] <= 60) == ("TL-B03", True)
     assert "TL-B03" in capsys.readouterr().err
 
 
-def test_what_a_look_at_the_topics_does_not_change_is_not_tried_for_ever(
-    uplink: UplinkQuery, host: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runner = LineRunner(host, uplink)
-    for text, given_up in ((TOPICS_GONE[0], False), (TOPICS_GONE[1], False), (TOPICS_GONE[1], True)):
-        runner._report_failure(RuntimeError(text))
-        assert (runner.start_at == math.inf) is given_up
-    assert "Partitions Set" in capsys.readouterr().err
-
-
-def test_a_query_that_can_not_be_noted_is_stopped(uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that went on unknown to its runner would keep its successor from starting."""
-    stopped: list[bool] = []
-    writer: Any = MagicMock()
-    writer.queryName().option().trigger().start.return_value = SimpleNamespace(
-        id="q", stop=lambda: stopped.append(True)
-    )
-    monkeypatch.setattr(uplink, "_prepare_writer", lambda _: (writer, Identity("telemetry", "plant-7.telemetry")))
-    uplink.line.gateway.state_dir.parent.mkdir()
-    uplink.line.gateway.state_dir.touch()
-    with pytest.raises(OSError, match="exists"):
-        uplink.start(writer)
-    assert stopped == [True]
-
-
-class FakeLine:
-    """A runner, as far as the order of starts goes."""
-
-    def __init__(self) -> None:
-        self.is_start_due, self.is_starting, self.steps = True, False, 0
-
-    def step(self) -> None:
-        self.steps += 1
-        self.is_starting, self.is_start_due = self.is_starting or self.is_start_due, False
-
-
 def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
+    class FakeLine:
+        def __init__(self) -> None:
+            self.is_start_due, self.is_starting, self.steps = True, False, 0
+
+        def step(self) -> None:
+            self.steps += 1
+            self.is_starting, self.is_start_due = self.is_starting or self.is_start_due, False
+
     lines: Any = [FakeLine() for _ in range(5)]
-    step_all(lines, max_starting=2)
-    assert [line.is_starting for line in lines] == [True, True, False, False, False]
-    step_all(lines, max_starting=2)
+    for _ in range(2):
+        step_all(lines, max_starting=2)
     assert [line.steps for line in lines] == [2, 2, 0, 0, 0]  # a line that runs is looked after meanwhile
     for _ in range(5):
         for line in lines:
@@ -235,13 +177,10 @@ def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
 
 
 def test_a_query_begins_until_its_first_batch_or_for_a_while(
-    uplink: UplinkQuery, host: Any, monkeypatch: pytest.MonkeyPatch
+    runner: LineRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", lambda *_: "")
-    monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("towline.bridge.runtime.driver.time.monotonic", lambda: clock.now)
-    runner = LineRunner(host, uplink)
 
     def seen() -> tuple[bool, bool]:
         return runner.is_start_due, runner.is_starting

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from towline.bridge.lines.account import LineNotes
 from towline.bridge.runtime.screen import JsonScreen, PlainScreen, make_screen
 from towline.bridge.runtime.state import BridgeState
 
 
-@pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize(("live", "encoding"), [(False, "ascii"), (False, "utf-8"), (True, "latin-1")])
 def test_any_text_can_be_shown_in_any_encoding(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, encoding: str, *, live: bool
 ) -> None:
@@ -27,12 +27,13 @@ def test_any_text_can_be_shown_in_any_encoding(
     state = BridgeState("plant", tmp_path, {"line": "up"})
     state.lines["line"].query_error = "topic \u6e29\u5ea6"
     with make_screen(live=live) as screen:
-        screen.print_event("adds up \u2713 \u6e29\u5ea6")
+        screen.print_event("\u2713 \u6e29\u5ea6 [bold]wrong[/bold]")
         screen.show(state)
     sys.stdout.flush()
     at, _, text = out.getvalue().decode(encoding).partition("  ")
     assert re.fullmatch(r"\d\d:\d\d:\d\d" if live else r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at)
-    assert text.startswith("adds up \u2713" if encoding == "utf-8" else "adds up \\u2713")
+    assert text.startswith("\u2713 \u6e29" if encoding == "utf-8" else "\\u2713 \\u6e29")
+    assert "[bold]wrong[/bold]" in text
 
 
 def test_a_full_disk_is_no_end() -> None:
@@ -42,35 +43,33 @@ def test_a_full_disk_is_no_end() -> None:
         full.close()
 
 
-def test_a_log_for_programs_has_an_object_a_line_and_changes_only(tmp_path: Path) -> None:
-    out = io.StringIO()
-    screen, state = JsonScreen(out), BridgeState("b", tmp_path, {"line": "up"})
-    for _ in range(3):
+def test_a_log_has_changes_only_and_for_programs_an_object_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = BridgeState("b", tmp_path, {"line": "up"})
+    state.lines["line"].status, state.lines["line"].notes = {"received": 5, "end": 5, "state": "online"}, LineNotes()
+    monkeypatch.setenv("TOWLINE_LOG_FORMAT", "text")
+    with make_screen(live=True) as screen:
         screen.show(state)
-    screen.print_event('line "line": a\nb\x7f.   [TL-B22]')
-    screen.print_event("kafka: answers")
-    assert "\x7f" not in out.getvalue()
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+        screen.show(state)
+    assert capsys.readouterr().out.count("received 5") == 1
+    monkeypatch.setenv("TOWLINE_LOG_FORMAT", "json")
+    with make_screen(live=True) as screen:
+        for _ in range(3):
+            screen.show(state)
+        screen.print_event('line "line": a\nb\x7f.   [TL-B22]')
+        screen.print_event("kafka: answers")
+    out = capsys.readouterr().out
+    assert "\x7f" not in out
+    lines = [json.loads(line) for line in out.splitlines()]
     assert [(one["event"], one["level"], one.get("code")) for one in lines] == [
         ("state", "info", None),
         ('line "line": a\nb\x7f.   [TL-B22]', "warning", "TL-B22"),
         ("kafka: answers", "info", None),
     ]
     assert all(datetime.fromisoformat(one["timestamp"]).utcoffset() == timedelta(0) for one in lines)
-
-
-def test_what_is_below_the_level_is_not_logged(tmp_path: Path) -> None:
-    out = io.StringIO()
-    screen = JsonScreen(out, logging.WARNING)
-    screen.show(BridgeState("b", tmp_path, {"line": "up"}))
-    screen.print_event("kafka: answers")
-    assert out.getvalue() == ""
-
-
-def test_the_environment_chooses_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOWLINE_LOG_FORMAT", "json")
-    with make_screen(live=True) as screen:
-        assert isinstance(screen, JsonScreen)
-    monkeypatch.setenv("TOWLINE_LOG_FORMAT", "text")
-    with make_screen(live=True) as screen:
-        assert isinstance(screen, PlainScreen)
+    warnings = io.StringIO()
+    quiet = JsonScreen(warnings, logging.WARNING)
+    quiet.show(state)
+    quiet.print_event("kafka: answers")
+    assert warnings.getvalue() == ""

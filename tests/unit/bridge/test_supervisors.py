@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -200,3 +201,22 @@ def test_long_after_its_terminal_went_away_sighup_is_a_reload() -> None:
     assert not terminal.has_just_closed()
     service = Terminal(lambda: False, lambda: now.at)
     assert not service.has_just_closed(), "a service never had one"
+
+
+def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
+    backoff = Backoff(first_s=1, max_s=8, jitter=0.5, rng=random.Random(1))
+    pauses = [backoff.next_pause() for _ in range(100)]
+    assert all(0.5 * full <= pause <= full for pause, full in zip(pauses, [1, 2, 4, 8, *[8] * 96], strict=True))
+    backoff.reset()
+    assert backoff.next_pause() <= 1
+
+
+def test_an_interrupt_before_anything_was_started_ends_the_bridge_at_once(tmp_path: Path) -> None:
+    """Maven may be at work for minutes."""
+    supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
+    with pytest.raises(KeyboardInterrupt):
+        supervisor._on_interrupt()
+    killed: list[bool] = []
+    supervisor._on_second_interrupt = lambda: killed.append(True)
+    supervisor._on_interrupt()
+    assert killed == [True]
