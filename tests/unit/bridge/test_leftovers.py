@@ -30,13 +30,12 @@ from towline.doctor.inputs import Inputs
 from towline.doctor.machine import MachineProbe, _check_state_directories
 from towline.doctor.table import Verdict
 from towline.errors import ConfigError
-from towline.gateway.identity import MEMBERS_DIR, record_client_session, record_session_end
+from towline.gateway.identity import record_client_session, record_session_end
 from towline.journal import Batch, Journal, Limits, Outbox
 from towline.journal.outbox import count_waiting_rows
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 
 HEAD, UPLINK = GOOD.split("[[uplink]]", 1)
-DOWN = '[[downlink]]\nname = "commands"\nfrom = "commands"\ntopic = "c/{key}"\n'
 LIMITS = Limits(min_free_bytes=0)
 
 
@@ -63,31 +62,20 @@ def test_a_dead_letter_topic_that_the_file_has_no_more_is_asked(tmp_path: Path, 
     """By dlq show and replay (the shelves), and by doctor; the letters of a line that shared it are its own."""
     record_lines(bridge(tmp_path, "a", "b", dead='"old"'))
     changed = bridge(tmp_path, "a", "b", dead=now)
-    record_lines(changed)
-    found = {shelf.topic: shelf for shelf in dead_letter_topics(changed)}
-    assert list(found) == (["new", "old"] if "new" in now else ["old"])
-    assert {name: line.name for name, line in found["old"].lines.items()}.items() >= {
-        "plant-7.a": "a",
-        "b": "b",
-    }.items()
+    one_stays = bridge(tmp_path, "a", "b", dead='"old"').lines[1]
+    for file in (changed, changed.model_copy(update={"lines": (changed.lines[0], one_stays)})):
+        record_lines(file)
+        found = {shelf.topic: shelf for shelf in dead_letter_topics(file)}
+        assert found.keys() == ({"new", "old"} if "new" in now else {"old"})
+        names = {name: line.name for name, line in found["old"].lines.items()}
+        assert names.items() >= {"plant-7.a": "a", "plant-7.b": "b"}.items()
     letters = {one.name for one in topic_uses(changed, {"telemetry", "old"}) if one.role is TopicRole.DEAD_LETTERS}
     assert letters == ({"new", "old"} if "new" in now else {"old"})
     assert "old" not in {one.name for one in topic_uses(changed, {"telemetry"})}, "deleted since"
 
 
-def test_letters_of_a_line_that_takes_another_topic_while_its_neighbour_stays(tmp_path: Path) -> None:
-    record_lines(bridge(tmp_path, "a", "b", dead='"both"'))
-    own = bridge(tmp_path, "a", "b", dead='"both"')
-    moved = own.model_copy(
-        update={"lines": (own.lines[0].model_copy(update={"dead_letter_topic": "mine"}), own.lines[1])}
-    )
-    both = next(shelf for shelf in dead_letter_topics(moved) if shelf.topic == "both")
-    assert both.lines["plant-7.a"].name == "a"
-
-
 def test_a_bridge_without_any_dead_letter_topic_says_so(tmp_path: Path) -> None:
-    one = bridge(tmp_path, "a")
-    record_lines(one)
+    record_lines(one := bridge(tmp_path, "a"))
     with pytest.raises(ConfigError, match="TL-C75"):
         dead_letter_topics(one)
 
@@ -95,23 +83,21 @@ def test_a_bridge_without_any_dead_letter_topic_says_so(tmp_path: Path) -> None:
 def test_a_line_is_remembered_as_it_was_started_last_wherever_the_state_is_now(tmp_path: Path) -> None:
     before = bridge(tmp_path, "a", "b")
     record_lines(before)
-    file = tmp_path / "state" / "a" / LINE_FILE
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "state" / "a" / LINE_FILE).stat().st_mode & 0o777 == 0o600
     now = bridge(tmp_path, "b")
     assert current_or_former_line(now, "a") == before.line("a")
     assert current_or_former_line(now, "b") == now.line("b")
-    (tmp_path / "state").rename(tmp_path / "moved")
-    now = now.model_copy(update={"state_dir": tmp_path / "moved"})
+    place = (tmp_path / "state").rename(tmp_path / "moved")
+    now = now.model_copy(update={"state_dir": place})
     moved = current_or_former_line(now, "a")
-    assert (moved.gateway.state_dir, moved.checkpoint) == (
-        tmp_path / "moved" / "a",
-        tmp_path / "moved" / "a" / "checkpoint",
-    )
-    (tmp_path / "moved" / "a").rename(tmp_path / "moved" / "c")
-    with pytest.raises(ConfigError, match=r"moved/c: what this line was is not recorded here.*TL-B38"):
-        current_or_former_line(now, "c")
-    for name, code in (("a", "TL-C73"), ("../moved", "TL-B38"), (".", "TL-B38")):
-        with pytest.raises(ConfigError, match=code):
+    assert (moved.gateway.state_dir, moved.checkpoint) == (place / "a", place / "a" / "checkpoint")
+    (place / "a").rename(place / "c")
+    for name, error in (
+        ("c", "moved/c: what this line was is not recorded here.*TL-B38"),
+        ("a", "TL-C73"),
+        ("../moved", "TL-B38"),
+    ):
+        with pytest.raises(ConfigError, match=error):
             current_or_former_line(now, name)
 
 
@@ -136,12 +122,9 @@ def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(t
         "them and remove the line: towline retire bridge.toml a. Or start without them: "
         'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
     )
-    (row,) = [
-        one for one in _check_state_directories(MachineProbe(Inputs(changed))) if one.remedy.startswith("Deliver")
-    ]
-    assert (row.verdict, row.evidence, row.remedy) == (Verdict.WARNS, caught.value.problem, caught.value.remedy), (
-        "doctor's row"
-    )
+    probe = MachineProbe(Inputs(changed))
+    (row,) = [one for one in _check_state_directories(probe) if one.remedy.startswith("Deliver")]
+    assert (row.verdict, row.evidence, row.remedy) == (Verdict.WARNS, caught.value.problem, caught.value.remedy)
     left = bridge(tmp_path, "b", head=f'leave_waiting = ["a"]\n{HEAD}')
     (text,) = removed_line_notes(left)
     assert text.replace(f"{tmp_path}/", "").endswith("remove the line: towline retire bridge.toml a.   [TL-B37]")
@@ -163,7 +146,6 @@ def test_what_is_carried_on_is_no_matter_but_a_session_that_queues_is_named(tmp_
 
 def test_what_is_to_be_sent_and_what_was_refused_waits_too(tmp_path: Path) -> None:
     """Not what was sent, nor the part of a batch that never became whole: Kafka has that still."""
-    read(HEAD + DOWN, tmp_path)
     place = tmp_path / "state" / "commands"
     outbox = Outbox.open(place / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
     outbox.append_batch(_rows(OUTBOX_SCHEMA, 10), Batch("q/0", 0))
@@ -179,16 +161,18 @@ def test_what_is_to_be_sent_and_what_was_refused_waits_too(tmp_path: Path) -> No
 
 
 def test_of_members_each_is_counted_and_what_cant_be_read_is_not_nothing(tmp_path: Path) -> None:
-    place = tmp_path / "state" / "a"
+    place, before, after = tmp_path / "state" / "a", bridge(tmp_path, "a"), bridge(tmp_path, "b")
     received(place / "members" / "g1", 2, 1)
     received(place / "members" / "g2", 3, 0)
-    assign_identities(bridge(tmp_path, "a"))
-    (left,) = removed_lines(bridge(tmp_path, "b"))
-    assert left.waiting_messages == 4
+    assign_identities(before)
+    assert [left.waiting_messages for left in removed_lines(after)] == [4]
+    record_client_session(place / "members" / "g1", "plant-7-a-g1", "mqtt://h:1883")
+    with pytest.raises(ConfigError, match=r'the session "plant-7-a-g1" of a former client id is not ended.*TL-B38'):
+        retire(before, "a", PlainScreen(sys.stderr))
     (segment,) = (place / "members" / "g1" / "inbox").glob("*.seg")
     os.truncate(segment, 10)
     with pytest.raises(ConfigError, match=r"and an unknown number of messages wait in .*TL-B37"):
-        list(removed_line_notes(bridge(tmp_path, "b")))
+        list(removed_line_notes(after))
 
 
 def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> None:
@@ -206,28 +190,18 @@ def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> 
     assert removed_lines(bridge(tmp_path, "b")) == []
 
 
-def test_a_line_is_not_retired_over_the_session_of_a_member_that_was_taken_out(tmp_path: Path) -> None:
-    """Its directory goes with the line, and with that the only word of the session [I18]."""
-    line = bridge(tmp_path, "a").lines[0]
-    member = line.gateway.state_dir / MEMBERS_DIR / "g1"
-    member.mkdir(parents=True)
-    record_client_session(member, "plant-7-a-g1", "mqtt://h:1883")
-    with pytest.raises(ConfigError, match=r'the session "plant-7-a-g1" of a former client id is not ended.*TL-B38'):
-        retire(bridge(tmp_path, "a"), "a", PlainScreen(sys.stderr))
-    assert member.is_dir()
-
-
 def test_status_and_its_exit_code_name_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record_lines(bridge(tmp_path, "a", "b", dead='"old"'))
-    assign_identities(bridge(tmp_path, "a", "b"))
+    before = bridge(tmp_path, "a", "b", dead='"old"')
+    record_lines(before)
+    assign_identities(before)
     received(tmp_path / "state" / "a", 1, 0)
     record_client_session(tmp_path / "state" / "a", "plant-7-a", "mqtt://h:1883")
-    bridge(tmp_path, "b")
-    code, out, _ = ran(capsys, "status", str(tmp_path / "bridge.toml"), "--json")
+    file = str(bridge(tmp_path, "b").file)
+    code, out, _ = ran(capsys, "status", file, "--json")
     found = json.loads(out)
-    assert [(one["sessions"], one["elsewhere"]) for one in found["left"]] == [(["plant-7-a"], [])]
+    (left,) = found["left"]
+    assert (left["line"], left["waiting"], left["sessions"], left["elsewhere"]) == ("a", 1, ["plant-7-a"], [])
     assert (code, found["former_dead_letter_topics"]) == (3, ["old"])
-    assert [(one["line"], one["waiting"]) for one in found["left"]] == [("a", 1)]
-    _, out, _ = ran(capsys, "status", str(tmp_path / "bridge.toml"))
-    assert f"  ! {found['left'][0]['text']}\n" in out
+    _, out, _ = ran(capsys, "status", file)
+    assert f"  ! {left['text']}\n" in out
     assert 'dead letters of former files may wait in "old": towline dlq show counts them\n' in out

@@ -7,18 +7,16 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 import tempfile
 import uuid
-import venv
 from pathlib import Path
 
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.cli.test_main import ran
 from towline.bridge.config.tables import NAME
-from towline.bridge.runtime import supervisor
 from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.session import (
     SCRATCH_DIR,
@@ -29,68 +27,53 @@ from towline.bridge.runtime.session import (
     driver_environment,
     socket_settings,
 )
-from towline.cli import main
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES, socket_path
 
 
+def program(file: Path, answer: str) -> Path:
+    file.parent.mkdir(parents=True)
+    file.write_text(f"#!/bin/sh\necho '{answer}' >&2\n")
+    file.chmod(0o755)
+    return file
+
+
 def java(place: Path, version: str) -> Path:
     """A program that says which version it is."""
-    program = place / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
-    program.chmod(0o755)
-    return program
-
-
-def complaint(environ: dict[str, str], *, version: bool = False) -> str:
-    with pytest.raises(SetupError) as caught:
-        check_java(environ, version=version)
-    return str(caught.value)
+    return program(place / "bin" / "java", f'openjdk version "{version}"')
 
 
 def test_without_java_the_first_word_is_to_install_it(tmp_path: Path) -> None:
-    do = "Install Java 17 (Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME.   [TL-S21]"
-    head = "java: Spark needs Java 17 or newer, and"
-    assert complaint({"PATH": str(tmp_path)}) == f"{head} there is none on PATH. {do}"
-    assert complaint({"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"}) == (
-        f"{head} JAVA_HOME is /nowhere, which has no bin/java. {do}"
-    )
     old = java(tmp_path / "old", "11.0.2")
-    assert complaint({"PATH": str(old.parent)}, version=True) == f"{head} {old} is version 11. {do}"
+    for environ, problem in (
+        ({"PATH": str(tmp_path)}, "there is none on PATH"),
+        ({"PATH": str(old.parent), "JAVA_HOME": "/nowhere"}, "JAVA_HOME is /nowhere, which has no bin/java"),
+        ({"PATH": str(old.parent)}, f"{old} is version 11"),
+    ):
+        with pytest.raises(SetupError) as caught:
+            check_java(environ, version=True)
+        assert str(caught.value) == (
+            f"java: Spark needs Java 17 or newer, and {problem}. Install Java 17 (Debian: apt install "
+            "openjdk-17-jre-headless), or set JAVA_HOME.   [TL-S21]"
+        )
+    check_java({"PATH": str(old.parent)})  # its version is asked only after it has failed
+    good = java(tmp_path / "good", "21.0.1")
+    check_java({"PATH": str(old.parent), "JAVA_HOME": str(good.parent.parent)}, version=True)
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR"):  # its own files may name one
+        check_java({"PATH": "", name: "/opt/spark"}, version=True)
 
 
-def test_a_java_that_will_do_is_no_matter(tmp_path: Path) -> None:
-    good, older = java(tmp_path / "good", "21.0.1"), java(tmp_path / "older", "1.8.0_402")
-    check_java({"PATH": str(older.parent), "JAVA_HOME": str(good.parent.parent)}, version=True)
-    check_java({"PATH": str(older.parent)})  # its version is asked only after it has failed
-    check_java({"PATH": "", "SPARK_HOME": "/opt/spark"}, version=True)  # its own files may name one
-    check_java({"PATH": "", "SPARK_CONF_DIR": "/etc/spark"}, version=True)
-
-
-def refused_start(directory: Path, environ: dict[str, str]) -> str:
-    """The one line of a `towline run` that does not start."""
-    file = read(GOOD, directory).file
-    command = [sys.executable, "-m", "towline", "run", str(file)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    return done.stderr
-
-
-def test_no_java_ends_the_bridge_at_once(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-    error = refused_start(tmp_path, {**environ, "PATH": str(tmp_path)})
-    assert error.startswith("java: Spark needs Java 17 or newer, and there is none on PATH. Install Java 17")
-
-
-def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(tmp_path: Path) -> None:
+def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Spark would start it for each task, and each would fail: "Python worker failed to connect back", for ever."""
-    venv.create(tmp_path / "other")
-    other = str(tmp_path / "other" / "bin" / "python")
-    error = refused_start(tmp_path, {**os.environ, "PYSPARK_PYTHON": other})
-    answer = "(ModuleNotFoundError: No module named 'pyspark'), and this is Python"
-    assert error.startswith(f'PYSPARK_PYTHON: Spark would run tasks with "{other}" {answer} {sys.version_info[0]}.')
-    assert error.endswith("this PySpark and Towline.   [TL-B60]\n")
+    other = program(tmp_path / "bin" / "python", "ModuleNotFoundError: No module named pyspark")
+    monkeypatch.setenv("PYSPARK_PYTHON", str(other))
+    monkeypatch.setattr("towline.bridge.runtime.supervisor.check_java", lambda: None)
+    code, _, err = ran(capsys, "run", str(read(GOOD, tmp_path).file))
+    answer = "(ModuleNotFoundError: No module named pyspark), and this is Python"
+    assert err.startswith(f'PYSPARK_PYTHON: Spark would run tasks with "{other}" {answer} {sys.version_info[0]}.')
+    assert (code, err.endswith("this PySpark and Towline.   [TL-B60]\n")) == (2, True)
     with pytest.raises(SetupError, match=r'"/nonexistent/python" \(no such file or directory\), and this is Python'):
         check_python("local[2]", {"PYSPARK_PYTHON": "/nonexistent/python"})
     check_python("spark://h:7077", {"PYSPARK_PYTHON": "./environment/bin/python"})  # each executor is asked
@@ -98,11 +81,21 @@ def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(tmp_path: Path)
     check_python("local[2]", {})
 
 
+def test_a_bridge_is_not_run_with_jars_of_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o1777)
+    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("towline.bridge.runtime.supervisor.check_java", lambda: None)
+    code, _, err = ran(capsys, "run", str(read(GOOD, tmp_path).file))
+    assert (code, f"any user may write in {tmp_path}/cache" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("given", "locale"),
     [
         ({"LC_ALL": "C", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
-        ({"LANG": "de_DE"}, "C.UTF-8"),
         ({}, "C.UTF-8"),
         ({"LC_ALL": "", "LC_CTYPE": "C", "LANG": "en_US.UTF-8"}, "C.UTF-8"),
         ({"LANG": "en_US.utf8"}, None),
@@ -123,32 +116,24 @@ def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
     assert options[-2:] == ["-Xlog:gc", f"-Djava.io.tmpdir={place}"]  # of two that say the same the later counts
     users = read(GOOD + "\n[spark]\nconf = { 'spark.local.dir' = '/fast' }\n", tmp_path)
     assert "SPARK_LOCAL_DIRS" not in driver_environment(users, place, {})
-    assert driver_environment(users, place, {"SPARK_LOCAL_DIRS": "/f"})["SPARK_LOCAL_DIRS"] == "/f"
+    assert not re.match(NAME, SCRATCH_DIR), "no line lives where Spark drops files"
 
 
 def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
+    """A process that lives holds the lock that it has inherited."""
     left = tmp_path / SCRATCH_DIR / "spark-left"
     (left / "blockmgr-1").mkdir(parents=True)
-    (left / "blockmgr-1" / "x").touch()
     first, lock = create_scratch_dir(tmp_path)
     assert not left.exists()
-    holder = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
-    os.close(lock)
     second, other = create_scratch_dir(tmp_path)
-    os.close(other)
-    assert first.exists()  # its process lives
-    holder.kill()
-    holder.wait()
+    assert first.exists()
+    for handle in (lock, other):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
     third, lock = create_scratch_dir(tmp_path)
     assert [path.name for path in (tmp_path / SCRATCH_DIR).iterdir()] == [third.name]
     assert not second.exists()
-    fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
-
-
-def test_no_line_lives_where_spark_drops_files() -> None:
-    assert re.match(NAME, "tmp")
-    assert not re.match(NAME, SCRATCH_DIR)
 
 
 #: A path's bytes, and what Java says when a socket is bound to it.
@@ -157,14 +142,14 @@ JAVAS_MOST = max(int(line.split()[0]) for line in JAVAS if line.endswith("bound"
 
 
 @pytest.mark.parametrize("temporary", ["/tmp", "/" + "t" * 99])  # noqa: S108
-def test_sparks_sockets_are_never_too_long_for_java(temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_are_never_too_long_for_java(temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state directory of 44 bytes was one: Spark was started for ever."""
     monkeypatch.setattr(tempfile, "tempdir", temporary)
     for length in range(2, 200):
         state_dir = Path("/" + "x" * (length - 1))
         spark = f"{state_dir}/{SCRATCH_DIR}/spark-abcdefgh"
         chosen = socket_settings(state_dir).get("spark.python.unix.domain.socket.dir")
-        assert len(f"{chosen or spark}/.{uuid.uuid4()}.sock") <= JAVAS_MOST
+        assert len(f"{chosen or spark}/.{uuid.uuid4()}.sock") <= JAVAS_MOST == MAX_SOCKET_BYTES
         assert (chosen is None) == (length < 44), "a private directory where it is short enough"
 
 
@@ -174,73 +159,23 @@ def test_what_fits_into_the_state_directory_stays_there(tmp_path: Path, monkeypa
     assert socket_path(near) == near / "gateway.sock"
     elsewhere = socket_path(far)
     elsewhere.parent.rmdir()
-    assert len(str(elsewhere)) < JAVAS_MOST == MAX_SOCKET_BYTES
-
-
-PROGRAM = """
-import os, signal, sys, time
-from towline.bridge.runtime import supervisor
-from towline.bridge.runtime.failures import failure_reason
-from towline.bridge.config.file import load
-from towline.bridge.runtime.screen import PlainScreen
-from towline.cli import main
-def equipped(bridge):
-    for _ in range(200):  # two that come at once may be one to the system (signal(7))
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-supervisor.with_kafka_jars = equipped
-supervisor.check_java = lambda: None
-main(["run", sys.argv[1]])
-"""
-
-
-def test_a_second_ctrl_c_before_anything_runs(tmp_path: Path) -> None:
-    """Maven may be at work for minutes; it used to end in an AttributeError."""
-    read(GOOD, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "bridge.toml")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
-    assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_a_bridge_is_not_run_with_jars_of_anybody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    read(GOOD, tmp_path)
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(0o1777)
-    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(supervisor, "check_java", lambda: None)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(tmp_path / "bridge.toml")])
-    assert ended.value.code == 2
-    assert f"any user may write in {tmp_path}/cache" in capsys.readouterr().err
+    assert len(str(elsewhere)) < JAVAS_MOST
 
 
 def test_a_master_that_does_not_answer_is_told_in_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(SetupError) as caught:
-        check_master(f"spark://127.0.0.1:{port}")
-    found = failure_reason(caught.value, "spark")
-    assert found.text == (
-        f"spark: no master answers at 127.0.0.1:{port} (connection refused). "
-        "Start it, or correct --master, or master in [spark].   [TL-S34]"
-    )
-    assert not found.permanent, "it is tried again: a master may be started later"
-
-
-def test_one_master_of_several_is_enough() -> None:
+    """It is tried again: one may be started later; and one of several is enough."""
     with socket.create_server(("127.0.0.1", 0)) as dead, socket.create_server(("127.0.0.1", 0)) as server:
         gone, there = dead.getsockname()[1], server.getsockname()[1]
         dead.close()
+        with pytest.raises(SetupError) as caught:
+            check_master(f"spark://127.0.0.1:{gone}")
         check_master(f"spark://127.0.0.1:{gone},127.0.0.1:{there}")
-
-
-@pytest.mark.parametrize("master", ["local[*]", "yarn", "local-cluster[2,1,512]"])
-def test_another_kind_of_master_is_left_to_spark(master: str) -> None:
-    check_master(master)
+    found = failure_reason(caught.value, "spark")
+    assert (found.text, found.permanent) == (
+        str(caught.value),
+        False,
+    )
+    assert found.text.startswith(f"spark: no master answers at 127.0.0.1:{gone} (connection refused). Start it")
+    assert found.text.endswith("[TL-S34]")
+    for master in ("local[*]", "yarn"):
+        check_master(master)
