@@ -32,10 +32,6 @@ route = [{ from = "#", topic = "t" }]
 """
 
 
-#: Characters of a bridge's output, and of each of its logs, beside a failed test.
-_SHOWN = 3000
-
-
 @pytest.fixture(scope="module")
 def spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """With the settings and formats that the driver gives its own, as far as a session that runs takes them."""
@@ -76,22 +72,17 @@ def ended(running: Running) -> Iterator[Running]:
     try:
         yield running
     finally:
-        _end(running)
-
-
-def _end(running: Running) -> None:
-    if hasattr(running, "process") and running.process.poll() is None:
-        family = psutil.Process(running.process.pid).children(recursive=True)
-        running.process.send_signal(signal.SIGINT)
-        running.process.send_signal(signal.SIGINT)
-        try:
-            running.process.wait(60)
-        except subprocess.TimeoutExpired:
+        if hasattr(running, "process") and running.process.poll() is None:
+            family = psutil.Process(running.process.pid).children(recursive=True)
+            for _ in range(2):
+                running.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(60)
             running.process.kill()
             running.process.wait()
-        for one in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-    for file in (running.directory / "out", *sorted((running.directory / running.state).glob("logs/*.log"))):
-        if file.exists():  # what a failed test has to show for itself
-            sys.stdout.write(f"--- {file.name}\n{file.read_text(errors='replace')[-_SHOWN:]}\n")
+            for one in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        for file in (running.directory / "out", *sorted((running.directory / running.state).glob("logs/*.log"))):
+            if file.exists():  # what a failed test has to show for itself
+                sys.stdout.write(f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}\n")

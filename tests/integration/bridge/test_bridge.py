@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -47,7 +46,6 @@ where = "length(payload) > 1"
 """)
 
 
-#: A line with a condition that names no column.
 WRONG = """
 [[uplink]]
 name = "wrong"
@@ -59,15 +57,6 @@ from = "x"
 topic = "{topic}"
 where = "no_such = 1"
 """
-
-
-def names_the_wrong_condition(bridge: Running) -> None:
-    """As `towline check --spark` says it: file, line, column."""
-    (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
-    where = bridge.file.read_text().splitlines().index('where = "no_such = 1"') + 1
-    assert f'Z  {bridge.file}:{where}  uplink "wrong" route 2: where: A column' in error
-    assert "`no_such` cannot be resolved" in error
-    assert "Traceback" not in bridge.out
 
 
 #: As a container has it: a file system that is read-only but for one directory, and a user without a passwd entry. He
@@ -84,38 +73,30 @@ def contained() -> Iterator[Running]:
     """A bridge that runs as in a container, where this user may make one; in a directory that others may enter."""
     with tempfile.TemporaryDirectory() as place, a_bridge(Path(place)) as bridge:
         Path(place).chmod(0o755)
-        contain(bridge)
+        state = bridge.directory / "state"
+        state.mkdir()
+        within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
+        if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
+            os.chown(state, 12345, 12345)
+            spark_kafka_jars(str(pyspark_version()))  # an image brings them: its user may not put them there
+            bridge.within = within
+            bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
         yield bridge
 
 
 @pytest.fixture
 def manager(contained: Running) -> Iterator[ServiceManager]:
-    """What manages that bridge as its service."""
     with ServiceManager() as one:
         contained.environ = {**contained.environ, **one.environ}
         yield one
 
 
-def contain(bridge: Running) -> None:
-    state = bridge.directory / "state"
-    state.mkdir()
-    within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
-    if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
-        os.chown(state, 12345, 12345)
-        spark_kafka_jars(str(pyspark_version()))  # an image brings them: its user may not put them there
-        bridge.within = within
-        bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
-
-
 def test_messages_arrive_whatever_is_killed(
     contained: Running, manager: ServiceManager, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
-    """The gateway, then the whole bridge, with its last word; `test_delivery_semantics` kills driver and JVM.
+    """The gateway, then the whole bridge, in a container; `test_delivery_semantics` kills driver and JVM.
 
-    It runs as in a container: its user has no name, and it may write to one directory. Its service manager is told.
-
-    Beside it a line whose topic is missing, which goes on by itself when the topic comes, and one with a wrong
-    condition: their faults are their own.
+    Beside it a line whose topic is missing until it comes, and one with a wrong condition: their faults are their own.
     """
     bridge, broker = contained, new_mosquitto(max_queued_messages="0")
     name, dead = topic(), topic("dead")
@@ -134,7 +115,9 @@ def test_messages_arrive_whatever_is_killed(
     record = in_kafka(kafka.bootstrap, name)[0]
     assert (record[0], record[2]["mqtt.topic"], record[2]["mqtt.qos"]) == (b"d", b"t/d/x", b"1")
 
-    names_the_wrong_condition(bridge)
+    (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
+    where = bridge.file.read_text().splitlines().index('where = "no_such = 1"') + 1
+    assert f'{bridge.file}:{where}  uplink "wrong" route 2: where: A column' in error
     assert bridge.line("wrong")["query"] == "stopped"
     bridge.said(f'{kafka.bootstrap}: the topic "{missing}" is not there. Create it, or let Towline do it')
     assert bridge.line("down")["query"] == "waiting to retry"
@@ -229,38 +212,24 @@ def test_a_machine_that_was_suspended_costs_no_jvm(
     bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
     """Spark's times are made short: 3 s for 120, and 3 signs of life for 60."""
-    name = topic()
-    write(bridge, mosquitto.port, kafka.bootstrap, name)
-    signs = {
-        "spark.executor.heartbeatInterval": "1s",
-        "spark.executor.heartbeat.maxFailures": "3",
-        "spark.network.timeout": "3s",
-        "spark.network.timeoutInterval": "1s",
-    }
-    conf = ", ".join(f'"{key}" = "{value}"' for key, value in signs.items())
-    text = bridge.file.read_text().replace('master = "local[2]"', f'master = "local[2]", conf = {{ {conf} }}')
+    write(bridge, mosquitto.port, kafka.bootstrap, topic())
+    conf = """conf = { "spark.executor.heartbeatInterval" = "1s", "spark.executor.heartbeat.maxFailures" = "3",
+"spark.network.timeout" = "3s", "spark.network.timeoutInterval" = "1s" }"""
+    text = bridge.file.read_text().replace('master = "local[2]"', f'master = "local[2]", {conf}')
     bridge.file.write_text(text)
     bridge.start()
     bridge.said("connected to")
     publish(mosquitto, 0, 10)
     bridge.said("in Kafka 10")
     (jvm,) = [one for one in psutil.Process(bridge.process.pid).children(recursive=True) if one.name() == "java"]
-    began = time.monotonic()
     jvm.suspend()
-    wait_until(lambda: time.monotonic() > began + 8, PATIENCE, "a silence longer than Spark's patience")
+    time.sleep(8)  # longer than Spark's patience
     jvm.resume()
-    awake = time.monotonic()
-    sent = 10
-    while time.monotonic() < awake + 20:
+    for sent in range(10, 30):
         publish(mosquitto, sent, 1)
-        sent += 1
-        wait_until(partial(_carried, bridge, sent), PATIENCE, "a message more")
+        wait_until(lambda: bridge.account().get("in_kafka") == sent + 1, PATIENCE, "a message more")  # noqa: B023
+        time.sleep(1)
     assert jvm.is_running(), "the same"
     assert json.loads((bridge.directory / "state" / "bridge.json").read_text())["spark_restarts"] == 0
     bridge.interrupt()
     assert "restarting in" not in bridge.out
-    assert len(in_kafka(kafka.bootstrap, name)) == sent
-
-
-def _carried(bridge: Running, count: int) -> bool:
-    return bool(bridge.account().get("in_kafka") == count)

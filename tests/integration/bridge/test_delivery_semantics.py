@@ -5,11 +5,9 @@ docs/guarantees.md says which sentence of that page is which test here.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +21,6 @@ from confluent_kafka import Producer
 from tests.conftest import NewMosquitto
 from tests.helpers import produce_all, producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
-from tests.integration.bridge.consuming import BATCH, values
 from tests.integration.bridge.mixing import MIXED, Mixed, check_mixed, stop_in_mid_batch
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_downlink import TWO_LINES, accounts, lines_of, put, run_through
@@ -40,8 +37,6 @@ from towline_prove.reader import read_topic
 from towline_prove.referee import judge_arrivals
 
 pytestmark = pytest.mark.spark
-
-ROOT = Path(__file__).parents[3]
 
 
 def write(bridge: Running, mqtt: int, kafka: str, line: str, route: str, create: str = "") -> None:
@@ -88,13 +83,7 @@ def begun(bridge: Running, line: str = "line") -> int | None:
 
 
 class Flow:
-    """Messages at a steady pace, published beside the test until it is left.
-
-    Attributes:
-        sent: How many of them were published.
-    """
-
-    _CHUNK = 50
+    """Messages at a steady pace, published beside the test until it is left."""
 
     def __init__(self, broker: Mosquitto) -> None:
         self._broker = broker
@@ -112,8 +101,8 @@ class Flow:
 
     def _run(self) -> None:
         while not self._enough.wait(0.1):  # as much as there can be would cost CPU and show nothing more
-            publish(self._broker, self.sent, self._CHUNK)
-            self.sent += self._CHUNK
+            publish(self._broker, self.sent, 50)
+            self.sent += 50
 
 
 #: Beside the line at most once: the same messages at least once, and a line that drops repeats.
@@ -136,18 +125,12 @@ LINES = ("line", "least", "unrepeated", "mixed")
 
 @dataclass(frozen=True)
 class Up:
-    """What a run of uplinks left behind, killed with -9 between Kafka's records and the word that they are there.
-
-    Attributes:
-        topics: The Kafka topic of each of `LINES`.
-        accounts: What the bridge says of each line, when nothing waits.
-        flow: How many messages came in a steady flow, numbered from 0, after 50 others.
-        mixed: How many were published with QoS 0 and QoS 1 in turn.
-    """
+    """What a run of uplinks left behind, killed between Kafka's records and the word that they are there."""
 
     kafka: Kafka
     topics: dict[str, str]
     accounts: dict[str, Any]
+    #: Messages of a steady flow, numbered from 0, after 50 others; and those of QoS 0 and QoS 1 in turn.
     flow: int
     mixed: int
 
@@ -202,10 +185,7 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
 
 
 def counted(bridge: Running, repeats: int) -> None:
-    """Wait for the end of a batch of the line that drops repeats.
-
-    A kill in the middle of one writes it again, and between a commit and Spark's report of it leaves it uncounted.
-    """
+    """Wait for the end of a batch of the line that drops repeats: a kill in the midst of one leaves it uncounted."""
     wait_until(lambda: bridge.account("unrepeated")["deduplicated"] == repeats, PATIENCE, f"{repeats} repeats")
 
 
@@ -282,6 +262,8 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
     assert sent.acked > 500
     nothing_waits(bridge, sent.acked)
     assert bridge.account()["adds_up"]
+    markers = json.loads(bridge.command("status", "--reconcile", "--json"))["lines"]["line"]["markers"]
+    assert (markers["agrees"], markers["rows"]) == (True, bridge.account()["in_kafka"]), "Kafka says the same"
     assert bridge.interrupt() == 0
     verdict = judge_arrivals(read_history(tmp_path / "claims"), read_topic(own_kafka.bootstrap, "t"))
     # What was on its way when the load ended may have come through.
@@ -289,18 +271,10 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
     assert verdict.ok("exactly_once"), verdict.summary_line()
 
 
-def _strikes(bridge: Running, kafka: Kafka) -> list[Callable[[], None]]:
-    def gateway() -> None:
-        bridge.kill("towline.gateway")
-
-    def spark() -> None:
-        stop_in_mid_batch(bridge, kafka, {"t": partial(begun, bridge)})
-
-    def broker() -> None:
-        kafka.kill()
-        kafka.start()
-
-    return [gateway, spark, broker]
+def _strikes(bridge: Running, kafka: Kafka) -> Iterator[Callable[[], object]]:
+    yield lambda: bridge.kill("towline.gateway")
+    yield lambda: stop_in_mid_batch(bridge, kafka, {"t": partial(begun, bridge)})
+    yield lambda: (kafka.kill(), kafka.start())
 
 
 #: A line at most once beside `TWO_LINES`, which takes large records too.
@@ -330,18 +304,12 @@ LARGE = 200
 
 @dataclass(frozen=True)
 class Down:
-    """What a run of downlinks left behind: gateways killed with -9 with messages on their way, then everything else.
-
-    Attributes:
-        ear: A foreign subscriber.
-        total: How many records there were, numbered from 0; the line at most once had `LARGE` others beside them.
-        accounts: What the bridge says of each line, when nothing waits.
-        amid: The same of the lines of `ISOLATED`, and what had come of them, when a transaction was open.
-    """
+    """What a run of downlinks left behind: gateways killed with messages on their way, then everything else."""
 
     ear: Ear
     total: int
     accounts: dict[str, Any]
+    #: What had come of the lines of `ISOLATED`, and their accounts, while a transaction was open.
     amid: dict[str, tuple[list[int], Any]]
 
 
@@ -488,28 +456,3 @@ def test_kafka_to_mqtt_read_uncommitted_delivers_what_was_aborted(down: Down) ->
     assert (account["behind"], account["hidden"]) == (0, 0)
     assert (account["taken"], account["adds_up"]) == (len(ALL), True)
     assert (down.accounts["uncommitted"]["delivered"], down.accounts["uncommitted"]["adds_up"]) == (len(ALL), True)
-
-
-def consumed(up: Up, order: str, output: Path) -> tuple[list[str], list[str]]:
-    """What a foreign consumer has processed of a line's topic, killed once; and what is in the topic."""
-    group = f"semantics.{order}"
-    command = [sys.executable, "-m", "tests.integration.bridge.consuming", up.kafka.bootstrap]
-    command += [up.topics["unrepeated"], group, order, str(output)]
-    codes = [subprocess.run([*command, *more], cwd=ROOT, timeout=60, check=False).returncode for more in (["dies"], [])]
-    assert codes == [-signal.SIGKILL, 0]
-    return values(output), [value.decode() for value in up.values("unrepeated")]
-
-
-def test_a_kafka_consumer_that_commits_before_processing_is_at_most_once(up: Up, tmp_path: Path) -> None:
-    came, sent = consumed(up, "before", tmp_path / "output")
-    assert came == sent[:BATCH] + sent[2 * BATCH :], "the batch that was begun is lost"
-
-
-def test_a_kafka_consumer_that_commits_after_processing_is_at_least_once(up: Up, tmp_path: Path) -> None:
-    came, sent = consumed(up, "after", tmp_path / "output")
-    assert came == sent[: 2 * BATCH] + sent[BATCH:], "the batch that was begun is doubled"
-
-
-def test_a_kafka_consumer_with_its_position_in_the_output_is_exactly_once(up: Up, tmp_path: Path) -> None:
-    came, sent = consumed(up, "with", tmp_path / "output")
-    assert came == sent

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -46,18 +47,12 @@ class OnSmallDisk(Running):
         return filler
 
 
-@pytest.fixture
-def small(bridge: Running) -> OnSmallDisk:
+@pytest.mark.long
+def test_spark_waits_for_the_disk(bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
         lacking("no mounts of one's own here")
     bridge.__class__ = OnSmallDisk
-    assert isinstance(bridge, OnSmallDisk)
-    return bridge
-
-
-@pytest.mark.long
-def test_spark_waits_for_the_disk(small: OnSmallDisk, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:
-    name = topic()
+    small, name = cast("OnSmallDisk", bridge), topic()
     write(small, mosquitto.port, kafka.bootstrap, name, "[uplink.journal]\nmin_free_bytes = 0\nsegment_bytes = 1048576")
     small.start()
     small.said("connected to")

@@ -132,6 +132,14 @@ class Load:
         return self.sent
 
 
+BESIDE = """[[uplink]]
+name = "{0}"
+guarantee = "exactly_once"
+max_trigger_delay_ms = 1000
+route = [{{ from = "{0}/#", topic = "{1}" }}]
+"""
+
+
 def write(
     bridge: Running, broker: Mosquitto, kafka: Kafka, *routes: tuple[str, str], beside: Mapping[str, str]
 ) -> None:
@@ -151,14 +159,6 @@ max_trigger_delay_ms = 1000
 {made}"""
         + "".join(BESIDE.format(name, topic) for name, topic in beside.items())
     )
-
-
-BESIDE = """[[uplink]]
-name = "{0}"
-guarantee = "exactly_once"
-max_trigger_delay_ms = 1000
-route = [{{ from = "{0}/#", topic = "{1}" }}]
-"""
 
 
 def readers(bridge: Running, line: str) -> Any:
@@ -185,7 +185,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     before, after, gone, new = topic("before"), topic("after"), topic("gone"), topic("new")
     last, besides = topic("last"), {"other": topic("other")}
     write(bridge, broker, kafka, ("k/#", before), ("old/#", gone), beside=besides)
-    bridge.program = ("tests.integration.bridge.dying", "a gateway has its new settings")
+    bridge.program = ("tests.integration.bridge.dying",)
     bridge.start()
     wait_until(lambda: bridge.online() and bridge.online("other"), PATIENCE, "the gateways")
     kept, old, other = Load(broker, "k/d"), Load(broker, "old/d"), Load(broker, "other/d")
