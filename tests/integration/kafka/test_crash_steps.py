@@ -11,7 +11,8 @@ import pytest
 
 from tests.conftest import NewTopic
 from tests.integration.kafka.dying import STEPS
-from tests.integration.kafka.writing import account, committed
+from tests.integration.kafka.reading import numbers
+from tests.integration.kafka.writing import account
 from towline_prove.devstack import Kafka
 
 ROWS = 500
@@ -35,7 +36,7 @@ def run(kafka: Kafka, topic: str, first: int, last: int, step: str = "none") -> 
     return answer.returncode, answer.stdout.splitlines()
 
 
-#: Killed in `make test` too, where `test_failure_matrix` has each state that a kill at another step leaves behind.
+#: Killed in `make test` too, where unit/kafka/test_exactly_once.py has a death at each call.
 REAL = ("all flushed, before the commit request", "after the commit, before Spark knows")
 CASES = [pytest.param(step, marks=[] if step in REAL else [pytest.mark.long]) for step in STEPS]
 
@@ -56,6 +57,6 @@ def test_a_kill_at_this_step_loses_and_doubles_nothing(kafka: Kafka, topic: NewT
         else outcome == ("skipped" if step in COMMITTED else "written")
     )
     assert lines[1] == f"2 written {ROWS}"
-    found = committed(kafka, name)
+    found = numbers(kafka.bootstrap, name)
     assert account(found, 3 * ROWS) == (0, 0)
     assert found == sorted(found)

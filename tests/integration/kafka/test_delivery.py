@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -10,12 +9,12 @@ import pytest
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
-from tests.integration.kafka.reading import committed_count, numbers, records
-from tests.integration.kafka.writing import QUERY, committed, counted, delivery, exactly_once
+from tests.integration.kafka.reading import numbers, records
+from tests.integration.kafka.writing import counted, delivery
 from towline.errors import KafkaError
 from towline.kafka import producers
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.delivery import DeliveryResult
-from towline.kafka.producers import TransactionalProducer
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -27,16 +26,6 @@ def _no_producers_left() -> Iterator[None]:
     yield
     for key in list(producers._clients):
         producers._clients.pop(key).close()
-
-
-@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
-def test_rows_arrive_once_and_in_order(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
-    name = topic()
-    sink = delivery(kafka.bootstrap, guarantee=guarantee, topic=name)
-    assert sink.deliver(FIRST, counted(0, 5000)) == DeliveryResult(rows=5000, bytes=18890)
-    assert sink.deliver(FIRST, counted(5000, 6000)).rows == 1000
-    wait_until(lambda: committed_count(kafka.bootstrap, name) == 6000, what="6000 records")
-    assert numbers(kafka.bootstrap, name) == list(range(6000))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +45,12 @@ def test_keys_go_where_java_puts_them(kafka: Kafka, topic: NewTopic, key: str, m
     batch = pa.record_batch({"key": pa.array([key.encode()]), "value": pa.array([b""])})
     delivery(kafka.bootstrap, "key", "value", guarantee="at_least_once", topic=name).deliver(FIRST, [batch])
     assert [m.partition() for m in records(kafka.bootstrap, name)] == [(murmur2 & 0x7FFFFFFF) % 7]
+
+
+def test_reading_topic_metadata_creates_no_topic(kafka: Kafka, topic: NewTopic) -> None:
+    there = topic()
+    for _ in range(2):
+        assert KafkaAdmin(kafka.bootstrap).topic_limits(["towline-a", there]).keys() == {there}
 
 
 @pytest.mark.faults
@@ -82,7 +77,7 @@ def test_at_most_once_counts_what_a_dead_kafka_costs(own_kafka: Kafka) -> None:
     own_kafka.create_topics({"t": 1})
     sink = delivery(own_kafka.bootstrap, guarantee="at_most_once", topic="t", deliveryTimeout="1")
     assert sink.deliver(FIRST, counted(0, 10)).dropped_rows == 0
-    wait_until(lambda: committed_count(own_kafka.bootstrap, "t") == 10, what="10 records")
+    wait_until(lambda: numbers(own_kafka.bootstrap, "t") == list(range(10)), what="10 records")
     own_kafka.kill()
     for _ in range(2):
         done = sink.deliver(FIRST, counted(10, 2510))
@@ -94,23 +89,3 @@ def test_at_most_once_counts_what_a_dead_kafka_costs(own_kafka: Kafka) -> None:
     wait_until(lambda: 2519 in numbers(own_kafka.bootstrap, "t"), what="the last record")
     arrived = numbers(own_kafka.bootstrap, "t")
     assert len(arrived) == len(set(arrived))
-
-
-def test_a_producer_starts_before_its_rows_are_read(
-    kafka: Kafka, topic: NewTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = topic(partitions=1)
-    sink = exactly_once(kafka.bootstrap, topic=name)
-    started, start = threading.Event(), TransactionalProducer.start
-
-    def noted(producer: TransactionalProducer) -> None:
-        start(producer)
-        started.set()
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        assert started.wait(30), "it waits for the rows"
-        yield pa.record_batch({"value": pa.array([b"7"])})
-
-    monkeypatch.setattr(TransactionalProducer, "start", noted)
-    done = sink.deliver(Task(0, batch=0, query=QUERY), rows())
-    assert (done.rows, committed(kafka, name)) == (1, [7])

@@ -14,11 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.conftest import NewTopic
-from tests.helpers import wait_until
-from tests.integration.kafka.reading import records
+from tests.integration.kafka.reading import numbers
 from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, failure, line, running
-from tests.integration.kafka.writing import account, committed
-from towline.kafka.deadletters import ChunkAssembler, Reason
+from tests.integration.kafka.writing import account
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
@@ -65,7 +63,7 @@ def forget_last_commit(checkpoint: Path) -> int:
 
 
 def check(kafka: Kafka, topic: str) -> int:
-    found = committed(kafka, topic)
+    found = numbers(kafka.bootstrap, topic)
     assert account(found, max(found) + 1) == (0, 0)
     return len(found)
 
@@ -84,20 +82,6 @@ def test_a_batch_that_is_in_kafka_is_skipped_when_spark_runs_it_again(
     assert marker.writer == query_id(tmp_path)
     assert marker.offsets is not None
     assert marker.total_rows == check(kafka, name) == (marker.batch + 1) * ROWS_A_BATCH
-
-
-@pytest.mark.long
-def test_two_partitions_by_key(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
-    name = topic(partitions=3)
-    frame = counting(spark).repartition(2, "value")
-    run_to_end(to_kafka(frame, kafka, name, tmp_path, parallelism="2"), 2)
-    forget_last_commit(tmp_path)
-    run_to_end(to_kafka(frame, kafka, name, tmp_path, parallelism="2"), 2)
-    first, second = markers(kafka, tmp_path, 2)
-    assert first is not None
-    assert second is not None
-    assert first.batch == second.batch
-    assert first.total_rows + second.total_rows == check(kafka, name)
 
 
 def test_a_partition_without_a_task_gets_its_marker_from_the_driver(
@@ -120,7 +104,7 @@ def test_a_forgotten_coalesce_is_an_error_and_can_be_fixed(
     told = line(failure(to_kafka(counting(spark, partitions=2), kafka, name, tmp_path, parallelism="1")))
     assert "[TL-K17]" in told or "[TL-K18]" in told or "[TL-K19]" in told
     mended = to_kafka(counting(spark, partitions=2).coalesce(1), kafka, name, tmp_path, parallelism="1")
-    if not committed(kafka, name):
+    if not numbers(kafka.bootstrap, name):
         run_to_end(mended, 2)
         check(kafka, name)
     else:
@@ -143,45 +127,6 @@ def test_a_restored_checkpoint_is_recognised(
     check(kafka, name)
 
 
-def test_a_deleted_checkpoint_is_recognised(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
-    name = topic()
-    writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path / "checkpoint", sinkId=name)
-    run_to_end(writer, 2)
-    shutil.rmtree(tmp_path / "checkpoint")
-    assert "[TL-K13]" in line(failure(writer))
-    check(kafka, name)
-
-
-def test_lost_markers_are_detected(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
-    name, lost = topic(), topic("markers", 1, {"cleanup.policy": "compact"})
-    frame = counting(spark).coalesce(1)
-    run_to_end(to_kafka(frame, kafka, name, tmp_path), 2)
-    told = line(failure(to_kafka(frame, kafka, name, tmp_path, markerTopic=lost)))
-    assert "[TL-K10]" in told
-    check(kafka, name)
-
-
-@pytest.mark.long
-def test_a_checkpoint_without_metadata_is_refused_by_spark(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
-    """Older versions made a new query id, and an exactly-once sink then doubled (SPARK-55058)."""
-    name = topic()
-    writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path)
-    run_to_end(writer, 2)
-    for path in (tmp_path / "metadata", tmp_path / ".metadata.crc"):
-        path.unlink(missing_ok=True)
-    with pytest.raises(Exception, match=r"(?i)metadata"):
-        _ended(writer)
-    check(kafka, name)
-
-
-def _ended(writer: DataStreamWriter) -> None:
-    with running(writer) as query:
-        wait_until(lambda: not query.isActive, 60)
-        raise RuntimeError(str(query.exception()))
-
-
 def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
     """A query hands its session's settings to its tasks as local properties."""
     lenient = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
@@ -193,65 +138,6 @@ def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTop
         spark.conf.unset("spark.speculation")
         spark.conf.unset(lenient)
     assert "[TL-K25]" in told
-
-
-def test_bad_records_become_dead_letters_in_the_same_transaction(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
-    good, dead = topic(), topic("dlq")
-    routed = (
-        counting(spark).coalesce(1).selectExpr("value", f"IF(CAST(value AS INT) % 10 = 0, 'a/b', '{good}') AS topic")
-    )
-    given = {"kafka.bootstrap.servers": kafka.bootstrap, "deadLetterTopic": dead}
-    writer = routed.writeStream.format("kafka_transactional").options(**given)
-    run_to_end(writer.option("checkpointLocation", str(tmp_path)), 2)
-    (marker,) = markers(kafka, tmp_path)
-    assert marker is not None
-    numbers = committed(kafka, good)
-    collector = ChunkAssembler()
-    read = (collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, dead))
-    letters = [letter for letter in read if letter is not None]
-    values = [int(letter.value or b"") for letter in letters]
-    assert account(numbers + values, marker.total_rows) == (0, 0)
-    assert marker.total_dead_lettered == len(values) == marker.total_rows // 10
-    assert {letter.reason for letter in letters} == {Reason.TOPIC_ILLEGAL}
-
-
-def test_a_batch_query_is_one_transaction_a_partition(spark: SparkSession, kafka: Kafka, topic: NewTopic) -> None:
-    name = topic(partitions=2)
-    given = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": name}
-    frame = spark.range(100, numPartitions=3).selectExpr("CAST(id AS STRING) AS value")
-    for copies in (1, 2):
-        frame.write.format("kafka_transactional").mode("append").options(**given).save()
-        assert len(committed(kafka, name)) == copies * 100  # a query that is run again writes again
-
-
-def test_two_copies_of_a_checkpoint_on_an_object_store(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
-    """Both make a batch of the same number out of other rows; the second one stops, and none of its rows is skipped."""
-    name = topic(partitions=1)
-    table = "fs.viewfs.mounttable.store.link./"
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-    hadoop.set(f"{table}ck", f"file://{tmp_path}")  # a scheme that is not this machine's, as s3a: is none
-    away = "viewfs://store/ck"
-
-    def query(rows: int) -> DataStreamWriter:
-        frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).load().coalesce(1)
-        return to_kafka(frame.selectExpr("CAST(value AS STRING) AS value"), kafka, name, Path("/")).option(
-            "checkpointLocation", away
-        )
-
-    run_to_end(query(ROWS_A_BATCH), 2)
-    (marker,) = markers(kafka, tmp_path)
-    assert marker is not None
-    assert marker.offsets is None
-    batch = forget_last_commit(tmp_path)
-    (tmp_path / "offsets" / str(batch)).unlink()  # the copy was made before this batch was planned
-    for left in (tmp_path / "offsets").glob(f".{batch}.crc"):
-        left.unlink()
-    assert "TL-K16" in line(failure(query(ROWS_A_BATCH + 1)))
-    check(kafka, name)
 
 
 def saved(frame: DataFrame, **given: Any) -> str:
@@ -286,7 +172,7 @@ def test_each_output_of_a_foreach_batch_is_written_once(
     writer = values.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     with pytest.raises(StreamingQueryException, match="the second output is away"):
         run_to_end(writer)
-    assert (len(committed(kafka, first)), committed(kafka, second)) == (20, [])
+    assert (len(numbers(kafka.bootstrap, first)), numbers(kafka.bootstrap, second)) == (20, [])
     assert 'option "batchId" is 1, and Spark runs batch 0' in refused[0]
     assert "[TL-K80]" in refused[1]
     run_to_end(writer)
@@ -313,4 +199,4 @@ def test_a_batch_query_that_names_its_batch_is_written_once(spark: SparkSession,
     assert "skipped in foreachBatch" in (told := save(20, 40, batchId=3, sinkId="jobs"))
     assert "[TL-K11]" in told
     assert "[TL-K12]" in save(0, 20, batchId=0, sinkId="jobs"), "its numbers begin again"
-    assert account(committed(kafka, name), 20) == (0, 0)
+    assert account(numbers(kafka.bootstrap, name), 20) == (0, 0)

@@ -15,7 +15,6 @@ from tests.integration.kafka.reading import records
 from towline_prove.devstack import Kafka
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka
 
-#: A Kafka and a Spark have to start.
 #: As users of Spark's sink tune it.
 TUNING = {
     "kafka.acks": "all",

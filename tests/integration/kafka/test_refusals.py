@@ -14,7 +14,6 @@ from tests.conftest import NewTopic
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.test_dead_letters import letters
 from tests.integration.kafka.writing import QUERY, delivery
-from towline.errors import KafkaError
 from towline.kafka import recordcheck
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.deadletters import Reason
@@ -67,46 +66,35 @@ def mixed(topic: str, bad: Mapping[int, tuple[bytes | None, bytes]], count: int 
 
 
 @BOTH
-def test_records_without_a_key_for_a_compacted_topic(
-    kafka: Kafka, topic: NewTopic, guarantee: str, aborted: list[str]
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({"cleanup.policy": "compact"}, Reason.KEY_ABSENT), ({"max.message.bytes": "20000"}, Reason.TOO_LARGE)],
+)
+def test_refused_records_become_dead_letters_and_are_known_from_then_on(
+    kafka: Kafka, topic: NewTopic, guarantee: str, config: dict[str, str], reason: Reason, aborted: list[str]
 ) -> None:
-    compacted, dead = topic("compacted", 1, {"cleanup.policy": "compact"}), topic("dead")
-    bad = {number: (None, b"bad %d" % number) for number in range(3, 40, 5)}
-    done = write(kafka, guarantee, dead, *mixed(compacted, bad))
+    """The largest come first: each refusal by itself would tell of one only."""
+    name, dead = topic("refusing", 1, config), topic("dead")
+    large = reason is Reason.TOO_LARGE
+    bad = {
+        number: (b"k", os.urandom(60_000 - 1000 * number)) if large else (None, b"bad %d" % number)
+        for number in range(0, 40, 3)
+    }
+    done = write(kafka, guarantee, dead, *mixed(name, bad))
     assert (done.rows, done.dead_lettered) == (40 - len(bad), len(bad))
     found = letters(kafka, dead)
-    assert {letter.reason for letter in found} == {Reason.KEY_ABSENT}
+    assert {letter.reason for letter in found} == {reason}
     assert [letter.value for letter in found] == [value for _, value in bad.values()]
     good = [b"%d" % number for number in range(40) if number not in bad]
-    arrived = values(kafka, compacted)
+    arrived = values(kafka, name)
     assert arrived[-len(good) :] == good, "in order, after what came before the refusal"
     assert set(arrived) == set(good)
     assert arrived == good or guarantee == "at_least_once"
     assert len(aborted) <= 3
     aborted.clear()
-    assert write(kafka, guarantee, dead, *mixed(compacted, bad)).dead_lettered == len(bad)
+    assert write(kafka, guarantee, dead, *mixed(name, bad)).dead_lettered == len(bad)
     assert not aborted, "it is known by now"
-    assert values(kafka, compacted)[-len(good) :] == good
-
-
-@BOTH
-def test_records_that_are_too_large(kafka: Kafka, topic: NewTopic, guarantee: str, aborted: list[str]) -> None:
-    """The largest come first: each refusal by itself would tell of one only."""
-    small, dead = topic("small", 1, {"max.message.bytes": "20000"}), topic("dead")
-    bad = {number: (b"k", os.urandom(60_000 - 1000 * number)) for number in range(0, 40, 3)}
-    done = write(kafka, guarantee, dead, *mixed(small, bad))
-    assert (done.rows, done.dead_lettered) == (40 - len(bad), len(bad))
-    found = letters(kafka, dead)
-    assert {letter.reason for letter in found} == {Reason.TOO_LARGE}
-    assert [letter.value for letter in found] == [value for _, value in bad.values()]
-    good = [b"%d" % number for number in range(40) if number not in bad]
-    arrived = values(kafka, small)
-    assert arrived[-len(good) :] == good, "in order, after what came before the refusal"
-    assert set(arrived) == set(good)
-    assert arrived == good or guarantee == "at_least_once"
-    assert len(aborted) <= 3
-    assert write(kafka, guarantee, dead, *mixed(small, bad)).dead_lettered == len(bad)
-    assert values(kafka, small) == arrived + good, "what was learned once costs nothing any more"
+    assert values(kafka, name) == arrived + good
 
 
 @BOTH
@@ -115,27 +103,3 @@ def test_many_records_of_which_only_a_request_is_too_large(kafka: Kafka, topic: 
     cells = [(small, b"k", b"%04d" % number + b"x" * 1000) for number in range(100)]
     assert write(kafka, guarantee, None, *cells).rows == 100
     assert {value[:4] for value in values(kafka, small)} == {value[:4] for _, _, value in cells}
-
-
-@BOTH
-def test_without_a_dead_letter_topic_the_line_names_topic_and_reason(
-    kafka: Kafka, topic: NewTopic, guarantee: str
-) -> None:
-    compacted = topic("compacted", 1, {"cleanup.policy": "compact"})
-    cells = mixed(compacted, {3: (None, b"bad")})
-    with pytest.raises(KafkaError, match=rf'"{compacted}" can not be written: a compacted topic takes no') as caught:
-        write(kafka, guarantee, None, *cells)
-    assert caught.value.code == "TL-K06"
-    before = values(kafka, compacted)
-    with pytest.raises(KafkaError, match="takes no record without a key"):
-        write(kafka, guarantee, None, *cells)
-    assert values(kafka, compacted) == before, "nothing is written again"
-
-
-def test_more_kinds_than_can_be_learned_stop_the_line(kafka: Kafka, topic: NewTopic) -> None:
-    compacted = {"cleanup.policy": "compact"}
-    topics, dead = [topic("compacted", 1, compacted) for _ in range(17)], topic("dead")
-    with pytest.raises(KafkaError, match=r"more than 16 kinds, the last for topic .*INVALID_RECORD") as caught:
-        write(kafka, "exactly_once", dead, *[(name, None, b"x") for name in topics])
-    assert caught.value.code == "TL-K29"
-    assert records(kafka.bootstrap, dead) == []

@@ -119,22 +119,6 @@ def test_the_denied_topic_of_a_refused_transaction_is_named(guarded: SecuredKafk
     assert "healthy" not in str(caught.value)
 
 
-def test_records_that_only_kafka_knows_to_be_bad_are_found_without_the_right_to_describe(guarded: SecuredKafka) -> None:
-    guarded.create_topics({"healthy.compacted": 1}, {"cleanup.policy": "compact"})
-    guarded.create_topics({"healthy.small": 1, "healthy.dead": 1}, {"max.message.bytes": "20000"})
-    given = {"sinkId": "sink.d", "deadLetterTopic": "healthy.dead", **options(scram(guarded))}
-    sink = exactly_once(guarded.bootstrap, "key", "value", "topic", **given)
-    cells = [
-        ("healthy.compacted", b"k", b"1"),
-        ("healthy.compacted", None, b"2"),
-        ("healthy.small", b"k", b"x" * 30_000),
-    ]
-    names = ("topic", "key", "value")
-    batch = pa.record_batch({name: pa.array([cell[at] for cell in cells]) for at, name in enumerate(names)})
-    done = sink.deliver(Task(0, batch=0, query=QUERY), [batch])
-    assert (done.rows, done.dead_lettered) == (1, 2)
-
-
 def test_markers_are_read_without_a_right_to_any_group(guarded: SecuredKafka) -> None:
     sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="sink.b", **options(scram(guarded)))
     tasks = [sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "healthy")) for _ in range(2)]
@@ -202,7 +186,6 @@ def granted(name: str, left_out: str = "") -> list[Right]:
         ("", {}),
         ("write", {"TL-D39": BROKEN}),
         ("ids", {"TL-D39": WARNS}),
-        ("settings", {"TL-D39": UNKNOWN}),
     ],
 )
 def test_a_missing_acl(guarded: SecuredKafka, tmp_path: Path, left_out: str, expected: dict[str, Verdict]) -> None:
@@ -225,14 +208,3 @@ def test_a_wrong_password(guarded: SecuredKafka, tmp_path: Path) -> None:
     assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
     assert "authentication failed" in next(one.evidence for one in found if one.code == "TL-D25")
     assert "hunter2" not in str(found)
-
-
-def test_a_topic_without_the_right_to_create_it(guarded: SecuredKafka, tmp_path: Path) -> None:
-    name = f"b{next(_numbers)}"
-    put(
-        guarded.internal_bootstrap,
-        {one: config for one, config in sound_topics(name).items() if not one.endswith("records")},
-    )
-    grant(guarded, granted(name))
-    found = settles(bridge_case(tmp_path, name, guarded.bootstrap, secured(guarded)), {**ALONE, "TL-D39": BROKEN})
-    assert any("Create" in one.evidence and f"{name}.records" in one.evidence for one in found)

@@ -8,17 +8,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from pyspark.sql import SparkSession
 
 from tests.conftest import NewTopic
-from tests.helpers import produce_all, wait_until
-from tests.integration.kafka.reading import records
-from tests.integration.kafka.test_exactly_once_spark import run_to_end, to_kafka
-from tests.integration.kafka.test_sink import failure
+from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka import admin, markerstore
+from towline.kafka import markerstore
 from towline.kafka.admin import KafkaAdmin, check_source_topics, saved_topic_ids
 from towline.kafka.delivery import batch_origin
 from towline.sinks import Task
@@ -64,16 +60,6 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
     assert set(saved_topic_ids(logs)) == {two}, "one that is gone and comes again begins anew"
 
 
-def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admin, "KafkaAdmin", partial(KafkaAdmin, timeout=0.5))
-    plan(tmp_path, 0, {"t": 3})
-    with pytest.raises(KafkaError, match="TL-K01"):
-        check_source_topics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "")
-    assert saved_topic_ids(Checkpoint(str(tmp_path))) == {}
-
-
 def test_a_recreated_marker_topic_is_not_an_empty_one(
     kafka: Kafka, topic: NewTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,21 +74,3 @@ def test_a_recreated_marker_topic_is_not_an_empty_one(
     monkeypatch.setattr(markerstore, "_highest_ends", {})  # the same process says TL-K27
     with pytest.raises(KafkaError, match=r"was deleted or lost it.*--to-batch -1.*TL-K10"):
         batch_origin(settings, str(tmp_path))
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_user_query_stops_at_a_recreated_topic(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
-    """As `examples/kafka_to_kafka.py` says it: the new topic is longer, so Spark's own check sees nothing."""
-    source, target = topic("source"), topic("target")
-    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": source, "startingOffsets": "earliest"}
-    frame = spark.readStream.format("kafka").options(**options).load().selectExpr("value")
-    writer = to_kafka(frame, kafka, target, tmp_path, sinkId=target, verifySourceTopics="true")
-    produce_all(kafka.bootstrap, source, ((None, b"old", []) for _ in range(3)))
-    run_to_end(writer)
-    make_anew(kafka, source)
-    produce_all(kafka.bootstrap, source, ((None, b"new", []) for _ in range(8)))
-    assert "[TL-B06]" in failure(writer.trigger(availableNow=True))
-    assert [record.value() for record in records(kafka.bootstrap, target)] == [b"old"] * 3
