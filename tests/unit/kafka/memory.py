@@ -40,21 +40,18 @@ def raised(name: str, text: str | None = None, **flags: bool) -> KafkaException:
     return KafkaException(ClientError(getattr(ClientError, name), text, **flags))
 
 
-#: A transactional call that took too long.
 TIMED_OUT = raised("_TIMED_OUT", "Timed out waiting for operation to finish, retry call to resume", retriable=True)
-#: A commit of records some of which failed.
 INCONSISTENT = raised(
     "_INCONSISTENT", "1 message(s) failed delivery (see individual delivery reports)", txn_requires_abort=True
 )
-#: `produce` after records failed, and after a fatal error.
 STATE = raised("_STATE", "Unable to produce message: Local: Erroneous state")
 FATAL = raised("_FATAL", "Unable to produce message: Local: Fatal error")
 FENCED = raised("_FENCED", fatal=True)
 #: A fatal error that meets a pending delivery report.
 DEAD = SystemError("<method 'produce' of 'cimpl.Producer' objects> returned a result with an exception set")
 DEAD.__cause__ = raised("_FENCED", fatal=True)
+FULL = BufferError("Local: Queue full")
 TRANSPORT = raised("_TRANSPORT", "Failed to get metadata: Local: Broker transport failure")
-#: An error that tells nothing.
 UNKNOWN = raised("UNKNOWN")
 #: A record that a broker refused, as its delivery report has it.
 REFUSED = ClientError(ClientError.MSG_SIZE_TOO_LARGE)
@@ -65,8 +62,6 @@ SPOILT = raised(
     "ProduceRequest for t [0] with 4 message(s) failed: Broker: Message size too large (broker 1 PID{Id:15,Epoch:0})",
     txn_requires_abort=True,
 )
-#: A record that was not sent, as the report has it that an abort brings.
-PURGED = ClientError(ClientError._PURGE_QUEUE)
 
 
 class Failure(NamedTuple):
@@ -97,29 +92,32 @@ class Written(NamedTuple):
 
 
 class MemoryKafka:
-    """The cluster, its clients, and the time that all modules of the sink see; a failing call takes as long as it may.
-
-    Attributes:
-        topics: By name, the number of partitions.
-        configs: By name, what differs from Kafka's own settings.
-        log: By topic and partition, what is committed; None for the record that ends a transaction.
-        calls: Names of all calls so far, in order.
-        decide: By the name of a call, what becomes of the next ones; then they succeed.
-    """
+    """The cluster, its clients, and the time that the sink sees; a failing call takes as long as it may."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        #: By topic, its partitions, and what differs from Kafka's own settings.
         self.topics: dict[str, int] = {}
         self.configs: dict[str, dict[str, str]] = {}
+        #: By topic and partition, what is committed; None for the record that ends a transaction.
         self.log: dict[tuple[str, int], list[Written | None]] = defaultdict(list)
         self.calls: list[str] = []
+        #: By the name of a call, what becomes of the next ones; then they succeed.
         self.decide: dict[str, Iterator[Failure | BaseException | None]] = {}
         self.producers: list[MemoryProducer] = []
+        self.admins: list[MemoryAdmin] = []
+        #: Why connections fail, as clients hear when they are polled.
+        self.heard = ""
         self.epochs: Counter[str] = Counter()
         #: By transactional id, what is committed when the next producer of it starts.
         self.late: dict[str, list[Written]] = {}
         #: How many looks at the ends of a topic still find a transaction that is not decided.
         self.undecided = 0
+        #: Whether the next looks at the list of topics show the newest one.
+        self.seen: Iterator[bool] = iter(())
+        self.newest = ""
+        #: Where the log ends for the next fetches.
+        self.ends: Iterator[int] = iter(())
         #: Records are not confirmed.
         self.silent = False
         #: Records that are confirmed in a second; None for all at once.
@@ -127,8 +125,6 @@ class MemoryKafka:
         #: Why a broker refuses a record, if it does.
         self.refuses: Callable[[Written], ClientError | None] = lambda _: None
         self.killed = False
-        #: Topics that this user may not write to.
-        self.denied: set[str] = set()
         #: The ids of its brokers.
         self.brokers = [1]
 
@@ -167,8 +163,6 @@ class MemoryKafka:
         places = sorted(place for place in self.log if place[0] == topic)
         return [record.value for place in places for record in self.log[place] if record is not None]
 
-    # -- in the place of the module `time` --
-
     def monotonic(self) -> float:
         return self.now
 
@@ -176,8 +170,6 @@ class MemoryKafka:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-
-    # -- in the place of librdkafka's classes --
 
     def producer(self, config: Mapping[str, Any], logger: object) -> MemoryProducer:
         self.producers.append(MemoryProducer(self, config))
@@ -187,7 +179,13 @@ class MemoryKafka:
         return MemoryConsumer(self, config)
 
     def admin(self, config: Mapping[str, Any], logger: object) -> MemoryAdmin:
-        return MemoryAdmin(self, config)
+        self.admins.append(MemoryAdmin(self, config))
+        return self.admins[-1]
+
+    def polled(self, config: Mapping[str, Any]) -> int:
+        if self.heard:
+            config["error_cb"](ClientError(ClientError._TRANSPORT, self.heard))
+        return 0
 
 
 class MemoryProducer:
@@ -197,7 +195,7 @@ class MemoryProducer:
         self.kafka, self.config = kafka, config
         self.id = config.get("transactional.id", "")
         self.epoch = 0
-        #: Records that wait for their confirmation; so many fit.
+        #: Records that wait for their confirmation.
         self.queue: list[Written] = []
         #: What is called for a record in place of the producer's own.
         self.reports: dict[Written, Any] = {}
@@ -205,7 +203,6 @@ class MemoryProducer:
         self.confirmed: list[Written] = []
         #: Whether one of them was refused.
         self.spoilt = False
-        self.room = 1 << 30
         self.state = ""
 
     def __len__(self) -> int:
@@ -232,8 +229,6 @@ class MemoryProducer:
         self, topic: str, value: bytes | None = None, key: bytes | None = None, partition: int = -1, *more: Any
     ) -> None:
         with self.kafka.call("produce"):
-            if len(self.queue) >= self.room:
-                raise BufferError("Local: Queue full")
             assert topic in self.kafka.topics, topic
             self.queue.append(Written(topic, max(partition, 0), key, value))
             if more and more[0] is not None:
@@ -260,7 +255,7 @@ class MemoryProducer:
 
     def abort_transaction(self, timeout: float) -> None:
         with self.kafka.call("abort_transaction", timeout):
-            self.refuse(PURGED)
+            self.refuse(ClientError(ClientError._PURGE_QUEUE))
             self.confirmed, self.spoilt = [], False
             self.state = "ready"
 
@@ -273,7 +268,7 @@ class MemoryProducer:
     def poll(self, timeout: float) -> int:
         self.kafka.asked("poll")
         self.kafka.now += timeout
-        return 0
+        return self.kafka.polled(self.config)
 
     def flush(self, timeout: float) -> int:
         self.kafka.asked("flush")
@@ -316,7 +311,8 @@ class MemoryConsumer:
     def __init__(self, kafka: MemoryKafka, config: Mapping[str, Any]) -> None:
         self.kafka, self.config = kafka, config
         self.place: tuple[str, int] = ("", 0)
-        self.at = 0
+        #: The next offset, and the one at which the end was told.
+        self.at = self.ended = 0
 
     def get_watermark_offsets(self, place: Any, timeout: float) -> tuple[int, int]:
         self.kafka.asked("get_watermark_offsets", timeout)
@@ -327,7 +323,7 @@ class MemoryConsumer:
 
     def assign(self, places: list[Any]) -> None:
         (place,) = places
-        self.place, self.at = (place.topic, place.partition), place.offset
+        self.place, self.at, self.ended = (place.topic, place.partition), place.offset, -1
 
     def unassign(self) -> None:
         self.place = ("", 0)
@@ -336,13 +332,20 @@ class MemoryConsumer:
         self.kafka.calls.append("close")
 
     def poll(self, timeout: float) -> Any:
-        self.kafka.asked("fetch", timeout)
-        log = self.kafka.log[self.place]
+        try:
+            self.kafka.asked("fetch", timeout)
+        except KafkaException as problem:
+            return _Message(self.at, None, None, problem.args[0])
+        log = self.kafka.log[self.place][: next(self.kafka.ends, None)]
         while self.at < len(log):
             offset, record = self.at, log[self.at]
             self.at += 1
             if record is not None:
                 return _Message(offset, record.key, record.value, None)
+        if self.ended == self.at:  # it is told once
+            self.kafka.now += timeout
+            return None
+        self.ended = self.at
         return _Message(self.at, None, None, ClientError(ClientError._PARTITION_EOF))
 
 
@@ -362,11 +365,12 @@ class MemoryAdmin:
         return 0
 
     def poll(self, timeout: float) -> int:
-        return 0
+        return self.kafka.polled(self.config)
 
     def list_topics(self, timeout: float) -> Any:
         self.kafka.asked("admin.list_topics", timeout)
-        counts = self.kafka.topics.items()
+        newest = "" if next(self.kafka.seen, True) else self.kafka.newest
+        counts = [(name, count) for name, count in self.kafka.topics.items() if name != newest]
         topics = {name: SimpleNamespace(partitions=dict.fromkeys(range(count))) for name, count in counts}
         brokers = {number: SimpleNamespace(host="k", port=9091 + number) for number in self.kafka.brokers}
         return SimpleNamespace(cluster_id="c", brokers=brokers, topics=topics)
@@ -392,8 +396,7 @@ class MemoryAdmin:
     def _described(self, name: str) -> Any:
         if name not in self.kafka.topics:
             raise raised("UNKNOWN_TOPIC_OR_PART", "Broker: Unknown topic or partition")
-        rights = None if name not in self.kafka.denied else [SimpleNamespace(name="READ")]
-        return SimpleNamespace(topic_id=Uuid(1, sum(name.encode())), authorized_operations=rights)
+        return SimpleNamespace(topic_id=Uuid(1, sum(name.encode())), authorized_operations=None)
 
     def create_topics(self, new: list[Any], operation_timeout: float, request_timeout: float) -> dict[str, Future[Any]]:
         return {one.topic: self._answer("create_topics", partial(self._create, one)) for one in new}
@@ -402,6 +405,7 @@ class MemoryAdmin:
         if one.topic in self.kafka.topics:
             raise raised("TOPIC_ALREADY_EXISTS", f"Topic '{one.topic}' already exists.")
         self.kafka.topics[one.topic], self.kafka.configs[one.topic] = one.num_partitions, dict(one.config)
+        self.kafka.newest = one.topic
 
     def list_offsets(
         self, wanted: Mapping[Any, Any], isolation_level: IsolationLevel, request_timeout: float
@@ -453,11 +457,6 @@ def settings(**options: str) -> SinkSettings:
     given = {name.replace("__", "."): value for name, value in options.items()}
     named = {} if "guarantee" in given else {"sinkId": "s"}
     return SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "topic": "t", **named, **given})
-
-
-def started(transactional_id: str, **options: str) -> producers.TransactionalProducer:
-    """A producer of producers."""
-    return producers.TransactionalProducer(settings(**options), transactional_id, {})
 
 
 def columns(of: SinkSettings, *names: str) -> Columns:

@@ -49,6 +49,8 @@ def test_a_letter_comes_back_as_it_was_whatever_its_size(letter: DeadLetter) -> 
 
 
 def test_a_letter_that_fits_is_readable_by_any_tool() -> None:
+    with pytest.raises(ValueError, match="no room"):
+        to_records(DeadLetter(Reason.TOO_LARGE, "t", b"", b"x" * 1000), 300)
     letter = DeadLetter(Reason.PARTITION, "t", b"k", b"v", (("a", b"1"), ("a", None)), 7, 1000, "no\npartition 7", "s")
     assert to_records(letter, LIMIT) == [
         (
@@ -69,14 +71,6 @@ def test_a_letter_that_fits_is_readable_by_any_tool() -> None:
     ]
 
 
-def test_chunks_share_a_key_so_that_they_share_a_partition() -> None:
-    written = to_records(DeadLetter(Reason.TOO_LARGE, "t", b"k", b"x" * 10_000), LIMIT)
-    assert len(written) > 2
-    assert len({key for key, _, _ in written}) == 1
-    places = [dict(headers)[PREFIX + "chunk"] for _, _, headers in written]
-    assert places == [b"%b %d/%d" % (written[0][0] or b"", at, len(written)) for at in range(1, len(written) + 1)]
-
-
 def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
     letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"x" * 10_000)
     written = to_records(letter, LIMIT)
@@ -84,6 +78,9 @@ def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
     for record in (written[0], *written[:-1]):
         assert collector.add(*record) is None
     assert collector.add(*written[-1]) == letter
+
+
+BAD_NUMBERS = [b"9" * 19, b"9" * 5000, b"x"]
 
 
 @pytest.mark.parametrize(
@@ -96,16 +93,15 @@ def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
         [(PREFIX + "reason", b"partition"), (PREFIX + "headers", b"9")],
         [(PREFIX + "reason", b"partition"), (PREFIX + "headers", b"x")],
         [(PREFIX + "reason", b"partition"), (PREFIX + "chunk", b"id 3/2")],
+        *(
+            [(PREFIX + "reason", b"unrouted"), (PREFIX + "partition", n), (PREFIX + "headers", b"0")]
+            for n in BAD_NUMBERS
+        ),
     ],
 )
 def test_other_records_are_no_letters(headers: list[Header] | None) -> None:
     with pytest.raises(ValueError, match="no dead letter"):
         ChunkAssembler().add(b"", b"", headers)
-
-
-def test_a_limit_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="no room"):
-        to_records(DeadLetter(Reason.TOO_LARGE, "t", b"", b"x" * 1000), 300)
 
 
 def test_a_blob_cut_anywhere_is_noticed_or_shorter() -> None:
@@ -117,14 +113,6 @@ def test_a_blob_cut_anywhere_is_noticed_or_shorter() -> None:
         except ValueError:
             continue
         assert len(headers) < 2
-
-
-@pytest.mark.parametrize("name", ["partition", "timestamp"])
-@pytest.mark.parametrize("value", [b"9" * 19, b"9" * 30, b"9" * 5000, b"x"])
-def test_a_number_that_kafka_has_no_room_for_is_no_letter(name: str, value: bytes) -> None:
-    ours = [("towline.dlq.reason", b"unrouted"), (f"towline.dlq.{name}", value), ("towline.dlq.headers", b"0")]
-    with pytest.raises(ValueError, match="no dead letter"):
-        ChunkAssembler().add(None, None, ours)
 
 
 def test_chunks_without_the_first_one_are_dropped() -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from tests.unit.kafka import memory as kafka
-from tests.unit.kafka.memory import MemoryKafka, MemoryProducer
+from tests.unit.kafka.memory import FULL, MemoryKafka
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
-from towline.kafka.columns import Record, Rows
+from towline.kafka.columns import Rows
 from towline.kafka.producers import KafkaProducer, QueueStuck, TransactionalProducer, pooled_producer
 from towline.kafka.recordcheck import FailedRecord
-
-FULL = BufferError("Local: Queue full")
 
 
 def rows(*values: bytes) -> Rows:
@@ -25,31 +22,25 @@ def rows(*values: bytes) -> Rows:
 
 
 def test_records_wait_for_room_in_their_order(memory: MemoryKafka) -> None:
-    producer = KafkaProducer(kafka.settings())
+    producer = KafkaProducer(kafka.settings(deliveryTimeout="7"))
     memory.fail("produce", None, FULL, FULL, None, FULL)
     producer.send(rows(b"1", b"2", b"3"))
-    assert producer.pending == 3
+    assert memory.calls.count("poll") == 4, "one for each wait, and one at the end"
     assert producer.flush(1) == producer.pending == 0
     assert memory.committed("t") == [b"1", b"2", b"3"]
-    assert memory.calls.count("poll") == 4, "one for each wait, and one at the end"
-
-
-def test_a_queue_that_stays_full_fails_after_the_message_timeout(memory: MemoryKafka) -> None:
-    producer = KafkaProducer(kafka.settings(deliveryTimeout="7"))
     memory.fail("produce", *[FULL] * 1000)
+    before = memory.now
     with pytest.raises(QueueStuck):
         producer.send(rows(b"1"))
-    assert 7 + producers.REPORT_GRACE_S <= memory.now - 1000 < 13
-
-
-def test_a_queue_is_not_waited_for_when_records_have_failed(memory: MemoryKafka) -> None:
-    producer = KafkaProducer(kafka.settings())
+    assert 7 + producers.REPORT_GRACE_S <= memory.now - before < 13
+    memory.fail("produce")
     producer.send(rows(b"1"))
     memory.producers[0].refuse()
     memory.fail("produce", *[FULL] * 1000)
+    before = memory.now
     with pytest.raises(QueueStuck):
         producer.send(rows(b"2"))
-    assert memory.now == 1000
+    assert memory.now == before, "it is not waited for where records have failed"
 
 
 @pytest.mark.parametrize("full", [0, 1])
@@ -67,42 +58,27 @@ def test_any_other_record_that_the_client_refuses(memory: MemoryKafka) -> None:
         producer.send(Rows(1, 0, frozenset(), iter([("t", b"1", None, 7)])))
 
 
-@pytest.mark.parametrize("problem", [kafka.STATE, kafka.FATAL, kafka.FENCED, kafka.DEAD])
-def test_a_client_that_can_do_nothing_any_more_speaks_for_itself(memory: MemoryKafka, problem: Exception) -> None:
-    producer = KafkaProducer(kafka.settings())
-    memory.fail("produce", problem)
-    with pytest.raises(type(problem)) as caught:
-        producer.send(rows(b"1"))
-    assert caught.value is problem
-
-
 def test_all_failed_records_are_counted_and_the_first_is_reported(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings())
     producer.send(rows(*[b"x"] * 9))
     client = memory.producers[0]
     client.config["on_delivery"](None, None)
     assert producer.failure_count == 0, "a report of success is none of a failure"
-    client.refuse()
-    assert (producer.failure_count, producer.failure) == (9, FailedRecord("t", kafka.REFUSED))
+    client.refuse(ClientError(ClientError._MSG_TIMED_OUT))
+    for error in (kafka.REFUSED, kafka.UNFIT):
+        producer.send(rows(b"x"))
+        client.refuse(error)
+    assert (producer.failure_count, producer.failure) == (11, FailedRecord("t", kafka.REFUSED)), "not a time-out"
     producer.reset()
     assert producer.failure_count == 0
     assert producer.failure is None
 
 
-def test_missing_metadata_is_an_error_with_the_cause_of_the_connection(
-    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory.fail("list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
-    with pytest.raises(KafkaError, match=r"did not answer for 7 s: failed to get metadata.*TL-K01"):
-        TransactionalProducer(kafka.settings(deliveryTimeout="7"), "towline.s.0")
-
-    def heard(client: MemoryProducer, _timeout: float) -> int:
-        client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k1:9092: Connection refused"))
-        return 0
-
-    monkeypatch.setattr(MemoryProducer, "poll", heard)
-    with pytest.raises(KafkaError, match="did not answer for 7 s: k1:9092: Connection refused"):
-        TransactionalProducer(kafka.settings(deliveryTimeout="7"), "towline.s.0")
+def test_missing_metadata_is_an_error_with_the_cause_of_the_connection(memory: MemoryKafka) -> None:
+    for memory.heard, told in (("", "failed to get metadata"), ("k1:9092: Connection refused",) * 2):
+        memory.fail("list_topics", kafka.TRANSPORT)
+        with pytest.raises(KafkaError, match=f"did not answer for 7 s: {told}.*TL-K01"):
+            TransactionalProducer(kafka.settings(deliveryTimeout="7"), "towline.s.0")
 
 
 @pytest.mark.usefixtures("memory")
@@ -151,29 +127,9 @@ def test_the_pool_has_a_producer_per_configuration_until_it_fails(
     assert forked not in producers._clients.values()
 
 
-def looking(seen: list[bool]) -> Iterator[Record]:
-    """Two records, and whether the collector was on when they were asked for."""
-    for _ in range(2):
-        seen.append(gc.isenabled())
-        yield ("t", b"1", None, -1)
-
-
-@pytest.mark.parametrize("was", [True, False])
-def test_the_collector_is_as_it_was_after_records_were_sent(memory: MemoryKafka, was: bool) -> None:
-    seen: list[bool] = []
+def test_the_collector_is_on_again_after_records_were_sent(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings())
-    (gc.enable if was else gc.disable)()
-    try:
-        producer.send(Rows(2, 0, frozenset(), looking(seen)))
-        assert gc.isenabled() is was
-    finally:
-        gc.enable()
-    assert seen == [False, False]
-
-
-def test_a_refused_record_is_reported_before_a_timed_out_one(memory: MemoryKafka) -> None:
-    producer = KafkaProducer(kafka.settings())
-    for error in (ClientError(ClientError._MSG_TIMED_OUT), kafka.UNFIT, kafka.REFUSED):
-        producer.send(rows(b"x"))
-        memory.producers[0].refuse(error)
-    assert producer.failure == FailedRecord("t", kafka.UNFIT)
+    seen = (("t", b"1", None, -1) for _ in range(2) if not gc.isenabled())
+    producer.send(Rows(2, 0, frozenset(), seen))
+    assert producer.pending == 2, "it was off when they were asked for"
+    assert gc.isenabled()

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException
 
 from tests.unit.kafka.memory import (
     DEAD,
     FATAL,
     FENCED,
+    FULL,
     INCONSISTENT,
     SPOILT,
     STATE,
     TIMED_OUT,
-    TRANSPORT,
     UNKNOWN,
     MemoryKafka,
     MemoryProducer,
@@ -114,8 +114,8 @@ def test_a_commit_is_asked_for_again_and_only_as_long_as_a_delivery_may_take(mem
 
 
 def test_an_undecided_commit_has_the_cause_of_the_connection(memory: MemoryKafka) -> None:
-    producer, client = begun(memory, 1)
-    client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k:9092/1: Connection refused (after 0ms in x)"))
+    producer, _ = begun(memory, 1)
+    memory.heard = "k:9092/1: Connection refused (after 0ms in x)"
     memory.fail("commit_transaction", *FOREVER)
     with pytest.raises(AttemptError, match=r"committed: k:9092/1: Connection refused\."):
         producer.commit()
@@ -123,19 +123,18 @@ def test_an_undecided_commit_has_the_cause_of_the_connection(memory: MemoryKafka
 
 def test_closing_a_producer_aborts_an_open_transaction_only(memory: MemoryKafka) -> None:
     producer, _ = begun(memory, 1)
-    producer.close()
-    assert memory.calls.count("abort_transaction") == 1
-    producer.close()
-    assert memory.calls.count("abort_transaction") == 1
+    for _ in range(2):
+        producer.close()
+        assert memory.calls.count("abort_transaction") == 1
     producer, _ = begun(memory, 2)
     producer.commit()
     producer.close()
     assert memory.calls.count("abort_transaction") == 1
-    assert memory.committed("t") == [b"2"]
     producer, _ = begun(memory, 3)
     memory.fail("abort_transaction", TIMED_OUT)
     producer.close()  # the next `init_transactions` aborts it too
     assert memory.calls[-2:] == ["purge", "flush"]
+    assert memory.committed("t") == [b"2"]
 
 
 @pytest.mark.parametrize(
@@ -175,13 +174,13 @@ def test_a_fatal_error_is_asked_for_its_name(
 def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
     """The last record may have taken the last place."""
     memory.topics["m"] = 1
-    producer, client = begun(memory, 1)
-    memory.fail("produce", BufferError("Local: Queue full"), BufferError("Local: Queue full"))
+    producer, _ = begun(memory, 1)
+    memory.fail("produce", FULL, FULL)
     producer.write_marker("m", 0, "s/0", Marker(0, 1))
     producer.commit()
-    assert [Marker.from_json(value or b"") for value in memory.committed("m")] == [Marker(0, 1)]
-    producer, client = begun(memory, 2)
-    client.room = 1
+    assert memory.committed("m") == [Marker(0, 1).to_json()]
+    producer, _ = begun(memory, 2)
+    memory.fail("produce", *[FULL] * 10_000)
     before = memory.now
     with pytest.raises(AttemptError, match=r"to write its marker: .*takes records too slowly"):
         producer.write_marker("m", 0, "s/0", Marker(1, 1))
@@ -199,68 +198,83 @@ def test_a_producer_that_does_not_start_is_closed(memory: MemoryKafka, answers: 
     assert memory.now - 1000 < 61
 
 
-def test_it_starts_after_some_tries_and_without_an_answer_about_topics_not_at_all(memory: MemoryKafka) -> None:
-    memory.fail("init_transactions", TIMED_OUT, TIMED_OUT)
-    TransactionalProducer(settings(), ID, {})
-    assert memory.epochs[ID] == 1
-    memory.fail("list_topics", TRANSPORT)
-    with pytest.raises(KafkaError, match="TL-K01"):
-        TransactionalProducer(settings(), ID, {})
-    assert memory.epochs[ID] == 1
-
-
-def test_a_transaction_that_can_not_begin_is_another_producers(memory: MemoryKafka) -> None:
-    producer = TransactionalProducer(settings(), ID, {})
-    memory.fail("begin_transaction", STATE, STATE)
-    with pytest.raises(AttemptError, match="TL-K07"):
-        producer.begin()
-    producer.close()
-    assert "abort_transaction" not in memory.calls
-
-
 # -- one that is started while its task still waits for rows --
 
 
-def ended(starting: StartingProducer) -> None:
-    """Wait until it is started, or is not."""
-    future = starting._future
-    assert future is not None
-    future.exception(60)
-
-
-def test_a_starting_producer_is_used_once_and_with_its_settings_only(memory: MemoryKafka) -> None:
+@pytest.mark.parametrize("answer", [None, UNKNOWN])
+def test_a_starting_producer_is_used_once_and_with_its_settings_only(memory: MemoryKafka, answer: Any) -> None:
     starting = StartingProducer(settings(), ID)
-    ended(starting)
     first = starting.take({})
     assert len(memory.producers) == 1
     assert starting.take({}) is not first
     with closing(StartingProducer(settings(), ID)) as starting:
-        other = starting.take({"batch.size": "5000"})
-        assert other.extra == {"batch.size": "5000"}
-        assert memory.producers[-1].config["batch.size"] == "5000"
+        assert starting.take({"batch.size": "5000"}).extra == {"batch.size": "5000"}
+    assert memory.producers[-1].config["batch.size"] == "5000"
     assert memory.calls.count("purge") == 1, "the one with other settings is let go"
+    memory.fail("init_transactions", answer)
+    with closing(StartingProducer(settings(), ID)) as starting:
+        future = starting._future
+    assert future is not None
+    future.exception(60)
+    assert memory.calls.count("purge") == 2, "an unused one is closed"
 
 
-def test_an_unused_starting_producer_is_closed(memory: MemoryKafka) -> None:
-    for answer in (None, UNKNOWN):
-        memory.calls.clear()
-        memory.fail("init_transactions", answer)
-        with closing(StartingProducer(settings(), ID)) as starting:
-            ended(starting)
-        assert memory.calls.count("purge") == 1
+# -- Kafka's errors in our words --
 
 
-def test_an_error_while_starting_is_raised_by_take(memory: MemoryKafka) -> None:
-    memory.fail("init_transactions", UNKNOWN)
-    with closing(StartingProducer(settings(), ID)) as starting, pytest.raises(KafkaError, match="TL-K20"):
-        starting.take({})
+def fault(code: int, text: str = "") -> Any:
+    return ClientError(code, text or None)
 
 
-def test_its_thread_keeps_no_process_alive(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    going = threading.Event()
-    monkeypatch.setattr(TransactionalProducer, "start", lambda _: going.wait(60))
-    with closing(StartingProducer(settings(), ID)):
-        (thread,) = [one for one in threading.enumerate() if one.name == "producer"]
-        assert thread.daemon
-        going.set()
-        thread.join(60)
+CONNECT = fault(ClientError._TRANSPORT, "k1:9092/bootstrap: Connect to k1 failed: Connection refused (after 0ms in x)")
+LOGIN = fault(ClientError._AUTHENTICATION, "k1:9092/bootstrap: SASL PLAIN failed (after 3ms in x)")
+DOWN = fault(ClientError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+
+
+def test_a_system_error_has_the_text_of_its_cause() -> None:
+    """The binding's way to say "fatal" while a delivery report is pending."""
+    error = SystemError("returned a result with an exception set")
+    error.__cause__ = KafkaException(fault(ClientError._FENCED, "Local: Fenced"))
+    assert faults.error_text(error) == "fenced"
+    assert faults.error_name(error) == "_FENCED"
+    assert faults.error_text(SystemError("alone")) == "alone"
+
+
+@pytest.mark.parametrize(
+    ("why", "code", "mend"),
+    [
+        ("too_large", "TL-K05", "Raise the topic's max.message.bytes"),
+        ("partition", "TL-K06", "Correct it"),
+        ("", "TL-K06", "Correct it"),
+    ],
+)
+def test_a_record_that_can_not_be_sent(why: str, code: str, mend: str) -> None:
+    error = faults.bad_record_error("k", "t", why, "1,002 bytes")
+    assert error.code == code
+    assert error.problem == 'a record for topic "t" can not be written: 1,002 bytes'
+    assert error.remedy.startswith(mend)
+    assert "deadLetterTopic" in error.remedy
+    assert error.remedy.endswith(faults.NOT_COMMITTED)
+
+
+def test_missing_topics_and_how_to_make_them() -> None:
+    for count, says in ((1, '"a0" does'), (5, '"a4" does'), (8, "and 3 more")):
+        error = faults.missing_topics_error("k1:9092", {f"a{number}" for number in range(count)})
+        assert says in error.problem
+        assert "kafka-topics.sh --bootstrap-server k1:9092 --create --topic a0" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("events", "explanation"),
+    [
+        ([CONNECT, DOWN], "k1:9092: Connect to k1 failed: Connection refused"),
+        ([DOWN], "no broker is up"),
+        ([LOGIN, CONNECT, DOWN], "authentication failed: k1:9092: SASL PLAIN failed"),
+        ([DOWN, LOGIN], "authentication failed: k1:9092: SASL PLAIN failed"),
+    ],
+)
+def test_the_clearest_explanation_of_a_silence_wins(events: list[Any], explanation: str) -> None:
+    last = faults.LastConnectionError()
+    for event in events:
+        last.on_error(event)
+    assert last.reason == explanation
