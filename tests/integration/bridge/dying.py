@@ -1,4 +1,4 @@
-"""``towline`` that kills itself in a reload, when new filters are subscribed: ``-m ...dying run FILE``."""
+"""``towline`` that kills itself in a reload, when a gateway has its new settings: ``-m ...dying run FILE``."""
 
 from __future__ import annotations
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.engines.forked import fork_gateway
 from tests.helpers import wait_until
 from tests.integration.doctor.brokers import KEEPING, examined, wrong
 from tests.unit.doctor.bridges import DOWN, UP, bridge_of
@@ -24,9 +22,6 @@ from towline import Client
 from towline.bridge.config.model import Uplink
 from towline.doctor.inputs import PROBE_PREFIX
 from towline.doctor.table import Finding
-from towline.gateway.client import GatewayClient
-from towline.gateway.launch import find_running
-from towline.gateway.settings import GatewaySettings
 from towline.net.settings import ClientSettings
 from towline_prove.devstack import Mosquitto
 
@@ -95,46 +90,6 @@ def test_a_running_and_a_stopped_line_get_all_that_is_theirs_and_nothing_else(
     told = {one.code: one for one in found}
     assert told["TL-D11"].verdict is HOLDS
     assert told["TL-D11"].evidence.split()[-3].startswith(f"${PROBE_PREFIX}" if pattern != "+/+/+" else PROBE_PREFIX)
-
-
-@contextlib.contextmanager
-def started(settings: GatewaySettings, log: Path) -> Iterator[GatewayClient]:
-    """A line's own gateway, which has its session at the broker; ended afterwards."""
-    process = fork_gateway(settings, log)
-    try:
-        client = wait_until(lambda: find_running(settings.state_dir), what="the gateway's endpoint")
-        wait_until(lambda: client.status()["state"] == "online")
-        yield client
-        client.close()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def test_a_session_that_takes_more_than_the_file_says_gets_nothing(new_mosquitto: NewMosquitto, tmp_path: Path) -> None:
-    """Of a line that was narrowed, or taken out, while it was stopped, and of one that runs as the file was."""
-    broker = new_mosquitto(**KEEPING)
-    running = UP.replace('name = "telemetry"', 'name = "running"')
-    wide = (UP + UP.replace('name = "telemetry"', 'name = "gone"') + running).replace("telemetry/#", "#")
-    before = bridge_of(tmp_path, broker.uri, wide)
-    narrowed, gone, there = before.uplinks
-    for line in (narrowed, gone):
-        with started(line.gateway, tmp_path / "gateway.log"):
-            pass
-    with started(there.gateway, tmp_path / "gateway.log") as online:
-        found = examined(bridge_of(tmp_path, broker.uri, UP + running), broker)
-        published(broker.uri, range(1))
-        wait_until(lambda: online.status()["received"])
-        taken = online.status()["received"]
-    left = []
-    for line in (narrowed, gone):
-        with gateway(line, broker.uri) as back:
-            assert back.connack is not None
-            assert back.connack.session_present
-            left.append(received(back, 1))
-    assert (left, taken) == ([[("plant/d7/state", b"0")]] * 2, 1)
-    told = {one.code: one for one in found}
-    assert (told["TL-D11"].verdict, f" ${PROBE_PREFIX}/" in told["TL-D11"].evidence) == (HOLDS, True)
 
 
 @pytest.mark.parametrize("is_online", [False, True])

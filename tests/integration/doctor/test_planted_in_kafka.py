@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -136,15 +135,6 @@ def test_a_transaction_that_stays_open_in_a_topic_that_a_line_reads(kafka: Kafka
     found = settles(replace(bridge_case(tmp_path, name, kafka.bootstrap), timeout_s=2.0), {**ALONE, "TL-D31": WARNS})
     holding.abort_transaction(30)
     assert any(f"{name}.commands: 50 offsets are behind an open transaction" in one.evidence for one in found)
-
-
-def test_nobody_there(tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = f"127.0.0.1:{listener.getsockname()[1]}"
-        found = asked_of(replace(bridge_case(tmp_path, "b", server), timeout_s=1.0))
-    assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
-    assert "refused" in next(one.evidence for one in found if one.code == "TL-D25")
 
 
 def test_an_address_that_can_not_be_resolved_and_a_kafka_that_is_frozen(tmp_path: Path, kafka: Kafka) -> None:

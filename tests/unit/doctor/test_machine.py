@@ -23,10 +23,7 @@ from towline.doctor.machine import (
     FileSystem,
     MachineProbe,
     StateDir,
-    clock_synchronised,
     host_memory,
-    measure_syncs,
-    probe_file_system,
 )
 from towline.doctor.table import Finding, Verdict
 from towline.spark import session
@@ -93,10 +90,13 @@ def room(tmp_path: Path, spot: StateDir, **changes: Any) -> Finding:
 def test_room_is_told_as_time(tmp_path: Path) -> None:
     found = room(tmp_path, StateDir("up", HERE, load=LOAD), free_bytes=29 * 10**9)
     told = duration_text(29e9 / StateDir("up", HERE, load=LOAD).growth_bytes_s)
-    assert found.verdict is LIMITED
+    assert (found.verdict, f"Kafka is down for {told}:" in found.limit) == (LIMITED, True)
     assert "29 GB free on /var" in found.evidence
-    assert "2,000 msg/s" in found.evidence
-    assert f"Kafka is down for {told}:" in found.limit
+    acked = ('"exactly_once"', '"at_least_once"\nack_after = "kafka"')
+    case = bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*acked))
+    spot = next(one for one in machine._state_dirs(case) if one.line == "up")
+    held = room(tmp_path, replace(spot, load=LOAD), free_bytes=10**9)
+    assert held.limit == "Kafka is down: intake stops, and the broker has to queue (TL-D05)"
 
 
 @given(
@@ -131,53 +131,11 @@ def test_room_without_a_rate(tmp_path: Path, spot: StateDir, changes: dict[str, 
     assert room(tmp_path, spot, **changes).verdict is verdict
 
 
-def test_room_is_no_time_without_kafka_for_a_line_that_the_broker_holds(tmp_path: Path) -> None:
-    def acked_late(text: str) -> str:
-        return text.replace('"exactly_once"', '"at_least_once"\nack_after = "kafka"')
-
-    spots = [
-        spot for spot in machine._state_dirs(bridge_case(tmp_path, "b", "k:9092", acked_late)) if spot.line == "up"
-    ]
-    loaded = [replace(spot, load=LOAD) for spot in spots]
-    alone = machine._room_finding(loaded, FileSystem(**{**SOUND, "free_bytes": 10**9}))
-    assert alone.verdict is LIMITED
-    assert alone.limit == "Kafka is down: intake stops, and the broker has to queue (TL-D05)"
-    beside = machine._room_finding(
-        [*spots, StateDir("other", HERE, load=LOAD)],
-        FileSystem(**{**SOUND, "free_bytes": 29 * 10**9 + spots[0].min_free_bytes}),
-    )
-    assert "messages of up wait in the broker" in beside.evidence
-    assert beside.limit.startswith(
-        f"Kafka is down for {duration_text(29e9 / StateDir('up', HERE, load=LOAD).growth_bytes_s)}"
-    )
-    full = machine._room_finding(spots, FileSystem(**{**SOUND, "free_bytes": 0}))
-    assert full.verdict is BROKEN
-
-
 @pytest.mark.parametrize(
     ("seconds", "verdict"), [(0.0000049, WARNS), (0.00002, HOLDS), (0.002, HOLDS), (0.09, HOLDS), (0.1, WARNS)]
 )
 def test_how_long_a_sync_takes(seconds: float, verdict: Verdict) -> None:
     assert machine._sync_finding([seconds] * 100, "ext4").verdict is verdict
-
-
-def test_one_sync_in_a_hundred_that_takes_a_second_is_felt() -> None:
-    assert machine._sync_finding([0.001] * 98 + [1.0, 1.0], "ext4").verdict is WARNS
-
-
-def test_syncs_are_measured_where_the_journal_will_be(tmp_path: Path) -> None:
-    place = probe_file_system(tmp_path / "not" / "there").existing_dir
-    names: list[str] = []
-
-    def sync(handle: int) -> None:
-        os.fdatasync(handle)
-        names.extend(one.name for one in tmp_path.iterdir())
-
-    times = measure_syncs(place, sync)
-    assert place == tmp_path
-    assert 0 < times[0] <= times[-1]
-    assert not [*tmp_path.iterdir()]  # nothing stays, and where the system can, nothing ever had a name
-    assert {name.startswith("towline-doctor") for name in names} <= {True}
 
 
 def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,10 +160,6 @@ def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_synchronises_the_clock(tmp_path: Path, known: bool | None, servers: str, verdict: Verdict) -> None:
     found = seen(tmp_path, on(), lambda text: text.replace("SERVERS", servers), clock_synchronised=known)
     assert found["TL-D46"].verdict is verdict
-
-
-def test_the_kernel_tells_of_the_clock() -> None:
-    assert clock_synchronised() in {True, False, None}
 
 
 @pytest.mark.parametrize(
@@ -260,11 +214,3 @@ def test_no_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(tmp_path, on())["TL-D49"]
     assert (found.verdict, "PySpark is not installed" in found.evidence) == (BROKEN, True)
     assert found.remedy == 'Run: pip install "towline[spark]"'
-
-
-def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SPARK_HOME", "SPARK_CONF_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    found = seen(tmp_path, on())["TL-D49"]
-    assert (found.verdict, "Spark needs Java" in found.evidence) == (BROKEN, True)

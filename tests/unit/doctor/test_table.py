@@ -9,17 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.doctor.inputs import LineLoad, queue_text
 from towline.doctor.table import (
     Check,
     Finding,
     ProbeSkipped,
     Verdict,
     as_json,
-    bytes_text,
     exit_code,
     fact,
-    names_text,
     report_lines,
     run_checks,
 )
@@ -113,10 +110,6 @@ def test_the_screen_has_the_worst_as_headline_and_last_and_counts_what_is_kept()
     assert verbose[-1].endswith("2 kept")
 
 
-def test_a_sound_set_up_says_nothing_but_kept() -> None:
-    assert list(report_lines([finding(Verdict.HOLDS), finding(Verdict.LIMITED)], [])) == ["", "2 kept (-v)"]
-
-
 def test_rows_of_one_reason_are_one_row_on_the_screen_and_each_its_own_for_a_script() -> None:
     found = [finding(Verdict.UNKNOWN, code, promise=code[-1]) for code in ("TL-D03", "TL-D05")]
     text = list(report_lines(found, []))
@@ -141,31 +134,6 @@ def test_no_word_is_cut_and_no_line_is_longer_than_the_terminal(texts: list[list
     assert all(word in told for words in texts for word in words)
 
 
-def test_a_warning_without_a_remedy_is_refused() -> None:
-    with pytest.raises(AssertionError):
-        Finding(Verdict.WARNS, "measured")
-    with pytest.raises(AssertionError):
-        Finding(Verdict.HOLDS, "")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0.0, "0 s"),
-        (0.48, "0.4 s"),
-        (5.0, "5 s"),
-        (119.9, "119 s"),
-        (1800.0, "30 min"),
-        (7200.0, "2 h"),
-        (97200.0, "27 h"),
-        (604800.0, "7 days"),
-        (1e12, "years"),
-    ],
-)
-def test_a_duration(seconds: float, told: str) -> None:
-    assert duration_text(seconds) == told
-
-
 @given(st.floats(min_value=0, max_value=8e7))
 def test_a_limit_is_never_told_larger_than_it_is(seconds: float) -> None:
     number, unit = duration_text(seconds).split(" ")
@@ -173,24 +141,3 @@ def test_a_limit_is_never_told_larger_than_it_is(seconds: float) -> None:
     smallest = 0.1 if value < 10 else 1.0
     assert seconds - size * smallest <= value * size + 1e-6
     assert value * size <= seconds + 1e-6
-
-
-@given(st.integers(1, 10**9), st.floats(min_value=0.01, max_value=1e6))
-def test_a_queue_holds_until_its_messages_divided_by_the_rate(messages: int, rate: float) -> None:
-    told = queue_text(messages, LineLoad(rate, rate * 100, "measured for 5 s"))
-    assert duration_text(messages / rate) in told
-    assert f"{messages:,} message" in told
-
-
-@given(st.floats(0, 1e15))
-def test_sizes_are_short_and_have_a_unit(value: float) -> None:
-    number, unit = bytes_text(value).split(" ")
-    assert float(number.replace(",", "")) >= 0
-    assert unit in {"B", "kB", "MB", "GB", "TB"}
-
-
-@given(st.lists(st.text("ab", min_size=1), min_size=1))
-def test_many_topics_are_counted(names: list[str]) -> None:
-    told = names_text(names)
-    assert len(told.split(", ")) <= 3
-    assert ("more" in told) == (len(set(names)) > 3)
