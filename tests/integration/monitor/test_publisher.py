@@ -10,7 +10,6 @@ import towline
 from tests.conftest import NewMosquitto
 from tests.engines.alert_rules import firing
 from tests.helpers import wait_until
-from tests.integration.monitor.looking import Values, values_of
 
 
 def test_an_application_exports_its_publisher(tmp_path: Path, new_mosquitto: NewMosquitto) -> None:
@@ -19,8 +18,9 @@ def test_an_application_exports_its_publisher(tmp_path: Path, new_mosquitto: New
     def scrape() -> str:
         return generate_latest(registry).decode()
 
-    def now() -> Values:
-        return values_of(scrape())
+    def now() -> dict[str, float]:
+        samples = (sample for family in registry.collect() for sample in family.samples)
+        return {sample.name.removeprefix("towline_"): sample.value for sample in samples}
 
     state_dir = tmp_path / "outbox"
     with towline.Publisher(broker.uri, state_dir=state_dir, max_bytes=1 << 20) as publisher:

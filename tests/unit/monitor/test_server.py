@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,13 +33,11 @@ class Verdicts:
     def __init__(self) -> None:
         self.well = True
         self.held = threading.Event()
-        self.asked: list[float] = []
 
     def samples(self) -> Any:
         return iter(())
 
     def alive(self) -> tuple[bool, dict[str, Any]]:
-        self.asked.append(time.monotonic())
         return self.well, {"well": self.well}
 
     ready = alive
@@ -104,24 +102,13 @@ def test_it_serves_metrics_and_verdicts(served: Served, verdicts: Any) -> None:
     assert served.get("/")[1].split() == ["/metrics", "/healthz", "/readyz", "/large", "/held"]
     assert served.get("/etc/passwd")[0] == 404
     assert served.get("/metrics", "POST")[0] == 405
-
-
-def test_prometheus_gets_what_it_asks_for(served: Served) -> None:
-    """Its format, compressed."""
     headers = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
-    answer, text = served.answer("/metrics", **headers)
-    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert gzip.decompress(text).endswith(b"# EOF\n")
+    assert gzip.decompress(served.answer("/metrics", **headers)[1]).endswith(b"# EOF\n")
 
 
 def test_a_page_of_another_name_reads_nothing(served: Served) -> None:
     """A browser on this machine whose page's name began to mean 127.0.0.1 (DNS rebinding)."""
-    for host, status in (
-        ("localhost:9464", 200),
-        ("[::1]:9464", 200),
-        ("evil.example", 400),
-        ("evil.example:9464", 400),
-    ):
+    for host, status in (("localhost:9464", 200), ("[::1]:9464", 200), ("evil.example", 400), ("evil:9464", 400)):
         assert served.get("/healthz", Host=host)[0] == status, host
 
 
@@ -132,46 +119,20 @@ def test_a_port_that_is_taken_is_one_clear_line(served: Served, verdicts: Any) -
             pass
 
 
-def _drip(one: socket.socket) -> None:
-    one.sendall(b"G")
-
-
-def _request_that_is_not_read(one: socket.socket) -> None:
-    with contextlib.suppress(BlockingIOError):
-        one.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
-
-
-@pytest.mark.parametrize(
-    ("limit", "step"),
-    [
-        ("_REQUEST_TIMEOUT_S", _drip),
-        ("_CONNECTION_TIMEOUT_S", _drip),
-        ("_CONNECTION_TIMEOUT_S", _request_that_is_not_read),
-    ],
-)
+@pytest.mark.parametrize("limit", ["_REQUEST_TIMEOUT_S", "_CONNECTION_TIMEOUT_S"])
+@pytest.mark.parametrize("data", [b"G", b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_who_takes_all_places_is_cut_off(
-    verdicts: Any, monkeypatch: pytest.MonkeyPatch, limit: str, step: Callable[[socket.socket], None]
+    verdicts: Any, monkeypatch: pytest.MonkeyPatch, limit: str, data: bytes
 ) -> None:
-    """As many as there are places: a byte at a time each, or with an answer that nobody takes."""
+    """As many as there are places: with half a request each, or with an answer that nobody takes."""
     monkeypatch.setattr(server, limit, 0.5)
+    if data != b"G":
+        monkeypatch.setattr(server, "_CONNECTION_TIMEOUT_S", 0.5)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(serve(verdicts, HOME, [Route("/large", lambda _: Response(LARGE))]))
-        slow = [stack.enter_context(Served(port).connect()) for _ in range(4)]
-        ended = threading.Event()
-
-        def go_on() -> None:
-            while not ended.wait(0.05):
-                for one in slow:
-                    with contextlib.suppress(OSError):
-                        step(one)
-
-        going_on = threading.Thread(target=go_on)
-        going_on.start()
-        try:
-            wait_until(Served(port).answers, what="an answer for somebody else")
-        finally:
-            ended.set()
-            going_on.join()
+        for _ in range(4):
+            stack.enter_context(Served(port).connect()).sendall(data)
+        wait_until(Served(port).answers, what="an answer for somebody else")
 
 
 def test_one_too_many_is_sent_away_and_answers_under_way_count(served: Served, verdicts: Any) -> None:
@@ -186,55 +147,17 @@ def test_one_too_many_is_sent_away_and_answers_under_way_count(served: Served, v
     wait_until(served.answers, what="an answer again")
 
 
-def test_clients_come_at_a_pace(served: Served, verdicts: Any) -> None:
-    for _ in range(4):
-        assert served.answers()
-    between = [later - sooner for sooner, later in zip(verdicts.asked, verdicts.asked[1:], strict=False)]
-    assert sum(between) >= 0.28, "as the sender sees it; the threads that answer may come late"
-
-
-def test_rude_clients_stop_nothing(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    wrong_chunk = b"GET /large HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n"
-    for data in (
-        b"\x16\x03\x01\x02\x00",
-        b"GET " + b"x" * 70_000 + b"\r\n\r\n",
-        b"",
-        b"GET / HTTP/1.1\r\n",
-        wrong_chunk,
-    ):
-        with contextlib.suppress(OSError), served.connect() as one:
-            one.sendall(data)
-            one.shutdown(socket.SHUT_WR)
-            one.recv(1)
-    headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
-    wait_until(served.answers, what="an answer for somebody else")
-    assert served.get("/healthz", **headers)[0] == 200
-    assert capfd.readouterr().err == "", "nobody can fill a log"
-
-
-def test_a_fault_costs_one_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    class Failing(Verdicts):
-        def samples(self) -> Any:
-            raise RuntimeError("no")
-
-    failing: Any = Failing()
-    with serve(failing, HOME) as port:
-        assert Served(port).get("/metrics") == (500, "Internal Server Error")
-        assert Served(port).get("/healthz")[0] == 200
-    assert capfd.readouterr().err == ""
-
-
 def test_it_ends_at_once_whoever_is_connected(verdicts: Any) -> None:
     """With one who says nothing, one who reads nothing, and one whose answer is being made; the port is free then."""
     more = [Route("/large", lambda _: Response(LARGE)), Route("/held", verdicts.held_answer)]
     with contextlib.ExitStack() as stack:
         with serve(verdicts, HOME, more) as port:
-            for path in (
+            for request in (
                 b"",
                 b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n",
                 b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n",
             ):
-                stack.enter_context(Served(port).connect()).sendall(path)
+                stack.enter_context(Served(port).connect()).sendall(request)
             assert Served(port).answers()
             began = time.monotonic()
         assert time.monotonic() - began < 5, "a second, and what a busy machine takes"
