@@ -11,7 +11,7 @@ from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publis
 from tests.integration.kafka.quotas import limit_bytes
 from towline_prove.devstack import Kafka, Mosquitto
 
-# `make test` has what a sink does in unit/kafka/test_exactly_once.py, and how large a batch is in unit/spark/test_pace.py.
+# `make test` has the sink in unit/kafka/test_exactly_once.py, and how large a batch is in unit/spark/test_pace.py.
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 BRIDGE = """

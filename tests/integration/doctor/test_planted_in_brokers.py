@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import lacking
-from tests.integration.doctor.brokers import KEEPING, examined, knows_only_3_1_1, lets_more_in, wrong
+from tests.integration.doctor.brokers import KEEPING, examined, wrong
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Finding, Verdict, exit_code
 from towline.errors import SetupError
 from towline_prove.devstack import Mosquitto, MosquittoTooOld
 from towline_prove.devstack.mosquitto import find_mosquitto
-from towline_prove.devstack.process import LOOPBACK
 from towline_prove.devstack.secured import certificates
 
 pytestmark = pytest.mark.broker
@@ -65,21 +64,16 @@ PLANTED = {
         conf=False,
         probes=1100,
     ),
-    "queue-in-the-file": Planted("TL-D05", {"max_queued_messages": "5000"}, WARNS, "5,000 messages, 25 s"),
     "expiry-of-the-broker": Planted("TL-D04", {"persistent_client_expiration": "2h"}, WARNS, "down for 2 h"),
     "no-persistence": Planted("TL-D07", {"persistence": "false"}, BROKEN, "persistence is false"),
-    "nowhere-to-save": Planted("TL-D07", {"persistence_location": "/nowhere/at/all/"}, BROKEN, "does not exist"),
     "no-qos-2": Planted("TL-D09", {"max_qos": "1"}, BROKEN, "Maximum QoS 1", DOWN.replace("at_least", "exactly")),
     "probes-forbidden": Planted(
         "TL-D11", {"acl_file": "topic read telemetry/#\n"}, UNKNOWN, "not probed: ", unknown=PROBED
     ),
-    "silent-size-limit": Planted("TL-D17", {"message_size_limit": "1000"}, WARNS, "acknowledged and dropped"),
     "small-packets": Planted("TL-D17", {"max_packet_size": "9000"}, WARNS, "more than 9,000 bytes", DOWN),
     "tls-port": Planted("TL-D02", {"certfile": ""}, BROKEN, "That is mqtts://127.0.0.1:", unknown=UNMET),
     "wrong-password": Planted("TL-D02", {"password_file": ""}, BROKEN, "not authorized", unknown=UNMET),
-    "knows-only-3-1-1": Planted("TL-D02", {"port": "3.1.1"}, BROKEN, 'protocol = "3.1.1"', unknown=UNMET),
     "nobody-there": Planted("TL-D02", {"port": "nobody"}, BROKEN, "TL-M01", unknown=UNMET),
-    "broken-window": Planted("TL-D12", {"port": "more"}, BROKEN, "20 received unacknowledged", UP_2),
 }
 
 SOUND = {
@@ -120,11 +114,6 @@ def _answer(directory: Path, case: Planted) -> list[Finding]:
         uri = broker.uri.replace("mqtts:", "mqtt:")
         if where == "nobody":
             broker.stop()
-        elif where == "3.1.1":
-            uri = f"mqtt://{LOOPBACK}:{running.enter_context(knows_only_3_1_1())}"
-        elif where == "more":
-            port = running.enter_context(lets_more_in(broker.port, 10, 20))
-            uri = f"mqtt://{LOOPBACK}:{port}"
         bridge = bridge_of(directory, uri, case.lines, case.mqtt)
         return examined(bridge, broker if case.conf else None, probes=case.probes)
 

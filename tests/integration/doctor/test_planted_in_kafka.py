@@ -73,12 +73,6 @@ def settles(case: Inputs, expected: dict[str, Verdict]) -> list[Finding]:
 PLANTS: Final[dict[str, tuple[dict[str, dict[str, str] | None], tuple[str, str], str, Verdict]]] = {
     "nothing": ({}, ("", ""), "TL-D27", WARNS),
     "a source is missing": ({"commands": None}, ("", ""), "TL-D26", BROKEN),
-    "too many copies": (
-        {"records": None},
-        ("{ partitions = 2 }", "{ partitions = 2, replication_factor = 4 }"),
-        "TL-D26",
-        BROKEN,
-    ),
     "transactions longer than Kafka allows": (
         {},
         ("create_topics", 'settings = { "transaction.timeout.ms" = 901000 }\ncreate_topics'),
@@ -86,12 +80,6 @@ PLANTS: Final[dict[str, tuple[dict[str, dict[str, str] | None], tuple[str, str],
         BROKEN,
     ),
     "commands kept for an hour": ({"commands": {"retention.ms": "3600000"}}, ("", ""), "TL-D34", WARNS),
-    "a compacted topic, and no key": (
-        {"records": {"cleanup.policy": "compact"}},
-        ('key = "{device}"\n', ""),
-        "TL-D38",
-        BROKEN,
-    ),
 }
 
 

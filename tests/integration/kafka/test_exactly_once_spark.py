@@ -97,36 +97,6 @@ def test_a_partition_without_a_task_gets_its_marker_from_the_driver(
     check(kafka, name)
 
 
-def test_a_forgotten_coalesce_is_an_error_and_can_be_fixed(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
-    name = topic(partitions=1)
-    told = line(failure(to_kafka(counting(spark, partitions=2), kafka, name, tmp_path, parallelism="1")))
-    assert "[TL-K17]" in told or "[TL-K18]" in told or "[TL-K19]" in told
-    mended = to_kafka(counting(spark, partitions=2).coalesce(1), kafka, name, tmp_path, parallelism="1")
-    if not numbers(kafka.bootstrap, name):
-        run_to_end(mended, 2)
-        check(kafka, name)
-    else:
-        assert "[TL-K18]" in line(failure(mended))
-
-
-def test_a_restored_checkpoint_is_recognised(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
-    name, checkpoint, backup = topic(), tmp_path / "checkpoint", tmp_path / "backup"
-    writer = to_kafka(counting(spark).coalesce(1), kafka, name, checkpoint)
-    run_to_end(writer)
-    shutil.copytree(checkpoint, backup)
-    run_to_end(writer, 3)
-    shutil.rmtree(checkpoint)
-    shutil.copytree(backup, checkpoint)
-    told = line(failure(writer))
-    assert "[TL-K12]" in told or "[TL-K15]" in told
-    assert "towline kafka marker reset" in told
-    check(kafka, name)
-
-
 def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
     """A query hands its session's settings to its tasks as local properties."""
     lenient = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"

@@ -12,11 +12,10 @@ import pytest
 
 from tests.conftest import NewTopic
 from tests.integration.kafka.reading import records
-from tests.integration.kafka.test_dead_letters import letters
 from tests.integration.kafka.writing import QUERY, delivery
 from towline.kafka import recordcheck
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.deadletters import Reason
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
 from towline.kafka.delivery import DeliveryResult
 from towline.kafka.producers import TransactionalProducer
 from towline.sinks import Task
@@ -58,6 +57,13 @@ def write(kafka: Kafka, guarantee: str, dead: str | None, *cells: tuple[str, byt
 
 def values(kafka: Kafka, topic: str) -> list[bytes]:
     return [record.value() for record in records(kafka.bootstrap, topic)]
+
+
+def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
+    collector = ChunkAssembler()
+    found = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
+    assert not collector.incomplete
+    return [letter for letter in found if letter is not None]
 
 
 def mixed(topic: str, bad: Mapping[int, tuple[bytes | None, bytes]], count: int = 40) -> list[Any]:

@@ -62,27 +62,6 @@ def test_a_sound_machine_has_no_complaint(tmp_path: Path) -> None:
     assert {one.verdict for one in seen(tmp_path, on()).values()} <= {HOLDS, LIMITED}
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [
-        ({"fs_type": "ext4"}, HOLDS),
-        ({"fs_type": "xfs", "mode": None}, HOLDS),
-        ({"fs_type": "tmpfs"}, BROKEN),
-        ({"fs_type": "overlay"}, WARNS),
-        ({"fs_type": "nfs4"}, WARNS),
-        ({"fs_type": "fuse.sshfs"}, WARNS),
-        ({"fs_type": "vfat"}, WARNS),
-        ({"fs_type": ""}, UNKNOWN),
-        ({"read_only": True}, BROKEN),
-        ({"fs_type": "tmpfs", "writable": False}, BROKEN),
-        ({"mode": 0o755}, HOLDS),
-        ({"mode": 0o770}, WARNS),
-    ],
-)
-def test_where_a_state_directory_may_be(tmp_path: Path, changes: dict[str, Any], verdict: Verdict) -> None:
-    assert seen(tmp_path, on(**changes))["TL-D44"].verdict is verdict
-
-
 def room(tmp_path: Path, spot: StateDir, **changes: Any) -> Finding:
     return seen(tmp_path, [(spot, FileSystem(**{**SOUND, **changes}))])["TL-D43"]
 
@@ -117,21 +96,6 @@ def test_room_warns_exactly_when_it_is_over_within_the_hour(
 
 
 @pytest.mark.parametrize(
-    ("spot", "changes", "verdict"),
-    [
-        (StateDir("up", HERE), {"free_bytes": 10**8}, WARNS),  # no rate is known
-        (StateDir("up", HERE, max_bytes=10**8), {}, WARNS),
-        (StateDir("up", HERE), {"free_inodes": 5000}, WARNS),
-        (StateDir("up", HERE), {"free_inodes": 0}, BROKEN),
-        (StateDir("up", HERE), {"free_inodes": None}, LIMITED),
-        (StateDir("up", HERE, min_free_bytes=512 << 20), {"free_bytes": 0}, BROKEN),
-    ],
-)
-def test_room_without_a_rate(tmp_path: Path, spot: StateDir, changes: dict[str, Any], verdict: Verdict) -> None:
-    assert room(tmp_path, spot, **changes).verdict is verdict
-
-
-@pytest.mark.parametrize(
     ("seconds", "verdict"), [(0.0000049, WARNS), (0.00002, HOLDS), (0.002, HOLDS), (0.09, HOLDS), (0.1, WARNS)]
 )
 def test_how_long_a_sync_takes(seconds: float, verdict: Verdict) -> None:
@@ -147,37 +111,49 @@ def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.Monke
     assert (found.verdict, "input/output error" in found.evidence) == (BROKEN, True)
 
 
-@pytest.mark.parametrize(
-    ("known", "servers", "verdict"),
-    [
-        (True, "k:9092", HOLDS),
-        (False, "k:9092", WARNS),
-        (None, "k:9092", UNKNOWN),
-        (False, "127.0.0.1:9092,localhost:9093,[::1]:9094", HOLDS),
-        (False, "127.0.0.1:9092,k:9092", WARNS),
-    ],
-)
-def test_what_synchronises_the_clock(tmp_path: Path, known: bool | None, servers: str, verdict: Verdict) -> None:
-    found = seen(tmp_path, on(), lambda text: text.replace("SERVERS", servers), clock_synchronised=known)
-    assert found["TL-D46"].verdict is verdict
+#: Code, verdict, and what is otherwise than on a sound machine: file system, state directory, servers, memory.
+CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
+    ("TL-D44", HOLDS, {"fs_type": "ext4"}),
+    ("TL-D44", BROKEN, {"fs_type": "tmpfs"}),
+    ("TL-D44", WARNS, {"fs_type": "overlay"}),
+    ("TL-D44", WARNS, {"fs_type": "nfs4"}),
+    ("TL-D44", WARNS, {"fs_type": "fuse.sshfs"}),
+    ("TL-D44", WARNS, {"fs_type": "vfat"}),
+    ("TL-D44", UNKNOWN, {"fs_type": ""}),
+    ("TL-D44", BROKEN, {"read_only": True}),
+    ("TL-D44", BROKEN, {"writable": False}),
+    ("TL-D44", HOLDS, {"mode": 0o755}),
+    ("TL-D44", WARNS, {"mode": 0o770}),
+    ("TL-D43", WARNS, {"free_bytes": 10**8 + (512 << 20)}),  # no rate is known
+    ("TL-D43", WARNS, {"max_bytes": 10**8}),
+    ("TL-D43", WARNS, {"free_inodes": 5000}),
+    ("TL-D43", BROKEN, {"free_inodes": 0}),
+    ("TL-D43", LIMITED, {"free_inodes": None}),
+    ("TL-D43", BROKEN, {"free_bytes": 0}),
+    ("TL-D46", WARNS, {"clock_synchronised": False}),
+    ("TL-D46", UNKNOWN, {"clock_synchronised": None}),
+    ("TL-D46", HOLDS, {"clock_synchronised": False, "servers": "127.0.0.1:9092,localhost:9093,[::1]:9094"}),
+    ("TL-D46", WARNS, {"clock_synchronised": False, "servers": "127.0.0.1:9092,k:9092"}),
+    ("TL-D47", WARNS, {"memory": (64 << 30, 1 << 30)}),
+    ("TL-D47", WARNS, {"memory": (1 << 30, 1 << 30)}),
+    ("TL-D47", WARNS, {"heap": "90g"}),
+    ("TL-D47", WARNS, {"heap": "90000"}),  # a number alone is MiB
+    ("TL-D47", HOLDS, {"heap": "900"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("total", "available", "heap", "verdict"),
-    [
-        (64 << 30, 60 << 30, "1g", HOLDS),
-        (64 << 30, 1 << 30, "1g", WARNS),
-        (1 << 30, 1 << 30, "1g", WARNS),
-        (64 << 30, 60 << 30, "90g", WARNS),
-        (64 << 30, 60 << 30, "90000", WARNS),  # a number alone is MiB
-        (64 << 30, 60 << 30, "900", HOLDS),
-    ],
-)
-def test_memory(tmp_path: Path, total: int, available: int, heap: str, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("code", "verdict", "changes"), CASES)
+def test_what_is_found(tmp_path: Path, code: str, verdict: Verdict, changes: dict[str, Any]) -> None:
+    facts = dict(changes)
+    heap, servers = facts.pop("heap", "1g"), facts.pop("servers", "k:9092")
+    spot = StateDir("up", HERE, min_free_bytes=512 << 20, max_bytes=facts.pop("max_bytes", None))
+    known = {name: facts.pop(name) for name in ("clock_synchronised", "memory") if name in facts}
+
     def change(text: str) -> str:
-        return text.replace('"local[2]"', f'"local[2]", conf = {{ "spark.driver.memory" = "{heap}" }}')
+        text = text.replace('"local[2]"', f'"local[2]", conf = {{ "spark.driver.memory" = "{heap}" }}')
+        return text.replace("SERVERS", servers)
 
-    assert seen(tmp_path, on(), change, memory=(total, available))["TL-D47"].verdict is verdict
+    assert seen(tmp_path, [(spot, FileSystem(**{**SOUND, **facts}))], change, **known)[code].verdict is verdict
 
 
 def written(root: Path, **files: str) -> None:

@@ -384,10 +384,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("markers", "codes"),
     [
-        ([None, None], ["TL-K10", "TL-K10"]),
-        ([3, 3], ["TL-K11", "TL-K11"]),
         ([3, None], ["TL-K11", "TL-K10"]),
-        ([4, 4], [None, None]),
         ([5, 4], [None, None]),
     ],
 )

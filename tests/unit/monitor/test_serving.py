@@ -58,11 +58,3 @@ def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
         assert listening() == before
     with metrics_endpoint(plan, None):
         assert len(listening() - before) == 1
-
-
-def test_a_gateway_that_is_drained_shows_its_metrics_too(tmp_path: Path) -> None:
-    """Its settings are those of the line but for the drain."""
-    plan, before = bridge(tmp_path), listening()
-    drained = plan.lines[0].gateway.model_copy(update={"drain_s": 5.0})
-    with metrics_endpoint(plan, "127.0.0.1:0", drained):
-        assert len(listening() - before) == 1
