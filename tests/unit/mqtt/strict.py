@@ -176,11 +176,7 @@ REASONS: Final[dict[int, set[int]]] = {
 
 
 def read(packet: bytes) -> Read:
-    """Read one whole packet of a server.
-
-    Raises:
-        Broken: The standard forbids it.
-    """
+    """Read one whole packet of a server."""
     kind, flags = packet[0] >> 4, packet[0] & 15
     body = Cursor(packet, 1, len(packet))
     if body.varint() != body.left:

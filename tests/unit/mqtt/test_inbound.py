@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import permutations, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -68,15 +68,6 @@ def with_properties(packet_id: int = 7, **properties: Any) -> bytes:
     return PublishPacket("t", b"x", qos=QoS.EXACTLY_ONCE, packet_id=packet_id, **properties).write()
 
 
-@pytest.mark.parametrize("name", PROPERTIES)
-def test_what_the_publisher_sent_beside_the_payload_tells_messages_apart(name: str) -> None:
-    for one, other in permutations(PROPERTIES[name], 2):
-        inbound = Inbound()
-        take(inbound, with_properties(**{name: one}))
-        assert take(inbound, with_properties(**{name: one}, duplicate=True)) is None, "a repeat"
-        assert take(inbound, with_properties(**{name: other})) is not None, f"{one} and {other}"
-
-
 def test_the_order_and_the_place_of_properties_count() -> None:
     every = [dict(zip(PROPERTIES, values, strict=True)) for values in product(*PROPERTIES.values())]
     every += [{"user_properties": [("a", "b"), ("c", "d")]}, {"user_properties": [("c", "d"), ("a", "b")]}]
@@ -107,15 +98,6 @@ def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fau
     assert take(inbound, publish(7, b"new")) is None, "the newest content is the one a repeat is held against"
 
 
-def test_the_answer_to_a_repeat_waits_for_what_came_before() -> None:
-    """[MQTT-4.6.0-3]: PUBRECs in the order of the PUBLISHes."""
-    inbound = Inbound()
-    stored(inbound, take(inbound, publish(1)))
-    delivery = take(inbound, publish(2), publish(1, dup=True), publish(3))
-    assert inbound.raise_ack_watermark(inbound.ack_watermark) == b""
-    assert stored(inbound, delivery) == pubrec(2, 1, 3)
-
-
 def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
     """Some brokers send both again after a crash of theirs."""
     inbound = Inbound()
@@ -128,19 +110,8 @@ def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
     assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
 
 
-def test_all_qos_mixed_keep_one_order() -> None:
-    inbound = Inbound()
-    delivery = deliver(
-        inbound, publish(1, qos=1), publish(0, qos=0), publish(2), publish(3, qos=1), publish(0, qos=0), publish(4)
-    )
-    assert len(delivery.messages) == 6
-    assert inbound.raise_ack_watermark(3) == b"\x40\x02\x00\x01" + pubrec(2)
-    inbound.validate()
-    assert inbound.raise_ack_watermark(6) == b"\x40\x02\x00\x03" + pubrec(4)
-
-
 def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
-    """[MQTT-3.3.2-7], [MQTT-3.3.2-10]: from 1 to the maximum we named."""
+    """[MQTT-3.3.2-7], [MQTT-3.3.2-8], [MQTT-3.3.2-10]: from 1 to the maximum we named."""
 
     def aliased(topic: str, alias: int) -> PublishRun:
         packet = PublishPacket(topic, b"", topic_alias=alias)
@@ -230,30 +201,6 @@ def again(packet_id: int, payload: bytes = b"x", **others: Any) -> bytes:
     return publish(packet_id, payload, qos=1, dup=True, **others)
 
 
-@pytest.mark.parametrize("on_disk", [False, True], ids=["before the disk", "after it"])
-@pytest.mark.parametrize("plain", [False, True])
-def test_qos_1_that_comes_again_while_its_puback_is_owed_is_not_stored_again(plain: bool, on_disk: bool) -> None:
-    """[I3]: one PUBACK; a second one would reach the broker when the id is another message's."""
-    inbound = Inbound()
-    first = deliver(inbound, publish(7, qos=1), publish(8, qos=1), publish(9, b"9", qos=0), plain=plain)
-    if on_disk:  # ack_after = "kafka" waits for more
-        inbound.confirm_stored(first.delivery_id)
-    assert take(inbound, again(7), again(8), again(7), plain=plain) is None
-    assert (inbound.duplicates, inbound.unacknowledged_count) == (3, 2)
-    assert stored(inbound, first) == puback(7, 8)
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_repeat_in_one_chunk_with_its_message_is_one(plain: bool) -> None:
-    inbound = Inbound()
-    delivery = deliver(
-        inbound, publish(7, qos=1), publish(8, qos=2), again(7), publish(9, qos=0), again(7), plain=plain
-    )
-    assert [packet.packet_id for packet in delivery.messages.packets] == [7, 8, None]
-    assert stored(inbound, delivery) == puback(7) + pubrec(8)
-    assert inbound.duplicates == 2
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -284,13 +231,6 @@ def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
     inbound.drop_connection_state()
     assert stored(inbound, take(inbound, again(8))) == puback(8)
     assert (inbound.next_number, inbound.duplicates) == (4, 0)
-
-
-def test_the_last_content_of_an_id_that_a_broker_reused_is_the_one_that_counts() -> None:
-    inbound = Inbound()
-    first = deliver(inbound, publish(7, b"a", qos=1), again(7, b"b"), again(7, b"b"), again(7, b"a"))
-    assert [packet.payload for packet in first.messages.packets] == [b"a", b"b", b"a"]
-    assert stored(inbound, first) == puback(7, 7, 7)
 
 
 def test_a_repeat_that_the_duplicate_filter_knows_has_one_puback_too() -> None:
