@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from random import SystemRandom
+from random import Random, SystemRandom
 from typing import Final
 
 from tests.fuzz import codec
 
 _FOLDER: Final = Path(tempfile.gettempdir()) / "towline-fuzz"
+_STEPS_A_LIFE: Final = 60
 
 
 def main() -> int:
@@ -31,9 +32,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=_FOLDER, help=f"corpus and findings, {_FOLDER} by default")
     asked = parser.parse_args()
     if asked.target == "machine":
-        from tests.fuzz import machine  # noqa: PLC0415  # atheris has to be there first when the decoders are imported
-
-        return machine.run(asked.steps, asked.seed, asked.life)
+        return live_on(asked.steps, asked.seed, asked.life)
     if asked.target != "all":
         codec.run(asked.target, asked.folder, [f"-max_total_time={round(asked.minutes * 60)}"])
         return 0
@@ -44,6 +43,25 @@ def main() -> int:
         print(f"— {target}", flush=True)
         failed |= subprocess.run([sys.executable, "-m", "tests.fuzz", target, *common], check=False).returncode != 0
     return int(failed)
+
+
+def live_on(steps: int, seed: int, first: int) -> int:
+    """Lead the lives of `tests.unit.mqtt.model_world` until so many steps are done; seed and number name a life."""
+    from tests.unit.mqtt.model_world import draw_plan, draw_steps, live  # noqa: PLC0415  # atheris has to be there first
+
+    for life in range(first, first + -(-steps // _STEPS_A_LIFE)):
+        random = Random(f"{seed}/{life}")
+        plan, sequence = draw_plan(random.choice), draw_steps(random, _STEPS_A_LIFE)
+        try:
+            live(plan, sequence)
+        except BaseException:
+            print(
+                f"again: python -m tests.fuzz machine --seed {seed} --life {life} --steps 1\n  {plan!r}\n  {sequence!r}"
+            )
+            raise
+        if life % 1000 == 0:
+            print(f"life {life:,} of seed {seed}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,4 @@
-"""An MQTT broker as a pure object, written from the statements of the standard, that judges the client it serves.
-
-Bytes go in and out; there is no socket and no clock. It keeps the client's session [MQTT-4.1.0-1], sends at QoS 0, 1
-and 2 within the client's Receive Maximum [MQTT 5 section 4.9], sends again after a resume [MQTT-4.4.0-1], and takes
-what the client publishes. Where brokers differ, `Habits` says how this one does it. A client that breaks a statement
-is met with an AssertionError that names it. Labels are those of MQTT 5.0.
-"""
+"""An MQTT broker as a pure object, written from the statements of the standard, that judges the client it serves."""
 
 from __future__ import annotations
 
@@ -37,6 +31,7 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
+import tests.engines.mqtt3  # noqa: F401  # the half of a server
 from tests.helpers import packets_in
 from towline.mqtt.codec import Decoder, encode
 
@@ -68,54 +63,30 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message for the client.
-
-    Attributes:
-        serial: Grows by one with each; the payload is this number in ASCII.
-        qos: As it is delivered.
-        phase: How far it is.
-        publishes: Times its PUBLISH was written in this session.
-        releases: Times its PUBREL was written in this session.
-        promised: The broker owes it to the client: neither lost with a session nor dropped at QoS 0.
-        may_double: A fault of this broker makes more than one copy unavoidable.
-        server: It waits at this one of two.
-    """
+    """One message for the client; its payload is the serial, in ASCII."""
 
     serial: int
     qos: int
     phase: Phase = Phase.QUEUED
     publishes: int = 0
-    releases: int = 0
-    promised: bool = True
-    may_double: bool = False
-    server: int = 0
+    promised: bool = True  # neither lost with a session nor dropped at QoS 0
+    may_double: bool = False  # a fault of this broker makes more than one copy unavoidable
+    server: int = 0  # it waits at this one of two
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Where brokers differ.
-
-    Attributes:
-        version: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
-        dup: When DUP is set.
-        new_ids: A QoS 1 message that comes again has a new packet id: RabbitMQ.
-        lowest_id: The lowest free packet id instead of the next: HiveMQ.
-        both_again: After PUBREC and before PUBREL, a resume brings PUBLISH and PUBREL: mochi.
-        republishes: A fault: after PUBREL too, against [MQTT-4.3.3-6]: Mosquitto restored from an old database.
-        reuses_ids: A fault: a QoS 2 packet id is used for a new message before PUBCOMP: Mosquitto 2.0.11.
-        receive_maximum: Announced to the client.
-        window_3: Messages open at once towards a 3.x client, which can't say.
-    """
+    """Where brokers differ."""
 
     version: int = 5
     dup: Dup = Dup.STANDARD
-    new_ids: bool = False
-    lowest_id: bool = False
-    both_again: bool = False
-    republishes: bool = False
-    reuses_ids: bool = False
+    new_ids: bool = False  # a QoS 1 message that comes again has a new packet id: RabbitMQ
+    lowest_id: bool = False  # the lowest free packet id instead of the next: HiveMQ
+    both_again: bool = False  # after PUBREC and before PUBREL, a resume brings PUBLISH and PUBREL: mochi
+    republishes: bool = False  # a fault: after PUBREL too [MQTT-4.3.3-6]: Mosquitto restored from an old database
+    reuses_ids: bool = False  # a fault: a QoS 2 packet id comes again before PUBCOMP: Mosquitto 2.0.11
     receive_maximum: int = 5
-    window_3: int = 4
+    window_3: int = 4  # open at once towards a 3.x client, which can't say
 
 
 @dataclass(slots=True)
@@ -152,12 +123,7 @@ _OF_A_SERVER: Final = (
 
 
 class ModelBroker:
-    """A broker with one client; or two that share no sessions, of which one is there at a time.
-
-    Args:
-        habits: How it does what the standard leaves open.
-        on_accepted: Called with each message when the client's PUBACK or PUBREC has come: now it may be forgotten.
-    """
+    """A broker with one client; or two that share no sessions, of which one is there at a time."""
 
     def __init__(self, habits: Habits, on_accepted: Callable[[Message], None] = lambda _message: None) -> None:
         self.habits = habits
@@ -177,7 +143,6 @@ class ModelBroker:
         self.messages: list[Message] = []
         #: Serials the client published, in order of arrival.
         self.taken: list[int] = []
-        self.sessions_lost = 0
         self._seen: set[int] = set()
         self._released: set[int] = set()
         self._last_id = 0
@@ -235,7 +200,6 @@ class ModelBroker:
         """A restart without its store: connection and session are gone."""
         self.lost()
         self._end_session()
-        self.sessions_lost += 1
 
     def restore_before_release(self) -> None:
         """The fault `Habits.republishes`: what was released comes back as published."""
@@ -372,10 +336,7 @@ class ModelBroker:
         return min(limit, len(waiting))
 
     def retry(self) -> int:
-        """Write again what waits for PUBACK, as EMQX 4 and VerneMQ do when a timer runs out; return how many there are.
-
-        They wait for one PUBACK each, as before.
-        """
+        """Write again what waits for PUBACK, as EMQX 4 and VerneMQ do by a timer; return how many there are."""
         waiting = [
             (i, m) for i, m in self.in_flight.items() if m.qos == 1 and m.phase is Phase.SENT and i in self._c.open
         ]
@@ -438,7 +399,6 @@ class ModelBroker:
 
     def _pubrel(self, packet_id: int, message: Message) -> None:
         message.phase = Phase.RELEASED
-        message.releases += 1
         self._c.completions[packet_id] += 1
         self._write(PubRelPacket(packet_id))
 

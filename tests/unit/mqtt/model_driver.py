@@ -77,11 +77,7 @@ class Crash(BaseException):  # nothing may catch it on its way
 
 
 class VolatileDisk(Disk):
-    """The real file system, of which a power failure leaves what was synced; waits for no device.
-
-    Args:
-        boundary: Called where the process may end.
-    """
+    """The real file system, of which a power failure leaves what was synced; waits for no device."""
 
     def __init__(self, boundary: Callable[[], None]) -> None:
         self.no_room = False

@@ -1,9 +1,4 @@
-"""A line that flips bits between broker and client: whatever arrives, decoder and session end in Close.
-
-The stream is what a real exchange with the model broker brought; 3.5 % of its bits are flipped, as the ETSI test ware
-does, or a few, which come deeper. Nothing may be raised, and a client that hears nothing sensible gives up by its keep
-alive [MQTT-3.1.2-24].
-"""
+"""A line that flips bits between broker and client: whatever arrives, decoder and session end in Close."""
 
 from __future__ import annotations
 
@@ -20,7 +15,6 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import SessionState
 
 CONFIG: Final = SessionConfig("line", "proxy", (Filter("t", qos=2),), receive_maximum=20, topic_alias_maximum=3)
-SEEDS: Final = range(60)
 LIMIT: Final = 1 << 20
 
 
@@ -67,27 +61,16 @@ def flipped(data: bytes, share: float, random: Random) -> bytes:
 
 
 @pytest.mark.parametrize("version", [5, 4, 3])
-@pytest.mark.parametrize("share", [0.035, 0.004, 0.0005])
 @pytest.mark.parametrize("sound", [0, 2], ids=["from the start", "once online"])
-def test_flipped_bits_end_in_close_and_never_in_an_exception(version: int, share: float, sound: int) -> None:
+def test_flipped_bits_end_in_close_and_never_in_an_exception(version: int, sound: int) -> None:
     """[MQTT-4.13.1-1]: a malformed packet or a protocol error closes the connection."""
     pieces = exchange(version)
-    for seed in SEEDS:
+    for seed in range(30):
         random, client = Random(seed), FlippedClient(version)
+        share = (0.035, 0.004, 0.0005)[seed % 3]  # the first is that of the ETSI test ware
         for turn, piece in enumerate(pieces):
             client.receive(piece if turn < sound else flipped(piece, share, random))
             client.publish(turn)
         client.wait_for_close()
         assert client.session.state is SessionState.OFFLINE
         assert client.decoder._buffered_bytes <= LIMIT
-
-
-@pytest.mark.parametrize("version", [5, 4, 3])
-def test_every_bit_of_an_exchange_flipped_alone(version: int) -> None:
-    stream = b"".join(exchange(version)[:8])
-    for bit in range(8 * len(stream)):
-        client = FlippedClient(version)
-        for turn in range(4):
-            client.publish(turn)
-        client.receive(stream[: bit // 8] + bytes([stream[bit // 8] ^ 1 << bit % 8]) + stream[bit // 8 + 1 :])
-        client.wait_for_close()

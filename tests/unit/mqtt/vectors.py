@@ -1,9 +1,4 @@
-"""The client vectors of Eclipse Mosquitto, played against decoder and session without a socket.
-
-A case plays the server (see the README beside the vectors): bytes to send, bytes to expect, and whether the client
-must have dropped the connection when a probe asks. Here the driver of the session is `Client`, which stores nothing
-and settles everything at once.
-"""
+"""The client vectors of Eclipse Mosquitto, played against decoder and session without a socket."""
 
 from __future__ import annotations
 
