@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PublishPacket, QoS
 
-from towline.mqtt import plain
 from towline.mqtt.codec import Decoder, Item, encode
 from towline.mqtt.events import (
     AckWatermark,
@@ -23,7 +22,6 @@ from towline.mqtt.events import (
     Deliver,
     DeliveryStored,
     PacketsReceived,
-    Send,
     SessionConfig,
 )
 from towline.mqtt.inbound import FilterResult
@@ -182,17 +180,6 @@ def test_tries_in_vain_become_rare_and_a_run_ends_that() -> None:
     assert tries(4)[:2] == [0, 2], "as at the beginning"
 
 
-def test_lengths_that_a_device_may_choose_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "_MAX_CACHED_PREFIXES", 20)
-    runs = PlainRuns(by_hand, 1 << 20, properties=True)
-    for size in range(100):
-        data = publish(payload=bytes(size)).write()
-        found = runs.find_run(data, 0)
-        assert found is not None
-        assert (found[0].packets, found[1]) == ([publish(payload=bytes(size))], len(data))
-        assert len(runs._cached_lengths) <= 21
-
-
 def said_by_property(packets: Sequence[ReceivedPublish], _topics: Sequence[str]) -> FilterResult:
     """An owner that has stored what says so in a property, and tags what has one."""
     known = [("known", "1") in packet.user_properties for packet in packets]
@@ -280,13 +267,3 @@ def test_a_session_does_the_same_with_columns_as_with_packets(
             assert columns.make_durable() == packets.make_durable()
     assert columns.make_durable() == packets.make_durable()
     assert columns.state() == packets.state()
-
-
-def test_columns_stay_columns_until_a_message_that_is_none_comes() -> None:
-    twin = Twin(by_hand, 5, screened=False)
-    (delivery,) = twin.session.handle(PacketsReceived(Decoder(plain_reader=by_hand).feed(publish().write() * 3)), 1.0)
-    assert isinstance(delivery, Deliver)
-    assert all(isinstance(run, PlainRun) for run in delivery.messages.runs)
-    assert (len(delivery.messages), delivery.first_number) == (3, 0)
-    sent = twin.session.handle(AckWatermark(2), 1.0)
-    assert sent == [Send(b"\x40\x02\x00\x07" * 2)]

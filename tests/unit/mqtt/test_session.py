@@ -48,7 +48,6 @@ from towline.mqtt.events import (
     DeliveryStored,
     Filter,
     Online,
-    PacketsReceived,
     Publish,
     SaveSessionRecord,
     SessionLost,
@@ -60,31 +59,8 @@ from towline.mqtt.session import Session, SessionState
 # Connecting
 
 
-def test_connect_keeps_the_session_from_the_first_time_on() -> None:
-    actions = Session(CONFIG).handle(ConnectionOpened(), 0.0)
-    assert isinstance(actions[0], SaveSessionRecord), "durable before CONNECT leaves"
-    assert actions[0].record == SessionRecord("plant-7")
-    connect = only_sent(actions, ConnectPacket)
-    assert (connect.clean_start, connect.session_expiry_interval) == (False, 0xFFFFFFFF)
-    assert (connect.client_id, connect.receive_max, connect.keep_alive) == ("plant-7", 65534, 60)
-
-
 def test_the_password_is_not_shown() -> None:
     assert "hunter2" not in repr(replace(CONFIG, password=b"hunter2"))
-
-
-def test_a_new_session_subscribes_to_everything_and_is_remembered_when_confirmed() -> None:
-    session = Session(CONFIG)
-    actions = connect(session, ConnAckPacket())
-    unconfirmed = dict.fromkeys(KNOWN.subscriptions, -1)
-    assert only(actions, SaveSessionRecord).record == SessionRecord(
-        "plant-7", established=True, subscriptions=unconfirmed
-    )
-    subscribe = only_sent(actions, SubscribePacket)
-    assert [(f.pattern, f.max_qos) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
-    actions = receive(session, granted(subscribe.packet_id))
-    assert only(actions, SaveSessionRecord).record == KNOWN
-    assert only(actions, Online).session_resumed is False
 
 
 HOLDING = replace(KNOWN, subscriptions={"a/#": A.encoded_options})
@@ -172,17 +148,6 @@ def test_the_one_server_of_another_name_is_asked_for_everything_and_keeps_the_id
     assert sent(at(session, "b", present=True, alone=True)) == []
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_record_of_servers_that_shared_sessions_does_not_say_where_it_was(alone: bool) -> None:
-    """It may be any of them: it is asked for everything, once."""
-    session = Session(CONFIG, KNOWN, 5, {7: UnreleasedMessage(3, 1)})
-    actions = at(session, "a", present=True, alone=alone)
-    assert len(sent(actions)) == 1
-    assert session.inbound.unreleased_messages
-    assert session.record
-    assert session.record.servers == ("a",)
-
-
 def test_the_servers_of_a_record_do_not_grow_for_ever() -> None:
     session = Session(CONFIG, known_at("a"))
     for number in range(300):
@@ -190,26 +155,6 @@ def test_the_servers_of_a_record_do_not_grow_for_ever() -> None:
     assert session.record
     assert len(session.record.servers) <= 100
     assert session.record.servers[-1] == "pod-299"
-
-
-def test_servers_that_share_sessions_are_one() -> None:
-    session = Session(CONFIG, known_at("a"), 5, {7: UnreleasedMessage(3, 1)})
-    assert sent(at(session, "", present=True)) == []
-    assert session.inbound.unreleased_messages
-    assert session.record == KNOWN
-
-
-def test_subscriptions_change_by_difference() -> None:
-    record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.encoded_options, "old/+": 1, "b": 0})
-    session = Session(CONFIG, record)
-    subscribe = only_sent(connect(session, ConnAckPacket(session_present=True)), SubscribePacket)
-    assert [f.pattern for f in subscribe.topic_filters] == ["b"]
-    unsubscribe = only_sent(receive(session, granted(subscribe.packet_id, 1)), UnsubscribePacket)
-    assert unsubscribe.patterns == ["old/+"]
-    assert session.state.value == "subscribing"
-    actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]))
-    assert only(actions, SaveSessionRecord).record == KNOWN
-    assert session.state is SessionState.ONLINE
 
 
 def test_a_subscribe_has_one_identifier() -> None:
@@ -222,26 +167,6 @@ def test_a_subscribe_has_one_identifier() -> None:
     assert {packet.packet_id for packet in subscribes} == session.outbound.reserved_ids
 
 
-def test_an_unsuback_of_mqtt_3_has_no_codes_and_takes_all_back() -> None:
-    session = Session(replace(CONFIG, protocol=4, filters=()), KNOWN)
-    connect(session, ConnAckPacket(session_present=True))
-    (packet_id,) = session._pending_requests
-    receive(session, UnsubAckPacket(packet_id, []))
-    assert (session.subscriptions.known_options, session.state) == ({}, SessionState.ONLINE)
-
-
-def test_a_packet_id_in_use_is_no_refusal() -> None:
-    """0x91 is about the id, not about the filter: it is asked for again with another one."""
-    session = Session(CONFIG)
-    asked = subscribing(session)
-    in_use = [SubAckReasonCode.PACKET_ID_IN_USE] * len(asked.topic_filters)
-    again = only_sent(receive(session, SubAckPacket(asked.packet_id, in_use)), SubscribePacket)
-    assert again.packet_id != asked.packet_id
-    assert again.topic_filters == asked.topic_filters
-    (online,) = [action for action in receive(session, granted(again.packet_id)) if isinstance(action, Online)]
-    assert not online.session_resumed
-
-
 def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
     session = Session(CONFIG)
     asked = subscribing(session)
@@ -249,24 +174,14 @@ def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
         actions = receive(session, SubAckPacket(asked.packet_id, [SubAckReasonCode.PACKET_ID_IN_USE] * 2))
         if session.state is SessionState.OFFLINE:
             break
-        asked = only_sent(actions, SubscribePacket)
+        again = only_sent(actions, SubscribePacket)
+        assert (again.topic_filters, again.packet_id != asked.packet_id) == (asked.topic_filters, True)
+        asked = again
     closed = only(actions, Close)
     assert isinstance(closed.error, BrokerRefused)
     assert "packet identifier in use (0x91)" in str(closed.error)
     assert "right" not in str(closed.error)
     assert not closed.fatal, "another connection may find the ids free"
-
-
-def test_a_filter_given_up_and_wanted_again_is_subscribed_again_if_its_unsuback_never_came() -> None:
-    """The broker may have carried out an UNSUBSCRIBE whose UNSUBACK we never saw [MQTT-3.10.4-1, -4]."""
-    session = Session(replace(CONFIG, filters=(A,)), KNOWN)
-    only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
-    session.handle(ConnectionLost(), 2.0)
-
-    session = Session(CONFIG, session.record)
-    subscribe = only_sent(connect(session, ConnAckPacket(session_present=True), opened=3.0), SubscribePacket)
-    assert [f.pattern for f in subscribe.topic_filters] == ["b"]
-    assert only(receive(session, granted(subscribe.packet_id, 1)), SaveSessionRecord).record == KNOWN
 
 
 def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() -> None:
@@ -282,14 +197,6 @@ def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() ->
         codes = [code, UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED][: len(patterns)]
         only(receive(session, UnsubAckPacket(unsubscribe.packet_id, codes)), Online)
         session.handle(ConnectionLost(), 2.0)
-
-
-def test_a_kept_subscription_with_an_identifier_is_confirmed_once_and_for_all() -> None:
-    config = replace(CONFIG, filters=(replace(A, identifier=7),))
-    session = online(config, replace(KNOWN, subscriptions={"a/#": config.filters[0].encoded_options}))
-    for _ in range(2):
-        session.handle(ConnectionLost(), 2.0)
-        assert sent(connect(session, ConnAckPacket(session_present=True), opened=3.0)) == []
 
 
 def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> None:
@@ -362,33 +269,7 @@ def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: P
     assert int(disconnect.reason_code) >= 0x80
 
 
-def test_a_publish_before_connack_is_a_protocol_error() -> None:
-    session = Session(CONFIG)
-    session.handle(ConnectionOpened(), 0.0)
-    assert isinstance(only(receive(session, message(1)), Close).error, ProtocolViolation)
-
-
-def test_a_resumed_session_may_deliver_before_suback() -> None:
-    session = Session(CONFIG, SessionRecord("plant-7", established=True))
-    actions = connect(session, ConnAckPacket(session_present=True), message(1))
-    assert only(actions, Deliver).first_number == 0
-
-
 # Ends of a connection, and what the next one begins with
-
-
-@pytest.mark.parametrize(("protocol", "asked"), [(3, ["a/#", "b"]), (4, []), (5, [])])
-def test_a_broker_that_can_not_say_whether_it_kept_the_session_is_asked_for_everything(
-    protocol: int, asked: list[str]
-) -> None:
-    """MQTT 3.1 has no Session Present: what we take for subscribed and is not would mean silence for ever."""
-    session = Session(replace(CONFIG, protocol=protocol), KNOWN)
-    session.handle(ConnectionOpened(), 0.0)
-    session.handle(PacketsReceived([ConnAckPacket(session_present=protocol > 3)]), 1.0)
-    patterns = [
-        f.pattern for request in session._pending_requests.values() for f in getattr(request, "topic_filters", ())
-    ]
-    assert (patterns, session.session_resumed) == (asked, True)
 
 
 def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
@@ -445,16 +326,6 @@ def test_nothing_that_comes_behind_the_end_of_a_connection_counts() -> None:
     assert session.inbound.next_number == 0
 
 
-def test_a_broker_s_answers_to_nothing_end_a_run_of_them() -> None:
-    session = online(replace(CONFIG, filters=()), replace(KNOWN, subscriptions={}))
-    for token in range(3):
-        session.handle(Publish(token, outgoing(message(1))), 1.0)
-    wrong = [mqtt5.PubRecPacket(2), mqtt5.PubRecPacket(1), mqtt5.PubRecPacket(3)]  # they are of QoS 1
-    actions = receive(session, *wrong)
-    assert isinstance(only(actions, Close).error, ProtocolViolation)
-    assert len(session.outbound) == 3
-
-
 def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
     session = Session(CONFIG, record)
@@ -492,32 +363,9 @@ def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
     assert "proves nothing" in str(close.error)
 
 
-def test_a_challenge_that_fails_or_that_nobody_asked_for_ends_the_connection() -> None:
-    method = Method()
-    session = authenticating(method)
-    method.failure = ValueError("not the broker")
-    close = only(receive(session, challenge()), Close)
-    assert close.fatal
-    assert "TL-M28" in str(close.error)
-    close = only(receive(authenticating(None), challenge()), Close)
-    assert isinstance(close.error, ProtocolViolation)
-    assert not close.fatal
-
-
 def test_without_the_authenticator_s_first_data_no_connect_leaves() -> None:
     session = Session(replace(CONFIG, authenticator=Method(ValueError("no credentials"))), KNOWN)
     actions = session.handle(ConnectionOpened(), 0.0)
     close = only(actions, Close)
     assert (close.fatal, sent(actions), session.state) == (True, [], SessionState.OFFLINE)
     assert "no credentials" in str(close.error)
-
-
-def test_a_connection_that_ends_before_the_ids_are_free_leaves_the_wait_to_the_next() -> None:
-    session = holding()
-    (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
-    session.handle(ConnectionLost(), 2.0)
-    session.handle(ConnectionOpened(), 3.0)
-    assert receive(session, ConnAckPacket(session_present=True)) == []
-    (subscribe,) = sent(session.handle(DeliveryStored(freed.delivery_id), 4.0))
-    assert isinstance(subscribe, SubscribePacket)
-    session.validate()

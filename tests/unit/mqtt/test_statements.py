@@ -1,7 +1,4 @@
-"""Statements that MQTT 5.0 and 3.1.1 share, on the session in both versions: bytes in, bytes out.
-
-Each test carries the labels of both standards, which number the same rule differently.
-"""
+"""Statements that MQTT 5.0 and 3.1.1 share, on the session in both versions: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -133,7 +130,7 @@ def test_each_new_message_has_an_unused_id_its_qos_and_no_dup(version: int) -> N
 @VERSIONS
 @BOTH_QOS
 def test_until_it_is_answered_a_message_is_sent_again_with_its_id_and_dup_in_order(version: int, qos: int) -> None:
-    """[MQTT-3.3.1-1], [MQTT-4.3.2-3], [MQTT-4.3.3-3].
+    """[MQTT-3.3.1-1], [MQTT-4.3.2-3], [MQTT-4.3.3-2, -3, -4, -5].
 
     [MQTT-3.3.1-1 of 3.1.1], [MQTT-4.4.0-1 of 3.1.1], [MQTT-4.6.0-1 of 3.1.1], [MQTT-2.3.1-3 of 3.1.1],
     [MQTT-4.3.2-1 of 3.1.1], [MQTT-4.3.3-1 of 3.1.1].

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -23,22 +22,6 @@ def connected(wanted: tuple[Filter, ...], known: dict[str, int]) -> Subscription
     else:
         subscriptions.clear_options()
     return subscriptions
-
-
-def test_nothing_is_sure_between_connect_and_connack() -> None:
-    subscriptions = Subscriptions((A, B), BOTH)
-    subscriptions.expect_connack()
-    assert subscriptions.known_options == dict.fromkeys(BOTH, UNSURE)
-    subscriptions.restore_options()
-    assert subscriptions.known_options == BOTH
-
-
-def test_a_connack_that_never_came_leaves_nothing_sure() -> None:
-    subscriptions = Subscriptions((A, B), BOTH)
-    subscriptions.expect_connack()
-    subscriptions.expect_connack()
-    subscriptions.restore_options()
-    assert handlings(subscriptions) == {"a/#": 1, "b": 1}
 
 
 def handlings(subscriptions: Subscriptions) -> dict[str, int | None]:
@@ -66,11 +49,6 @@ def test_another_retain_handling_is_no_reason_to_subscribe_again(handling: int |
         [],
         [],
     )
-
-
-def test_a_filter_with_other_terms_is_asked_for_and_a_surplus_one_given_up() -> None:
-    subscriptions = connected((A, B), {"a/#": A.encoded_options, "b": A.encoded_options, "old": 1})
-    assert subscriptions.pending_changes() == ([replace(B, retain_handling=1)], ["old"])
 
 
 def test_whatever_is_wanted_in_turn_and_wherever_it_ends_the_record_never_claims_too_much() -> None:
