@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 from mqtt5 import (
-    ConnAckPacket,
-    ConnAckReasonCode,
-    ConnectPacket,
     DisconnectPacket,
     PingReqPacket,
     PingRespPacket,
@@ -19,9 +16,6 @@ from mqtt5 import (
     PubRecPacket,
     PubRelPacket,
     QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
 )
 
 from tests.conftest import NewMosquitto
@@ -62,14 +56,6 @@ def test_no_local(mosquitto: Mosquitto, no_local: bool) -> None:
         assert [m.payload for m in taken] == ([b"other"] if no_local else [b"own", b"other"])
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_retain_as_published(mosquitto: Mosquitto, kept: bool) -> None:
-    filters = [Filter("t", 1, retain_as_published=kept)]
-    with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
-        both.publish("t", b"1", retain=True).wait(60)
-        assert [m.retain for m in take(both, 1)] == [kept]
-
-
 def test_subscription_identifiers(mosquitto: Mosquitto) -> None:
     """Each identifier in a SUBSCRIBE of its own; a message that matches two carries both."""
     filters = [Filter("t/#", 1, identifier=7), Filter("t/1", 1, identifier=268_435_455), Filter("u", 1)]
@@ -104,24 +90,6 @@ def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGat
     assert [row["subscription_ids"] for row in gateway.rows()] == [[9, 3]]
 
 
-@pytest.mark.parametrize(
-    ("missing", "wanted"),
-    [
-        ("shared_subscription_available", Filter("$share/g/t")),
-        ("subscription_id_available", Filter("t", identifier=1)),
-        ("wildcard_subscription_available", Filter("t/+")),
-    ],
-)
-def test_what_the_server_has_not_is_not_asked_for(missing: str, wanted: Filter) -> None:
-    def script(line: Line) -> None:
-        line.welcome(**{missing: False})
-        assert isinstance(line.receive(), DisconnectPacket), "no SUBSCRIBE"
-        assert line.closed()
-
-    with Scripted(script) as server, pytest.raises(BrokerRefused, match="TL-M17"):
-        Client(server.uri, client_id="x", subscribe=[wanted])
-
-
 # Shared subscriptions -------------------------------------------------------------------------------------------------
 
 
@@ -139,14 +107,6 @@ def test_members_of_a_group_share_the_messages(mosquitto: Mosquitto) -> None:
         numbers = sorted(int(m.payload or b"") for taken in got.values() for m in taken)
         assert numbers == list(range(100))
         assert len(take(everything, 100)) == 100
-
-
-def test_a_group_with_an_identifier_and_qos_2(mosquitto: Mosquitto) -> None:
-    filters = [Filter("$share/group/t", 2, identifier=5)]
-    with Client(mosquitto.uri, client_id="a", subscribe=filters) as client:
-        client.publish("t", b"1", qos=2).wait(60)
-        (message,) = take(client, 1)
-        assert (message.qos, message.subscription_ids) == (2, (5,))
 
 
 def sent(line: Line, count: int) -> list[PublishPacket]:
@@ -167,17 +127,6 @@ def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
             return client.online and client._driver.connection_count == 1
 
     assert any(kept() for _ in range(3)), "a busy machine may stand still, but not each time"
-
-
-def test_the_brokers_reason_string_is_in_the_error() -> None:
-    def welcome(line: Line) -> None:
-        line.expect(ConnectPacket)
-        line.send(ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED, reason_str="come back\x7f tomorrow"))
-        assert line.closed()
-
-    with Scripted(welcome) as server, pytest.raises(BrokerRefused) as caught:
-        Client(server.uri, client_id="x")
-    assert r"not authorized (come back\x7f tomorrow) (0x87)" in str(caught.value)
 
 
 # Limits of the server -------------------------------------------------------------------------------------------------
@@ -221,21 +170,3 @@ def test_a_refused_message_is_told_and_the_next_goes_on(new_mosquitto: NewMosqui
                 client.publish("t", **given).wait(60)
         assert client.publish("t", b"fine").wait(60).reason in (0, 0x10)
         assert client._driver.connection_count == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (SubAckReasonCode.NOT_AUTHORIZED, "not authorized"),
-        (SubAckReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions not supported"),
-    ],
-)
-def test_a_refused_subscription_is_an_error(code: SubAckReasonCode, words: str) -> None:
-    def script(line: Line) -> None:
-        line.welcome()
-        line.send(SubAckPacket(line.expect(SubscribePacket).packet_id, [code]))
-        assert isinstance(line.receive(), DisconnectPacket)
-        assert line.closed()
-
-    with Scripted(script) as server, pytest.raises(BrokerRefused, match=f"{words}.*TL-M10"):
-        Client(server.uri, client_id="x", subscribe=["$share/g/t"])

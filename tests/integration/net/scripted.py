@@ -69,11 +69,7 @@ class Line:
 
 
 class Scripted:
-    """Plays one script a connection, in order; a connection too many is closed.
-
-    Args:
-        scripts: What to do with each.
-    """
+    """Plays one script a connection, in order; a connection too many is closed."""
 
     def __init__(self, *scripts: Callable[[Line], object], version: int = 5) -> None:
         self._scripts = deque(scripts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, 
 from tests.integration.net import authenticators
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings
-from towline.errors import BrokerRefused, ConfigError, ProtocolViolation, TowlineError
+from towline.errors import BrokerRefused, ProtocolViolation, TowlineError
 
 SALT, ROUNDS, PASSWORD = b"0123456789abcdef", 4096, b"opensesame"
 METHOD = "SCRAM-SHA-256"
@@ -82,29 +81,6 @@ def test_scram_sha_256() -> None:
         Client(server.uri, client_id="x", settings=ClientSettings(authenticator=scram())) as client,
     ):
         assert client.online
-
-
-def test_each_connection_begins_a_new_exchange() -> None:
-    cut = threading.Event()
-
-    def once(line: Line) -> None:
-        word = judged(line, challenged(line))
-        line.send(ConnAckPacket(authentication_method=METHOD, authentication_data=word))
-        cut.wait(60)
-
-    with (
-        Scripted(once, honest) as server,
-        Client(server.uri, client_id="x", settings=ClientSettings(authenticator=scram())) as client,
-    ):
-        cut.set()
-        while server.connections < 2 or not client.online:
-            assert client.receive(0.02) is None
-
-
-def test_a_wrong_password_is_refused_by_the_server() -> None:
-    error = refused(honest, authenticator=scram(b"guess"))
-    assert isinstance(error, BrokerRefused)
-    assert error.code == "TL-M08"
 
 
 def proves_with(word: bytes | None) -> Script:
@@ -174,25 +150,3 @@ def test_another_method_is_a_protocol_error(packet: Packet, authenticates: bool)
 
     options = {} if authenticates else {"authenticator": None}
     assert isinstance(refused(script, **options), ProtocolViolation)
-
-
-def test_auth_while_online_is_a_protocol_error() -> None:
-    """Only a client begins to authenticate again, and ours does not [MQTT 5 section 4.12.1]."""
-
-    told = threading.Event()
-
-    def again(line: Line) -> None:
-        word = judged(line, challenged(line))
-        line.send(ConnAckPacket(authentication_method=METHOD, authentication_data=word))
-        line.send(auth(b"x"))
-        assert int(line.expect(DisconnectPacket).reason_code) == 0x82
-        assert line.closed()
-        told.set()
-
-    with Scripted(again) as server, Client(server.uri, client_id="x", settings=ClientSettings(authenticator=scram())):
-        assert told.wait(60)
-
-
-def test_older_protocols_have_no_authentication() -> None:
-    with pytest.raises(ConfigError, match="TL-C50"):
-        Client("mqtt://127.0.0.1", client_id="x", settings=ClientSettings(protocol="3.1.1", authenticator=scram()))

@@ -14,10 +14,9 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.test_outbox import save
-from towline import Client, ClientSettings, Filter, Message, WillSettings
+from towline import Client, ClientSettings, Filter, Message
 from towline.errors import BrokerRefused, TakenOver, TowlineError, Unreachable
 from towline_prove.devstack import Mosquitto
-from towline_prove.devstack.process import free_port
 
 ROOT = Path(__file__).parents[3]
 KEEP = {"persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
@@ -128,47 +127,6 @@ def test_it_goes_on_by_itself_after_the_broker_was_killed(new_mosquitto: NewMosq
         assert client.last_error is None
         assert client.online
         assert client.sessions_lost == 0
-
-
-def test_a_broker_that_has_lost_the_session_is_told(mosquitto: Mosquitto) -> None:
-    with Client(mosquitto.uri, client_id="both", subscribe=["t"]) as client:
-        mosquitto.restart()  # without persistence
-        wait_until(lambda: client.sessions_lost, what="the loss")
-        wait_until(lambda: client.online)
-        client.publish("t", b"after").wait(60)
-        assert [m.payload for m in take(client, 1)] == [b"after"]
-
-
-def test_a_will_is_published_when_the_process_dies(mosquitto: Mosquitto) -> None:
-    script = """
-import os, signal, sys
-from towline import Client, ClientSettings, WillSettings
-will = WillSettings(topic="state/reader", payload=b"gone", qos=1, content_type="text/plain")
-with Client(sys.argv[1], client_id="reader", settings=ClientSettings(will=will)):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
-        subprocess.run([sys.executable, "-c", script, mosquitto.uri], timeout=120, check=False)
-        (message,) = take(watcher, 1)
-        assert (message.payload, message.content_type) == (b"gone", "text/plain")
-
-
-def test_a_goodbye_publishes_no_will(mosquitto: Mosquitto) -> None:
-    with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
-        with Client(
-            mosquitto.uri,
-            client_id="reader",
-            settings=ClientSettings(will=WillSettings(topic="state/reader", payload=b"gone")),
-        ):
-            pass
-        watcher.publish("state/end", b"end").wait(60)
-        assert [m.payload for m in take(watcher, 1)] == [b"end"]
-
-
-def test_the_next_broker_of_the_list_is_taken(mosquitto: Mosquitto) -> None:
-    away = f"mqtt://127.0.0.1:{free_port()}"
-    with Client([away, mosquitto.uri], client_id="x") as client:
-        assert str(client._driver.endpoint) == mosquitto.uri
 
 
 def test_a_refused_login_is_one_sentence_without_the_password(new_mosquitto: NewMosquitto, tmp_path: Path) -> None:

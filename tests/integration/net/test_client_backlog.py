@@ -44,36 +44,6 @@ def backlog(count: int, size: int, then: Callable[[Line], Any]) -> Callable[[Lin
     return script
 
 
-@pytest.mark.parametrize("version", [5, 4])
-def test_what_comes_again_before_it_is_acknowledged_is_one_message_with_one_puback(version: int) -> None:
-    """A client acknowledges when the application does, which may take longer than a broker's timer [I3]."""
-    first, second = (PublishPacket("t", b"%d" % i, qos=QoS.AT_LEAST_ONCE, packet_id=i) for i in (1, 2))
-    again = PublishPacket("t", b"1", qos=QoS.AT_LEAST_ONCE, packet_id=1, duplicate=True)
-    received = threading.Event()
-
-    def script(line: Line) -> None:
-        line.welcome()
-        line.subscribed()
-        line.send(first)
-        assert received.wait(20)
-        line.send(again)
-        line.send(again, second)
-        assert [line.expect(PubAckPacket).packet_id for _ in range(2)] == [1, 2]
-        assert line.closed()
-
-    settings = ClientSettings(protocol="5" if version == 5 else "3.1.1")
-    with (
-        Scripted(script, version=version) as server,
-        Client(server.uri, client_id="c", subscribe="t", settings=settings) as client,
-    ):
-        (message,) = take(client, 1, ack=False)
-        received.set()
-        (other,) = take(client, 1, ack=False)
-        assert other.payload == b"2"
-        message.ack()
-        other.ack()
-
-
 @pytest.mark.parametrize("protocol", ["3.1.1", "3.1"])
 def test_a_client_opens_in_front_of_a_backlog_without_a_window(new_mosquitto: NewMosquitto, protocol: Any) -> None:
     """MQTT 3.x has no Receive Maximum, and Mosquitto may be told to have none either: SUBACK comes last."""

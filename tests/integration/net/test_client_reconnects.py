@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 from mqtt5 import (
-    ConnAckPacket,
-    ConnectPacket,
     DisconnectPacket,
     Packet,
     PubAckPacket,
@@ -24,7 +22,7 @@ from tests.helpers import wait_until
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, ClientSettings
-from towline.errors import BrokerError, BrokerRefused, ProtocolViolation
+from towline.errors import BrokerError
 
 ONE, TWO = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
 
@@ -81,19 +79,6 @@ def test_qos_1_that_nobody_had_taken_is_handed_out_once() -> None:
         wait_until(lambda: client._driver.session.inbound.unacknowledged_count == 0)
 
 
-def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_reconnect() -> None:
-    """Its acknowledgement means nothing any more; that of its second copy does."""
-    cut = threading.Event()
-    again = [message(b"a", 1, again=True), message(b"b", 2)]
-    script = resumed(*again, answers=[PubAckPacket(1), PubAckPacket(2)])
-    with Scripted(until(cut, message(b"a", 1)), script) as server, Client(server.uri, client_id="x") as client:
-        (old,) = take(client, 1, ack=False)
-        cut.set()
-        assert [m.payload for m in take(client, 2)] == [b"a", b"b"]
-        old.ack()
-        wait_until(lambda: client._driver.session.inbound.unacknowledged_count == 0)
-
-
 def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_handed_out_again() -> None:
     cut = threading.Event()
     again = [message(b"a", 1, TWO, again=True), message(b"b", 2, TWO)]
@@ -107,69 +92,6 @@ def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_han
         assert client.receive(0.1) is None
         first.ack()
         wait_until(lambda: not client._driver.session.inbound.unreleased_messages)
-
-
-def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
-    cut = threading.Event()
-    script = resumed(message(b"new", 1, TWO), answers=[PubRecPacket(1), PubCompPacket(1)], kept=False)
-    with Scripted(until(cut, message(b"old", 1, TWO)), script) as server, Client(server.uri, client_id="x") as client:
-        (old,) = take(client, 1, ack=False)
-        cut.set()
-        (new,) = take(client, 1)
-        assert (old.payload, new.payload) == (b"old", b"new")
-        old.ack()
-        assert client.sessions_lost == 1
-        wait_until(lambda: not client._driver.session.inbound.unreleased_messages)
-
-
-@pytest.mark.parametrize(("protocol", "kind"), [("5", BrokerRefused), ("3.1.1", ProtocolViolation)])
-def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind: type) -> None:
-    def other(line: Line) -> None:
-        line.receive()
-        line.sock.sendall(b"\x20\x02\x00\x01" if protocol == "5" else b"\x20\x03\x00\x00\x00")
-        assert line.closed()
-
-    with Scripted(other, version=5 if protocol == "5" else 4) as server, pytest.raises(kind) as caught:
-        Client(server.uri, client_id="x", settings=ClientSettings(protocol=protocol))  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-
-
-def hangs_up(line: Line) -> None:
-    line.expect(ConnectPacket)
-
-
-def answers_311(line: Line) -> None:
-    old = Line(line.sock, 4)
-    old.expect(ConnectPacket)
-    old.send(ConnAckPacket())
-    assert isinstance(old.receive(), DisconnectPacket), "it was only to see whether the broker answers"
-
-
-def takes_one(line: Line) -> None:
-    line.welcome()
-    line.send(PubAckPacket(line.expect(PublishPacket).packet_id or 0))
-    assert isinstance(line.receive(), DisconnectPacket)
-
-
-def takes_one_311(line: Line) -> None:
-    takes_one(Line(line.sock, 4))
-
-
-@pytest.mark.parametrize(
-    "scripts",
-    [
-        pytest.param([hangs_up, answers_311, takes_one], id="it was restarting, and speaks version 5"),
-        pytest.param([hangs_up, answers_311, hangs_up, takes_one_311], id="it speaks 3.1.1 only"),
-    ],
-)
-def test_an_end_in_place_of_connack_is_a_guess_at_the_version_that_is_confirmed(
-    scripts: list[Callable[[Line], None]],
-) -> None:
-    with (
-        Scripted(*scripts) as server,
-        Client(server.uri, client_id="x", settings=ClientSettings(protocol="auto")) as client,
-    ):
-        assert client.publish("t", b"x").wait(60).reason == 0
 
 
 def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_stops_no_other(new_mosquitto: NewMosquitto) -> None:

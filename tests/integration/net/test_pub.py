@@ -42,22 +42,6 @@ def test_what_the_broker_drops_is_counted(capsys: pytest.CaptureFixture[str]) ->
     assert "1 refused: not authorized (0x87)" in told.err
 
 
-def test_a_broker_that_keeps_no_session_is_published_to(capsys: pytest.CaptureFixture[str]) -> None:
-    def take(line: Line) -> None:
-        assert line.welcome(session_expiry_interval=0).session_expiry_interval == 0
-        line.send(PubAckPacket(line.expect(PublishPacket).packet_id or 0))
-        line.expect(DisconnectPacket)
-
-    with Scripted(lambda line: line.welcome(session_expiry_interval=0), take) as broker:
-        assert run(broker.uri, "t") == 0
-    assert "1 of 1 message" in capsys.readouterr().out
-
-
-def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("mqtt://127.0.0.1:1", "t") != 0
-    assert "TL-M01" in capsys.readouterr().err
-
-
 def test_no_answer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(pub, "_ANSWER_TIMEOUT_S", 0.2)
 

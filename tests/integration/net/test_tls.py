@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.conftest import Authority
-from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings
 from towline.cli import main
 from towline.errors import BrokerError, Unreachable
@@ -59,17 +56,6 @@ def day(days: int) -> str:
     return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"
 
 
-def test_the_right_certificate_is_accepted_by_name_and_by_address(
-    new_mosquitto: NewMosquitto, authority: Authority
-) -> None:
-    broker = new_mosquitto(**authority.listener("localhost", "127.0.0.1"))
-    tls = Tls(ca_file=authority.ca_file, alpn=("mqtt",))
-    for host in ("localhost", "127.0.0.1"):
-        answer = greeting(broker, tls, host)
-        assert isinstance(answer, bytes)
-        assert answer[:1] == b"\x20", "CONNACK"
-
-
 def test_a_certificate_for_another_name(new_mosquitto: NewMosquitto, authority: Authority) -> None:
     broker = new_mosquitto(**authority.listener("broker.local"))
     tls = Tls(ca_file=authority.ca_file)
@@ -101,14 +87,6 @@ def test_an_unknown_authority(new_mosquitto: NewMosquitto, authority: Authority,
     assert refusal(broker, Tls(ca_file=Authority(tmp_path / "other", "Other CA").ca_file)) == expected
 
 
-def test_a_self_signed_certificate(new_mosquitto: NewMosquitto, authority: Authority) -> None:
-    broker = new_mosquitto(certfile=str(authority.ca_file), keyfile=str(authority.key_file))
-    assert refusal(broker, Tls()) == (
-        'mqtts://localhost:PORT: the server\'s certificate for "Test CA" is self-signed and not trusted. '
-        "If it is the right one, set tls.ca_file to it.   [TL-M07]"
-    )
-
-
 #: As mosquitto-tls(7) of Mosquitto 2.0.21 has them, with names and days in place of its questions.
 MANUAL = """
 openssl req -new -x509 -days 30 -extensions v3_ca -keyout ca.key -out ca.crt -nodes -subj /O=Works/CN=Works
@@ -135,11 +113,6 @@ def test_an_authority_made_by_mosquittos_manual(new_mosquitto: NewMosquitto, tmp
     assert "is not trusted" in refusal(broker, Tls(strict=False))
 
 
-def test_insecure_accepts_anything_and_only_when_asked(new_mosquitto: NewMosquitto, authority: Authority) -> None:
-    broker = new_mosquitto(**authority.listener("elsewhere", days=(-60, -3)))
-    assert isinstance(greeting(broker, Tls(insecure=True)), bytes)
-
-
 def test_a_client_certificate_is_asked_for(new_mosquitto: NewMosquitto, authority: Authority, tmp_path: Path) -> None:
     broker = new_mosquitto(**authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true")
     bare = str(greeting(broker, Tls(ca_file=authority.ca_file)))
@@ -164,22 +137,6 @@ def test_a_client_certificate_is_asked_for(new_mosquitto: NewMosquitto, authorit
     assert ended.value.code == 0
 
 
-def test_an_older_tls_than_wanted(authority: Authority) -> None:
-    """Mosquitto 2.0 can't be held below TLS 1.3, so Python's own server stands in."""
-    context = server_context(authority)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with serving(context, times=2) as (port, chosen):
-        endpoint = Endpoint("mqtts", "127.0.0.1", port)
-        with pytest.raises(Unreachable) as caught:
-            connect(endpoint, ClientSettings(tls=Tls(ca_file=authority.ca_file, min_version="1.3")))
-        assert str(caught.value) == (
-            f"mqtts://127.0.0.1:{port}: the broker speaks no TLS 1.3 or newer. "
-            "Lower tls.min_version, or upgrade the broker.   [TL-M02]"
-        )
-        connect(endpoint, ClientSettings(tls=Tls(ca_file=authority.ca_file, server_name="broker.local"))).close()
-    assert len(chosen) == 1, "1.2 is the default"
-
-
 def test_tls_to_a_port_without(mosquitto: Mosquitto) -> None:
     said = refusal(mosquitto, Tls())
     assert said.startswith("mqtts://localhost:PORT: no TLS (")
@@ -198,54 +155,25 @@ def test_a_port_for_tls_without_it(new_mosquitto: NewMosquitto, authority: Autho
         assert f" Is it a port for TLS? That is {scheme}s://localhost:{broker.port}" in caught.value.remedy
 
 
-def test_a_port_for_tls_that_answers_so() -> None:
-    """As the TLS of Java 17.0.15 does, with which Java's brokers listen: an alert, unexpected_message."""
-
-    def alerting(line: Line) -> None:
-        line.expect(ConnectPacket)
-        line.sock.sendall(bytes.fromhex("1503030002020a"))
-
-    with Scripted(alerting) as server, pytest.raises(BrokerError) as caught:
-        Client(server.uri, client_id="x")
-    assert f"Is it a port for TLS? That is {server.uri.replace('mqtt:', 'mqtts:')}." in str(caught.value)
-
-
-def server_context(authority: Authority) -> ssl.SSLContext:
+def test_alpn_and_the_name_that_is_sent(authority: Authority) -> None:
+    """Mosquitto knows no ALPN, so Python's own server stands in."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("broker.local"))
-    return context
-
-
-@contextlib.contextmanager
-def serving(context: ssl.SSLContext, times: int = 1) -> Iterator[tuple[int, list[str | None]]]:
-    """A TLS server for so many connections: its port, and the ALPN protocols chosen."""
-    chosen: list[str | None] = []
+    context.set_alpn_protocols(["mqtt"])
+    seen: list[str | None] = []
+    context.sni_callback = lambda _sock, name, _context: seen.append(name)
 
     def serve() -> None:
-        for _ in range(times):
-            with server.accept()[0] as plain, contextlib.suppress(OSError):
-                plain.settimeout(5)
-                with context.wrap_socket(plain, server_side=True) as sock:
-                    chosen.append(sock.selected_alpn_protocol())
+        with server.accept()[0] as plain, context.wrap_socket(plain, server_side=True) as sock:
+            seen.append(sock.selected_alpn_protocol())
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(5)
         thread = threading.Thread(target=serve)
         thread.start()
-        yield server.getsockname()[1], chosen
-        thread.join(60)
-
-
-def test_alpn_and_the_name_that_is_sent(authority: Authority) -> None:
-    """Mosquitto knows no ALPN."""
-    context = server_context(authority)
-    context.set_alpn_protocols(["mqtt"])
-    names: list[str | None] = []
-    context.sni_callback = lambda _sock, name, _context: names.append(name)
-    with serving(context) as (port, chosen):
         tls = Tls(ca_file=authority.ca_file, alpn=("other", "mqtt"), server_name="broker.local")
-        connect(Endpoint("mqtts", "127.0.0.1", port), ClientSettings(tls=tls)).close()
-    assert (names, chosen) == (["broker.local"], ["mqtt"])
+        connect(Endpoint("mqtts", "127.0.0.1", server.getsockname()[1]), ClientSettings(tls=tls)).close()
+        thread.join(60)
+    assert seen == ["broker.local", "mqtt"]
 
 
 def test_the_gateway_says_it_and_goes_on_when_it_is_mended(
@@ -263,16 +191,6 @@ def test_the_gateway_says_it_and_goes_on_when_it_is_mended(
     Path(broker.settings["keyfile"]).write_bytes(Path(mended["keyfile"]).read_bytes())
     broker.start()
     gateway.until(state="online")
-
-
-def test_a_gateway_that_lacks_its_client_certificate_says_so(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority
-) -> None:
-    broker = new_mosquitto(**authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true")
-    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=Tls(ca_file=authority.ca_file))
-    gateway.start()
-    status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
-    assert status["last_error"]["code"] == "TL-M09"
 
 
 def test_insecure_is_shown_in_the_status(

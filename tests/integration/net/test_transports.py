@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,15 +112,3 @@ def test_proxy(
     log = gateway.log.read_text()
     assert "opensesame" not in log
     assert "me@" not in log
-
-
-def test_a_name_with_several_addresses_is_tried_through(
-    new_mosquitto: NewMosquitto, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = new_mosquitto()
-    nobody = free_port()
-    answers = [("127.0.0.1", nobody), ("127.0.0.2", nobody), ("127.0.0.1", broker.port)]
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in answers]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
-    with Client("mqtt://many.example", client_id="device") as client:
-        client.publish("t/1", b"x").wait(60)

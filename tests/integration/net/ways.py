@@ -88,13 +88,7 @@ class Relay:
 
 
 class HttpProxy(Relay):
-    """An HTTP proxy that knows CONNECT only.
-
-    Args:
-        login: ``user:password`` that a client has to show.
-        names: What the proxy's own DNS knows.
-        reply: Sent in place of an own answer.
-    """
+    """An HTTP proxy that knows CONNECT only."""
 
     def __init__(
         self,
