@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -92,13 +91,6 @@ def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
     assert "secret" not in told
 
 
-def test_a_message_that_can_not_be_is_one_line() -> None:
-    client = opened()
-    with pytest.raises(ConfigError, match=r"from 0 to 4,294,967,295, not -1\. Change it\.   \[TL-C51\]"):
-        client.publish("a", expiry_s=-1)
-    client.close()
-
-
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
@@ -115,25 +107,6 @@ def test_qos_2_to_several_brokers_needs_a_word(given: dict[str, Any], refused: b
     with expected:
         client.publish("t", qos=2)
     client.close(0)
-
-
-def test_a_text_is_one_filter() -> None:
-    options = ClientSettings().connection(URI, "x", "telemetry/#")
-    assert [f.pattern for f in options.session.filters] == ["telemetry/#"]
-
-
-class Interrupted(Client):
-    """Somebody presses a key while it looks for a broker."""
-
-    def _wait_for_session(self) -> None:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(("kind", "error"), [(Client, Unreachable), (Interrupted, KeyboardInterrupt)])
-def test_a_client_that_finds_no_broker_leaves_nothing_behind(kind: type[Client], error: type[BaseException]) -> None:
-    with pytest.raises(error):
-        kind(f"mqtt://127.0.0.1:{free_port()}", client_id="nobody")
-    assert "mqtt nobody" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_closed_client_says_so() -> None:

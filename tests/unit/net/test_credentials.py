@@ -111,11 +111,6 @@ def test_a_file_that_can_not_be(tmp_path: Path, name: str, content: bytes | None
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_file_without_an_end_is_not_read_to_its_end() -> None:
-    with pytest.raises(ConfigError, match=r"password_file is larger than 1 MiB.*TL-C31"):
-        read(options(password_file=Path("/dev/zero")))
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -147,21 +147,6 @@ def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[NewWorld]:
             line.close()
 
 
-def test_a_refusal_in_the_middle_of_the_list_lets_the_next_broker_not_wait(new_world: NewWorld) -> None:
-    line = Line()
-    world = new_world(line)
-    world.driver.ever_online = True
-    world.driver.run_once(0)
-    line.incoming.append(ConnAckPacket(reason_code=ConnAckReasonCode.SERVER_BUSY).write())
-    world.driver.run_once(0)
-    assert not world.driver.connected
-    world.driver.run_once(0)
-    assert world.tried == [FIRST, SECOND]
-    world.driver.run_once(0)
-    assert world.tried == [FIRST, SECOND], "the round is over: a pause"
-    assert len(world.failures) == 2
-
-
 def test_the_last_words_of_a_broker_are_heard_though_it_takes_nothing_more(new_world: NewWorld) -> None:
     line = Line()
     world = new_world(line)
@@ -209,16 +194,6 @@ def test_a_session_renewed_while_a_version_is_a_guess_only_looks_for_an_answer(n
     assert (world.driver.session.config.protocol, world.driver.session.probing_version) == (4, True)
 
 
-def test_the_end_is_told_before_it_is_judged_and_once(new_world: NewWorld) -> None:
-    line = Line()
-    world = new_world(line)
-    world.go_online(line)
-    line.broken = True
-    world.driver.run_once(0)
-    world.driver.close_transport()
-    assert (world.ends, world.failures) == (1, ["TL-M05"])
-
-
 @pytest.mark.parametrize("ever_online", [False, True])
 def test_a_file_that_is_missing_is_fatal_only_at_the_start(new_world: NewWorld, ever_online: bool) -> None:
     world = new_world(ConfigError("TL-C30", "ca", "missing"))
@@ -238,21 +213,6 @@ def test_a_refusal_is_fatal_only_at_the_start(new_world: NewWorld) -> None:
     assert world.failures == []
 
 
-def test_an_attempt_that_was_cancelled_is_no_failure(new_world: NewWorld) -> None:
-    world = new_world()
-    world.driver.cancel()
-    world.driver.run_once(0)
-    assert (world.driver.error, world.failures) == (None, [])
-
-
-def test_no_connection_is_made_while_the_owner_says_so(new_world: NewWorld) -> None:
-    world = new_world(Line())
-    world.driver.run_once(0, may_connect=False)
-    assert world.tried == []
-    world.driver.run_once(0)
-    assert world.driver.connected
-
-
 def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWorld) -> None:
     """The system tells of the end again and again, to whoever asks for nothing else: the loop would spin."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -268,30 +228,6 @@ def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWor
     world.driver.run_once(began + 0.2)
     assert time.monotonic() - began >= 0.19
     world.driver.dispose()
-
-
-@pytest.mark.parametrize(("silence_s", "waited"), [(0.0, 0.0), (0.01, 0.02)])
-def test_what_comes_after_a_silence_waits_long(
-    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, silence_s: float, waited: float
-) -> None:
-    """And is one chunk with what comes meanwhile; what follows an acknowledgement at once waits as ever."""
-    line = Line()
-    world = new_world(line, linger_after_silence_s=0.02)
-    world.go_online(line)
-    packet = PublishPacket("t", b"x").write()
-    world.driver._last_chunk_at = time.monotonic() - silence_s if silence_s else float("inf")
-    waits: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        line.incoming.append(packet)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    world.performed.clear()
-    line.incoming.append(packet)
-    world.driver.run_once(0)
-    (chunk,) = (action for action in world.performed if isinstance(action, Deliver))
-    assert (sum(waits), len(chunk.messages)) == (waited, 2 if waited else 1)
 
 
 def test_what_comes_during_the_wait_is_of_the_same_chunk(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:

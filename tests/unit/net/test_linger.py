@@ -22,13 +22,6 @@ def chunk(linger: Linger, *arrivals: int) -> float:
     return sum(waits)
 
 
-def test_a_wait_in_vain_is_not_repeated_for_as_many() -> None:
-    linger = Linger(LINGER_S)
-    assert chunk(linger, 3) == pytest.approx(3 * LINGER_S)
-    assert [chunk(linger, 3) for _ in range(10)] == [0.0] * 10
-    assert chunk(linger, 2) == pytest.approx(3 * LINGER_S)
-
-
 def test_a_window_that_fills_packet_by_packet_ends_the_wait() -> None:
     linger = Linger(LINGER_S)
     for _ in range(2):
@@ -83,11 +76,6 @@ def test_a_window_on_a_long_way_does_not_wait_long() -> None:
     linger = Linger(LINGER_S, 0.02)
     waits = [after(linger, 0.05, 1, 19) for _ in range(20)]
     assert waits[2:] == [0.0] * 18
-
-
-def test_without_a_linger_nothing_waits() -> None:
-    linger = Linger(0)
-    assert [chunk(linger, count) for count in (1, 1, 5, 200, 200)] == [0.0] * 5
 
 
 @given(st.lists(st.lists(st.integers(0, 150), max_size=20).map(lambda more: [1, *more]), max_size=150))

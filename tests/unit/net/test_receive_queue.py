@@ -52,13 +52,6 @@ def test_qos_0_is_dropped_at_half_of_what_stops_the_reading() -> None:
     assert inbox.numbers[-1] == 65, "it has its number all the same"
 
 
-def test_small_messages_of_qos_0_are_bounded_too() -> None:
-    inbox = Inbox()
-    came = sum(inbox.come(0) for _ in range(40_000))
-    assert 30_000 < came < 40_000
-    assert len(inbox.messages) == came
-
-
 @pytest.mark.parametrize(("resumed", "settled", "waiting"), [(True, 3, [3, 4]), (False, 6, [3, 4, 5])])
 def test_a_new_connection(resumed: bool, settled: int, waiting: list[int]) -> None:
     """A kept session sends QoS 1 again under new numbers, and of QoS 2 wants the PUBREC; a lost one wants nothing."""

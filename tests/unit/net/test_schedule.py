@@ -29,18 +29,6 @@ def pause_after(schedule: ReconnectSchedule, now: float, failures: int = 1, *, w
     return schedule.due_at - now
 
 
-def test_each_round_tries_all_brokers_in_order_and_ends_with_a_pause() -> None:
-    """The second broker does not wait for the first, whatever that has answered."""
-    schedule = schedule_of(FIRST, SECOND)
-    for number in range(1, 4):
-        now = LONG * number
-        assert schedule.next_endpoint() == FIRST
-        assert pause_after(schedule, now) <= 0
-        assert schedule.next_endpoint() == SECOND
-        assert pause_after(schedule, now) > 0
-        assert schedule.rounds == number
-
-
 def test_a_useful_connection_restarts_the_list() -> None:
     schedule = schedule_of(FIRST, SECOND)
     pause_after(schedule, 0.0)
@@ -142,13 +130,6 @@ def test_nothing_is_followed_unless_asked_for() -> None:
     assert schedule.next_endpoint() == HOME
 
 
-def test_for_now_means_the_next_connection(schedule: ReconnectSchedule) -> None:
-    assert schedule.follow_redirect(redirect("a.example")).reconnect_at_once
-    assert schedule.next_endpoint() == A
-    schedule.record_online(0.0)
-    assert schedule.next_endpoint() == HOME
-
-
 def test_for_good_counts_from_the_moment_the_new_server_serves(schedule: ReconnectSchedule) -> None:
     close = schedule.follow_redirect(redirect("a.example b.example", moved=True))
     assert (close.reconnect_at_once, close.fatal) == (True, False)
@@ -162,21 +143,6 @@ def test_for_good_counts_from_the_moment_the_new_server_serves(schedule: Reconne
     assert schedule.next_endpoint() == C
     schedule.record_online(0.0)
     assert schedule.next_endpoint() == C
-
-
-def test_servers_that_moved_to_each_other_end_where_one_serves(schedule: ReconnectSchedule) -> None:
-    for here, there in ((HOME, A), (A, HOME)):
-        assert schedule.endpoint == here
-        schedule.follow_redirect(redirect(there.host, moved=True))
-        assert schedule.next_endpoint() == there
-        schedule.record_online(0.0)
-    assert schedule.next_endpoint() == HOME
-
-
-def test_a_move_to_servers_that_are_not_there_is_forgotten(schedule: ReconnectSchedule) -> None:
-    schedule.follow_redirect(redirect("a.example", moved=True))
-    assert schedule.next_endpoint() == A
-    assert schedule.next_endpoint() == HOME
 
 
 @pytest.mark.parametrize("reference", ["", "home.example", "n@me!"])

@@ -8,22 +8,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, CloseConnection
-from wsproto.frame_protocol import CloseReason
 
 from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline import ClientSettings
-from towline.errors import ConfigError, TowlineError, Unreachable
+from towline.errors import TowlineError
 from towline.net.connecting import Address, Transport, call_with_timeout, connect, interleave_families
 from towline.net.endpoint import Endpoint
-from towline.net.tls import Tls
 from towline_prove.devstack.process import free_port
 
 LOOPBACK = "127.0.0.1"
@@ -94,15 +90,6 @@ def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no address" in refusal("mqtt://" + "a" * 70), "a label too long for the DNS"
 
 
-def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: ended.wait(60))
-    began = time.monotonic()
-    assert "no answer within 0.3 s" in refusal("mqtt://slow.example", timeout_s=0.3)
-    ended.set()
-    assert time.monotonic() - began < 2
-
-
 def test_families_take_turns_in_the_resolvers_order() -> None:
     """RFC 8305 section 4."""
     six: list[Address] = [(socket.AF_INET6, (n,)) for n in range(3)]
@@ -146,8 +133,8 @@ def test_all_addresses_fail_and_each_reason_is_told_once(monkeypatch: pytest.Mon
     assert "no connection to any of 3 addresses (connection refused)" in refusal("mqtt://many.example")
     with silent() as hole:
         addresses(monkeypatch, (LOOPBACK, port), hole)
-        said = refusal("mqtt://many.example", timeout_s=3)
-        assert "to any of 2 addresses (connection refused; no answer within 3 s)" in said
+        said = refusal("mqtt://many.example", timeout_s=0.5)
+        assert "to any of 2 addresses (connection refused; no answer within 0.5 s)" in said
 
 
 def test_a_source_address_that_is_not_here_is_told() -> None:
@@ -157,32 +144,6 @@ def test_a_source_address_that_is_not_here_is_told() -> None:
     assert said.endswith("[TL-M01]")
     said = refusal(f"mqtt://{LOOPBACK}:{free_port()}", source_address="::1")
     assert f'no address for "{LOOPBACK}" that fits source_address ::1' in said
-
-
-@pytest.mark.parametrize("kind", [HttpProxy, SocksProxy])
-def test_a_source_address_is_that_of_the_connection_to_a_proxy(kind: type[HttpProxy]) -> None:
-    scheme = "http" if kind is HttpProxy else "socks5"
-    seen: list[str] = []
-
-    class Proxied(kind):  # type: ignore[valid-type, misc]
-        def meet(self, client: socket.socket) -> socket.socket | None:
-            seen.append(client.getpeername()[0])
-            return super().meet(client)  # type: ignore[no-any-return]
-
-    with answering(b"x") as port, Proxied() as proxy:
-        way = f"{scheme}://{proxy.address}"
-        connected(Endpoint("mqtt", LOOPBACK, port), proxy=way, source_address="127.0.0.7").close()
-    assert seen == ["127.0.0.7"]
-
-
-def test_connecting_is_given_up_when_asked() -> None:
-    asked = threading.Event()
-    with silent() as (host, port):
-        threading.Timer(0.2, asked.set).start()
-        began = time.monotonic()
-        with pytest.raises(Unreachable, match="cancelled"):
-            connect(Endpoint("mqtt", host, port), ClientSettings(connect_timeout_s=30), cancelled=asked.is_set)
-        assert time.monotonic() - began < 2
 
 
 def test_a_result_that_comes_too_late_is_discarded() -> None:
@@ -231,29 +192,6 @@ def test_what_the_system_does_not_take_is_kept_and_flushed() -> None:
         assert transport.unsent_bytes == 0
         wait_until(lambda: transport.read() == b"", what="the end")
         transport.close()
-
-
-def test_a_websocket_that_is_closed_as_it_opens_says_why() -> None:
-    def serve() -> None:
-        with server.accept()[0] as sock:
-            web.receive_data(sock.recv(65536))
-            list(web.events())
-            answers = (AcceptConnection(subprotocol="mqtt"), CloseConnection(CloseReason.INTERNAL_ERROR, "full"))
-            sock.sendall(b"".join(web.send(answer) for answer in answers))
-
-    web = WSConnection(ConnectionType.SERVER)
-    with socket.create_server((LOOPBACK, 0)) as server:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        uri = f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
-        assert "the WebSocket was closed (1011, internal error, full). Trying again.   [TL-M14]" in refusal(uri)
-        thread.join(60)
-
-
-def test_a_websocket_server_that_says_nothing() -> None:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        uri = f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
-        assert "no answer to the WebSocket's opening (no answer within 2 s)" in refusal(uri, timeout_s=2)
 
 
 def test_an_attempt_that_was_given_up_ends_though_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,15 +259,6 @@ def test_what_an_http_proxy_may_answer(reply: bytes, what: str) -> None:
     assert said.endswith("[TL-M15]")
 
 
-def test_a_socks_proxy_that_can_not_reach_the_broker() -> None:
-    with SocksProxy(names={"broker": (LOOPBACK, free_port())}) as proxy:
-        said = refusal("mqtt://broker:1", f"socks5://{proxy.address}")
-    assert said == (
-        f"mqtt://broker:1: the proxy socks5://{proxy.address} refused the connection: "
-        "connection refused by destination host. Does the proxy reach the broker?   [TL-M15]"
-    )
-
-
 @pytest.mark.parametrize("scheme", ["http", "socks5"])
 def test_a_proxy_that_is_not_there_or_says_nothing(scheme: str) -> None:
     way = f"{scheme}://{LOOPBACK}:{free_port()}"
@@ -361,34 +290,3 @@ def test_a_proxy_without_its_package(monkeypatch: pytest.MonkeyPatch, scheme: st
     assert refusal("mqtt://broker:1", f"{scheme}://proxy:1080") == (
         f'{scheme}://proxy:1080: a proxy needs the package python-socks. Run: pip install "towline[proxy]"   [TL-C34]'
     )
-
-
-def test_a_unix_socket_with_a_full_queue_is_waited_for(tmp_path: Path) -> None:
-    path = f"{tmp_path}/mqtt.sock"
-    with socket.socket(socket.AF_UNIX) as server, contextlib.ExitStack() as stack:
-        server.bind(path)
-        server.listen(0)
-        filler = stack.enter_context(socket.socket(socket.AF_UNIX))
-        filler.connect(path)
-        assert "no answer within 0.3 s" in refusal(f"unix://{path}", timeout_s=0.3)
-
-        def room() -> None:
-            for _ in range(2):  # the first attempt, abandoned, may take the place of the filler
-                server.accept()[0].close()
-
-        timer = _later(room)
-        connected(f"unix://{path}").close()
-        timer.join()
-
-
-def _later(call: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(0.2, call)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def test_a_missing_file_of_tls_is_said_before_a_broker_is_asked(tmp_path: Path) -> None:
-    nobody = Endpoint("mqtts", LOOPBACK, free_port())
-    with pytest.raises(ConfigError, match=r"ca\.pem: not usable \(no such file or directory\).*TL-C30"):
-        connected(nobody, tls=Tls(ca_file=tmp_path / "ca.pem"))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.net.connecting import WebSocketFraming
-from towline.net.endpoint import Endpoint, Proxy, http_status
+from towline.net.endpoint import Endpoint, Proxy
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,6 @@ def test_tls_settings_that_contradict_each_other(given_tls: dict[str, object], s
         settings(tls=given_tls)
 
 
-def test_alpn_as_text_or_list() -> None:
-    assert settings(tls={"alpn": "mqtt, x-amzn-mqtt-ca"}).tls.alpn == ("mqtt", "x-amzn-mqtt-ca")
-    assert settings(tls={"alpn": ["mqtt"]}).tls.alpn == ("mqtt",)
-
-
 @pytest.mark.parametrize(
     ("uri", "shown", "username"),
     [
@@ -183,7 +178,3 @@ def test_a_proxy_password_is_read_each_time(tmp_path: Path) -> None:
     secret.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="no text in UTF-8"):
         proxy.password()
-
-
-def test_a_status_in_words() -> None:
-    assert (http_status(404), http_status(799)) == ("404 not found", "799")

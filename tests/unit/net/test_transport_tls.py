@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import struct
-import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from towline import ClientSettings
-from towline.errors import ConfigError, Unreachable
-from towline.net.connecting import connect
-from towline.net.endpoint import Endpoint
+from towline.errors import ConfigError
 from towline.net.tls import Tls, certificate_problem, tls_error
 
 PAST, FUTURE = "Jan  5 09:34:43 2024 GMT", f"{datetime.now(UTC) + timedelta(days=400):%b %d %H:%M:%S %Y} GMT"
@@ -119,13 +113,6 @@ def test_files_that_are_missing_or_hold_nothing(tmp_path: Path) -> None:
     assert "tls.key_password_file can't be read" in said(Tls(cert_file=empty, key_password_file=gone))
 
 
-def test_a_key_of_another_certificate(tmp_path: Path) -> None:
-    one, other = (trustme.CA().issue_cert("x") for _ in range(2))
-    one.cert_chain_pems[0].write_to_path(tmp_path / "cert")
-    other.private_key_pem.write_to_path(tmp_path / "key")
-    assert "key values mismatch" in said(Tls(cert_file=tmp_path / "cert", key_file=tmp_path / "key"))
-
-
 def test_an_encrypted_key_needs_its_password_and_never_asks_on_the_terminal(tmp_path: Path) -> None:
     made = trustme.CA().issue_cert("x")
     made.cert_chain_pems[0].write_to_path(tmp_path / "cert")
@@ -146,19 +133,3 @@ def test_an_encrypted_key_needs_its_password_and_never_asks_on_the_terminal(tmp_
     assert "wrong\n" not in said(tls)
     secret.write_text("opensesame\n")
     tls.context()
-
-
-def test_a_connection_that_is_reset_in_its_handshake_is_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def reset() -> None:
-            peer, _ = server.accept()
-            peer.recv(1)
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            peer.close()  # with RST
-
-        thread = threading.Thread(target=reset)
-        thread.start()
-        with pytest.raises(Unreachable, match="TL-M02"):
-            connect(Endpoint("mqtts", "127.0.0.1", server.getsockname()[1]), ClientSettings())
-        thread.join(60)

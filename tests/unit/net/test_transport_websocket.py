@@ -16,8 +16,6 @@ from wsproto.events import (
     Event,
     Ping,
     Pong,
-    RejectConnection,
-    RejectData,
     Request,
     TextMessage,
 )
@@ -76,23 +74,6 @@ def test_the_request_names_host_path_and_subprotocol() -> None:
     assert (request.host, request.target, request.subprotocols) == ("broker:9001", "/mqtt", ["mqtt"])
 
 
-def test_bytes_that_come_along_with_the_answer_are_kept() -> None:
-    framing = WebSocketFraming(WHERE)
-    server = Server(framing)
-    answer = server.says(AcceptConnection(subprotocol="mqtt")) + server.says(BytesMessage(data=b"early"))
-    assert framing.receive(answer) == (b"early", b"")
-    assert framing.open
-
-
-def test_an_answer_in_single_bytes_opens_too() -> None:
-    framing = WebSocketFraming(WHERE)
-    answer = Server(framing).says(AcceptConnection(subprotocol="mqtt"))
-    for n in range(len(answer)):
-        assert not framing.open
-        framing.receive(answer[n : n + 1])
-    assert framing.open
-
-
 @pytest.mark.parametrize(
     ("status", "what", "advice"),
     [
@@ -110,13 +91,6 @@ def test_a_refusal_by_status(status: int, what: str, advice: str) -> None:
     assert what in error.problem
     assert advice in error.remedy
     assert "Whatever" not in error.problem
-
-
-def test_a_refusal_with_a_body() -> None:
-    framing = WebSocketFraming(WHERE)
-    server = Server(framing)
-    answer = server.says(RejectConnection(status_code=503, has_body=True), RejectData(data=b"x" * 999))
-    assert "503 service unavailable" in refusal(framing, answer).problem
 
 
 @pytest.mark.parametrize(
@@ -181,12 +155,6 @@ def test_what_we_send_is_one_masked_binary_frame(size: int) -> None:
     events = server.takes(frame)
     assert all(isinstance(event, BytesMessage) for event in events)
     assert b"".join(bytes(e.data) for e in events if isinstance(e, BytesMessage)) == b"\x30" * size
-
-
-def test_a_long_frame_is_handed_on_as_it_arrives() -> None:
-    framing, server = opened()
-    wire = server.says(BytesMessage(data=bytes(1_000_000)))
-    assert len(framing.receive(wire[:500_000])[0]) > 490_000
 
 
 def test_a_text_frame_ends_it() -> None:
