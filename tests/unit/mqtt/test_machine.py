@@ -24,7 +24,7 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
     ),
     "the process ends before it notes that the session is lost": (
         Plan(),
-        (*ONLINE, ("lose_session",), ("read", 1), ("connect",), ("crash", 100, 0.0)),
+        (*ONLINE, ("lose_session",), ("read", 1), ("connect",), ("crash", 100)),
     ),
     # A filter whose SUBACK never came was not known when it was to be taken back.
     "a filter is given up before its SUBACK came": (
