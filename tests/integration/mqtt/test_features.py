@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
 from mqtt5 import (
     DisconnectPacket,
@@ -23,7 +20,6 @@ from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, ClientSettings, Filter
-from towline.errors import BrokerRefused
 from towline_prove.devstack import Mosquitto
 
 AT_LEAST_ONCE, EXACTLY_ONCE = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
@@ -43,30 +39,6 @@ def test_retain_handling(mosquitto: Mosquitto, handling: int, first: int, second
             reader.publish("t/mark", b"mark").wait(60)
             taken = take(reader, expected + 1)
         assert [(m.payload, m.retain) for m in taken] == [(b"kept", True)] * expected + [(b"mark", False)]
-
-
-@pytest.mark.parametrize("no_local", [False, True])
-def test_no_local(mosquitto: Mosquitto, no_local: bool) -> None:
-    filters = [Filter("t", 1, no_local=no_local)]
-    with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
-        both.publish("t", b"own").wait(60)
-        with Client(mosquitto.uri, client_id="other") as other:
-            other.publish("t", b"other").wait(60)
-        taken = take(both, 1 if no_local else 2)
-        assert [m.payload for m in taken] == ([b"other"] if no_local else [b"own", b"other"])
-
-
-def test_subscription_identifiers(mosquitto: Mosquitto) -> None:
-    """Each identifier in a SUBSCRIBE of its own; a message that matches two carries both."""
-    filters = [Filter("t/#", 1, identifier=7), Filter("t/1", 1, identifier=268_435_455), Filter("u", 1)]
-    with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
-        for topic in ("t/2", "t/1", "u"):
-            both.publish(topic).wait(60)
-        found: dict[str, Counter[int]] = {}
-        # Mosquitto sends one message for each subscription that matches.
-        for message in take(both, 4):
-            found.setdefault(message.topic, Counter()).update(message.subscription_ids)
-    assert found == {"t/2": Counter([7]), "t/1": Counter([7, 268_435_455]), "u": Counter()}
 
 
 def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGateway) -> None:
@@ -155,18 +127,3 @@ def test_the_servers_receive_maximum_bounds_what_is_open() -> None:
         receipts = [client.publish("u", b"%d" % number) for number in range(3)]
         take(client, 2)
         assert [receipt.wait(60).reason for receipt in receipts] == [0] * 3
-
-
-def test_a_refused_message_is_told_and_the_next_goes_on(new_mosquitto: NewMosquitto) -> None:
-    broker = new_mosquitto(max_qos="1", retain_available="false", max_packet_size="2000")
-    with Client(broker.uri, client_id="x") as client:
-        wrong: list[tuple[dict[str, Any], str]] = [
-            ({"qos": 2}, "QoS not supported"),
-            ({"retain": True}, "retain not supported"),
-            ({"payload": bytes(3000)}, "packet too large"),
-        ]
-        for given, words in wrong:
-            with pytest.raises(BrokerRefused, match=f"{words}.*TL-M31"):
-                client.publish("t", **given).wait(60)
-        assert client.publish("t", b"fine").wait(60).reason in (0, 0x10)
-        assert client._driver.connection_count == 1

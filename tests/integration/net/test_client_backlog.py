@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
-from mqtt5 import PubAckPacket, PublishPacket, QoS
+from mqtt5 import PublishPacket, QoS
 
-from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
-from towline import Client, ClientSettings, Filter
+from towline import Client
 from towline.errors import Unreachable
 
 MANY = 1500
@@ -42,37 +40,6 @@ def backlog(count: int, size: int, then: Callable[[Line], Any]) -> Callable[[Lin
             pass
 
     return script
-
-
-@pytest.mark.parametrize("protocol", ["3.1.1", "3.1"])
-def test_a_client_opens_in_front_of_a_backlog_without_a_window(new_mosquitto: NewMosquitto, protocol: Any) -> None:
-    """MQTT 3.x has no Receive Maximum, and Mosquitto may be told to have none either: SUBACK comes last."""
-    broker = new_mosquitto(max_inflight_messages="0", max_queued_messages="0")
-    filters = [Filter("t", 1)]
-    late = partial(Client, broker.uri, client_id="late", subscribe=filters, settings=ClientSettings(protocol=protocol))
-    late().close()
-    with Client(broker.uri, client_id="pub") as publisher:
-        for receipt in [publisher.publish("t", b"%d" % n) for n in range(MANY)]:
-            receipt.wait(20)
-    with opened(late) as client:
-        assert client.online
-        assert [m.payload for m in take(client, MANY)] == [b"%d" % n for n in range(MANY)]
-
-
-def test_an_answer_behind_messages_nobody_takes_is_heard() -> None:
-    """The broker overruns the window it was told, and answers our own message behind what it sent."""
-
-    def answered(line: Line) -> None:
-        line.expect(PublishPacket)
-        line.send(PubAckPacket(1))
-
-    answer = backlog(MANY, 0, answered)
-    with (
-        Scripted(answer) as server,
-        Client(server.uri, client_id="x", settings=ClientSettings(receive_maximum=10)) as client,
-    ):
-        assert client.publish("out", b"x").wait(20).reason == 0
-        assert len(take(client, MANY)) == MANY
 
 
 def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -> None:

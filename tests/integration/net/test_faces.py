@@ -17,9 +17,6 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway
-from tests.integration.net.authenticators import scram
-from tests.integration.net.scripted import Scripted
-from tests.integration.net.test_authentication import PASSWORD, honest
 from tests.integration.net.ways import Relay, exactly
 from towline import Client, ClientSettings, Publisher, WillSettings
 from towline_prove.devstack.process import free_port
@@ -130,34 +127,3 @@ def test_a_source_address(new_gateway: NewGateway, new_mosquitto: NewMosquitto, 
     gateway.stop()
     for name in ("client", "publisher", "gateway"):
         assert re.search(rf"New client connected from 127\.0\.0\.7:\d+ as {name} ", broker.log.read_text()), name
-
-
-def test_enhanced_authentication(new_gateway: NewGateway, tmp_path: Path) -> None:
-    """Each proves that it knows the password, and asks the server for its proof."""
-
-    def gateway(uri: str) -> None:
-        (tmp_path / "pw").write_bytes(PASSWORD)
-        running = new_gateway(
-            uri,
-            username="device,1",
-            password_file=tmp_path / "pw",
-            authenticator="tests.integration.net.authenticators:scram",
-            subscriptions=[],
-            outbox={},
-        )
-        running.start()
-        running.until(state="online")
-        running.stop()
-
-    def client(uri: str) -> None:
-        Client(uri, client_id="c", settings=ClientSettings(authenticator=scram("device,1", PASSWORD))).close(0)
-
-    def publisher(uri: str) -> None:
-        with Publisher(
-            uri, state_dir=tmp_path / "p", settings=ClientSettings(authenticator=scram("device,1", PASSWORD))
-        ) as made:
-            wait_until(lambda: made.status()["online"], 30, "the publisher")
-
-    for face in (gateway, client, publisher):
-        with Scripted(honest) as server:
-            face(server.uri)

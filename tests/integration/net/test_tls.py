@@ -77,16 +77,6 @@ def test_an_expired_certificate(new_mosquitto: NewMosquitto, authority: Authorit
     )
 
 
-def test_an_unknown_authority(new_mosquitto: NewMosquitto, authority: Authority, tmp_path: Path) -> None:
-    broker = new_mosquitto(**authority.listener("localhost", "broker.local"))
-    expected = (
-        'mqtts://localhost:PORT: the server\'s certificate for "localhost" or "broker.local" was issued by "Test CA", '
-        "which is not trusted. Set tls.ca_file to that authority's certificate.   [TL-M07]"
-    )
-    assert refusal(broker, Tls()) == expected, "the system's authorities"
-    assert refusal(broker, Tls(ca_file=Authority(tmp_path / "other", "Other CA").ca_file)) == expected
-
-
 #: As mosquitto-tls(7) of Mosquitto 2.0.21 has them, with names and days in place of its questions.
 MANUAL = """
 openssl req -new -x509 -days 30 -extensions v3_ca -keyout ca.key -out ca.crt -nodes -subj /O=Works/CN=Works

@@ -92,4 +92,15 @@ _STEPS = st.one_of(
 @settings(max_examples=3 * settings().max_examples, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(st.data(), st.lists(_STEPS, min_size=20, max_size=60))
 def test_whatever_happens_in_a_life_nothing_is_lost_or_doubled(data: st.DataObject, steps: list[Step]) -> None:
+    """The model broker asserts what a client has to do, in each version and across connections, crashes and sessions.
+
+    Packet ids, DUP and order of what is published, and its repeats: [MQTT-2.2.1-3, -5], [MQTT-3.3.1-1],
+    [MQTT-4.3.2-1, -2, -3], [MQTT-4.3.3-1, -2, -3, -4, -5], [MQTT-3.6.2-1], [MQTT-4.6.0-1, -4], [MQTT-4.4.0-1];
+    [MQTT-2.3.1-2 of 3.1.1], [MQTT-2.3.1-3 of 3.1.1], [MQTT-3.3.1-1 of 3.1.1], [MQTT-4.3.1-1 of 3.1.1],
+    [MQTT-4.3.2-1 of 3.1.1], [MQTT-4.3.3-1 of 3.1.1], [MQTT-4.4.0-1 of 3.1.1], [MQTT-4.6.0-1 of 3.1.1],
+    [MQTT-4.6.0-4 of 3.1.1]. Order and number of what is received and its answers: [MQTT-4.3.2-5],
+    [MQTT-4.3.3-10, -11, -12], [MQTT-4.6.0-2, -3]; [MQTT-4.3.2-2 of 3.1.1], [MQTT-4.3.3-2 of 3.1.1],
+    [MQTT-4.6.0-2 of 3.1.1], [MQTT-4.6.0-3 of 3.1.1]. State of both directions: [MQTT-3.1.2-23], [MQTT-4.1.0-1];
+    [MQTT-3.1.2-4 of 3.1.1], [MQTT-4.1.0-1 of 3.1.1], [MQTT-4.1.0-2 of 3.1.1].
+    """
     live(draw_plan(lambda domain: data.draw(st.sampled_from(domain))), steps)

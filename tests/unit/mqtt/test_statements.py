@@ -32,7 +32,6 @@ from towline.mqtt.events import (
     AckWatermark,
     Action,
     Close,
-    ConnectionLost,
     ConnectionOpened,
     Deliver,
     DeliveryStored,
@@ -40,7 +39,6 @@ from towline.mqtt.events import (
     Filter,
     PacketsReceived,
     Publish,
-    PublishAcknowledged,
     Send,
     SessionConfig,
     SessionRecord,
@@ -113,52 +111,6 @@ def published(packets: list[Packet]) -> list[PublishPacket]:
 
 
 @VERSIONS
-def test_each_new_message_has_an_unused_id_its_qos_and_no_dup(version: int) -> None:
-    """[MQTT-4.3.2-1], [MQTT-4.3.2-2], [MQTT-4.3.3-1], [MQTT-4.3.1-1 of 3.1.1], [MQTT-2.3.1-2 of 3.1.1]."""
-    config = replace(CONFIG, filters=(Filter("a"),), window_3=100)
-    peer = Peer(version, config)
-    (subscribe,) = peer.connects()
-    assert isinstance(subscribe, SubscribePacket)
-    packets = [published(peer.does(Publish(n, outgoing(message(n % 3)))))[0] for n in range(30)]
-    assert [int(packet.qos) for packet in packets] == [n % 3 for n in range(30)]
-    assert not any(packet.duplicate for packet in packets)
-    ids = [packet.packet_id for packet in packets if int(packet.qos)] + [subscribe.packet_id]
-    assert None not in ids
-    assert len(set(ids)) == len(ids) == 21
-
-
-@VERSIONS
-@BOTH_QOS
-def test_until_it_is_answered_a_message_is_sent_again_with_its_id_and_dup_in_order(version: int, qos: int) -> None:
-    """[MQTT-3.3.1-1], [MQTT-4.3.2-3], [MQTT-4.3.3-2, -3, -4, -5].
-
-    [MQTT-3.3.1-1 of 3.1.1], [MQTT-4.4.0-1 of 3.1.1], [MQTT-4.6.0-1 of 3.1.1], [MQTT-2.3.1-3 of 3.1.1],
-    [MQTT-4.3.2-1 of 3.1.1], [MQTT-4.3.3-1 of 3.1.1].
-    """
-    peer = online(version)
-    peer.session.outbound.culprit_finder.is_droppable = lambda _token: (
-        False
-    )  # of none it is asked whether the broker minds it
-    first = [published(peer.does(Publish(n, outgoing(message(qos)))))[0] for n in range(3)]
-    assert not any(packet.duplicate for packet in first)
-    done = PubAckPacket(first[1].packet_id or 0) if qos == 1 else PubRecPacket(first[1].packet_id or 0)
-    answer = peer.gets(done)
-    assert [type(packet) for packet in answer] == ([] if qos == 1 else [PubRelPacket])
-    for _ in range(2):
-        peer.does(ConnectionLost())
-        again = peer.connects()
-        resent = [packet for packet in again if isinstance(packet, PublishPacket)]
-        assert [packet.packet_id for packet in resent] == [first[0].packet_id, first[2].packet_id]
-        assert all(packet.duplicate for packet in resent)
-        released = [packet.packet_id for packet in again if isinstance(packet, PubRelPacket)]
-        assert released == ([] if qos == 1 else [first[1].packet_id]), "PUBREL until PUBCOMP, and no PUBLISH"
-    if qos == 2:
-        peer.gets(PubCompPacket(first[1].packet_id or 0))
-        assert isinstance(peer.actions[0], PublishAcknowledged)
-        assert first[1].packet_id not in peer.session.outbound.in_flight
-
-
-@VERSIONS
 @BOTH_QOS
 def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> None:
     """[MQTT-3.3.1-3], [MQTT-3.3.1-3 of 3.1.1]: whoever hands on a repeated message sends it for the first time."""
@@ -178,18 +130,6 @@ def test_a_message_handed_on_has_no_subscription_identifier() -> None:
     given = PublishPacket("t", b"x", qos=QoS.AT_LEAST_ONCE, packet_id=1, subscription_ids=[1, 2])
     (packet,) = published(peer.does(Publish(1, outgoing(given))))
     assert not packet.subscription_ids
-
-
-@VERSIONS
-def test_pubrels_leave_in_the_order_of_the_pubrecs_with_their_ids_and_a_known_reason(version: int) -> None:
-    """[MQTT-4.6.0-4], [MQTT-3.6.2-1], [MQTT-2.2.1-5], [MQTT-4.6.0-4 of 3.1.1]."""
-    peer = online(version)
-    ids = [published(peer.does(Publish(n, outgoing(message(2)))))[0].packet_id or 0 for n in range(4)]
-    order = [ids[2], ids[0], ids[3]]
-    released = peer.gets(*(PubRecPacket(packet_id) for packet_id in order), PubRecPacket(4711))
-    assert all(isinstance(packet, PubRelPacket) for packet in released)
-    answers = [(packet.packet_id, int(packet.reason_code)) for packet in released if isinstance(packet, PubRelPacket)]
-    assert answers == [*((packet_id, 0) for packet_id in order), (4711, 0x92 if version == 5 else 0)]
 
 
 # Receiving
@@ -217,47 +157,6 @@ def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: in
 
 
 @VERSIONS
-def test_qos_1_after_puback_is_a_new_message_whatever_dup_says(version: int) -> None:
-    """[MQTT-4.3.2-5], [MQTT-4.3.2-2 of 3.1.1]: PUBACK with the id, then the same id is new."""
-    peer = online(version)
-    for number, duplicate in enumerate((False, True, False)):
-        peer.gets(message(1, 5, duplicate=duplicate))
-        (delivery,) = peer.actions
-        assert isinstance(delivery, Deliver)
-        assert delivery.first_number == 10 + number
-        assert peer.does(AckWatermark(11 + number)) == [PubAckPacket(5)]
-
-
-@VERSIONS
-def test_qos_2_is_taken_once_until_its_release_is_complete(version: int) -> None:
-    """[MQTT-4.3.3-10], [MQTT-4.3.3-11], [MQTT-4.3.3-12], [MQTT-4.3.3-2 of 3.1.1]."""
-    peer = online(version)
-    peer.gets(message(2, 5))
-    assert peer.does(AckWatermark(11)) == [PubRecPacket(5)]
-    assert peer.gets(message(2, 5, duplicate=True)) == [PubRecPacket(5)]
-    assert not [action for action in peer.actions if isinstance(action, Deliver)]
-    peer.gets(PubRelPacket(5))
-    (release,) = [action for action in peer.actions if isinstance(action, Deliver)]
-    assert peer.does(DeliveryStored(release.delivery_id)) == [PubCompPacket(5)]
-    peer.gets(message(2, 5))
-    (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
-    assert len(delivery.messages) == 1
-
-
-@VERSIONS
-@BOTH_QOS
-def test_acknowledgements_leave_in_the_order_of_arrival(version: int, qos: int) -> None:
-    """[MQTT-4.6.0-2], [MQTT-4.6.0-3], [MQTT-4.6.0-2 of 3.1.1], [MQTT-4.6.0-3 of 3.1.1]."""
-    peer = online(version)
-    ids = [9, 3, 77, 4, 1]
-    for packet_id in ids:
-        peer.gets(message(qos, packet_id, topic=f"t/{packet_id}"))
-    answers = peer.does(AckWatermark(12)) + peer.does(AckWatermark(15))
-    kind = PubAckPacket if qos == 1 else PubRecPacket
-    assert answers == [kind(packet_id) for packet_id in ids]
-
-
-@VERSIONS
 def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version: int) -> None:
     """[MQTT-4.5.0-2], [MQTT-4.5.0-2 of 3.1.1]."""
     peer = online(version)
@@ -266,25 +165,6 @@ def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version:
 
 
 # The session
-
-
-@VERSIONS
-def test_state_of_both_directions_outlives_the_connection(version: int) -> None:
-    """[MQTT-3.1.2-23], [MQTT-4.1.0-1], [MQTT-3.1.2-4 of 3.1.1], [MQTT-4.1.0-1 of 3.1.1], [MQTT-4.1.0-2 of 3.1.1]."""
-    peer = online(version)
-    peer.gets(message(2, 5))
-    peer.does(AckWatermark(11))
-    for n in range(2):
-        peer.does(Publish(n, outgoing(message(1 + n))))
-    before = (dict(peer.session.inbound.unreleased_messages), peer.session.outbound.in_flight)
-    assert [len(part) for part in before] == [1, 2]
-    peer.now = 3600.0
-    peer.does(Tick())  # whatever time does while the connection is open
-    peer.does(ConnectionLost())
-    assert (peer.session.inbound.unreleased_messages, peer.session.outbound.in_flight) == before
-    peer.connects()
-    assert (peer.session.inbound.unreleased_messages, peer.session.outbound.in_flight) == before
-    assert peer.gets(message(2, 5, duplicate=True)) == [PubRecPacket(5)]
 
 
 @VERSIONS

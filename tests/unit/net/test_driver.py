@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import pytest
 from mqtt5 import (
     ConnAckPacket,
-    ConnAckReasonCode,
     DisconnectPacket,
     DisconnectReasonCode,
     PublishPacket,
@@ -21,7 +20,7 @@ from mqtt5 import (
     SubAckReasonCode,
 )
 
-from towline.errors import BrokerError, BrokerRefused, ConfigError, Unreachable
+from towline.errors import BrokerError, Unreachable
 from towline.mqtt.events import Action, Deliver, Filter, Publish, SaveSessionRecord, SessionConfig
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
@@ -178,39 +177,6 @@ def test_what_a_session_decided_is_void_once_it_is_renewed(new_world: NewWorld) 
     assert world.driver.session is not before
     assert line.sent == b""
     assert world.failures == ["TL-M13"]
-
-
-def test_a_session_renewed_while_a_version_is_a_guess_only_looks_for_an_answer(new_world: NewWorld) -> None:
-    """Else it would go online with the older version, and the newest not be tried once more."""
-    silent, line = Line(), Line()
-    world = new_world(silent, line, protocol="auto", brokers=(FIRST,))
-    world.driver.run_once(0)
-    silent.broken = True
-    world.driver.run_once(0)
-    assert (world.driver.versions.level, world.driver.session.probing_version) == (4, True)
-    assert world.notices == ["TL-M25"]
-    world.driver.run_once(0)
-    world.driver.restart_session(Unreachable("TL-M13", "test", "no room"))
-    assert (world.driver.session.config.protocol, world.driver.session.probing_version) == (4, True)
-
-
-@pytest.mark.parametrize("ever_online", [False, True])
-def test_a_file_that_is_missing_is_fatal_only_at_the_start(new_world: NewWorld, ever_online: bool) -> None:
-    world = new_world(ConfigError("TL-C30", "ca", "missing"))
-    world.driver.ever_online = ever_online
-    world.driver.run_once(0)
-    assert (world.driver.fatal_error is None) == ever_online
-    assert world.failures == ["TL-C30"] * ever_online
-
-
-def test_a_refusal_is_fatal_only_at_the_start(new_world: NewWorld) -> None:
-    line = Line()
-    world = new_world(line)
-    world.driver.run_once(0)
-    line.incoming.append(ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED).write())
-    world.driver.run_once(0)
-    assert isinstance(world.driver.fatal_error, BrokerRefused)
-    assert world.failures == []
 
 
 def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWorld) -> None:

@@ -71,13 +71,6 @@ def test_a_long_wait_in_vain_is_not_repeated_for_a_while() -> None:
     assert after(linger, 0.05, 1) == 0.0
 
 
-def test_a_window_on_a_long_way_does_not_wait_long() -> None:
-    """What looks like silence is the time to the broker and back."""
-    linger = Linger(LINGER_S, 0.02)
-    waits = [after(linger, 0.05, 1, 19) for _ in range(20)]
-    assert waits[2:] == [0.0] * 18
-
-
 @given(st.lists(st.lists(st.integers(0, 150), max_size=20).map(lambda more: [1, *more]), max_size=150))
 def test_no_chunk_waits_longer_than_it_may(chunks: Sequence[Sequence[int]]) -> None:
     linger = Linger(LINGER_S)

@@ -18,7 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline import ClientSettings
 from towline.errors import TowlineError
-from towline.net.connecting import Address, Transport, call_with_timeout, connect, interleave_families
+from towline.net.connecting import Transport, call_with_timeout, connect
 from towline.net.endpoint import Endpoint
 from towline_prove.devstack.process import free_port
 
@@ -88,14 +88,6 @@ def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         "Check the broker's host, and the DNS of this machine.   [TL-M01]"
     )
     assert "no address" in refusal("mqtt://" + "a" * 70), "a label too long for the DNS"
-
-
-def test_families_take_turns_in_the_resolvers_order() -> None:
-    """RFC 8305 section 4."""
-    six: list[Address] = [(socket.AF_INET6, (n,)) for n in range(3)]
-    four: list[Address] = [(socket.AF_INET, (n,)) for n in range(2)]
-    assert interleave_families([*six, *four, six[0]]) == [six[0], four[0], six[1], four[1], six[2]]
-    assert interleave_families([]) == []
 
 
 def addresses(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> None:
@@ -271,17 +263,6 @@ def test_a_proxy_that_is_not_there_or_says_nothing(scheme: str) -> None:
         began = time.monotonic()
         assert refusal("mqtt://broker:1", way, timeout_s=0.4).endswith("[TL-M15]")
         assert time.monotonic() - began < 3
-
-
-@pytest.mark.parametrize("kind", [HttpProxy, SocksProxy])
-def test_a_password_that_can_not_be_carried_is_not_told(kind: type[HttpProxy], tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("geheimnisvoll-\N{EURO SIGN}", "utf-8")
-    with kind("me:x") as proxy:
-        scheme = "http" if kind is HttpProxy else "socks5"
-        said = refusal("mqtt://broker:1", f"{scheme}://me@{proxy.address}", proxy_password_file=secret)
-    assert "geheimnis" not in said
-    assert said.endswith("Use ASCII.   [TL-C31]")
 
 
 @pytest.mark.parametrize("scheme", ["http", "socks5"])
