@@ -352,12 +352,8 @@ _INCOMPLETE_REASONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RemapResult:
-    """Result of remapping one dead letter: a record, or the reason it stays; neither if a ``where`` filters it now."""
-
-    record: Record | None = None
-    reason: str = ""
+#: Result of remapping one dead letter: a record, or the reason it stays; None if a ``where`` filters it now.
+RemapResult: TypeAlias = "Record | str | None"
 
 
 def source_row(dead_letter: DeadLetter) -> dict[str, Any] | None:
@@ -415,7 +411,8 @@ class LetterMapper:
             and (row := source_row(dead_letter)) is not None
         }
         results = dict(zip(rows, self._map_rows([*rows.values()]), strict=True))
-        return [results.get(index) or _unchanged_record(dead_letter) for index, dead_letter in enumerate(dead_letters)]
+        numbered = enumerate(dead_letters)
+        return [results[index] if index in results else _unchanged_record(letter) for index, letter in numbered]
 
     def _map_rows(self, rows: list[dict[str, Any]]) -> Iterator[RemapResult]:
         if not rows:
@@ -429,9 +426,9 @@ class LetterMapper:
         for code, fault, record in zip(codes, texts, records, strict=True):
             outcome = RowOutcome(code)
             if outcome.reason:
-                yield RemapResult(reason=f"it is refused: {fault}" if outcome is RowOutcome.REJECTED else fault)
+                yield f"it is refused: {fault}" if outcome is RowOutcome.REJECTED else fault
             else:
-                yield RemapResult(None if outcome < RowOutcome.RENDERED else record)
+                yield None if outcome < RowOutcome.RENDERED else record
 
     def _evaluate_sql(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Add the columns that Spark evaluates from the SQL of the routes."""
@@ -443,12 +440,11 @@ class LetterMapper:
 def _unchanged_record(dead_letter: DeadLetter) -> RemapResult:
     """Return the original record of a dead letter that was mapped and could not be written; Kafka may take it now."""
     if (reason := _INCOMPLETE_REASONS.get(dead_letter.reason)) or dead_letter.topic is None:
-        return RemapResult(reason=reason or "it names no topic")
+        return reason or "it names no topic"
     partition = -1 if dead_letter.partition is None or dead_letter.reason is Reason.PARTITION else dead_letter.partition
     timestamp = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
     headers = list(dead_letter.headers) or None
-    topic, key, value = dead_letter.topic, dead_letter.key, dead_letter.value
-    return RemapResult((topic, value, key, partition, None, None, timestamp, headers))
+    return dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, timestamp, headers
 
 
 # -- replay, at most once ---------------------------------------------------------------------------------------------
@@ -463,7 +459,7 @@ _TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """Counts of a replay or dry run: replayed letters by topic, filtered letters, remaining letters by reason."""
+    """Counts of replays or dry runs: replayed letters by topic, filtered letters, remaining letters by reason."""
 
     replayed_by_topic: Counter[str] = field(default_factory=Counter)
     filtered_count: int = 0
@@ -474,55 +470,44 @@ class ReplayCounts:
         """Number of letters processed."""
         return self.replayed_by_topic.total() + self.filtered_count + self.dead_by_reason.total()
 
-    def add(self, outcome: RemapResult) -> None:
+    def add(self, result: RemapResult) -> None:
         """Count the result of one dead letter."""
-        if outcome.reason:
-            self.dead_by_reason[outcome.reason] += 1
-        elif outcome.record is None:
+        if isinstance(result, str):
+            self.dead_by_reason[result] += 1
+        elif result is None:
             self.filtered_count += 1
         else:
-            self.replayed_by_topic[outcome.record[0]] += 1
-
-    def add_counts(self, counts: ReplayCounts) -> None:
-        """Add the counts of another topic."""
-        self.replayed_by_topic += counts.replayed_by_topic
-        self.filtered_count += counts.filtered_count
-        self.dead_by_reason += counts.dead_by_reason
+            self.replayed_by_topic[result[0]] += 1
 
 
 def replay(
     letter_topic: DeadLetterTopic,
     selection: LetterFilter,
     spark: Callable[[], SparkSession],
+    counts: ReplayCounts,
     *,
     limit: int | None = None,
     dry_run: bool = False,
-) -> ReplayCounts:
-    """Replay the dead letters of a topic, each at most once, also over crashes.
+) -> None:
+    """Replay the dead letters of a topic, each at most once, also over crashes; add to the counts.
 
-    `spark` creates a session for routes with SQL. At most `limit` letters are replayed; a `dry_run` writes nothing.
+    `spark` creates a session for routes with SQL. At most `limit` letters are counted; a `dry_run` writes nothing.
 
     Raises:
         KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: letters without a
             commit wait as before.
     """
     mappers = {line.name: LetterMapper(line, spark) for line in letter_topic.lines.values()}
-    counts = ReplayCounts()
-    letters = letter_topic.waiting_letters(selection)
+    letters, last_total = letter_topic.waiting_letters(selection), sys.maxsize if limit is None else limit
     # Counted after fencing: a letter that seems to wait may have been replayed (see `still_waiting`).
-    remaining_limit = sys.maxsize if limit is None else limit
-    while batch := _next_letters(letters, min(remaining_limit, LETTERS_PER_TRANSACTION)):
-        if dry_run:
-            outcomes = _remap_letters(letter_topic, mappers, batch)
-        else:
-            with contextlib.closing(_ReplayWriter(letter_topic)) as writer:
-                batch = letter_topic.still_waiting(batch)
-                outcomes = _remap_letters(letter_topic, mappers, batch)
-                writer.write(letter_topic.topic, batch, outcomes)
-        remaining_limit -= len(batch)
-        for outcome in outcomes:
-            counts.add(outcome)
-    return counts
+    while batch := _next_letters(letters, min(last_total - counts.total, LETTERS_PER_TRANSACTION)):
+        with contextlib.nullcontext() if dry_run else contextlib.closing(_ReplayWriter(letter_topic)) as writer:
+            batch = letter_topic.still_waiting(batch) if writer else batch
+            results = _remap_letters(letter_topic, mappers, batch)
+            if writer:
+                writer.write(letter_topic.topic, batch, results)
+        for result in results:
+            counts.add(result)
 
 
 def _next_letters(letters: Iterator[StoredLetter], limit: int) -> list[StoredLetter]:
@@ -546,7 +531,7 @@ def _remap_letters(
     for name, mapper in mappers.items():
         indexes = [index for index, line_name in enumerate(line_names) if line_name == name]
         results |= dict(zip(indexes, mapper.remap([letters[index].dead_letter for index in indexes]), strict=True))
-    topics = {result.record[0] for result in results.values() if result.record}
+    topics = {result[0] for result in results.values() if isinstance(result, tuple)}
     reserved, now = re.compile(reserved_topics_pattern([letter_topic.topic])), int(time.time() * 1000)
     open_topics = {topic for topic in topics if not reserved.fullmatch(topic)}
     topic_limits = KafkaAdmin(letter_topic.client).topic_limits(open_topics)
@@ -556,8 +541,8 @@ def _remap_letters(
 
 
 def _check_record(result: RemapResult, limits: RecordLimits) -> RemapResult:
-    if result.record and (fault := record_fault(result.record, limits)):
-        return RemapResult(reason=f"topic {result.record[0]}: {fault.detail}")
+    if isinstance(result, tuple) and (fault := record_fault(result, limits)):
+        return f"topic {result[0]}: {fault.detail}"
     return result
 
 
@@ -577,10 +562,10 @@ class _ReplayWriter:
 
         After TL-B30 it is not committed, or that is not known: the next replay reads it from the marks.
         """
-        replayed = [letter for letter, result in zip(letters, results, strict=True) if not result.reason]
+        replayed = [letter for letter, result in zip(letters, results, strict=True) if not isinstance(result, str)]
         if not replayed:
             return
-        records = [result.record for result in results if result.record is not None]
+        records: list[Record] = [result for result in results if isinstance(result, tuple)]
         records += [(topic, b"", None, part, None, None, 0, [(REPLAY_MARK, mark)]) for part, mark in _marks(replayed)]
         with self._convert_errors():
             self._producer.begin()

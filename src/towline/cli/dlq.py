@@ -80,9 +80,7 @@ def replay(
     letter_filter, total = _letter_filter(bridge, line, reason), deadletters.ReplayCounts()
     topics = deadletters.dead_letter_topics(bridge)
     for topic in topics:
-        limit_left = None if limit is None else limit - total.total
-        start_spark = partial(_session, bridge)
-        total.add_counts(deadletters.replay(topic, letter_filter, start_spark, limit=limit_left, dry_run=dry_run))
+        deadletters.replay(topic, letter_filter, partial(_session, bridge), total, limit=limit, dry_run=dry_run)
     result = {"dry_run": dry_run, "replayed": dict(total.replayed_by_topic), "filtered": total.filtered_count}
     result |= {"dead": dict(total.dead_by_reason), **_unowned_records(topics)}
     print_result(result, _replay_lines(total, result, dry_run=dry_run), as_json=as_json)

@@ -46,7 +46,9 @@ def no_spark() -> NoReturn:
 
 
 def replay(letters: DeadLetterTopic, letter_filter: LetterFilter = ALL, **options: Any) -> ReplayCounts:
-    return deadletters.replay(letters, letter_filter, no_spark, **options)
+    counts = ReplayCounts()
+    deadletters.replay(letters, letter_filter, no_spark, counts, **options)
+    return counts
 
 
 def write(writer: _ReplayWriter, letters: DeadLetterTopic, bridge: Bridge, waiting: list[StoredLetter]) -> None:
@@ -141,7 +143,8 @@ def test_a_killed_replay_is_repeated(kafka: Kafka, make: Make) -> None:
         from towline.kafka.producers import TransactionalProducer
         TransactionalProducer.commit = lambda producer: (producer.flush(20), os._exit(9))
         bridge = config.load(Path(sys.argv[1]))
-        deadletters.replay(deadletters.dead_letter_topics(bridge)[0], deadletters.LetterFilter(), None)
+        (letters,) = deadletters.dead_letter_topics(bridge)
+        deadletters.replay(letters, deadletters.LetterFilter(), None, deadletters.ReplayCounts())
     """
     assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
     assert replay(letters).replayed_by_topic == {target: 2}

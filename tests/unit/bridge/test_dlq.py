@@ -136,20 +136,20 @@ def test_a_corrected_route_remaps_its_letters_and_the_others_stay(tmp_path: Path
     device, elsewhere = ("mqtt.user.id", b"d1"), (("mqtt.topic", b"nobody"),)
     letters = [letter(headers=(*MQTT, device)), letter(), letter(headers=elsewhere), letter(headers=(), topic=None)]
     first, *others = mapper(tmp_path, 'key = "{mqtt.user.id}"\nkey_required = true\n').remap(letters)
-    assert first.record is not None
-    assert first.record[:4] == ("telemetry", b"payload", b"d1", -1)
-    assert (first.record[6], device in first.record[7]) == (1767225600000, True)
-    assert [(result.record, result.reason) for result in others] == [
-        (None, "the message lacks what its key or its dedupe key is made of"),
-        (None, "no route takes this topic"),
-        (None, "it names no topic"),
+    assert isinstance(first, tuple)
+    assert first[:4] == ("telemetry", b"payload", b"d1", -1)
+    assert (first[6], device in first[7]) == (1767225600000, True)
+    assert others == [
+        "the message lacks what its key or its dedupe key is made of",
+        "no route takes this topic",
+        "it names no topic",
     ]
 
 
 def test_a_record_that_kafka_refused_is_replayed_unchanged(tmp_path: Path) -> None:
     reasons = (Reason.TOO_LARGE, Reason.PARTITION, Reason.TIMESTAMP)
     results = mapper(tmp_path).remap([letter(reason, (("h", None),)) for reason in reasons])
-    assert [result.record for result in results] == [
+    assert results == [
         ("x", b"payload", b"k", 9, None, None, 5, [("h", None)]),
         ("x", b"payload", b"k", -1, None, None, 5, [("h", None)]),
         ("x", b"payload", b"k", 9, None, None, 0, [("h", None)]),
@@ -160,8 +160,8 @@ def test_truncated_messages_are_never_replayed(tmp_path: Path) -> None:
     """Its value is no payload; and a ``where`` is not asked about it."""
     truncated = [letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)]
     results = mapper(tmp_path, 'where = "true"\n').remap(truncated)
-    assert [result.record for result in results] == [None, None]
-    assert ["max_packet_bytes" in results[0].reason, "MQTT packet" in results[1].reason] == [True, True]
+    assert ["max_packet_bytes" in str(results[0]), "MQTT packet" in str(results[1])] == [True, True]
+    assert all(isinstance(result, str) for result in results)
 
 
 @pytest.mark.parametrize("value", [b"9" * 30, b"9" * 5000, b"-1", b"\xff", "١".encode(), b"", None])
@@ -170,7 +170,7 @@ def test_no_number_of_a_letter_ends_a_replay(tmp_path: Path, value: bytes | None
     numbers = ("qos", "message-expiry", "subscription-id", "received-at", "offset")
     forged = (MQTT[0], *((f"mqtt.{name}", value) for name in numbers))
     (result,) = mapper(tmp_path, 'key = "{mqtt.qos}-{mqtt.offset}"\n').remap([letter(headers=forged)])
-    assert (result.record is None) == bool(result.reason)
+    assert isinstance(result, tuple)
     row = source_row(letter(headers=forged))
     assert row is not None
     assert (row["qos"], row["offset"]) == (None, None)

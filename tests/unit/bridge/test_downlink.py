@@ -108,4 +108,4 @@ def test_a_letter_is_replayed_to_its_source_partition(tmp_path: Path, header: st
     letter = DeadLetter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", ((header, b"1"),), 3, 17, "why", "commands")
     mapper = LetterMapper(down_file.the_line(down_file.GOOD, tmp_path), lambda: pytest.fail("there is no SQL"))
     (outcome,) = mapper.remap([letter])
-    assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [(header, b"1")])
+    assert outcome == ("commands", b"v", b"k", 3, None, None, 17, [(header, b"1")])

@@ -44,11 +44,14 @@ def test_a_limit_is_for_all_topics_together(
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     topics = [fake_topic(name) for name in ("one", "other", "third")]
-    given: list[int | None] = []
+    given: list[int] = []
 
-    def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> deadletters.ReplayCounts:
-        given.append(limit)
-        return deadletters.ReplayCounts(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
+    def replay(*given_first: Any, limit: int, dry_run: bool) -> None:
+        counts: deadletters.ReplayCounts = given_first[-1]
+        given.append(limit - counts.total)
+        counts.replayed_by_topic["t"] += 1
+        counts.filtered_count += 1
+        assert not dry_run
 
     monkeypatch.setattr(deadletters, "dead_letter_topics", lambda _bridge: topics)
     monkeypatch.setattr(deadletters, "replay", replay)
