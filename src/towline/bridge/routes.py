@@ -56,6 +56,7 @@ ROUTE: Final = "towline_route"
 REJECT, WHERE, DEDUPE, HEADER_MAP = "towline_reject", "towline_where", "towline_dedupe", "towline_headers"
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_NO_HEADERS: Final = pa.array([], _HEADERS.value_type)
 _RARE_COLUMNS: Final = ("retain", *OPTIONAL_COLUMNS)
 _TIMESTAMP_TYPE: Final = ROW_SCHEMA.field("received_at").type
 #: `RowOutcome` of a row; and the reason as text if it is refused.
@@ -437,21 +438,15 @@ class _RouteView(FieldTexts):
 
     def headers(self, route: Route) -> pa.Array:
         """Return the headers of a route as a list column."""
-        pair_type, header_count = _HEADERS.value_type, len(route.headers)
-        if not header_count:
-            return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), self.size + 1), pa.array([], pair_type))
-        texts = [self.template_text(template).cast(pa.binary()) for _, template in route.headers]
-        numbers = _index_range(header_count * self.size)  # of the headers, row after row
-        row_index = pc.divide(numbers, header_count)
-        header_index = pc.subtract(numbers, pc.multiply(row_index, header_count))
-        values = pa.concat_arrays(texts).take(pc.add(pc.multiply(header_index, self.size), row_index))
-        names = pa.array([name for name, _ in route.headers], pa.string()).take(header_index)
-        pairs = pa.StructArray.from_arrays([names, values], fields=list(pair_type))
-        ends = pc.multiply(_index_range(self.size + 1), header_count)
-        if route.omit_missing and values.null_count:
-            present = values.is_valid()
-            pairs, ends = pairs.filter(present), running_sums(present).take(ends)
-        return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
+        lists = []
+        for name, template in route.headers:
+            columns = [self.constant(name, pa.string()), self.template_text(template).cast(pa.binary())]
+            pairs = pa.StructArray.from_arrays(columns, fields=list(_NO_HEADERS.type))
+            present = columns[1].is_valid() if route.omit_missing else self.constant(value=True, arrow_type=pa.bool_())
+            pairs = pairs.filter(present) if columns[1].null_count else pairs
+            lists.append(pa.ListArray.from_arrays(running_sums(present).cast(pa.int32()), pairs))
+        no_headers = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), self.size + 1), _NO_HEADERS)
+        return _concat_lists(lists) if lists else no_headers
 
 
 def sql_verdicts(rows: pa.RecordBatch) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
@@ -568,11 +563,6 @@ def running_sums(numbers: pa.Array) -> pa.Array:
     return pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(numbers.cast(pa.int64()))])
 
 
-def _index_range(size: int) -> pa.Array:
-    """Return the integers from 0 to size - 1."""
-    return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), size)), 1)
-
-
 def _as_text(column: pa.Array) -> pa.Array:
     """Cast values to text; a time to microseconds since 1970."""
     numbers = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
@@ -651,7 +641,7 @@ class _BatchRendering:
         headers = self._column(_HEADERS, lambda route: [text for _, text in route.headers], _RouteView.headers)
         properties = self._column(pa.bool_(), lambda _: [], lambda view, r: view.constant(r.properties, pa.bool_()))
         if HEADER_MAP in rows.schema.names and (mapped_headers := rows.column(HEADER_MAP)).null_count < rows.num_rows:
-            headers = _concat_lists(headers, mapped_headers.cast(_HEADERS))
+            headers = _concat_lists([headers, mapped_headers.cast(_HEADERS)])
         values, times, invalid_times = self._record_values(), *self._record_times()
         outcomes, refusals = self._outcomes(codes, keys, values, invalid_times)
         truncated_count = rows.column("payload").null_count
@@ -732,11 +722,11 @@ class _BatchRendering:
         return pc.is_in(self.route_numbers, pa.array(numbers, pa.int32()))
 
 
-def _concat_lists(first_lists: pa.Array, second_lists: pa.Array) -> pa.Array:
-    """Concatenate the entries of two list columns, row by row."""
-    rows = pa.concat_arrays([pc.list_parent_indices(first_lists), pc.list_parent_indices(second_lists)])
-    entries = pa.concat_arrays([first_lists.flatten(), second_lists.flatten()]).take(pc.sort_indices(rows))
-    lengths = pc.add(pc.list_value_length(first_lists).fill_null(0), pc.list_value_length(second_lists).fill_null(0))
+def _concat_lists(lists: Sequence[pa.Array]) -> pa.Array:
+    """Concatenate the entries of list columns, row by row."""
+    rows = pa.concat_arrays([pc.list_parent_indices(column) for column in lists])
+    entries = pa.concat_arrays([column.flatten() for column in lists]).take(pc.sort_indices(rows))
+    lengths = reduce(pc.add, (pc.list_value_length(column).fill_null(0) for column in lists))
     return pa.ListArray.from_arrays(running_sums(lengths).cast(pa.int32()), entries)
 
 
