@@ -19,7 +19,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
@@ -196,6 +195,11 @@ class DownlinkQuery(LineQuery[Downlink]):
     def _line_of_last_batch(self, mapping: str) -> Downlink | None:
         return line_of_last_batches(self.line, mapping) if _parse_mapping(mapping) else None
 
+    def _line_of_next_batch(self, identity: Identity) -> tuple[Downlink, str]:  # noqa: ARG002 - used by uplinks
+        # The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so the batch
+        # is finished with the mapping it was started with.
+        return self.line, mapping_of(self.line)
+
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
         line, file, identity = self.line, str(self.bridge.file), Identity.of_line(self.bridge, self.line)
@@ -208,10 +212,19 @@ class DownlinkQuery(LineQuery[Downlink]):
         # While a topic is missing Spark stops at a batch that was planned without it; all other losses were checked.
         self._ignores_data_loss = self._topic_check.has_removed_topics and not summary.all_committed
         self._finish_only = self._finish_only or self._ignores_data_loss
-        identity = _with_mapping(line, identity, summary)
+        if self._mapping:
+            limit = self._packet_limit(identity)
+            identity = identity.update(line.gateway.state_dir, mapping=self._mapping, packet_limit=limit)
         records, options = self._read_stream(spark, identity), self._message_options(identity)
         rows = apply_downlink_sql(records, line, options, _transform(line), parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
+
+    def _packet_limit(self, identity: Identity) -> int:
+        """Return the broker's largest packet, or the last known one; 0 for no limit. Raises TL-G01, no answer."""
+        endpoints = endpoints_of([str(self.line.gateway.state_dir)], ClientAccess())
+        (status,) = wait_for_answers(endpoints, request_status, is_local=True)
+        online = status.get("state") == "online"  # only then the broker's limit is known, and None means no limit
+        return int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
 
     def count_spark(self, progress: Mapping[str, Any]) -> None:
         """Count the records that Spark read from Kafka, to compare with the records that the writer received.
@@ -291,7 +304,13 @@ class DownlinkQuery(LineQuery[Downlink]):
         for name in recreated_topics(identity.topic_ids, self._topic_check.topic_ids):  # they start at starting_offsets
             latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}
             positions[name] = start.get(name, {}) if isinstance(start, dict) else latest
-        return json.dumps(with_all_partitions(positions, topics, line))
+        partitions = {name: map(str, range(count)) for name, count in topics.items() if line.reads(name)}
+        return json.dumps(
+            {
+                name: {number: positions.get(name, {}).get(number, _EARLIEST) for number in numbers}
+                for name, numbers in partitions.items()
+            }
+        )
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         """Return the options of `towline.bridge.downlink.sink`, which writes rows to MQTT and dead letters to Kafka."""
@@ -316,21 +335,6 @@ class DownlinkQuery(LineQuery[Downlink]):
         return options | {prefix + key: value for prefix, side in sides for key, value in side.items()}
 
 
-def _with_mapping(line: Downlink, identity: Identity, summary: CheckpointSummary) -> Identity:
-    """Save the mapping of the next batches in the identity, durably; unchanged while a batch is undecided.
-
-    The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so the batch is
-    finished with the mapping it was started with. Raises TL-G01 when the gateway does not answer.
-    """
-    if not summary.all_committed:
-        return identity
-    endpoints = endpoints_of([str(line.gateway.state_dir)], ClientAccess())
-    (status,) = wait_for_answers(endpoints, request_status, is_local=True)
-    online = status.get("state") == "online"  # only then the broker's limit is known, and None means no limit
-    limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
-    return identity.update(line.gateway.state_dir, mapping=mapping_of(line), packet_limit=limit)
-
-
 def mapping_of(line: Downlink) -> str:
     """Return a line's settings as JSON."""
     return line.model_dump_json(by_alias=True, exclude_defaults=True, include=set(DownlinkSection.model_fields))
@@ -351,17 +355,6 @@ def _parse_mapping(mapping: str) -> DownlinkSection | None:
         section = DownlinkSection.model_validate_json(mapping)
         return None if any(message_problems(section)) else section
     return None
-
-
-def with_all_partitions(
-    positions: KafkaOffsets, topics: Mapping[str, int], section: DownlinkSection
-) -> dict[str, dict[str, int]]:
-    """Return offsets for every current partition of a line's topics; a new partition begins at its start."""
-    return {
-        name: {str(partition): positions.get(name, {}).get(str(partition), _EARLIEST) for partition in range(count)}
-        for name, count in topics.items()
-        if section.reads(name)
-    }
 
 
 def _transform(line: Downlink) -> Callable[[DataFrame], DataFrame] | None:

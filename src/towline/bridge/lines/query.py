@@ -100,9 +100,9 @@ class LineQuery(ABC, Generic[LineT]):
     def _line_of_last_batch(self, mapping: str) -> LineT | None:
         """Return the line with the settings of its last batches, from its identity; None if they are refused now."""
 
-    def _line_of_next_batch(self, identity: Identity) -> tuple[LineT, str]:  # noqa: ARG002 - used by uplinks
+    @abstractmethod
+    def _line_of_next_batch(self, identity: Identity) -> tuple[LineT, str]:
         """Return the line with the settings of its next batches, and the mapping to save in its identity before."""
-        return self.line, ""
 
     def _repaired_checkpoint(self) -> Checkpoint:
         """Return the checkpoint, with files repaired that a power failure damaged."""
