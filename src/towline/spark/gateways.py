@@ -48,18 +48,14 @@ if TYPE_CHECKING:
 _RETRY_S: Final = 0.25
 #: The same after a refusal: the gateway counts each attempt, and a file must be changed first.
 _REFUSED_RETRY_S: Final = 5.0
-#: Time between two log lines about a refusal, in seconds: only a person can end it.
-_REFUSED_LOG_S: Final = 60.0
 #: Longest wait for the lease of the reader before, in seconds: a stopped query's process needs a moment to end.
 LEASE_WAIT_S = 5.0
 #: Longest wait for further gateways after the first result, in seconds: a gateway with rows answers a poll at once, so
 #: one that takes longer has none.
 POLL_GRACE_S: Final = 0.02
-#: The same for a gateway that is known to have rows, at least: twice the time of its last result, up to `FIRST_POLL_S`.
-SLOW_POLL_GRACE_S: Final = 1.0
-#: Longest wait of a new query for further gateways after the first result, and of a restarted query for the first
-#: result, in seconds.
-FIRST_POLL_S: Final = 5.0
+#: The same for a gateway that is known to have rows, until it answers again; of a new query for further gateways; and
+#: of a restarted query for the first result, in seconds.
+SLOW_POLL_GRACE_S: Final = 5.0
 
 #: A future for `futures.wait`, which returns at once without any.
 _PENDING_FOREVER: Final[futures.Future[Any]] = futures.Future()
@@ -83,12 +79,11 @@ def is_outage(error: TowlineError) -> bool:
 
 
 class GatewayOutage(NamedTuple):
-    """Outage of a gateway: `started_at` in seconds since 1970, the other times on `time.monotonic`."""
+    """Outage of a gateway: `started_at` in seconds since 1970, `retry_at` on `time.monotonic`."""
 
     error: TowlineError
     started_at: float
     retry_at: float
-    logged_at: float
 
 
 class PollRequest(NamedTuple):
@@ -122,7 +117,6 @@ class SourceGateway:
         pending_poll: Result of the running poll; None when there is none.
         poll_started: Start of that poll, on `time.monotonic`.
         overdue_since: Since when it polls for rows that are known to wait there; 0 for not.
-        overdue_latency_s: Seconds that its last poll with such rows took.
     """
 
     def __init__(self, address: GatewayAddress, plan: ReadPlan, lease: Lease) -> None:
@@ -131,7 +125,7 @@ class SourceGateway:
         self.outage: GatewayOutage | None = None
         self.journal_end = 0
         self.pending_poll: futures.Future[PollResult | None] | None = None
-        self.poll_started = self.overdue_since = self.overdue_latency_s = 0.0
+        self.poll_started = self.overdue_since = 0.0
         self._pending_request: PollRequest | None = None
         self._plan = plan
         self._lease = lease
@@ -183,19 +177,19 @@ class SourceGateway:
         return result
 
     def _record_outage(self, error: TowlineError) -> None:
-        """Record an outage and log it: an unreachable gateway once, a refusal each minute."""
-        now, previous, is_refused = time.monotonic(), self.outage, is_refusal(error)
-        started_at, logged_at = (previous.started_at, previous.logged_at) if previous else (time.time(), now)
-        changed = previous is None or is_refusal(previous.error) is not is_refused
-        if changed or (is_refused and now - logged_at >= _REFUSED_LOG_S):
-            logged_at = now
+        """Record an outage, and log its start."""
+        previous, is_refused = self.outage, is_refusal(error)
+        if previous is None or is_refusal(previous.error) is not is_refused:
             state, code, remedy = "is unavailable", "TL-G54", ""
             if is_refused:
                 state, code, remedy = "refuses this query", error.code, f". {error.remedy}"
             others = ", other gateways go on" if len(self._plan.gateways) > 1 else ""
             message = "gateway %s %s: %s; its messages wait there%s%s   [%s]"
             _LOG.warning(message, self.display_name, state, error.problem, others, remedy, code)
-        self.outage = GatewayOutage(error, started_at, now + (_REFUSED_RETRY_S if is_refused else _RETRY_S), logged_at)
+        started_at = previous.started_at if previous else time.time()
+        self.outage = GatewayOutage(
+            error, started_at, time.monotonic() + (_REFUSED_RETRY_S if is_refused else _RETRY_S)
+        )
 
     def poll_rows(self, request: PollRequest, timeout_s: float) -> PollResult:
         """Connect, start the gateway if it belongs to this query, take the lease, commit, and wait for rows.
@@ -216,11 +210,7 @@ class SourceGateway:
             end = start.with_offset(window.end, window.incarnation)
             return PollResult(window.end - start.offset, window.size, end, window.journal_end)
 
-        poll_start, overdue = time.monotonic(), self.journal_end > start.offset
-        result = self._call(poll)
-        if overdue:
-            self.overdue_latency_s = time.monotonic() - poll_start
-        return result
+        return self._call(poll)
 
     def slice(self, start: int, end: JournalPosition) -> Slice:
         """Return the slice of a range of its journal. Raises as `poll_rows`."""
@@ -340,12 +330,12 @@ class BatchPlanner:
             gateway.release()
 
     def connect(self) -> None:
-        """Take the leases of at least one gateway, and of those that answer within `FIRST_POLL_S`.
+        """Take the leases of at least one gateway, and of those that answer within `SLOW_POLL_GRACE_S`.
 
         Raises:
             TowlineError: Error of the first unavailable gateway, if all are unavailable.
         """
-        self._poll_gateways({}, GATEWAY_TIMEOUT_S, FIRST_POLL_S)
+        self._poll_gateways({}, GATEWAY_TIMEOUT_S, SLOW_POLL_GRACE_S)
         if all(gateway.outage or not gateway.start for gateway in self.gateways):
             location = self.gateways[0].address.location
             error = GatewayUnreachable("TL-G01", location, "no gateway answers", "Is it running?")
@@ -385,7 +375,7 @@ class BatchPlanner:
         if self._byte_limit and not (self.planned_range and start.positions == self.planned_range[0].positions):
             self._byte_limit.next_limit()
         if not any(gateway.start for gateway in self.gateways):
-            self._poll_gateways({}, max(wait_s, FIRST_POLL_S))
+            self._poll_gateways({}, max(wait_s, SLOW_POLL_GRACE_S))
             wait_s = 0.0
         positions = {gateway: self._position_of(gateway.start, start) for gateway in self.gateways if gateway.start}
         removed_positions = self._removed_positions(start, positions.values())
@@ -487,8 +477,7 @@ class BatchPlanner:
 
         def grace_is_over(gateway: SourceGateway) -> bool:
             if gateway.overdue_since:
-                slow_s = max(SLOW_POLL_GRACE_S, min(FIRST_POLL_S, 2 * gateway.overdue_latency_s))
-                return now - gateway.overdue_since >= max(grace_s, slow_s)
+                return now - gateway.overdue_since >= SLOW_POLL_GRACE_S
             return now - gateway.poll_started >= max(grace_s, POLL_GRACE_S)
 
         self._finish_polls(polls)

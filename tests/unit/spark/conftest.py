@@ -20,7 +20,7 @@ from towline.spark.reader import MqttStreamReader
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "_RETRY_S", 0.02)
     monkeypatch.setattr(gateways, "_REFUSED_RETRY_S", 0.05)
-    monkeypatch.setattr(gateways, "FIRST_POLL_S", 0.5)
+    monkeypatch.setattr(gateways, "SLOW_POLL_GRACE_S", 0.5)
     monkeypatch.setattr(gateways, "POLL_GRACE_S", 0.25)  # what answers at once may take longer beside other tests
 
 
