@@ -42,13 +42,10 @@ class Running:
     directory: Path
     file: Path
     process: subprocess.Popen[bytes] = field(init=False)
-    #: The module that is ``towline``, and its own arguments.
+    #: The module that is ``towline``; name of its ``state_dir``; command that it runs in, and its variables.
     program: tuple[str, ...] = ("towline",)
-    #: Name of its ``state_dir``.
     state: str = "state"
-    #: The command that runs commands: as another user, in a container.
     within: tuple[str, ...] = ()
-    #: Variables, beside those of this process.
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, *more: str) -> None:
@@ -121,26 +118,16 @@ def publish(
     device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
     device.connect("127.0.0.1", broker.port)
     device.loop_start()
-    sent = [
-        device.publish(topic, text.format(n), qos=qos, properties=_properties(user, text.format(n)))
-        for n in range(first, first + count)
-    ]
+    sent = []
+    for value in map(text.format, range(first, first + count)):
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        if user:
+            properties.UserProperty = (user, value)
+        sent.append(device.publish(topic, value, qos=qos, properties=properties))
     for each in sent:
         each.wait_for_publish(PATIENCE)
     device.disconnect()
     device.loop_stop()
-
-
-def _properties(user: str, value: str) -> Properties | None:
-    if not user:
-        return None
-    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    properties.UserProperty = (user, value)
-    return properties
-
-
-def _headers(record: Any) -> dict[str, Any]:
-    return dict(record.headers() or [])
 
 
 def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
@@ -172,7 +159,7 @@ def _read(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]] |
                 return None
             error = record.error()
             if error is None:
-                records.append((record.key(), record.value(), _headers(record)))
+                records.append((record.key(), record.value(), dict(record.headers() or [])))
             elif error.name() == "_PARTITION_EOF":
                 return records
             else:

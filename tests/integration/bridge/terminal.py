@@ -38,12 +38,7 @@ def sessions(page: str) -> list[str]:
 
 
 class Terminal:
-    """A shell in a terminal of 80 columns that can't be redrawn.
-
-    Args:
-        directory: Where it begins.
-        environ: What it has beside this process's environment.
-    """
+    """A shell in a terminal of 80 columns that can't be redrawn, in a directory, with variables of its own."""
 
     def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
         self._directory = directory
@@ -102,13 +97,7 @@ class Terminal:
         wait_until(lambda: self.said.endswith(end), timeout, f"{end!r} at the end of {self.said[-600:]!r}")
 
     def perform(self, session: str, timeout: float, names: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Type what a person types in a session, each after what it answers.
-
-        Args:
-            session: Of a page.
-            timeout: Seconds for each answer.
-            names: What is typed in place of a page's names of servers.
-        """
+        """Type what a person types in a page's session, each after what it answers; `names` are of servers."""
         for name, real in names.items():
             session = session.replace(name, real)
         for line in session.splitlines():

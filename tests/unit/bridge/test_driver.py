@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ PROGRESS: dict[str, Any] = {"batchId": 3, "durationMs": {"addBatch": 30, "trigge
 
 @pytest.fixture
 def uplink(tmp_path: Path) -> UplinkQuery:
-    bridge = read(GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"'), tmp_path)
+    bridge = read(GOOD, tmp_path)
     return UplinkQuery(bridge, bridge.uplinks[0])
 
 
@@ -104,29 +103,6 @@ def test_numbers_that_can_not_be_counted_stop_nothing(
     LineRunner(host, uplink).report_progress(PROGRESS)
     assert host.reports[0]["batch"] == 3
     assert "not counted" in capsys.readouterr().err
-
-
-def test_a_report_is_one_line_of_json() -> None:
-    stream = io.StringIO()
-    ReportWriter(stream).send("failed", line="x", text="a\nb")
-    (line,) = stream.getvalue().splitlines()
-    assert json.loads(line)["text"] == "a\nb"
-    stream.close()
-    ReportWriter(stream).send("progress")  # the supervisor has ended: no harm
-
-
-def test_dead_letters_are_signed_with_what_no_other_bridge_has(uplink: UplinkQuery) -> None:
-    told = uplink.sink_settings()
-    assert (told.dead_letter_topic, told.sink_id) == ("dead", "plant-7.telemetry")
-
-
-def test_a_line_that_is_paused_keeps_no_stop_waiting(runner: LineRunner, host: Any) -> None:
-    began = time.monotonic()
-    runner.stop(began + 60)
-    assert not runner.is_start_due
-    runner.stop(began + 60)
-    assert time.monotonic() - began < 30
-    assert host.reports == []
 
 
 def test_a_disk_is_asked_every_other_second_and_deleted_topics_are_not_looked_for_for_ever(

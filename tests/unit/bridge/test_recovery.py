@@ -292,14 +292,6 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert begin(one, fresh, older) == 90, "an older copy that was written to since: what is below 100 is new"
 
 
-def test_a_line_that_has_lost_its_checkpoint_begins_where_the_gateway_says(tmp_path: Path) -> None:
-    """Not where it began before that checkpoint: what was carried since came twice."""
-    one = line(tmp_path, guarantee="at_most_once")
-    replace(KNOWN, generation=2, places=at(700), guarantee="at_most_once").save(one.gateway.state_dir)
-    reset_line(one)
-    assert begin(one, saved(one), journal(tip=6000, committed=5000)) == 6000
-
-
 def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path) -> None:
     """With ``latest`` its successor would begin behind what it has not sent."""
     one = downlink(tmp_path)
