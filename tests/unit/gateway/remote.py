@@ -50,10 +50,8 @@ class Pki:
         file.chmod(0o600)
 
     def settings(self, **more: Any) -> ListenSettings:
-        given = {"address": "127.0.0.1:0", **dict.fromkeys(("cert_file", "key_file", "token_file"), None), **more}
-        given["cert_file"] = given["cert_file"] or self.directory / "server.pem"
-        given["key_file"] = given["key_file"] or self.directory / "server.key"
-        given["token_file"] = given["token_file"] or self.directory / "token"
+        files = {"cert_file": "server.pem", "key_file": "server.key", "token_file": "token"}
+        given = {"address": "127.0.0.1:0"} | {setting: self.directory / name for setting, name in files.items()} | more
         return ListenSettings.model_validate(given)
 
     def access(self, **more: str) -> ClientAccess:
