@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from mqtt5 import ConnAckPacket, SubAckPacket, SubAckReasonCode
+from mqtt5 import ConnAckPacket, Packet, SubAckPacket, SubAckReasonCode
 
+from tests.helpers import read_all
 from towline.gateway.pump import Pump
+from towline.gateway.settings import GatewaySettings
+from towline.journal import Journal, Limits, Outbox
+from towline.schema import ROW_SCHEMA
 
-__all__ = ["Broker", "turn"]
+__all__ = ["Broker", "pumping", "turn"]
+
+ROOMY = Limits(min_free_bytes=0)
 
 
 class Broker:
@@ -37,7 +46,36 @@ class Broker:
         self.line.sendall(b"".join(packet.write() for packet in packets))
         turn(pump)
 
+    def heard(self) -> list[Packet]:
+        """What has come since the last look."""
+        self.line.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            return read_all(self.line.recv(65536))
+        return []
+
 
 def turn(pump: Pump) -> None:
     pump.wake()
     pump._turn()
+
+
+@contextlib.contextmanager
+def pumping(
+    place: Path,
+    broker: Broker,
+    qos: int = 2,
+    *,
+    limits: Limits = ROOMY,
+    outbox: Outbox | None = None,
+    **settings: Any,
+) -> Iterator[tuple[Pump, Journal]]:
+    """A pump of its own inbox, which ends with the block."""
+    given = {"name": "g", "state_dir": place, "brokers": broker.url, "linger_ms": 0}
+    given |= {"subscriptions": [{"pattern": "#", "qos": qos}], "outbox": None if outbox is None else {}, **settings}
+    with Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=limits) as inbox:
+        pump = Pump(GatewaySettings.model_validate(given), inbox, outbox)
+        try:
+            yield pump, inbox
+        finally:
+            pump.stop()
+            pump.run()
