@@ -20,7 +20,6 @@ import pytest
 
 import towline
 from tests.unit.bridge.test_config import GOOD, read
-from tests.unit.gateway.test_process import SETTINGS
 from towline import ClientSettings, Publisher
 from towline.bridge.runtime.child_supervisors import unexpected_error
 from towline.bridge.runtime.session import create_session
@@ -90,7 +89,8 @@ def is_plain(text: str) -> bool:
     ids=["gateway", "network"],
 )
 def test_a_gateway_and_its_network_process(secret_file: Path, imports: str, broken: str) -> None:
-    told = {**SETTINGS, "state_dir": "state", "username": "u", "password_file": str(secret_file)}
+    settings = {"name": "telemetry", "brokers": ["mqtt://127.0.0.1:1"], "subscriptions": [{"pattern": "t"}]}
+    told = {**settings, "state_dir": "state", "username": "u", "password_file": str(secret_file)}
     assert is_plain(logged(secret_file, imports, broken, told, TOWLINE_LOG_FORMAT="text"))
 
 
