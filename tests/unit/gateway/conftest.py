@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,15 +22,6 @@ def server(tmp_path: Path) -> Iterator[Served]:
 def client(server: Served) -> Iterator[GatewayClient]:
     with GatewayClient(server.location) as connected:
         yield connected
-
-
-@pytest.fixture
-def other() -> Iterator[subprocess.Popen[bytes]]:
-    """Another living process, to hold a lease."""
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture

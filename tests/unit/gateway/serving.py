@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -24,7 +23,7 @@ from towline.journal import Journal, Limits
 from towline.processes import ProcessIdentity
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["Served", "error_of", "hold_as", "main", "mark", "raw", "rows", "served"]
+__all__ = ["Served", "error_of", "hold_as", "mark", "raw", "rows", "served"]
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -155,25 +154,3 @@ def hold_as(server: Served, consumer: str, holder: ProcessIdentity) -> dict[str,
     reader = {"consumer": consumer, "lease": f"of {holder.pid}", **asdict(holder)}
     raw(server, "acquire", {"reader": reader})
     return reader
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    """Serve STATE_DIR in a process of its own: "N" on standard input appends N rows, its end ends the service."""
-    with served(Path(sys.argv[1]), name=sys.argv[2]) as server:
-        _say("serving")
-        for line in sys.stdin:
-            left = int(line)
-            while left:
-                count = min(left, 1000)
-                server.add(count, payload=b"x" * 140)
-                left -= count
-            _say(str(server.journal.end))
-
-
-if __name__ == "__main__":
-    main()
