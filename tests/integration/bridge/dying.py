@@ -19,5 +19,5 @@ def _start_gateway_and_die(*args: Any) -> None:
 _START_GATEWAY = Reloader._start_gateway
 
 if __name__ == "__main__":
-    Reloader._start_gateway = _start_gateway_and_die  # type: ignore[method-assign]
+    Reloader._start_gateway = _start_gateway_and_die  # type: ignore[method-assign,assignment]
     main(sys.argv[1:])

@@ -102,7 +102,7 @@ def test_a_gateway_that_does_not_start_is_told_with_its_error_or_its_log(
     state_dir.mkdir()
     (state_dir / ERROR_FILE).write_text('{"type": "BrokerRefused", "code": "TL-OLD"}')
     (tmp_path / "gateway.py").write_text(program)
-    (tmp_path / "launcher").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/gateway.py"\n')
+    (tmp_path / "launcher").write_text(f'#!/bin/sh\nprintf x >&0\nexec "{sys.executable}" "{tmp_path}/gateway.py"\n')
     (tmp_path / "launcher").chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "launcher"))
     monkeypatch.setattr(launch, "START_TIMEOUT_S", 2.0)

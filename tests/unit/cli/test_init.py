@@ -77,5 +77,3 @@ def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[s
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert err.startswith(told)
     assert list(tmp_path.iterdir()) == []
-
-

@@ -21,15 +21,12 @@ from mqtt5 import (
     UnsubAckReasonCode,
     UnsubscribePacket,
 )
-from pydantic import TypeAdapter
 
 from tests.unit.gateway.brokered import Broker, pumping, turn
 from tests.unit.gateway.serving import rows
 from tests.unit.journal.support import FillingDisk
-from tests.unit.mqtt.sessions import granted
 from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.gateway.process import oldest_waiting_time
-from towline.gateway.settings import SubscribedFilter
 from towline.journal import Journal, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.timing import Timestamp
@@ -103,24 +100,6 @@ def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> 
 
 def numbered(number: int) -> PublishPacket:
     return PublishPacket("t", bytes([number]) * 6000, qos=QoS.EXACTLY_ONCE, packet_id=number + 1)
-
-
-def test_a_session_that_begins_anew_wants_what_was_wanted_last(tmp_path: Path, broker: Broker) -> None:
-    """Not what the gateway was started with: the disk was full."""
-    with pumping(tmp_path, broker, 1) as (pump, _):
-        broker.accept(pump, session_present=False)
-        wanted = TypeAdapter(tuple[SubscribedFilter, ...]).validate_python(
-            [{"pattern": "#", "qos": 1}, {"pattern": "c", "qos": 0}]
-        )
-        for state, least_qos in (("asked", 1), ("granted", 0)):
-            asked = pump.request_filters("1", wanted)
-            turn(pump)
-            assert asked.result(0)["state"] == state
-            assert pump._uplink._least_qos == least_qos, "what is taken with less is no longer counted as less"
-            broker.say(pump, granted(2, 1))
-        again = pump._restore_session(5).config.filters
-        assert again == pump._driver.session.config.filters
-        assert [one.pattern for one in again] == ["#", "c"]
 
 
 def test_a_call_of_another_thread_is_answered_in_the_next_turn(tmp_path: Path, broker: Broker) -> None:
