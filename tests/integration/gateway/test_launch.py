@@ -145,6 +145,8 @@ def test_an_idle_gateway_of_ours_is_replaced_when_settings_change_and_one_in_use
     with ensure_running(settings(state_dir, "b/#"), owner_pid=me) as client:
         second = client.status()
     assert (first["journal"], first["epoch"] + 1) == (second["journal"], second["epoch"])
+    with ensure_running(settings(state_dir, "b/#"), owner_pid=me, replace=True) as client:
+        assert client.status()["epoch"] == second["epoch"] + 1
 
 
 def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
