@@ -62,10 +62,10 @@ def test_every_mistake_in_sql_has_its_line(
         f'bridge.toml:22  {up} 2: where: Cannot resolve "length(concat(…-…, topic))" due to data type mismatch',
         f"bridge.toml:27  {up} 3: where: Syntax error at or near ')'",
         f"bridge.toml:32  {up} 4: fields.body: {column} `paylod`",
-        f"bridge.toml:39  {down}topic: Syntax error at or near end of input",
-        f'bridge.toml:40  {down}payload: Cannot resolve "array(1)" due to data type mismatch',
-        f"bridge.toml:41  {down}where: Spark can't analyze it (UnresolvedException)",
-        f'bridge.toml:49  downlink "notices": failure_notice.payload: {column} `falt`',
+        f"bridge.toml:40  {down}topic: Syntax error at or near end of input",
+        f'bridge.toml:41  {down}payload: Cannot resolve "array(1)" due to data type mismatch',
+        f"bridge.toml:42  {down}where: Spark can't analyze it (UnresolvedException)",
+        f'bridge.toml:50  downlink "notices": failure_notice.payload: {column} `falt`',
     ]
     assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
     assert all(line.endswith(". Correct it.   [TL-C74]") for line in lines)
