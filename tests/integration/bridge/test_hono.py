@@ -87,7 +87,7 @@ def test_devices_and_applications_meet(tmp_path: Path, kafka: Kafka, monkeypatch
             device.connect("127.0.0.1", broker.port)
             device.loop_start()
             device.subscribe([(f"command/{TENANT}/{DEVICE}/req/#", 1), (f"error/{TENANT}/{DEVICE}/#", 0)])
-            for topic, payload, qos, *_ in (*CARRIED, *REFUSED):
+            for topic, payload, qos in [one[:3] for one in CARRIED] + [one[:3] for one in REFUSED]:
                 device.publish(topic, payload, qos).wait_for_publish(60)
             records = (
                 (DEVICE.encode(), name.encode(), [(header, text.encode()) for header, text in headers.items()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,9 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import frame_of, mapped, message
 from tests.unit.bridge.oracle import becomes, taker
-from towline.bridge.config.model import Uplink
 from towline.bridge.config.tables import RouteSection
-from towline.bridge.deadletters import LetterMapper
 from towline.bridge.lines.sql import DEDUPE_COLUMNS, RouteSql
 from towline.bridge.patterns import sql_literal
 from towline.bridge.routes import DEDUPE, REJECT, WHERE, Route
@@ -208,51 +205,6 @@ def test_records_of_one_key_have_one_writer(spark: SparkSession) -> None:
 
 
 # -- dead letters again ----------------------------------------------------------------------------------------------
-
-PICKED: dict[str, Any] = {
-    "from": "p/{x}",
-    "topic": "p.{site}",
-    "key": "{id}",
-    "headers": {"site": "{site}", "loud": "{loud}", "none": "{mqtt.user.none}"},
-    "properties": "none",
-    "missing_headers": "omit",
-    "fields": {
-        "id": "get_json_object(CAST(payload AS STRING), '$.id')",
-        "parts": "split(id, '-') -- an array is no text, and may be asked by what comes after it",
-        "site": "get(parts, 0)",
-        "loud": f"IF(site = 'boom', {SQL_ERROR}, upper(site))",
-    },
-    "where": "size(parts) > 1",
-    "reject": f"CASE WHEN site = 'evil' THEN concat('no site ', site) WHEN site = 'odd' THEN {SQL_ERROR} END",
-}
-
-
-def test_what_was_refused_goes_by_the_routes_as_they_are_now(spark: SparkSession) -> None:
-    routes = compiled(PICKED)
-    sent = [message("p/q", f'{{"id": "{one}"}}'.encode()) for one in ("evil-1", "odd-1", "boom-2", "alone")]
-    *letters, boom, alone = mapped(spark, routes, sent)
-    failed = "the SQL of reject raised an error on it"
-    assert [(one.reason.value, one.detail) for one in letters] == [("rejected", "no site evil"), ("unmapped", failed)]
-    assert (boom[0], boom[2], boom[7], alone) == ("p.boom", b"boom-2", [("site", b"boom")], "filtered")
-    again = LetterMapper(line_of(routes), lambda: spark).remap(letters)
-    assert again == ["it is refused: no site evil", failed]
-    one, _ = LetterMapper(line_of((replace(routes[0], reject=None),)), lambda: spark).remap(letters)
-    assert isinstance(one, tuple)
-    assert (one[0], one[2], one[7]) == ("p.evil", b"evil-1", [("site", b"evil"), ("loud", b"EVIL")])
-
-
-class Routed(Uplink):
-    """A line of routes that are compiled."""
-
-    compiled: Any
-
-    @property
-    def routes(self) -> Any:
-        return self.compiled
-
-
-def line_of(routes: tuple[Route, ...]) -> Uplink:
-    return Routed.model_construct(compiled=routes)
 
 
 def test_lines_ask_spark_for_no_more_than_their_sql_needs() -> None:

@@ -22,9 +22,8 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect_status
 from towline.bridge.runtime.status import render as render_status
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import POLICIES, AckAfter, Guarantee, policy, promise_problem, spark_conflict
+from towline.guarantee import AckAfter, Guarantee, policy, promise_problem, spark_conflict
 from towline.kafka.clientconfig import insecure_settings
-from towline.kafka.options import SinkSettings
 from towline.schema import ROW_SCHEMA
 
 
@@ -49,13 +48,6 @@ def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: P
     for acks in AckAfter:
         with nullcontext() if acks in table.ack_choices else pytest.raises(ValidationError, match="needs ack_after"):
             assert GatewaySettings.model_validate(given | {"ack_after": acks}).effective_ack_after is acks
-
-
-@pytest.mark.parametrize("guarantee", list(Guarantee))
-def test_the_sink_takes_what_the_table_sets(guarantee: Guarantee) -> None:
-    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "guarantee": guarantee.value})
-    assert settings.client.items() >= POLICIES[guarantee].kafka_settings.items()
-    assert settings.timeout_s == POLICIES[guarantee].kafka_timeout_s
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
