@@ -302,14 +302,6 @@ def test_where_a_command_goes(spark: SparkSession) -> None:
     assert topics == [topic for _, _, one_way, response in PLACES for topic in (one_way, response, one_way)]
 
 
-def test_a_command_carries_its_payload_and_nothing_of_kafka(commands: tuple[list[Any], list[Told]]) -> None:
-    (row,), _ = commands
-    assert row["topic"] == "command/t1/d1/req//lights/on"
-    assert (row["payload"], row["content_type"], row["retain"], row["user_properties"]) == (b"p", "text/x", False, None)
-    assert (row["response_topic"], row["correlation_data"], row["message_expiry_seconds"]) == (None, None, None)
-
-
-METADATA = "delivery-failure-notification-metadata.trace"
 BAD_COMMANDS = [
     (command(device_id=None, **ASKED), "device identifier is not set", False),
     (command(key="d2", **ASKED), "device identifier not set as record key", False),
@@ -322,19 +314,14 @@ BAD_COMMANDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def commands(spark: SparkSession) -> tuple[list[Any], list[Told]]:
-    """What becomes of a command, of one whose application is to be told, and of `BAD_COMMANDS`."""
-    told = command(subject=None, **ASKED)
-    told[6].append((METADATA, b"7"))
-    records = [command(content_type="text/x", extra="1"), told, *(record for record, _, _ in BAD_COMMANDS)]
-    return down(spark, bridge().downlinks[0], records)
-
-
-def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(
-    commands: tuple[list[Any], list[Told]],
-) -> None:
-    for (letter, notice), (record, words, told) in zip(commands[1][1:], BAD_COMMANDS, strict=True):
+def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(spark: SparkSession) -> None:
+    """A command carries its payload, and nothing of Kafka."""
+    records = [command(content_type="text/x", extra="1"), *(record for record, _, _ in BAD_COMMANDS)]
+    (row,), refused = down(spark, bridge().downlinks[0], records)
+    assert row["topic"] == "command/t1/d1/req//lights/on"
+    assert (row["payload"], row["content_type"], row["retain"], row["user_properties"]) == (b"p", "text/x", False, None)
+    assert (row["response_topic"], row["correlation_data"], row["message_expiry_seconds"]) == (None, None, None)
+    for (letter, notice), (record, words, told) in zip(refused, BAD_COMMANDS, strict=True):
         detail = dict(letter[-1])["towline.dlq.detail"].decode()
         assert words in detail
         assert (notice is not None) is told, record

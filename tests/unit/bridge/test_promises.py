@@ -153,15 +153,6 @@ def test_filters_that_overlap_are_for_who_bears_a_repeat(
     assert mistake.endswith("[TL-C05]")
 
 
-def test_a_members_own_filters_do_not_overlap(tmp_path: Path) -> None:
-    text = f'{HEAD}[[uplink]]\nname = "up"\nguarantee = "exactly_once"\n{route("a/#")}'
-    member = '[[uplink.member]]\nname = "m"\nfilters = ["a/+/c", "a/b/+"]\n'
-    (mistake,) = told(text + member, tmp_path)
-    assert '"a/+/c" and "a/b/+" have topics in common' in mistake
-    keyed = text.replace('"exactly_once"\n', f'"exactly_once"\n{KEY}\n')
-    assert len(read(keyed + member, tmp_path).uplinks[0].members) == 1
-
-
 #: Who takes the messages in, as a bridge file says it: keys of the line, and its tables.
 TAKING = {
     "own": ("", ""),

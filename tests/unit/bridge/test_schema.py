@@ -83,7 +83,6 @@ keep_alive_s = 30
 linger_ms = 0.5
 max_packet_bytes = "1 MiB"
 follow_redirects = false
-will = { topic = "gone", qos = 1, user_properties = [["a", "b"]] }
 [kafka]
 bootstrap_servers = "k1:9092"
 create_topics = { partitions = 3 }
@@ -93,15 +92,12 @@ tier = "quick"
 conf = { "spark.ui.retainedJobs" = 10 }
 [gateway]
 ticket_valid_s = 600
-[monitor]
-listen = "127.0.0.1:9464"
 [hono]
 tenants = { t1 = { defaults = { ttl = 3 }, resource-limits = { max-ttl = 60 }, gateways = ["g"] } }
 [[uplink]]
 name = "telemetry"
 guarantee = "at_least_once"
 dedupe = { key = "{mqtt.user.id}", within = "5 minutes" }
-receipts = { key_file = "bridge.toml", keep_s = 3600 }
 journal = { max_bytes = "20 GB", retain_bytes = 0 }
 mqtt = { keep_alive_s = 20 }
 [[uplink.route]]
@@ -109,7 +105,6 @@ from = "telemetry/{device}/#"
 topic = "telemetry"
 qos = 1
 headers = { device = "{device}" }
-allowed_topics = ["telemetry"]
 fields = { f = "1" }
 [[uplink]]
 name = "several"
@@ -120,9 +115,7 @@ member = [{ name = "g1", filters = ["a/b/#"] }]
 name = "commands"
 from = ["commands"]
 payload = { sql = "value" }
-retain = false
 expiry = 60
-starting_offsets = { commands = { "0" = 12 } }
 failure_notice = { topic = "notices", headers = { a = "b" } }
 outbox = { max_age_s = 60.0, max_bytes = "1 GiB" }
 """)
