@@ -21,76 +21,57 @@ pytestmark = pytest.mark.kafka
 SOON = 30
 
 
-class Watched:
-    """A bridge's supervisor of Kafka, and the word, gauge and verdict that users see."""
-
-    def __init__(self, place: Path, servers: str) -> None:
-        bridge = read(GOOD.replace("k1:9092", servers), place)
-        self.line = bridge.downlinks[0]
-        self.state = BridgeState(bridge.name, place / "state", {self.line.name: "down"})
-        self.monitor = BridgeMonitor(bridge.name, {})
-        self.monitor.set_state(self.state)
-        self._stopping = threading.Event()
-        self._child = KafkaSupervisor(bridge, self.state, self._stopping)
-        self._child.start()
-
-    def says(self, word: str) -> bool:
-        """Whether word, gauge and verdict are those."""
-        gauges = {one.name: one.value for one in self.monitor.samples()}
-        problems = [one["what"] for one in self.monitor.ready()[1]["problems"]]
-        well = word == "reachable"
-        return (
-            self.state.kafka == word
-            and gauges.get("towline_kafka_reachable") == int(well)
-            and (f"kafka is {word}" in problems) is not well
-        )
-
-    def offsets(self) -> tuple[int | None, int | None]:
-        """How many offsets the line is behind, and how many of them nobody gets."""
-        view = self.state.lines[self.line.name]
-        return view.behind, view.hidden
-
-    def close(self) -> None:
-        """End it."""
-        self._stopping.set()
-        self._child.join(30)
-        assert not self._child.is_alive()
-
-
 @pytest.fixture
-def watched(tmp_path: Path, own_kafka: Kafka) -> Iterator[Watched]:
+def state(tmp_path: Path, own_kafka: Kafka) -> Iterator[BridgeState]:
+    """What a bridge's supervisor of Kafka says, about a line with a batch that is done."""
     own_kafka.create_topics({"commands": 1})
-    one = Watched(tmp_path, own_kafka.bootstrap)
-    try:
-        yield one
-    finally:
-        one.close()
+    bridge = read(GOOD.replace("k1:9092", own_kafka.bootstrap), tmp_path)
+    (line,), stopping = bridge.downlinks, threading.Event()
+    for log, last in (("offsets", '{}\n{"commands":{"0":0}}'), ("commits", '{"nextBatchWatermarkMs":0}')):
+        (line.checkpoint / log).mkdir(parents=True)
+        (line.checkpoint / log / "0").write_text(f"v1\n{last}")
+    state = BridgeState(bridge.name, tmp_path / "state", {line.name: "down"})
+    child = KafkaSupervisor(bridge, state, stopping)
+    child.start()
+    yield state
+    stopping.set()
+    child.join(30)
+    assert not child.is_alive()
+
+
+def says(state: BridgeState, word: str) -> bool:
+    """Whether word, gauge and verdict are those."""
+    monitor = BridgeMonitor("tests", {})
+    monitor.set_state(state)
+    gauges = {one.name: one.value for one in monitor.samples()}
+    problems, well = [one["what"] for one in monitor.ready()[1]["problems"]], word == "reachable"
+    said = (state.kafka, gauges.get("towline_kafka_reachable"), f"kafka is {word}" in problems)
+    return said == (word, int(well), not well)
+
+
+def offsets(state: BridgeState) -> tuple[int | None, int | None]:
+    """How many offsets the line is behind, and how many of them nobody gets."""
+    (view,) = state.lines.values()
+    return view.behind, view.hidden
 
 
 def test_word_gauge_and_verdict_follow_kafka_and_so_does_what_a_line_is_behind(
-    watched: Watched, own_kafka: Kafka
+    state: BridgeState, own_kafka: Kafka
 ) -> None:
-    wait_until(lambda: watched.says("reachable"), SOON)
-    assert watched.offsets() == (None, None), "nothing is known of a line that never ran [I19]"
-
-    checkpoint = watched.line.checkpoint  # with what Spark's Kafka source leaves of a batch that is done
-    for log, last in (("offsets", '{}\n{"commands":{"0":0}}'), ("commits", '{"nextBatchWatermarkMs":0}')):
-        (checkpoint / log).mkdir(parents=True)
-        (checkpoint / log / "0").write_text(f"v1\n{last}")
+    wait_until(lambda: says(state, "reachable"), SOON)
     produce_all(own_kafka.bootstrap, "commands", [(None, b"x", [])] * 59)
-    wait_until(lambda: watched.offsets() == (59, 0), SOON, "the records")
-    watched.state.lines[watched.line.name].query = "stopped"
-    wait_until(
-        lambda: watched.offsets() == (None, None), SOON, "nothing of a line that may stand in a topic that is gone"
-    )
-    watched.state.lines[watched.line.name].query = "running"
+    wait_until(lambda: offsets(state) == (59, 0), SOON, "the records")
+    (view,) = state.lines.values()
+    view.query = "stopped"
+    wait_until(lambda: offsets(state) == (None, None), SOON, "nothing of a line that may stand in a topic that is gone")
+    view.query = "running"
 
     own_kafka.pause()
-    wait_until(lambda: watched.says("unreachable"), SOON, "a Kafka that stands still")
-    assert watched.offsets() == (None, None)
-    assert "TL-K01" in "".join(watched.state.take_events())
+    wait_until(lambda: says(state, "unreachable"), SOON, "a Kafka that stands still")
+    assert offsets(state) == (None, None)
+    assert "TL-K01" in "".join(state.take_events())
     own_kafka.resume()
-    wait_until(lambda: watched.says("reachable") and watched.offsets() == (59, 0), SOON + 5, "a Kafka that goes on")
+    wait_until(lambda: says(state, "reachable") and offsets(state) == (59, 0), SOON + 5, "a Kafka that goes on")
     own_kafka.kill()
-    wait_until(lambda: watched.says("unreachable"), SOON, "a Kafka that was killed")
-    assert "Connection refused" in str(watched.state.kafka_error)
+    wait_until(lambda: says(state, "unreachable"), SOON, "a Kafka that was killed")
+    assert "Connection refused" in str(state.kafka_error)
