@@ -86,7 +86,8 @@ def rendered(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 def test_rows_of_any_size_come_in_the_order_of_kafka_and_in_bounded_batches(
     order: list[int], group: int, dead: set[int], memory: int
 ) -> None:
-    positions = [{"topic": "t" if n > 3 else "s", "partition": n // 6, "offset": n % 6 + 8} for n in order]
+    places = [("st"[n // 6], (5, 6, 0, 1)[n // 3], (30, 8, 20, 0)[n // 3] + n % 3) for n in range(12)]
+    positions = [dict(zip(POSITION_COLUMNS, places[n], strict=True)) for n in order]
     fields = [
         {internal("payload"): b"%d" % n + bytes(100 * n), internal("topic"): None if n in dead else "t"} for n in order
     ]
@@ -97,8 +98,8 @@ def test_rows_of_any_size_come_in_the_order_of_kafka_and_in_bounded_batches(
         assert all(batch.num_rows == 1 or batch.nbytes <= 2000 for batch in messages)
         sent = [payload.rstrip(b"\0") for batch in messages for payload in batch.column("payload").to_pylist()]
         assert sent == [b"%d" % n for n in range(12) if n not in dead]
-        refused_numbers = [row["partition"] * 6 + row["offset"] - 8 for batch in refused for row in batch.to_pylist()]
-        assert refused_numbers == sorted(dead)
+        rows = [tuple(row.values()) for batch in refused for row in batch.select(POSITION_COLUMNS).to_pylist()]
+        assert rows == [places[n] for n in sorted(dead)]
     assert [list(part) for part in split_by_outcome([])] == [[], []]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.bridge.down_oracle import becomes
@@ -182,6 +182,11 @@ def test_columns_become_the_messages_that_the_page_says(
     assert rendered(table_of(said), batch.slice(1)) == wanted[1:]
 
 
+def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> dict[str, Any]:
+    headers = [{"key": name, "value": content} for name, content in more.pop("headers", [])]
+    return {"key": key, "value": value, "topic": "t", "partition": 0, "timestamp": NOW, "headers": headers, **more}
+
+
 @pytest.mark.parametrize("policy", ["send", "dead_letter"])
 def test_the_edges_of_characters_and_numbers(policy: str) -> None:
     said = {"topic": "{key}", "control_characters": policy}
@@ -191,6 +196,7 @@ def test_the_edges_of_characters_and_numbers(policy: str) -> None:
     assert rendered(table_of(said), batch_of(rows)) == [becomes(said, row, {}) for row in rows]
 
 
+@example([record(value=b"x" * 4096, headers=[("h", b"t"), *[("u", b"x" * 65535)] * 33])])
 @given(st.lists(records, min_size=1, max_size=8))
 def test_the_size_of_a_packet_is_known_beforehand(rows: list[dict[str, Any]]) -> None:
     table = table_of({"topic": "{header.h}", "control_characters": "send"})
@@ -209,11 +215,6 @@ def packet(fields: Mapping[str, Any]) -> bytes:
     )
     assert isinstance(message.content_or_reason, OutboundMessage)
     return bytes(message.content_or_reason.to_packet(1, message.content_or_reason.message_expiry_interval).write())
-
-
-def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> dict[str, Any]:
-    headers = [{"key": name, "value": content} for name, content in more.pop("headers", [])]
-    return {"key": key, "value": value, "topic": "t", "partition": 0, "timestamp": NOW, "headers": headers, **more}
 
 
 def kafka_gets(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
