@@ -41,7 +41,6 @@ from towline.spark.offsets import positions_at
 from towline.spark.reader import MqttStreamReader
 from towline.spark.sink_note import BatchMessages, BatchResult
 from towline.spark.source import MqttDataSource
-from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -307,8 +306,8 @@ def _undeliverable_error(record_batch: RecordBatch) -> KafkaError:
         code, fault = "TL-B33", f"reject: {fault}"
     elif str(outcome.reason).startswith("topic_"):
         remedy += ", or the route a fallback_topic"
-    problem = f"{printable(fault)}. The line stops, so that it is not lost"
-    return KafkaError(code, f'message of topic "{printable(topic or "")}"', problem, f"{remedy}.")
+    problem = f"{fault}. The line stops, so that it is not lost"
+    return KafkaError(code, f'message of topic "{topic or ""}"', problem, f"{remedy}.")
 
 
 def _writer_messages(batches: Iterable[RecordBatch]) -> Iterator[WriterMessages]:
