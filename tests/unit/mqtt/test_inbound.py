@@ -144,14 +144,6 @@ def known_by_payload(inbound: Inbound) -> None:
     inbound.duplicate_filter = said
 
 
-def test_a_tag_stays_with_its_message_when_a_repeat_is_left_out() -> None:
-    inbound = Inbound(5)
-    known_by_payload(inbound)
-    take(inbound, publish(1, b"a", qos=2))
-    delivery = deliver(inbound, publish(1, b"a", qos=2), publish(2, b"b", qos=2), publish(3, b"old", qos=2))
-    assert [packet.payload for packet in delivery.messages.packets] == [b"b"] == delivery.messages.tags
-
-
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_message_known_by_its_publishers_name_is_answered_and_not_stored(qos: int) -> None:
     inbound = Inbound(5)
@@ -175,19 +167,6 @@ def test_the_id_of_a_message_left_out_is_freed_without_a_word_to_the_disk() -> N
     assert inbound.next_delivery() is None
     delivery = deliver(inbound, publish(7, b"new"))
     assert len(delivery.messages) == 1
-
-
-def test_another_message_under_the_id_of_one_that_was_left_out_has_nothing_to_free_on_disk() -> None:
-    inbound = Inbound(5)
-    known_by_payload(inbound)
-    assert take(inbound, publish(7, b"old")) is None
-    delivery = deliver(inbound, publish(7, b"new"), publish(7, b"new"))
-    assert (delivery.released_ids, delivery.unreleased_messages[7].number, inbound.duplicates, inbound.reused_ids) == (
-        (),
-        5,
-        2,
-        0,
-    )
 
 
 # QoS 1 that comes again within a connection --------------------------------------------------------------------------
@@ -231,18 +210,6 @@ def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
     inbound.drop_connection_state()
     assert stored(inbound, take(inbound, again(8))) == puback(8)
     assert (inbound.next_number, inbound.duplicates) == (4, 0)
-
-
-def test_a_repeat_that_the_duplicate_filter_knows_has_one_puback_too() -> None:
-    inbound = Inbound()
-    inbound.duplicate_filter = lambda packets, _topics: FilterResult(
-        bytes(p.packet_id == 7 for p in packets), [None] * len(packets)
-    )
-    first = take(inbound, publish(6, qos=1), publish(7, qos=1), again(7))
-    assert take(inbound, again(6), publish(9, qos=1)) is not None
-    assert first is not None
-    assert inbound.raise_ack_watermark(1) == puback(6, 7)
-    assert (inbound.next_number, inbound.duplicates) == (2, 3)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -253,7 +253,7 @@ _READS = st.lists(st.one_of(_PUBLISHES, _PUBLISHES, _PUBLISHES, _RELEASES), min_
 
 
 @pytest.mark.parametrize("version", [5, 4])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(_READS, st.booleans()), min_size=1, max_size=4), st.booleans())
 def test_a_session_does_the_same_with_columns_as_with_packets(
     version: int, reads: list[tuple[list[PublishPacket | bytes], bool]], screened: bool

@@ -25,7 +25,7 @@ VALUES: Final[dict[int, tuple[bytes, ...]]] = {
         ((0x03, 0x08, 0x12, 0x15, 0x1A, 0x1C, 0x1F), (b"\0\1a", b"\0\0", b"\0\1\0", b"\0\1+", b"\0\1\xff")),
         ((0x09, 0x16), (b"\0\1a", b"\0\0", b"\0\2\0\xff")),
         ((0x0B,), (b"\1", b"\0", b"\x80\1", b"\x80\0", b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff\1")),
-        ((0x26,), (b"\0\1a\0\1b", b"\0\0\0\0", b"\0\1\xff\0\0")),
+        ((0x26,), (b"\0\1a\0\1b", b"\0\0\0\0", b"\0\1\xff\0\0", b"\0\1a\0\1\0", "\0\3\ufffe\0\3\ufeff".encode())),
     )
     for identifier in identifiers
 }
@@ -115,7 +115,7 @@ def test_the_decoder_takes_what_the_standard_allows_and_nothing_else(kind: int) 
     """And says why: 0x82 for what is no value of a property, 0x90 for a topic that is none, 0x94 for the alias 0.
 
     Lengths [MQTT-1.5.5-1, MQTT-2.2.2-1], flags [MQTT-2.1.3-1, MQTT-3.2.2-1, MQTT-3.15.1-1, MQTT-3.3.1-2, -4], packet
-    ids [MQTT-2.2.1-3, -4], text [MQTT-1.5.4-1, -2, MQTT-1.5.7-1, MQTT-3.3.2-1, -13, -19], topics [MQTT-3.3.2-2],
+    ids [MQTT-2.2.1-3, -4], text [MQTT-1.5.4-1, -2, -3, MQTT-1.5.7-1, MQTT-3.3.2-1, -13, -19], topics [MQTT-3.3.2-2],
     [MQTT-3.3.2-14, MQTT-4.7.0-1, MQTT-4.7.3-1]; a fault ends the connection [MQTT-4.13.1-1].
     """
     for data, exact in faulty(kind):

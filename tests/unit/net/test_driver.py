@@ -15,13 +15,12 @@ from mqtt5 import (
     ConnAckPacket,
     DisconnectPacket,
     DisconnectReasonCode,
-    PublishPacket,
     SubAckPacket,
     SubAckReasonCode,
 )
 
 from towline.errors import BrokerError, Unreachable
-from towline.mqtt.events import Action, Deliver, Filter, Publish, SaveSessionRecord, SessionConfig
+from towline.mqtt.events import Action, Filter, Publish, SaveSessionRecord, SessionConfig
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.net import settings as connection_settings
@@ -194,21 +193,6 @@ def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWor
     world.driver.run_once(began + 0.2)
     assert time.monotonic() - began >= 0.19
     world.driver.dispose()
-
-
-def test_what_comes_during_the_wait_is_of_the_same_chunk(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line()
-    world = new_world(line, linger_s=0.001)
-    world.go_online(line)
-    packet = PublishPacket("t", b"x").write()
-    line.incoming.append(packet * 150 + packet[:3])
-    monkeypatch.setattr(time, "sleep", lambda _: line.incoming.append(packet[3:] + packet * 150))
-    for _ in range(2):  # the second is one of a stream, and decoded in one go
-        world.performed.clear()
-        world.driver.run_once(0)
-        line.incoming.append(packet * 150 + packet[:3])
-        (chunk,) = (action for action in world.performed if isinstance(action, Deliver))
-        assert len(chunk.messages) == 301
 
 
 def test_waking_it_is_safe_after_its_end_and_within_itself(new_world: NewWorld) -> None:
