@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket, QoS
 
 from tests.helpers import read_all
+from tests.unit.mqtt.sessions import CONFIG, online, sent
 from towline.mqtt.codec import encode
 from towline.mqtt.events import (
     Action,
     ConnectionLost,
     ConnectionOpened,
-    Event,
     MessageToken,
     PacketsReceived,
     Publish,
     PublishAcknowledged,
     PublishMany,
     Send,
-    SessionConfig,
-    Stop,
     Tick,
 )
 from towline.mqtt.message import OutboundMessage
@@ -149,107 +147,58 @@ def test_nobody_is_set_aside_but_for_three_ends_alone(
     assert {token for token, reason in world.ack_reasons.items() if reason} <= {*world.culprits, *unlucky}
 
 
-class Line:
-    """A session of a publisher."""
-
-    def __init__(self, *others: MessageToken) -> None:
-        """`others` are messages of somebody else."""
-        self.session = Session(SessionConfig("c", "w", unknown_session="adopt", keep_alive_s=0))
-        self.culprit_finder = self.session.outbound.culprit_finder
-        self.culprit_finder.is_droppable = lambda token: token not in others
-        self.ack_reasons: dict[MessageToken, int] = {}
-
-    def handle(self, event: Event, now: float) -> list[MessageToken]:
-        """Tokens of the messages that leave."""
-        left: list[MessageToken] = []
-        for action in self.session.handle(event, now):
-            if isinstance(action, Send):
-                left += [int(p.payload) for p in read_all(action.data) if isinstance(p, PublishPacket)]
-            elif isinstance(action, PublishAcknowledged):
-                self.ack_reasons[action.token] = action.reason
-        return left
-
-    def connect(self, now: float) -> list[MessageToken]:
-        return self.handle(ConnectionOpened(), now) + self.handle(
-            PacketsReceived([ConnAckPacket(session_present=True)]), now
-        )
-
-    def publish(self, now: float, *messages: int, qos: int = 1) -> list[MessageToken]:
-        many = [Publish(token, OutboundMessage("t", b"%d" % token, qos=qos)) for token in messages]
-        return self.handle(PublishMany(many), now)
-
-    def end(self, now: float, event: Event | None = None) -> MessageToken | None:
-        self.handle(event or ConnectionLost(), now)
-        return self.session.outbound.culprit_token
-
-    def due(self) -> float:
-        """When the time of quiet ends."""
-        due = self.session.deadline()
-        assert due is not None
-        return due
+@pytest.mark.parametrize(
+    ("tokens", "ended_by_broker", "only_acked_sent", "idle_s", "found"),
+    [
+        ([1], True, True, 4.9, 1),
+        ([1], True, True, 5.0, None),  # long after it has left
+        ([1], False, True, 1.0, None),  # it is us who ended it, or the network
+        ([1], True, False, 1.0, None),  # something without an answer left beside it
+        ([1, 2], True, True, 1.0, None),  # it is not alone
+        ([1, 9], True, True, 1.0, None),  # nor beside somebody else's
+        ([9], True, True, 1.0, None),
+    ],
+)
+def test_an_end_proves_nothing_unless_it_follows_one_message_at_once_three_times(
+    tokens: list[int], ended_by_broker: bool, only_acked_sent: bool, idle_s: float, found: int | None
+) -> None:
+    finder = CulpritFinder()
+    finder.is_droppable = lambda token: token != 9
+    ends: dict[str, Any] = {"ended_by_broker": ended_by_broker, "only_acked_sent": only_acked_sent, "idle_s": idle_s}
+    verdicts = [finder.find_culprit(tokens, **ends) for _ in range(CULPRIT_STRIKES)]
+    assert verdicts == [None, None, found]
+    for _ in range(CULPRIT_STRIKES - 1):
+        assert finder.find_culprit([3], ended_by_broker=True, only_acked_sent=True) is None
+    assert finder.find_culprit([], ended_by_broker=False, only_acked_sent=True) is None
+    assert finder.find_culprit([3], ended_by_broker=True, only_acked_sent=True) is None, "three in a row"
 
 
-def searching_line() -> Line:
-    """Two connections in a row ended with the same messages unanswered, and it is online again at 100."""
-    line = Line()
-    for now in (10.0, 20.0):
-        line.connect(now)
-        line.publish(now, *([] if line.culprit_finder.candidate_cuts else [1, 2]))
-        assert line.end(now + 1) is None
-    assert line.culprit_finder.one_at_a_time
-    assert line.connect(100.0) == []
-    return line
+def test_only_the_same_messages_twice_in_a_row_make_it_careful() -> None:
+    finder = CulpritFinder()
+    for token, careful in ((1, False), (2, False), (2, True)):
+        finder.find_culprit([token, 7 + token], ended_by_broker=True, only_acked_sent=True)
+        assert finder.one_at_a_time is careful
 
 
 def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None:
-    line = searching_line()
-    due = line.due()
-    assert 100.0 < due <= 105.0
-    assert line.handle(Tick(), (100.0 + due) / 2) == []
-    assert line.handle(Tick(), due) == [1]
-    assert (line.handle(Tick(), due), line.session.deadline()) == ([], None)
-    assert line.handle(PacketsReceived([PubAckPacket(1)]), due) == [2]
-    assert line.culprit_finder.one_at_a_time
-    line.handle(PacketsReceived([PubAckPacket(2)]), due)
-    assert line.publish(due, 3, 4, 5) == [3, 4, 5], "no culprit is searched for any more"
-    assert line.session.deadline() is None
+    session = online(replace(CONFIG, keep_alive_s=0))
+    messages = [Publish(token, OutboundMessage("t", b"%d" % token, qos=1)) for token in (1, 2)]
+    session.handle(PublishMany(messages), 10.0)
+    for now in (20.0, 30.0):
+        session.handle(ConnectionLost(), now - 9)
+        session.handle(ConnectionOpened(), now)
+        assert bool(receive_at(session, now, ConnAckPacket(session_present=True))) == (now == 20.0)
+    assert session.outbound.culprit_finder.one_at_a_time
+    due = session.deadline()
+    assert due == 31.0
+    assert sent(session.handle(Tick(), 30.9)) == []
+    (first,) = sent(session.handle(Tick(), due))
+    assert isinstance(first, PublishPacket)
+    assert (first.payload, session.deadline()) == (b"1", None)
+    (second,) = receive_at(session, due, PubAckPacket(first.packet_id or 0))
+    assert isinstance(second, PublishPacket)
+    assert second.payload == b"2"
 
 
-def test_the_message_is_given_up_after_three_ends_alone_and_told_with_the_next_connection() -> None:
-    line = searching_line()
-    for now in (100.0, 200.0, 300.0):
-        due = line.due()
-        assert line.handle(Tick(), due) == [1]
-        assert line.end(due + 1) == (1 if now == 300.0 else None)
-        assert line.connect(now + 100) == ([2] if now == 300.0 else [])
-    assert line.ack_reasons == {1: CONNECTION_CUT}
-
-
-@pytest.mark.parametrize(
-    ("others", "qos_0", "after_s", "event", "found"),
-    [
-        ((), False, 4.9, None, 1),
-        ((), False, 5.0, None, None),  # long after it has left
-        ((), False, 1.0, Stop(), None),  # it is us who ended it
-        ((), True, 1.0, None, None),  # something without an answer left beside it
-        ((2,), False, 1.0, None, None),  # it is not alone
-        ((1,), False, 1.0, None, None),  # it is somebody else's
-    ],
-)
-def test_an_end_proves_nothing_unless_it_follows_one_message_at_once(
-    others: tuple[int, ...], qos_0: bool, after_s: float, event: Event | None, found: MessageToken | None
-) -> None:
-    line = Line(*others)
-    verdicts = []
-    for now in (100.0, 200.0, 300.0):
-        if now == 100.0:
-            line.connect(now)
-            line.publish(now, *sorted({1, *others}))
-        else:
-            line.connect(now)
-            if (due := line.session.deadline()) is not None:
-                line.handle(Tick(), now := due)
-        if qos_0:
-            line.publish(now, 9, qos=0)
-        verdicts.append(line.end(now + after_s, event))
-    assert verdicts == [None, None, found]
+def receive_at(session: Session, now: float, packet: Any) -> list[Any]:
+    return sent(session.handle(PacketsReceived([packet]), now))
