@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.test_outbox import save
+from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings, Filter, Message
-from towline.errors import BrokerRefused, TakenOver, TowlineError, Unreachable
+from towline.errors import BrokerError, BrokerRefused, TakenOver, TowlineError, Unreachable
 from towline_prove.devstack import Mosquitto
 
 ROOT = Path(__file__).parents[3]
@@ -177,3 +179,36 @@ def test_the_example_answers_requests(mosquitto: Mosquitto) -> None:
     found = [(m.topic, m.payload, m.correlation_data) for m in answers]
     wanted = [("answers/a", b"ONE", None), ("answers/elsewhere", b"TWO", b"7"), ("answers/c", b"THREE", None)]
     assert found == wanted
+
+
+def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_stops_no_other(new_mosquitto: NewMosquitto) -> None:
+    """The broker ends the connection at it each time it is sent; version 5 would have named a Maximum Packet Size."""
+    broker = new_mosquitto(max_packet_size="2000")
+    with Client(broker.uri, client_id="x", settings=ClientSettings(protocol="3.1.1")) as client:
+        sent = [client.publish("t", bytes(size), qos=2) for size in (10, 5000, 20, 30)]
+        for receipt in (sent[0], *sent[2:]):
+            assert receipt.wait(60).reason == 0
+        with pytest.raises(BrokerError, match=r"ends the connection at this message.*\[TL-M31\]"):
+            sent[1].wait(60)
+
+
+def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -> None:
+    """Of a broker that resumes a session and knows no window; its SUBACK comes behind it."""
+    mib, count = 1 << 20, 150
+
+    def script(line: Line) -> None:
+        line.welcome(session_present=True)
+        for number in range(1, count + 1):
+            line.send(PublishPacket("t", b"%08d" % number + bytes(mib), qos=QoS.AT_LEAST_ONCE, packet_id=number))
+        line.subscribed()
+        while line.receive() is not None:
+            pass
+
+    with Scripted(script) as server, Client(server.uri, client_id="x", subscribe=["t"]) as client:
+        assert not client.online
+        assert sum(len(m.payload or b"") for m in client._receive_queue.messages) < 70 * mib
+        receipt = client.publish("out", b"x")
+        with pytest.raises(Unreachable, match=r"no answer within 0.1 s.*may be behind 64 MiB of them.*TL-M33"):
+            receipt.wait(0.1)
+        assert [int((m.payload or b"")[:8]) for m in take(client, count)] == list(range(1, count + 1))
+        wait_until(lambda: client.online)

@@ -56,19 +56,6 @@ def day(days: int) -> str:
     return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"
 
 
-def test_a_certificate_for_another_name(new_mosquitto: NewMosquitto, authority: Authority) -> None:
-    broker = new_mosquitto(**authority.listener("broker.local"))
-    tls = Tls(ca_file=authority.ca_file)
-    assert refusal(broker, tls) == (
-        'mqtts://localhost:PORT: the server\'s certificate is for "broker.local", not "localhost". '
-        "Use that name, or set tls.server_name.   [TL-M07]"
-    )
-    assert refusal(broker, tls, "127.0.0.1").startswith(
-        'mqtts://127.0.0.1:PORT: the server\'s certificate is for "broker.local", not "127.0.0.1".'
-    )
-    assert isinstance(greeting(broker, Tls(ca_file=authority.ca_file, server_name="broker.local")), bytes)
-
-
 def test_an_expired_certificate(new_mosquitto: NewMosquitto, authority: Authority) -> None:
     broker = new_mosquitto(**authority.listener("localhost", days=(-60, -3)))
     assert refusal(broker, Tls(ca_file=authority.ca_file)) == (

@@ -461,6 +461,7 @@ class ModelBroker:
 
     def _on_publish(self, packet: PublishPacket) -> None:
         c, serial, qos = self._c, int(packet.payload), int(packet.qos)
+        assert packet.topic_alias is None, "we allowed none, and the client uses none [MQTT-3.2.2-17, -18]"
         assert serial > c.last_serial, "sent again out of the original order [MQTT-4.6.0-1]"
         c.last_serial = serial
         if not qos:

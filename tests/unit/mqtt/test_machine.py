@@ -98,7 +98,8 @@ def test_whatever_happens_in_a_life_nothing_is_lost_or_doubled(data: st.DataObje
     [MQTT-4.3.2-1, -2, -3], [MQTT-4.3.3-1, -2, -3, -4, -5], [MQTT-3.6.2-1], [MQTT-4.6.0-1, -4], [MQTT-4.4.0-1];
     [MQTT-2.3.1-2 of 3.1.1], [MQTT-2.3.1-3 of 3.1.1], [MQTT-3.3.1-1 of 3.1.1], [MQTT-4.3.1-1 of 3.1.1],
     [MQTT-4.3.2-1 of 3.1.1], [MQTT-4.3.3-1 of 3.1.1], [MQTT-4.4.0-1 of 3.1.1], [MQTT-4.6.0-1 of 3.1.1],
-    [MQTT-4.6.0-4 of 3.1.1]. Order and number of what is received and its answers: [MQTT-4.3.2-5],
+    [MQTT-4.6.0-4 of 3.1.1]. Within its limits [MQTT-4.9.0-1], [MQTT-3.3.4-7, -9], without an alias
+    [MQTT-3.2.2-17, -18], [MQTT-3.3.2-9]. Order and number of what is received, its answers: [MQTT-4.3.2-5],
     [MQTT-4.3.3-10, -11, -12], [MQTT-4.6.0-2, -3]; [MQTT-4.3.2-2 of 3.1.1], [MQTT-4.3.3-2 of 3.1.1],
     [MQTT-4.6.0-2 of 3.1.1], [MQTT-4.6.0-3 of 3.1.1]. State of both directions: [MQTT-3.1.2-23], [MQTT-4.1.0-1];
     [MQTT-3.1.2-4 of 3.1.1], [MQTT-4.1.0-1 of 3.1.1], [MQTT-4.1.0-2 of 3.1.1].

@@ -65,15 +65,6 @@ def first_id(packets: list[Packet]) -> int:
     return packet.packet_id
 
 
-def test_no_topic_alias_leaves_whatever_the_server_allows() -> None:
-    """[MQTT-3.2.2-17], [MQTT-3.2.2-18], [MQTT-3.3.2-9]."""
-    outbound = connected(connack=ConnAckPacket(topic_alias_max=10))
-    for _ in range(2):
-        (packet,) = publish(outbound, 7, qos=0)
-        assert isinstance(packet, PublishPacket)
-        assert (packet.topic, packet.topic_alias) == ("t/7", None)
-
-
 def test_a_lost_session_publishes_what_was_not_released_as_new() -> None:
     outbound = connected()
     released = first_id(publish(outbound, 1))
@@ -114,16 +105,6 @@ def test_an_answer_out_of_turn_is_a_protocol_error(qos: int, wrong: type[PubRecP
     packet_id = first_id(publish(outbound, 1, qos))
     with pytest.raises(BrokerProtocolError, match="answered a QoS"):
         list(outbound.take_ack(wrong(packet_id)))
-
-
-def test_the_window_counts_until_the_last_answer() -> None:
-    """[MQTT-4.9.0-1], [MQTT-3.3.4-7]: PUBREC gives nothing back, PUBCOMP does."""
-    outbound = connected(window=1)
-    packet_id = first_id(publish(outbound, 1))
-    assert publish(outbound, 2) == []
-    assert len(sent(answer(outbound, PubRecPacket(packet_id)))) == 1
-    actions = answer(outbound, PubCompPacket(packet_id))
-    assert len(sent(actions)) == 1
 
 
 def test_an_answer_before_the_resend_finishes_a_message_that_still_waits_for_the_window() -> None:

@@ -121,29 +121,6 @@ def test_a_first_byte_that_is_no_sound_publish_is_not_plain() -> None:
         assert bool(walked(bytes((header, 8)) + b"\x00\x01t\x00\x07\x00xy")) is sound, hex(header)
 
 
-@pytest.mark.parametrize("version", [5, 4])
-@pytest.mark.parametrize(
-    ("data", "fields"),
-    [
-        (b"\x32\x06\x00\x01t\x00\x07\x00", (4, 1, 3, 0)),  # the shortest there is
-        (b"\x32\x05\x00\x01t\x00\x07", (4, 1, 3, -1)),
-        (b"\x30\x04\x00\x01t\x00", (4, 1, 1, 0)),
-        (b"\x30\x03\x00\x01t", (4, 1, 1, -1)),
-        (b"\x32\x06\x00\x00\x00\x07\x00x", None),  # no topic: with MQTT 5 an alias would stand for it
-        (b"\x32\x86\x00\x00\x01t\x00\x07\x00", None),  # a length longer than needed [MQTT-1.5.5-1]
-        (b"\x32\x86\x80\x00\x00\x01t\x00\x07\x00", None),
-        (b"\x32\x0a\xff\xff" + bytes(8), None),  # a topic longer than the packet
-    ],
-)
-def test_what_does_not_fit_into_its_packet_is_not_plain(
-    version: int, data: bytes, fields: tuple[int, int, int, int] | None
-) -> None:
-    """MQTT 3.x has no property length, so a byte more is the payload's."""
-    if fields is not None and version == 4:
-        fields = (*fields[:2], fields[2] - 1, fields[3] + 1)
-    assert walked(data, version=version) == ([fields] if fields is not None and fields[3] >= 0 else [])
-
-
 def test_only_packets_that_are_there_as_a_whole_count() -> None:
     parts = [publish("a" * size, bytes(size)).write() for size in (1, 100, 3)]
     data, ends = b"".join(parts), [len(parts[0]), len(parts[0] + parts[1]), len(b"".join(parts))]

@@ -33,13 +33,6 @@ def test_a_broker_that_ends_the_connection_at_version_5_is_left_with_an_older_on
     assert judged(versions, SILENT, SILENT) == [4, 4], "from now on silence is an outage"
 
 
-def test_a_broker_that_was_only_restarting_is_met_with_version_5() -> None:
-    versions = VersionNegotiation(LEVELS_OF_SETTING["auto"])
-    assert judged(versions, SILENT, ANSWERED) == [4, 5]
-    versions.confirm_level()
-    assert judged(versions, SILENT, SILENT) == [5, 5]
-
-
 def test_an_outage_in_the_midst_of_it_begins_with_version_5_again() -> None:
     versions = VersionNegotiation(LEVELS_OF_SETTING["auto"])
     assert judged(versions, SILENT, SILENT) == [4, 3]
@@ -103,12 +96,6 @@ def test_a_setting_that_only_version_5_can_say_is_named_instead_of_lost() -> Non
     assert "MQTT 3.1.1 can't be used: a shared subscription ($share) needs MQTT 5" in str(refused.error)
     assert "Change that setting" in str(refused.error)
     assert refused.fatal
-
-
-def test_a_client_id_that_is_too_long_for_3_1_ends_the_round_before_it() -> None:
-    versions = VersionNegotiation(LEVELS_OF_SETTING["auto"])
-    config = SessionConfig("plant-7-of-the-southern-works", "w")
-    assert judged(versions, SILENT, SILENT, config=config) == [4, 5]
 
 
 def test_one_version_given_is_one_version_tried_and_the_way_out_is_told() -> None:

@@ -29,15 +29,6 @@ def pause_after(schedule: ReconnectSchedule, now: float, failures: int = 1, *, w
     return schedule.due_at - now
 
 
-def test_a_useful_connection_restarts_the_list() -> None:
-    schedule = schedule_of(FIRST, SECOND)
-    pause_after(schedule, 0.0)
-    assert schedule.next_endpoint() == SECOND
-    schedule.record_online(1.0)
-    schedule.record_failure(1.1, was_online=True)
-    assert schedule.next_endpoint() == FIRST
-
-
 @pytest.mark.parametrize("closing", [FIRST, SECOND])
 def test_a_broker_that_accepts_and_closes_is_skipped_and_each_round_has_a_pause(closing: Endpoint) -> None:
     schedule, now, tried, pauses = schedule_of(FIRST, SECOND), 0.0, list[Endpoint](), 0
@@ -121,13 +112,6 @@ def redirect(reference: str, *, moved: bool = False) -> Close:
 @pytest.fixture
 def schedule() -> ReconnectSchedule:
     return schedule_of(HOME, follow_redirects=True)
-
-
-def test_nothing_is_followed_unless_asked_for() -> None:
-    schedule = schedule_of(HOME)
-    close = redirect("a.example")
-    assert schedule.follow_redirect(close) is close
-    assert schedule.next_endpoint() == HOME
 
 
 def test_for_good_counts_from_the_moment_the_new_server_serves(schedule: ReconnectSchedule) -> None:
