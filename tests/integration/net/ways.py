@@ -94,12 +94,10 @@ class HttpProxy(Relay):
         self,
         login: str | None = None,
         names: dict[str, tuple[str, int]] | None = None,
-        reply: bytes = b"HTTP/1.1 200 Connection established\r\nVia: 1.1 test\r\n\r\n",
     ) -> None:
         super().__init__((LOOPBACK, 0))
         self.login = login
         self.names = names or {}
-        self.reply = reply
         self.requests: list[str] = []
 
     def meet(self, client: socket.socket) -> socket.socket | None:
@@ -114,8 +112,8 @@ class HttpProxy(Relay):
             return None
         host, _, port = lines[0].split()[1].rpartition(":")
         where = self.names.get(host, (host.strip("[]"), int(port)))
-        broker = socket.create_connection(where, 5) if b" 200 " in self.reply else None
-        client.sendall(self.reply)
+        broker = socket.create_connection(where, 5)
+        client.sendall(b"HTTP/1.1 200 Connection established\r\nVia: 1.1 test\r\n\r\n")
         return broker
 
 

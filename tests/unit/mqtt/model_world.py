@@ -459,12 +459,13 @@ class World:
         if self.plan.acks is Acks.KAFKA:
             self.store.committed += round((len(self.store.rows) - self.store.committed) * share)
 
-    def publish(self, qos: int) -> None:
-        qos = min(qos, 1) if self.plan.several else qos
-        token = len(self._publishes)
-        self._publishes.append(qos)
-        self.open_publishes[token] = qos
-        self._driver.handle(Publish(token, OutboundMessage("o", b"%d" % token, qos=qos)))
+    def publish(self, *levels: int) -> None:
+        for level in levels:
+            qos = min(level, 1) if self.plan.several else level
+            token = len(self._publishes)
+            self._publishes.append(qos)
+            self.open_publishes[token] = qos
+            self._driver.handle(Publish(token, OutboundMessage("o", b"%d" % token, qos=qos)))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -584,6 +585,7 @@ STEPS: Final[tuple[tuple[int, str, tuple[tuple[Any, ...], ...]], ...]] = (
     (2, "free_disk", ()),
     (3, "commit", ((0.0, 0.3, 1.0),)),
     (3, "publish", ((0, 1, 2, 2),)),
+    (2, "publish", ((1, 2), (2,), (1, 2), (2,))),
     (1, "wait", ((1.0, 20.0, 50.0),)),
     (1, "change_filters", ((False, True),)),
 )

@@ -15,6 +15,15 @@ FIVE: Final[Step] = ("offer", 2, 2, 2, 2, 2)
 ONLINE: Final[tuple[Step, ...]] = (("connect",), ("exchange",), ("exchange",))
 
 FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
+    # Not found once, but what every life may have: answers in one chunk, a repeat of either side.
+    "several PUBRECs come in one chunk, and their PUBRELs a second time": (
+        Plan(),
+        (*ONLINE, ("publish", 2, 2, 2), ("exchange",), ("read", 100), ("cut", 0), ("read", 1)),
+    ),
+    "publishes and messages come again": (
+        Plan(),
+        (*ONLINE, FIVE, ("publish", 1, 2, 1, 2), ("flow", 9), ("read", 100), ("carry", 40), ("cut", 0), ("read", 1)),
+    ),
     # The broker's session was taken for a foreign one, and the line stopped for good (TL-M20) [MQTT-3.2.2-4].
     "the very first CONNACK is lost": (Plan(), (("connect",), ("cut", 100))),
     # Session Present 1 meant a session that our own CONNECT had made: without a subscription, silent for ever.

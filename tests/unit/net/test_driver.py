@@ -7,8 +7,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from mqtt5 import (
@@ -68,87 +68,46 @@ class Line:
 
 
 class World:
-    """A driver with all that it asks its owner for."""
+    """A driver with all that it asks its owner for, on one line or on none."""
 
-    def __init__(self, *lines: Any, **options: Any) -> None:
-        self.lines = deque(lines)
-        self.all_lines = [line for line in lines if not isinstance(line, Exception)]
-        self.tried: list[Endpoint] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, line: Any = None) -> None:
         self.performed: list[Action] = []
         self.failures: list[str] = []
-        self.notices: list[str] = []
         self.ends = 0
+        connection = BrokerConnection(
+            settings=ClientSettings(),
+            brokers=(Endpoint("mqtt", "broker", 1883),),
+            session=SessionConfig("c", "test", (Filter("t", 1),)),
+        )
+        monkeypatch.setattr(connection_settings, "connect", lambda *_args, **_options: line)
         hooks = Hooks(
-            new_session=self.new_session,
-            perform=self.perform,
+            new_session=lambda level: Session(connection.session_config_for(level)),
+            perform=self.performed.append,
             connection_ended=self.ended,
             attempt_failed=lambda error: self.failures.append(error.code),
-            log_notice=self.notice,
         )
-        given: dict[str, Any] = {
-            "brokers": (FIRST, SECOND),
-            "session": SessionConfig("c", "test", (Filter("t", 1),)),
-        }
-        given |= {
-            name: options.pop(name)
-            for name in ("brokers", "session", "linger_s", "linger_after_silence_s")
-            if name in options
-        }
-        self.connection = BrokerConnection(settings=ClientSettings(**options), **given)
-        self.driver = SessionDriver(self.connection, hooks)
+        self.driver = SessionDriver(connection, hooks)
 
-    def connect(self, endpoint: Endpoint, _settings: ClientSettings, **_: Any) -> Any:
-        self.tried.append(endpoint)
-        line = self.lines.popleft() if self.lines else Unreachable("TL-M01", str(endpoint), "nobody there")
-        if isinstance(line, Exception):
-            raise line
-        return line
-
-    def new_session(self, level: int) -> Session:
-        return Session(self.connection.session_config_for(level))
-
-    def perform(self, action: Action) -> None:
-        self.performed.append(action)
-
-    def notice(self, _what: str, *, code: str, **_facts: Any) -> None:
-        self.notices.append(code)
-
-    def ended(self) -> bool:
+    def ended(self) -> None:
         self.ends += 1
-        return False
-
-    def go_online(self, line: Line) -> None:
-        self.driver.run_once(0)
-        line.incoming.append(ConnAckPacket().write())
-        self.driver.run_once(0)
-        line.incoming.append(SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]).write())
-        self.driver.run_once(0)
-        assert self.driver.online
-
-
-NewWorld: TypeAlias = Callable[..., World]
 
 
 @pytest.fixture
-def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[NewWorld]:
-    worlds: list[World] = []
-
-    def make(*lines: Any, **given: Any) -> World:
-        worlds.append(World(*lines, **given))
-        monkeypatch.setattr(connection_settings, "connect", worlds[-1].connect)
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.driver.dispose()
-        for line in world.all_lines:
-            line.close()
+def line() -> Iterator[Line]:
+    made = Line()
+    yield made
+    made.close()
 
 
-def test_the_last_words_of_a_broker_are_heard_though_it_takes_nothing_more(new_world: NewWorld) -> None:
-    line = Line()
-    world = new_world(line)
-    world.go_online(line)
+def test_the_last_words_of_a_broker_are_heard_though_it_takes_nothing_more(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch, line)
+    world.driver.run_once(0)
+    line.incoming += [ConnAckPacket().write(), SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]).write()]
+    for _ in range(2):
+        world.driver.run_once(0)
+    assert world.driver.online
     line.broken = True
     line.incoming.append(DisconnectPacket(reason_code=DisconnectReasonCode.SERVER_SHUTTING_DOWN).write())
     world.driver.handle(Publish(1, OutboundMessage("t", qos=1)))
@@ -159,10 +118,9 @@ def test_the_last_words_of_a_broker_are_heard_though_it_takes_nothing_more(new_w
     assert "shutting down" in str(world.driver.error)
 
 
-def test_what_a_session_decided_is_void_once_it_is_renewed(new_world: NewWorld) -> None:
+def test_what_a_session_decided_is_void_once_it_is_renewed(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record can't be made durable, so CONNECT does not leave."""
-    line = Line()
-    world = new_world(line)
+    world = World(monkeypatch, line)
 
     def perform(action: Action) -> None:
         world.performed.append(action)
@@ -178,13 +136,13 @@ def test_what_a_session_decided_is_void_once_it_is_renewed(new_world: NewWorld) 
     assert world.failures == ["TL-M13"]
 
 
-def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWorld) -> None:
+def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system tells of the end again and again, to whoever asks for nothing else: the loop would spin."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
     ours.setblocking(False)
-    world = new_world(Transport(ours, "test"))
+    world = World(monkeypatch, Transport(ours, "test"))
     world.driver.run_once(0)
     world.driver.pause_reading(pause=True)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -195,9 +153,9 @@ def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWor
     world.driver.dispose()
 
 
-def test_waking_it_is_safe_after_its_end_and_within_itself(new_world: NewWorld) -> None:
+def test_waking_it_is_safe_after_its_end_and_within_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal handler wakes it on a thread that may be in `wake` already."""
-    world = new_world()
+    world = World(monkeypatch)
     done = threading.Event()
 
     def wake() -> None:
