@@ -192,7 +192,7 @@ def kill_broker(bridge: Running, broker: Mosquitto) -> None:
     """Kill Mosquitto while nothing of ours runs but Spark, and start it again.
 
     It acknowledges QoS 2 messages that it has not saved: killed then it loses by itself up to a window of them, which
-    no publisher can know (`tests/integration/gateway/test_forgetful_broker.py`).
+    no publisher can know.
     """
     supervisor = psutil.Process(bridge.process.pid)
     supervisor.suspend()  # first, so that it starts no more
