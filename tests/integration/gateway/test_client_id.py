@@ -60,10 +60,3 @@ def test_packet_ids_of_a_session_that_is_given_up_mean_nothing_to_the_next(
     gateway.stop(signal.SIGKILL)
     with Journal.open(gateway.settings.inbox_dir, schema=ROW_SCHEMA) as journal:
         assert journal.held_ids == {}
-
-
-def test_a_client_id_that_no_broker_has_accepted_can_be_changed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    with Journal.open(new_gateway(mosquitto).settings.inbox_dir, schema=ROW_SCHEMA) as journal:
-        journal.set_session({"client_id": "not good", "established": False, "subscriptions": {}, "servers": []})
-    gateway = new_gateway(mosquitto, client_id="good")
-    gateway.connect()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from tests.helpers import commit, wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
 from tests.integration.gateway.test_outbox import save
 from towline import Client, ClientSettings, Publisher
-from towline.gateway.client import GatewayClient
 from towline_prove.devstack import Mosquitto
 
 
@@ -131,36 +127,6 @@ def test_a_lost_journal_with_a_surviving_session_is_a_question(mosquitto: Mosqui
     adopting = new_gateway(mosquitto, client_id="plant-7", name="other", unknown_session="adopt")
     adopting.start()
     adopting.until(journaled=5)
-
-
-def test_a_gateway_that_stands_still_for_a_moment_is_not_unreachable(
-    mosquitto: Mosquitto, new_gateway: NewGateway
-) -> None:
-    """A new connection waits for a busy machine: gRPC gives one up after its shortest pause between two attempts."""
-    gateway = new_gateway(mosquitto)
-    gateway.connect()
-    assert gateway.process is not None
-    gateway.process.send_signal(signal.SIGSTOP)
-    with GatewayClient(gateway.client.location) as client:
-        threading.Timer(1, gateway.process.send_signal, [signal.SIGCONT]).start()
-        assert client.status()["state"] == "online"
-
-
-def test_an_unknown_session_discarded_is_durable_afterwards(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    first = new_gateway(mosquitto)
-    first.connect()
-    first.stop()
-    publish(mosquitto, range(5))
-    fresh = new_gateway(mosquitto, client_id="plant-7", name="fresh", unknown_session="discard")
-    fresh.connect()
-    publish(mosquitto, range(5, 8))
-    fresh.until(journaled=3)
-    fresh.stop()
-    publish(mosquitto, range(8, 10))
-    fresh.start()
-    fresh.until(journaled=5)
-    fresh.stop()
-    assert payloads(fresh) == [5, 6, 7, 8, 9]
 
 
 def test_the_broker_list_is_tried_in_turn(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
@@ -282,27 +248,14 @@ def test_a_client_id_taken_over_twice_stops_the_line(mosquitto: Mosquitto, new_g
         rival.sendall(ConnectPacket("plant-7", clean_start=True, session_expiry_interval=expiry_s).write())
         assert rival.recv(100)
         wait_until(lambda: gateway.log.read_text().count("TL-M21") >= len(rivals))
+        if len(rivals) == 1:
+            lost = gateway.until(sessions_lost=1)["session_lost"]
+            assert lost["do"].startswith("Another client took over the client id"), "not the broker's disk"
     for rival in rivals:
         rival.close()
     assert gateway.process is not None
     assert gateway.process.wait(60) == 1
     assert "took over the client id" in gateway.log.read_text().splitlines()[-1]
-
-
-def test_after_a_takeover_the_brokers_disk_is_not_blamed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto)
-    gateway.connect()
-    rival = socket.create_connection(("127.0.0.1", mosquitto.port))
-    rival.sendall(ConnectPacket("plant-7", clean_start=True).write())
-    lost = gateway.until(sessions_lost=1, state="online")["session_lost"]
-    assert lost["do"].startswith("Another client took over the client id")
-    rival.close()
-
-
-def test_a_state_directory_that_takes_no_files(mosquitto: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "plant-7").write_text("a file")
-    assert "TL-J01" in new_gateway(mosquitto).fail()
 
 
 def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
@@ -336,41 +289,12 @@ def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto
     assert gateway.status()["last_error"] is None, "there is room again"
 
 
-def test_it_ends_with_its_owner(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        gateway = new_gateway(mosquitto, owner_pid=owner.pid)
-        gateway.connect()
-        owner.kill()
-        assert gateway.process is not None
-        assert gateway.process.wait(60) == 0
-    assert "owner ended" in gateway.log.read_text()
-
-
 def test_nothing_is_readable_by_others(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     gateway = new_gateway(mosquitto)
     gateway.connect()
     state = gateway.settings.state_dir
     assert state.stat().st_mode & 0o077 == 0
     assert [str(file) for file in state.rglob("*") if file.stat().st_mode & 0o077] == []
-
-
-def test_at_most_once_acknowledges_on_receipt(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, guarantee="at_most_once", subscriptions=[{"pattern": "t/#", "qos": 0}])
-    gateway.connect()
-    publish(mosquitto, range(10), qos=0)
-    gateway.until(journaled=10, ack_after="received")
-
-
-def test_what_is_published_with_less_than_the_promise_is_counted(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    """A subscription's QoS is the most that comes [MQTT-3.8.4-8]."""
-    gateway = new_gateway(mosquitto, guarantee="exactly_once", subscriptions=[{"pattern": "t/#", "qos": 2}])
-    gateway.connect()
-    for qos, numbers in enumerate((range(3), range(3, 5), range(5, 10))):
-        publish(mosquitto, numbers, qos=qos)
-    gateway.until(journaled=10, lower_qos=5)
-    gateway.stop(signal.SIGKILL)
-    gateway.start()
-    gateway.until(state="online", journaled=10, lower_qos=5)
 
 
 def test_changed_subscriptions_are_taken_over_by_difference(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
@@ -406,16 +330,3 @@ def test_a_session_with_filters_that_cant_pass_into_others_is_refused(
         again.stop()
     keyed = exactly("a/+/c", "k", repeatable=("a/+/c",))
     keyed.connect()
-
-
-def test_settings_that_make_no_sense_are_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "towline.gateway"],
-        input=b'{"name": "x", "state_dir": "%s", "brokers": "http://a", "subscriptions": []}' % os.fsencode(tmp_path),
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.count(b"\n") == 1
-    assert b"http://" in done.stderr

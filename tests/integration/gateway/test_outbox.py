@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import time
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from tests.conftest import NewMosquitto
@@ -18,8 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Ear, Gateway, Message, NewGateway, outbox
 from towline.delivery.outrows import rows_from_messages
 from towline.delivery.refused import RefusedMessages
-from towline.errors import GatewayError, JournalError, JournalFull
-from towline.gateway.settings import OutboxSettings
+from towline.mqtt.reasons import CONNECTION_CUT
 from towline_prove.devstack import Mosquitto
 
 __all__ = ["KEEPING", "Ear", "in_order", "repeats", "rests", "save"]  # for the tests of bridges
@@ -30,7 +29,7 @@ KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval
 def save(broker: Mosquitto) -> None:
     """Have a Mosquitto that nobody sends anything save what it holds (SIGUSR1).
 
-    By itself it does not: a QoS 2 message that waits for its PUBREL is no change to it (`test_forgetful_broker`).
+    By itself it does not: a QoS 2 message that waits for its PUBREL is no change to it.
     """
     assert broker.pid is not None
     store, process = Path(broker.directory) / "mosquitto.db", psutil.Process(broker.pid)
@@ -63,7 +62,7 @@ def repeats(messages: list[Message]) -> tuple[int, int]:
     """How many came again under another packet id, and how many under their own.
 
     A publisher that sends a message again makes the broker publish it anew, under a new packet id. What comes again
-    under its own is the broker's doing: Mosquitto, killed and started again (`test_forgetful_broker`).
+    under its own is the broker's doing: Mosquitto, killed and started again, saves no phases of QoS 2.
     """
     first: dict[tuple[str, bytes], int] = {}
     again: Counter[bool] = Counter()
@@ -137,26 +136,6 @@ def test_a_broker_that_is_stopped_and_started_loses_nothing(
     assert in_order(ear.messages)
 
 
-def test_what_came_while_the_broker_was_away_is_delivered_and_what_expired_is_not(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]
-) -> None:
-    broker = new_mosquitto(**KEEPING)
-    ears.append(ear := Ear(broker))
-    gateway = new_gateway(broker, subscriptions=[], outbox={})
-    client = gateway.start()
-    broker.stop()
-    client.send("q/0", 0, rows(range(5), 1, message_expiry_seconds=0))
-    client.send("q/0", 1, rows(range(5, 10), 2, message_expiry_seconds=1000, retain=True))
-    assert not client.wait_delivered(10, timeout_s=0.2)
-    broker.start()
-    account = drained(gateway)
-    assert (account["expired"], account["delivered"]) == (5, 5)
-    assert client.wait_delivered(10, timeout_s=60)
-    ear.until(5)
-    assert ear.numbers() == list(range(5, 10))
-    assert all(990 <= (m.expiry_s or 0) <= 1000 for m in ear.messages)
-
-
 def test_a_lost_session_sends_again_what_the_broker_had_not_released(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]
 ) -> None:
@@ -204,57 +183,6 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     assert (account["delivered"], account["refused"]) == (2, 0), "3.1.1 has no word for it: docs/guarantees.md"
 
 
-def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
-    broker = new_mosquitto(**KEEPING)
-    gateway = new_gateway(broker, subscriptions=[], outbox={"max_bytes": 1 << 20})
-    client = gateway.start()
-    broker.stop()
-    big = rows(range(4), 1, correlation_data=bytes(50_000))
-    batch = 0
-    with pytest.raises(JournalFull):  # noqa: PT012 - the n-th of them
-        while True:
-            client.send("q/0", batch, big)
-            batch += 1
-    assert outbox(gateway)["queued"] == 4 * batch
-    broker.start()
-    drained(gateway)
-
-    def taken() -> bool:
-        try:
-            return client.send("q/0", batch, big).rows == 4
-        except JournalFull:
-            return False
-
-    wait_until(taken, what="room")
-
-
-def test_a_large_batch_that_comes_again_in_another_order_is_sent_once_and_whole(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]
-) -> None:
-    """A task brings a partition in pieces and dies after the first; after a shuffle its repeat has another order."""
-    broker = new_mosquitto(**KEEPING)
-    ears.append(ear := Ear(broker))
-    gateway = new_gateway(broker, subscriptions=[], outbox={})
-    client = gateway.start()
-    client.send("q/0", 0, rows(range(3), 2), is_last=False, attempt="first")
-    client.send("q/1", 0, rows(range(100, 110), 2), attempt="other")
-    ear.until(10)  # what is behind it leaves
-    assert client.wait_delivered(client.stored_batch("q/1", 0).end, timeout_s=30)
-    gateway.stop(signal.SIGKILL)
-    client = gateway.start()
-    assert not client.stored_batch("q/0", 0, attempt="second").whole
-    order = [rows(range(n, n + 1), 2) for n in (3, 0, 1, 2)]
-    client.send("q/0", 0, pa.concat_batches(order), is_last=False, attempt="second")
-    with pytest.raises(JournalError, match="TL-J16"):
-        client.send("q/0", 0, rows(range(3, 4), 2), start=3, attempt="first")
-    stored = client.send("q/0", 0, rows(range(4, 5), 2), start=4, attempt="second")
-    assert client.wait_delivered(stored.end, timeout_s=30)
-    ear.until(15)
-    account = drained(gateway)
-    assert (account["accepted"], account["delivered"], account["dropped"], account["incomplete"]) == (15, 15, 3, 0)
-    assert [n for n in ear.numbers() if n < 100] == [3, 0, 1, 2, 4]
-
-
 def test_an_older_copy_of_the_outbox_sends_nothing(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], tmp_path: Path
 ) -> None:
@@ -282,28 +210,32 @@ def test_an_older_copy_of_the_outbox_sends_nothing(
     shutil.rmtree(place)
     copy.rename(place)
     assert "TL-G35" in gateway.fail()
-    gateway.settings = gateway.settings.model_copy(update={"outbox": OutboxSettings()})
-    gateway.start()  # told nothing of the checkpoint it sends what it has: that is how one sees that it would
-    wait_until(lambda: len(ear.messages) == 15, 30, "the doubles")
+    assert len(ear.messages) == 10
 
 
-def test_qos_0_is_sent_once(new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]) -> None:
-    broker = new_mosquitto(**KEEPING)
+def refused(gateway: Gateway) -> list[tuple[int, int]]:
+    return [(row["number"], row["reason"]) for row in gateway.client.refused_messages("page", 0)["rows"]]
+
+
+@pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_a_message_at_which_the_broker_cuts_is_set_aside_and_the_others_arrive(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
+) -> None:
+    broker = new_mosquitto()
     ears.append(ear := Ear(broker))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
-    client.send("q/0", 0, rows(range(500), 0))
-    ear.until(500)
-    gateway.stop(signal.SIGKILL)
-    gateway.start()
-    assert drained(gateway)["delivered"] == 500
-    gateway.client.send("q/0", 1, rows(range(500, 501), 1))
-    ear.until(501)
-    assert len(ear.messages) == 501
-    assert in_order(ear.messages)
-
-
-def test_a_gateway_that_only_receives_says_so(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
-    client = new_gateway(new_mosquitto()).start()
-    with pytest.raises(GatewayError, match="TL-G20"):
-        client.stored_batch("q/0", 0)
+    messages: list[dict[str, Any]] = [{"topic": f"d/{n % 3}", "payload": b"%d" % n, "qos": qos} for n in range(60)]
+    messages[20]["topic"] = "tab\there"
+    messages[41]["user_properties"] = [{"key": "k", "value": "line\nfeed"}]
+    stored = client.send("q/0", 0, rows_from_messages(messages))
+    assert client.wait_delivered(stored.end, timeout_s=60)
+    assert refused(gateway) == [(20, CONNECTION_CUT), (41, CONNECTION_CUT)]
+    account = outbox(gateway)
+    assert (account["delivered"], account["refused"]) == (58, 2)
+    wait_until(lambda: len(set(ear.payloads)) == 58, what="all innocent messages")
+    if qos == 2:
+        assert len(ear.payloads) == 58
+    codes = [json.loads(line).get("code") for line in gateway.log.read_text().splitlines()]
+    assert codes.count("TL-M47") == 2
+    assert codes.count("TL-M05") <= 12

@@ -1,4 +1,4 @@
-"""What the gateway speaks: older versions of MQTT, the will, topic aliases."""
+"""What the gateway speaks: older versions of MQTT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
-from towline_prove.devstack import Mosquitto
 
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "3.1"])
@@ -70,47 +69,7 @@ def old_broker(request: pytest.FixtureRequest) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_broker_of_an_older_version_is_told_as_such(old_broker: str, new_gateway: NewGateway) -> None:
-    line = new_gateway(old_broker).fail()
-    assert "unsupported protocol version" in line
-    assert "3.1.1" in line
-
-
 def test_auto_finds_the_version_the_broker_speaks(old_broker: str, new_gateway: NewGateway) -> None:
     gateway = new_gateway(old_broker, protocol="auto")
     gateway.start()
     gateway.until(state="online", protocol="3.1.1")
-
-
-def test_the_will_is_published_when_the_gateway_is_killed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    watcher = new_gateway(mosquitto, name="watcher", subscriptions=[{"pattern": "will/#", "qos": 1}])
-    watcher.connect()
-    gateway = new_gateway(
-        mosquitto, will={"topic": "will/plant-7", "payload": "0", "qos": 1, "content_type": "text/plain"}
-    )
-    gateway.connect()
-    gateway.stop(signal.SIGKILL)
-    watcher.until(journaled=1)
-    watcher.stop()
-    (row,) = watcher.rows()
-    assert (row["topic"], row["payload"], row["content_type"]) == ("will/plant-7", b"0", "text/plain")
-
-
-def test_a_clean_stop_publishes_no_will(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "#", "qos": 1}], will={"topic": "will", "payload": "0"})
-    gateway.connect()
-    gateway.stop()
-    publish(mosquitto, range(1))
-    gateway.start()
-    gateway.until(journaled=1)
-
-
-def test_topic_aliases_of_the_broker_are_resolved(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    gateway = new_gateway(broker, topic_alias_maximum=10)
-    gateway.connect()
-    for number in range(30):
-        publish(broker, range(number, number + 1), f"t/{number % 15}")
-    gateway.until(journaled=30)
-    gateway.stop()
-    assert [(row["topic"], int(row["payload"])) for row in gateway.rows()] == [(f"t/{n % 15}", n) for n in range(30)]

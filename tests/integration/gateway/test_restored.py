@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
 from towline.errors import ReaderFenced
 from towline.gateway.client import Lease
@@ -116,17 +113,6 @@ def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gatew
     gateway.until(journaled=10)
     query.read()
     assert query.seen == list(range(20))
-
-
-def test_a_crash_is_no_copy(broker: Mosquitto, gateway: Gateway) -> None:
-    query = Query(gateway)
-    for round_ in range(4):
-        gateway.connect()
-        publish(broker, range(round_ * 10, round_ * 10 + 10))
-        wait_until(partial(lambda upto: gateway.status()["journaled"] >= upto, round_ * 10 + 10), what="the messages")
-        query.read()
-        gateway.stop(signal.SIGKILL)
-    assert sorted(set(query.seen)) == list(range(40))
 
 
 @pytest.mark.parametrize("how", ["the lock file is removed", "the directory is replaced"])

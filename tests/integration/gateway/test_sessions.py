@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import socket
 import threading
-from typing import Any
 
-import pytest
 from mqtt5 import (
     DisconnectPacket,
     DisconnectReasonCode,
@@ -22,78 +18,9 @@ from mqtt5 import (
 from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.scripted import Line, Scripted
-from tests.integration.net.ways import Relay
 from towline import Client
-from towline_prove.devstack import Mosquitto
 
 QOS_2 = [{"pattern": "t/#", "qos": 2}]
-
-
-class LosesOneConnack(Relay):
-    """The broker takes CONNECT, and the connection breaks before its answer comes; once, when armed."""
-
-    armed = False
-    broken = threading.Event()
-
-    def _serve(self, client: socket.socket, frozen: threading.Event) -> None:
-        if not self.armed:
-            super()._serve(client, frozen)
-            return
-        self.armed = False
-        with client, contextlib.suppress(OSError), socket.create_connection(self.target, 5) as broker:  # type: ignore[arg-type]
-            client.settimeout(5)
-            broker.sendall(client.recv(65536))
-            assert broker.recv(65536), "CONNACK"
-        self.broken.set()
-
-
-def retain(broker: Mosquitto, numbers: range) -> None:
-    with Client(broker.uri, client_id="device") as client:
-        for number in numbers:
-            client.publish(f"t/{number}", b"%d" % number, qos=2, retain=True).wait(60)
-
-
-@pytest.mark.parametrize("handling", [None, 0])
-def test_retained_messages_come_once_though_a_connack_was_lost(
-    mosquitto: Mosquitto, new_gateway: NewGateway, handling: int | None
-) -> None:
-    """The filter is unsure then and subscribed again; with Retain Handling 0 all of them come a second time."""
-    retain(mosquitto, range(3))
-    with LosesOneConnack(("127.0.0.1", mosquitto.port)) as relay:
-        said: dict[str, Any] = {} if handling is None else {"retain_handling": handling}
-        gateway = new_gateway(f"mqtt://{relay.address}", guarantee="exactly_once", subscriptions=QOS_2, **said)
-        gateway.start()
-        gateway.until(journaled=3)
-        gateway.stop()
-        relay.armed = True
-        gateway.start()
-        assert relay.broken.wait(60)
-        gateway.until(state="online")
-        retain(mosquitto, range(3, 4))
-        gateway.until(journaled=4 if handling is None else 7)
-        gateway.stop()
-    numbers = [int(row["payload"]) for row in gateway.rows()]
-    assert sorted(numbers) == sorted([0, 1, 2, 3] + ([] if handling is None else [0, 1, 2]))
-
-
-def test_a_session_that_was_lost_gets_the_retained_messages(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway
-) -> None:
-    broker = new_mosquitto(persistence="false")
-    retain(broker, range(3))
-    gateway = new_gateway(broker, guarantee="exactly_once", subscriptions=QOS_2)
-    gateway.start()
-    gateway.until(journaled=3)
-    broker.restart()
-    gateway.until(state="online", sessions_lost=1)
-    retain(broker, range(3, 5))
-    gateway.until(journaled=5)
-    gateway.stop()
-    broker.restart()
-    retain(broker, range(5, 7))
-    gateway.start()
-    gateway.until(sessions_lost=2, journaled=7)
-    gateway.stop()
 
 
 def test_a_kill_at_the_first_subscribe_of_a_new_session_loses_no_message_with_an_old_id(
@@ -133,32 +60,6 @@ def test_a_kill_at_the_first_subscribe_of_a_new_session_loses_no_message_with_an
 
 
 # Several brokers that share no sessions -------------------------------------------------------------------------------
-
-
-def test_a_failover_is_no_lost_session_and_a_filter_added_meanwhile_is_at_both(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway
-) -> None:
-    """What the record says was learnt at the other broker: back at the first, the new filter would stay silent."""
-    first, second = (new_mosquitto(persistence="true") for _ in range(2))
-    brokers = f"{first.uri},{second.uri}"
-    gateway = new_gateway(brokers)
-    gateway.start()
-    gateway.until(state="online", broker=first.uri)
-    gateway.stop()
-    first.stop()
-    wider = new_gateway(brokers, subscriptions=[{"pattern": "t/#", "qos": 1}, {"pattern": "u", "qos": 1}])
-    wider.start()
-    assert wider.until(state="online", broker=second.uri)["sessions_lost"] == 0
-    first.start()
-    second.stop()
-    wider.until(state="online", broker=first.uri)
-    with Client(first.uri, client_id="device") as client:
-        client.publish("u", b"1").wait(60)
-    assert wider.until(journaled=1)["sessions_lost"] == 0
-    first.stop()
-    second.start()
-    wider.until(state="online", broker=second.uri)
-    wider.stop()
 
 
 def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way_back(

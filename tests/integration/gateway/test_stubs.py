@@ -12,7 +12,7 @@ import pytest
 from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
-from tests.helpers import publish_all, wait_until
+from tests.helpers import publish_all
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline import Client, ClientSettings
 from towline_prove.devstack import Mosquitto
@@ -65,34 +65,6 @@ def test_a_message_above_the_limit_leaves_a_row_in_its_place(
     assert "TL-M42" in gateway.log.read_text()
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-def test_kills_while_70_mb_pass_lose_and_double_nothing(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, qos: int
-) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    gateway = line_for(new_gateway, broker, qos, max_packet_bytes=1 << 20)
-    gateway.connect()
-    gateway.stop()
-    send(broker, publish(b"1", qos), publish(bytes(70 << 20), qos), publish(b"2", qos))
-    for _ in range(3):
-        gateway.connect()
-        gateway.stop(signal.SIGKILL)
-    gateway.start()
-    wait_until(lambda: b"2" in payloads(gateway), what="the last message")
-    gateway.until(unacknowledged=0, qos2_held=0)
-    assert peak_mb(gateway) < 250
-    gateway.stop()
-    rows = [row["payload"] for row in gateway.rows()]
-    assert list(dict.fromkeys(rows)) == [b"1", None, b"2"]
-    assert qos == 1 or len(rows) == 3
-
-
-def payloads(gateway: Gateway) -> list[bytes | None]:
-    status = gateway.status()
-    batches = gateway.client.read(status["journal"], status["first"], status["end"])
-    return [payload for batch in batches for payload in batch.column("payload").to_pylist()]
-
-
 def peak_mb(gateway: Gateway) -> float:
     """The most memory that the gateway ever had."""
     assert gateway.process is not None
@@ -125,15 +97,6 @@ def test_a_bomb_of_properties_costs_the_gateway_its_bytes_alone(
     packet = rows[1]["correlation_data"]
     assert packet.endswith(b"\0" * 4 + b"boom")
     assert len(packet) == int(facts(rows[1])["towline-size"])
-
-
-def test_thousands_of_them_are_counted_and_told_once(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = line_for(new_gateway, mosquitto, 1, max_packet_bytes=1024)
-    gateway.connect()
-    for _ in range(10):
-        send(mosquitto, *[publish(bytes(1100))] * 80)
-    gateway.until(journaled=800, packets_too_large=800)
-    assert gateway.log.read_text().count("TL-M42") == 1
 
 
 def test_a_client_gets_a_message_without_payload_and_acknowledges_it(mosquitto: Mosquitto) -> None:
